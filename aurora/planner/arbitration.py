@@ -128,7 +128,7 @@ class SliceSequence:
 
     Args:
         policies_M: the models' policies.
-        joins_M: for each model, True if it takes slices only between `join` and `leave`; False if from the virtual time 0 on.
+        joins_M: for each model, True if it takes slices only between `join` and `leave`; False if it does from the start on.
     """
 
     def __init__(self, policies_M: Sequence[SlicePolicy], joins_M: Sequence[bool]) -> None:
@@ -177,7 +177,7 @@ class SliceSequence:
 
 
 class PortSlices:
-    """Decides which model's exchange may begin on one port, by the rules of this module.
+    """Decides which model's exchange may begin on one port; the rules are in the module's docstring.
 
     An exchange is requested (`ask`), begins (`begin`) once `may_begin` is true, and ends (`end`).
 
@@ -186,7 +186,7 @@ class PortSlices:
         overlapping: whether exchanges of an interactive and of a batch model may be under way at once. On NCCL they may not.
 
     Attributes:
-        joins_M: for each model, True if it joins a sequence anew for each exchange, so that no model waits for it in between.
+        joins_M: for each model, True if it joins a sequence for each exchange and leaves after it, so others never wait for it.
     """
 
     def __init__(self, policies_M: Sequence[SlicePolicy], overlapping: bool) -> None:
@@ -204,7 +204,7 @@ class PortSlices:
         self._overtaken_M = [0] * len(policies_M)
 
     def single(self, model: int) -> bool:
-        """Returns whether the model is the only one that can be in its sequence."""
+        """Returns whether no other model uses this model's sequence of slices."""
         return len(self._members_C[self._yields_M[model]]) == 1
 
     def ask(self, model: int) -> None:
@@ -241,9 +241,9 @@ class PortSlices:
         sequence.leave(member)
 
     def stop(self, model: int, more: int) -> None:
-        """Adds `more`, 1 or -1, to the number of models that are joining this model's sequence.
+        """Adds `more`, 1 or -1, to the number of models that are about to join this model's sequence.
 
-        While that number is above zero, no slice of the sequence begins.
+        While the number is above zero, no slice of the sequence begins.
         """
         self._stopped_C[self._yields_M[model]] += more
 
@@ -252,7 +252,7 @@ class PortSlices:
         return self._place(model)[0].draw()
 
     def join(self, model: int, base: float, slices: int | None = None) -> None:
-        """Puts the model into its sequence; see `SliceSequence.join`."""
+        """Adds the model to its sequence; see `SliceSequence.join`."""
         sequence, member = self._place(model)
         sequence.join(member, base, slices)
 

@@ -25,7 +25,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
 
     Args:
         plan: the plan.
-        gathered: whether an allgather and a reduce-scatter replace its all-to-alls.
+        gathered: whether an allgather and a reduce-scatter replace the plan's all-to-alls.
 
     Raises:
         BadInput: if `time_slice` is not one of TIME_SLICES.
@@ -72,12 +72,12 @@ SLICE_INTERVALS = 5  # preemption intervals in a batch model's time slice, which
 
 
 def preemption_s(options: PlanOptions) -> float:
-    """Returns the seconds between two preemption points: those of the options, or PREEMPTION_INTERVAL_S if they are None."""
+    """Returns the seconds between preemption points: `options.preemption_s`, or PREEMPTION_INTERVAL_S if that is None."""
     return PREEMPTION_INTERVAL_S if options.preemption_s is None else options.preemption_s
 
 
 def policies(plan: Plan) -> tuple[SlicePolicy, ...]:
-    """Returns how each of the plan's models shares ports and GPUs, by its `priorities` and `weights`."""
+    """Returns one SlicePolicy per model of the plan, made from its `priorities` and `weights`."""
     options, models = plan.options, len(plan.models)
     interactive_M = [name == PRIORITIES[0] for name in options.priorities] or [False] * models
     beside = any(interactive_M) or (models == 1 and len(options.priorities) > 0)  # a single one: beside another run's

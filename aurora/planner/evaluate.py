@@ -1,4 +1,4 @@
-"""Evaluates a plan on other traffic than it was made for, against a plan made for that traffic; measures traffic drift."""
+"""Evaluates a plan on traffic that it was not made for, compared with a plan made for that traffic; measures traffic drift."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,10 +25,10 @@ class Evaluation:
     """Result of `aurora.evaluate`: the time of a plan on traffic that it was not made for.
 
     Args:
-        served_s_L: (L,) seconds of each layer by the plan's objective and aim.
+        served_s_L: (L,) predicted seconds of each layer under the evaluated plan, by its objective and aim.
         own: a plan made for this traffic with the options of the evaluated plan.
         dispatch_s_ML: one array (L,) per model, seconds of each layer's dispatch of the whole profile in the plan's order.
-        between_s: (least, most) that the sum of served_s_L can be, if it is estimated from counts; None if it is exact.
+        between_s: (lower, upper) limit of the sum of served_s_L, if it is estimated from counts; None if it is exact.
     """
 
     served_s_L: FloatArray
@@ -43,7 +43,7 @@ class Evaluation:
 
     @property
     def loss_between(self) -> tuple[float, float] | None:
-        """(least, most) that the loss can be, if either plan's seconds are estimated as in `between_s`; None if exact."""
+        """(lower, upper) limit of the loss, if both plans' seconds are estimated, see `between_s`; otherwise None."""
         if self.between_s is None or self.own.between_s is None:
             return None
         found = [self.loss, *(gap(*pair) for pair in zip(self.between_s, self.own.between_s, strict=True))]
@@ -131,18 +131,17 @@ def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
 
 @dataclass(frozen=True)
 class Drift:
-    """Result of `aurora.drift`: how far traffic has moved from a first profile to a second, and what a plan loses by it.
+    """Result of `aurora.drift`: the distance between the traffic of two profiles, and the slowdown of a plan that it causes.
 
     Attributes:
-        variation_L: (L,) float64, total variation of the experts' shares between the profiles, from 0 (equal) to 1 (disjoint).
-        noise_L: (L,) float64, limit that variation_L exceeds only by chance, with probability 1 - LEVEL, if traffic has not
-            changed.
+        variation_L: (L,) float64, total variation distance of the experts' shares in the profiles, 0 (equal) to 1 (disjoint).
+        noise_L: (L,) float64, significance limit: unchanged traffic exceeds it with probability 1 - LEVEL, by chance.
         noise: the same limit for the mean of variation_L.
         overlap_L: (L,) float64, Jaccard index of the `hot` most loaded experts of both profiles.
         hot: number of most loaded experts that `overlap_L` compares.
         loss: on the second profile, time of a placement made for the first / time of one made for the second - 1.
         threshold: the loss above which planning again pays.
-        loss_between: (least, most) that `loss` can be, if it is estimated from counts; None if it is exact.
+        loss_between: (lower, upper) limit of `loss`, if it is estimated from counts; None if it is exact.
         loss_of_joint: losses, on the first and on the second profile, of one plan made for both (`domains`) against a plan made
             for each; None if no such plan was made.
     """
@@ -159,7 +158,7 @@ class Drift:
 
     @property
     def moved(self) -> bool:
-        """True if the mean variation is above `noise`, so that traffic has changed."""
+        """True if traffic has changed: the mean of variation_L is above `noise`."""
         return float(self.variation_L.mean()) > self.noise
 
     @property
@@ -169,7 +168,7 @@ class Drift:
 
     @property
     def joint_serves(self) -> bool:
-        """True if planning again pays, and a plan for both profiles loses at most JOINT on either."""
+        """True if planning again pays, and one plan made for both profiles loses at most JOINT on each of them."""
         return self.replan and self.loss_of_joint is not None and max(self.loss_of_joint) <= JOINT
 
     @property
@@ -266,9 +265,10 @@ def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
 
 
 def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
-    """Returns the loss, on other_LE, of groups of experts balanced for load_LE against groups balanced for other_LE.
+    """Returns the slowdown, on loads other_LE, of groups of experts that are balanced for load_LE.
 
-    The loss compares the loads of the fullest groups, summed over layers: load / load - 1, zero or more.
+    It is A / B - 1, zero or more: A is the load of the fullest group, summed over layers; B the same with groups balanced for
+    other_LE.
 
     Args:
         load_LE, other_LE: (L, E) tokens of each expert.

@@ -63,7 +63,7 @@ def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random
         workers: number of workers.
         batches: number of batches whose results are summed.
         load: largest number of batches that a worker computes.
-        rng: for schemes that draw.
+        rng: random generator, for schemes that assign batches at random.
 
     Raises:
         BadInput: if the scheme is unknown, or a size is out of range.
@@ -91,7 +91,7 @@ def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
 
 
 def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
-    """Returns the load, in batches, at which at least `redundancy` workers compute every batch (BCC: on average).
+    """Returns the number of batches per worker at which at least `redundancy` workers compute every batch (BCC: on average).
 
     Raises:
         BadInput: if `redundancy` is not from 1 to the number of workers, or not 1 with the uncoded scheme, or there are no
@@ -109,17 +109,17 @@ def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
 
 
 def group_count(batches: int, load: int) -> int:
-    """Returns the number of groups of at most `load` batches that are needed for all `batches` batches."""
+    """Returns the number of groups into which batches are divided, with at most `load` batches each."""
     return -(-batches // load)
 
 
 def misses(workers: int, groups: int) -> float:
-    """Returns the probability that `workers` independent uniform draws miss at least one group."""
+    """Returns the probability that at least one group has no worker, if each worker draws its group uniformly."""
     return 1.0 - float(drawn_share_K(workers, groups)[-1])
 
 
 def drawn_share_K(workers: int, groups: int) -> FloatArray:
-    """Returns (W + 1,) float64, the probability that k = 0 to W uniform draws include every group (coupon collector)."""
+    """Returns (W + 1,) float64: entry k is the probability that k uniform draws include every group (coupon collector)."""
     met_J = np.zeros(groups + 1)
     met_J[0] = 1.0
     share_K = np.zeros(workers + 1)

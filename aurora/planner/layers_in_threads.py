@@ -14,7 +14,7 @@ def untold(_what: str, _done: int, _total: int) -> None:
 
 
 def of_layers(work: Callable[[int], _Made], layers: int, what: str, progress: Progress = untold) -> list[_Made]:
-    """Returns the results of `work` for all layers, in the sequence of the layers.
+    """Calls `work` for every layer, in threads, and returns the results in the layers' order.
 
     Args:
         work: called with the number of a layer, in any sequence and in several threads. Its result must depend on the layer

@@ -1,4 +1,4 @@
-"""Migration from the present plan to the next: relabels GPUs so that few bytes move, and moves only layers that gain by it."""
+"""Migrates from the plan in force to a new one: relabels GPUs so that few bytes move, and moves only layers that gain by it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,9 +23,9 @@ class Migration:
         bytes_GG: (G, G) int64, bytes of expert weights from GPU to GPU.
         schedule: schedule of these bytes, as one all-to-all.
         layers: indices of the layers that move; with several models, counted in the model with the most layers.
-        kept_s: the objective of the present plan, in seconds.
-        planned_s: the objective of the new plan as it was made, in seconds.
-        moved_s: the objective of the plan that results, in seconds.
+        kept_s: objective of the plan in force, in seconds.
+        planned_s: objective of the new plan as it was made, in seconds.
+        moved_s: objective of the resulting plan, in seconds.
     """
 
     bytes_GG: IntArray

@@ -86,7 +86,7 @@ def make_plan(
     domains: Sequence[Profile] = (),
     progress: Progress = untold,
 ) -> Plan:
-    """Makes one plan without the simulator: what `options` leave open follows from the scenario alone.
+    """Makes one plan without the simulator: the scenario alone decides the options that are "auto".
 
     Requests stay on their ranks; only experts move. The arguments are those of `plan`; the clock returns seconds, for searches
     with a time limit.
@@ -106,14 +106,14 @@ def price(
     *,
     profile_paths: Sequence[str] = (),
 ) -> Plan:
-    """Prices a placement of your own: the plan that it makes, comparable with those of `plan`.
+    """Returns the plan of a placement that you made, with its predicted time, to compare with the result of `plan`.
 
     Args:
         cluster: the machines; rank r is its r-th GPU.
         profiles: one model's profile, or several models' that share the GPUs.
         placements: which GPU holds which experts, for each model.
-        options: the order, which may be one of `register`, and what decides no placement.
-        profile_paths: where the profiles lie, as the plan should name them.
+        options: the order, also a name given to `register`, and other options that decide no placement.
+        profile_paths: the profiles' files, as the plan should name them.
 
     Returns:
         A checked Plan with its objective and a proved lower bound; it is saved, loaded, simulated and run like any other. Price
@@ -145,7 +145,7 @@ def price(
 def ordered_plan(
     scenario: Scenario, placed: PlacedModels, paths: Sequence[str], rng: np.random.Generator, progress: Progress = untold
 ) -> Plan:
-    """Returns the checked plan of placed models, with their orders and the seconds between which its objective lies."""
+    """Orders the all-to-alls of placed models, and returns the checked Plan."""
     cluster, profiles, domains, options = scenario.cluster, scenario.profiles, scenario.domains, scenario.options
     survival_LK = plan_survival(cluster, options, placed.placements_M[0])  # replicas that survive are of a single model
     each = zip(
@@ -177,9 +177,9 @@ def ordered_plan(
 def scenario_of(
     cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions, domains: Sequence[Profile] = ()
 ) -> Scenario:
-    """Returns the scenario of resolved options: servers, models that share every GPU, or one that has them to itself.
+    """Returns the Scenario that resolved options ask for: Servers, Colocated or Exclusive.
 
-    With `options.tokens_per_step`, windows count as steps of so many tokens.
+    With `options.tokens_per_step`, windows are rescaled to steps of so many tokens.
     """
     profiles, domains = ([each.in_steps(options.tokens_per_step) for each in some] for some in (profiles, domains))
     if options.all_to_all == "hierarchical":
@@ -190,7 +190,7 @@ def scenario_of(
 
 
 def planned_scenario(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Scenario:
-    """Returns the scenario of a plan that exists, to price other placements as the plan prices its own, on given traffic."""
+    """Returns the Scenario of an existing plan, to price other placements on given traffic by the plan's own objective."""
     hierarchy_M, deduplicated = tuple(model.hierarchy for model in plan.models), plan.models[0].deduplicated
     hierarchical = any(hierarchy is not None for hierarchy in hierarchy_M)
     options = replace(plan.options, all_to_all="hierarchical" if hierarchical else "flat")

@@ -1,6 +1,6 @@
-"""Moves of expert weights to another placement, and recovery after ranks failed or joined.
+"""Moves expert weights to another placement, and recovers after ranks failed or joined.
 
-Moves: relabelling of GPUs, the bytes that travel, and a budget for them. Recovery: the next placement, the weights that move,
+Moves: relabelling of GPUs, bytes to transfer, and a budget for them. Recovery: the next placement, the weights that move,
 and the program of the surviving ranks.
 """
 
@@ -130,11 +130,11 @@ Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fe
 
 @dataclass(frozen=True)
 class Recovery:
-    """The next placement after a change of membership.
+    """Result of `recover`: the next placement after nodes were lost or joined, and the weights that move.
 
     Attributes:
-        placement: the experts on the alive nodes, in their order.
-        min_replicas: minimum replicas of each expert; lower than asked for if slots are short.
+        placement: the experts on the alive nodes, numbered from zero in ascending order.
+        min_replicas: minimum replicas of each expert; lower than asked for if there are too few slots.
         lost_L: by layer, the experts that no alive node holds; their weights come from a checkpoint.
         bytes_NN: (N, N) int64, bytes of expert weights from node to node; nodes have their numbers from before the change.
         schedule: the schedule of these transfers.
@@ -163,7 +163,7 @@ def recover(
     seed: int = 0,
     relabel: Relabel = fewest_moves,
 ) -> Recovery:
-    """Makes the next placement after a change of membership, layer by layer on the alive nodes, so that few replicas move.
+    """Places experts anew on the alive nodes after nodes were lost or joined, so that few replicas move.
 
     Args:
         old_LN: old_LN[l][n] are the experts that node n held in layer l; empty for a node that has joined.
@@ -212,7 +212,7 @@ def recover(
 
 
 def order_among(order: Order, alive_N: BoolArray) -> Order:
-    """Returns the order of the alive ranks alone, renumbered; transfers keep their sequence, sub-channels and tiers."""
+    """Returns an order without lost ranks, the others renumbered; transfers keep their sequence, sub-channels and tiers."""
     number_N = np.cumsum(alive_N) - 1
     kept_X = alive_N[order.pairs_X2].all(axis=1)
     sub_channels = order.sub_channels
@@ -244,7 +244,7 @@ def _relabelled(
 
 
 def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML]) -> Program:
-    """Returns the program of the surviving ranks alone, renumbered; they keep their experts.
+    """Returns the program without lost ranks, the others renumbered; these keep their experts.
 
     Remaining replicas take over the load of lost ones in proportion to their own, or evenly if they had none. Experts without
     replicas go, heaviest first, to the rank with the least load; ties go to a rank that has the weights.
@@ -267,10 +267,10 @@ def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[Flo
 
 
 def program_in_force(program: Program, alive: Sequence[int], held_R: Sequence[HeldML]) -> Program:
-    """Returns the program of all ranks, updated to the experts that its surviving ranks hold now.
+    """Returns the program of all ranks with its placements updated to the experts that surviving ranks hold now.
 
-    A layer whose experts are where the program has them keeps its load split; in other layers replicas take even parts. Experts
-    that no surviving rank holds are put on a lost rank.
+    A layer without changes keeps its token split; in other layers replicas take even parts. Experts that no surviving rank
+    holds are put on a lost rank.
 
     Args:
         program, alive, held_R: as in `program_among`.
@@ -299,11 +299,10 @@ def restored(
     held_LR: Sequence[LayerSlots],
     min_replicas: int,
 ) -> Program:
-    """Returns the program of the surviving ranks with lost replicas made anew: `min_replicas` of each expert where slots allow.
+    """Returns the program of the surviving ranks with lost replicas replaced, so that few weights move.
 
-    It moves as few weights as possible.
-
-    A rank has as many slots as the plan gave it experts, and more if all experts need them.
+    Each expert gets `min_replicas` replicas if there are enough slots. A rank has as many slots as `program` gave it experts,
+    and more if otherwise the slots would not hold every expert.
 
     Args:
         program: the program of all ranks, for one model.

@@ -23,7 +23,7 @@ GIVEN = "given"  # the place of a plan whose placement somebody else made
 
 
 def remade(options: PlanOptions) -> PlanOptions:
-    """Returns a plan's options for making another plan: if the placement was GIVEN, its strategies become "auto"."""
+    """Returns the options for a new plan from those of a plan: if its placement was GIVEN by the user, they become "auto"."""
     return replace(options, place="auto", assign="auto", colocate="auto") if options.place == GIVEN else options
 
 
@@ -31,11 +31,11 @@ def choices(options: PlanOptions, models: int) -> dict[str, tuple[str, ...]]:
     """Returns the names that each strategy option accepts besides "auto"; the command line's help lists the same names.
 
     Args:
-        options: of these, only `min_replicas` counts, with which other placements exist.
+        options: only `min_replicas` is read: with it, `place` accepts other names.
         models: how many models share the GPUs.
 
     Returns:
-        Names by field of PlanOptions.
+        A dict from fields of PlanOptions to names.
     """
     places = tuple(PLACE) if models > 1 else (*PLACE, SWAP_SEARCH, *REPLICAS)
     if options.min_replicas is not None:
@@ -57,7 +57,7 @@ _OURS = {kind: {"auto", GIVEN, *choices(PlanOptions(), models=1)[kind]} for kind
 
 
 def register(kind: str, name: str, method: Callable[..., Any]) -> str:
-    """Adds a method of your own, so that options, plans and comparisons in this process know it by name.
+    """Registers your function as an order or placement strategy under a name that options accept in this process.
 
     Args:
         kind: "order": the method orders one all-to-all; it is a function (bytes_GG, network, *, rng) -> Order. "place": it
@@ -102,8 +102,8 @@ def resolve(
     """Returns the options with the name of a strategy in place of every "auto" that has an effect.
 
     `order` stays "auto" if ports differ or the cluster has a fabric: each layer then takes the shorter of two orders.
-    `objective` stays "auto" for a single model, and `time_slice` for a single model without micro-batches. Only a simulation
-    tells the best `all_to_all` and `slots_per_gpu`; here their "auto" becomes flat, and as many as memory holds. Resolving
+    `objective` stays "auto" for a single model, and `time_slice` for a single model without micro-batches. `all_to_all` and
+    `slots_per_gpu` are chosen by simulation elsewhere; here "auto" becomes "flat", and as many slots as memory holds. Resolving
     twice gives the same options.
 
     Args:
@@ -151,7 +151,7 @@ def resolve(
 
 
 def flat_reason(cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None:
-    """Returns the reason, for an error, why all-to-alls cannot be hierarchical; None if they can.
+    """Returns the reason why all-to-alls cannot be hierarchical, as text for an error message; None if they can.
 
     Args:
         cluster: the GPUs.
@@ -166,7 +166,7 @@ def flat_reason(cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None
 
 
 def coactivation_reason(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> str | None:
-    """Returns the reason, for an error, why `coactivation` contradicts other options or the profiles; None if it does not."""
+    """Returns the reason why `coactivation` contradicts other options or profiles, as text for an error message; else None."""
     if len(profiles) > 1:
         return f"is for a plan of one model, found {len(profiles)} models that share the GPUs"
     for taken, what in (

@@ -1,4 +1,4 @@
-"""Chooses between candidate plans by simulation, which prices what the planning models leave out.
+"""Chooses between candidate plans by simulation, which includes effects that the planner's formulas leave out.
 
 It chooses between placements, flat and hierarchical all-to-alls, time slices and their weights, seconds between preemption
 points, and numbers of micro-batches.
@@ -47,12 +47,12 @@ LEAST_WEIGHTS = 4  # the smallest weight is at most this
 
 @dataclass(frozen=True)
 class WorthwhileSlots:
-    """Slots per GPU that a plan takes, None for every expert held once, and why.
+    """Chosen number of slots per GPU, and why.
 
     Attributes:
-        per_gpu: the slots.
-        more_gain: by what share one more would shorten the simulated step; None if no GPU's memory holds it.
-        notes: remarks for the plan.
+        per_gpu: the slots; None: experts have no replicas.
+        more_gain: part of the simulated step that one more slot would save; None if a GPU's memory does not hold one more.
+        notes: the reasons, as remarks for the plan.
     """
 
     per_gpu: int | None
@@ -62,11 +62,11 @@ class WorthwhileSlots:
 
 @dataclass(frozen=True)
 class SimulatedChoice:
-    """Makes the plans that options leave open, and keeps the one that the simulator finds shortest.
+    """Makes a plan for every choice that options leave open ("auto"), and keeps the plan with the shortest simulated time.
 
     Attributes:
-        make: makes a plan of a cluster, profiles and options without the simulator.
-        options: the options that leave choices open.
+        make: function (cluster, profiles, options) that makes a plan without the simulator, as `make_plan` does.
+        options: the user's options.
         profiles: one profile per model.
         domains: further profiles of a single model.
     """
@@ -77,11 +77,11 @@ class SimulatedChoice:
     domains: Sequence[Profile] = ()
 
     def steps(self, profiles: Sequence[Profile]) -> list[Profile]:
-        """Returns the steps that are simulated: the windows, or steps of `tokens_per_step` drawn from them."""
+        """Returns the profiles as they are simulated: unchanged, or in steps of `tokens_per_step` tokens drawn from windows."""
         return [drawn_steps(each, self.options.tokens_per_step, self.options.seed) for each in profiles]
 
     def worthwhile_slots(self, cluster: Cluster) -> WorthwhileSlots | None:
-        """Returns the slots per GPU that pay, compared on some layers; None if options leave them not open."""
+        """Chooses slots per GPU by simulating some layers; None if options fix the slots. See the function of this name."""
         if not slots_open(self.options, self.profiles, self.domains):
             return None
         few, (profile,) = few_layers(cluster, self.profiles)
@@ -100,7 +100,7 @@ class SimulatedChoice:
         return worthwhile_slots(fitting, cluster, self.profiles[0], aside_s, kept)
 
     def fastest(self, cluster: Cluster, options: PlanOptions) -> Plan:
-        """Returns the plan by `options`, with the all-to-alls that are fastest; of many layers, some are compared."""
+        """Returns the plan by `options` with the all-to-alls that simulate fastest, compared on some layers of large models."""
         ways = all_to_alls(options, cluster, self.profiles, self.domains)
         few, some = few_layers(cluster, self.profiles) if len(ways) > 1 else (cluster, self.profiles)
         plan, way, note = self._fastest(ways, few, some)
@@ -151,7 +151,7 @@ def candidates(options: PlanOptions, profiles: Sequence[Profile]) -> list[PlanOp
 
 
 def soonest(plans: Sequence[Plan], profiles: Sequence[Profile]) -> Plan:
-    """Returns the plan that serves the profiles' windows soonest in the simulator, of equal ones the first; or a single one."""
+    """Returns the plan with the shortest simulated time of the profiles' windows; of equal plans the first."""
     if len(plans) == 1:
         return plans[0]
     best = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds)
@@ -159,11 +159,11 @@ def soonest(plans: Sequence[Plan], profiles: Sequence[Profile]) -> Plan:
 
 
 def with_time_slice(plan: Plan, profiles: Sequence[Profile], among: Sequence[str] = AUTO_TIME_SLICES) -> Plan:
-    """Returns a plan of several models or micro-batches with the time slices that serve the profiles soonest in the simulator.
+    """Returns a plan of several models or micro-batches with the time slices whose simulated time is shortest.
 
-    If the plan has neither weights nor priorities, weights by need (`weights_by_need`) are tried as well, and taken if that is
-    sooner by more than WEIGHTS_PAY; a note on the plan then says what each takes. The simulation covers the profiles' first
-    windows, as many as TRANSFERS allow. If TRANSFERS do not allow one window, the plan is returned unchanged.
+    If the plan has neither weights nor priorities, `weights_by_need` are tried as well, and taken if they save more than
+    WEIGHTS_PAY; a note on the plan then gives the simulated times. The simulation covers the profiles' first windows, at most
+    TRANSFERS transfers. If TRANSFERS do not allow one window, the plan is returned unchanged.
 
     Args:
         plan: a plan of several models, or of several micro-batches of one.
@@ -198,19 +198,18 @@ def _soonest(plan: Plan, profiles: Sequence[Profile], among: Sequence[str]) -> t
 
 
 def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, least_layer_s: float = 0.0) -> Plan:
-    """Returns a plan with some number of micro-batches, and with the faster time slice if its options leave that open.
+    """Returns the plan with the best number of micro-batches, and with the faster time slice if its options leave that open.
 
-    By default the number is the one that serves the profile soonest in the simulator, or the smallest that takes at most TIE
-    times as long. More than one are chosen only if throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what
-    each number takes. All are simulated on the same windows, or layers of large plans, half as many as TRANSFERS allow. Plans
-    of several models are not cut.
+    Chosen is the smallest number whose simulated time is at most TIE times the shortest; more than one only if throughput is
+    MICRO_BATCHES_PAY times as large. A note on the plan gives the simulated time of each number. All are simulated on the same
+    windows (large plans: layers of one), half as many as TRANSFERS allow. Plans of several models get no micro-batches.
 
     Args:
         plan: the plan.
         profiles: one profile per model.
-        parts: the number of micro-batches; 0: the one that pays.
-        least_layer_s: seconds of a layer of whole batches, for each micro-batch, below which a number is not chosen: shorter
-            ones wait for the host, which is not simulated. Runs take RUNTIME_LAYER_S.
+        parts: the number of micro-batches; 0: chosen by simulation.
+        least_layer_s: n micro-batches are chosen only if a layer takes n times these seconds or more: shorter parts would wait
+            for the host, which is not simulated. `aurora run` passes RUNTIME_LAYER_S.
 
     Raises:
         BadInput: if a number above one is asked for in a plan of several models.
@@ -241,10 +240,10 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, 
 def all_to_alls(
     options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
 ) -> dict[str, PlanOptions]:
-    """Returns the options of plans between whose all-to-alls `faster_all_to_all` chooses, by a name of theirs.
+    """Returns a dict from each candidate kind of all-to-all to the options of its plan, for `faster_all_to_all`.
 
-    If `options.all_to_all` is "auto", on servers of several GPUs: flat with a row for each choice of a token and, of one model,
-    with a row for each GPU that it needs (`coactivation`), and hierarchical.
+    If `options.all_to_all` is "auto" and servers have several GPUs, the candidates are: flat, with a row for each of a token's
+    chosen experts; for one model also flat with a row for each GPU that a token needs (`coactivation`); and hierarchical.
     """
     if options.all_to_all != "auto":
         return {options.all_to_all: options}
@@ -257,10 +256,10 @@ def all_to_alls(
 
 
 def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> bool:
-    """Returns whether slots are to be chosen: of a model on its own, whose placement options leave open.
+    """Returns whether the planner chooses `slots_per_gpu`: if it is "auto", for one model whose placement options are "auto".
 
     Raises:
-        BadInput: if a KV cache is given although they are not.
+        BadInput: if `kv_tokens` is given although the slots are not chosen.
     """
     left_open = options.place == options.assign == "auto" and not options.coactivation and options.min_replicas is None
     one = len(profiles) == 1 and not domains and options.objective != SIMULATED
@@ -276,11 +275,11 @@ def worthwhile_slots(
     """Chooses slots per GPU: one more as long as there is room and it saves more than SLOT_PAYS of the simulated step.
 
     Args:
-        fitting: how many there are beside the KV cache.
+        fitting: number of slots that a GPU's memory has beside the KV cache.
         cluster: the GPUs.
         profile: the model.
-        aside_s: returns the simulated seconds, on traffic kept aside, of a plan with so many; None: every expert held once.
-        aside: what that traffic is.
+        aside_s: function from slots per GPU (None: no replicas) to a plan's simulated seconds on held-out traffic.
+        aside: description of the held-out traffic, for the notes.
     """
     first = profile.experts // len(cluster) + 1
     if fitting.slots < first:
@@ -299,10 +298,10 @@ def worthwhile_slots(
 
 
 def few_layers(cluster: Cluster, profiles: Sequence[Profile]) -> tuple[Cluster, Sequence[Profile]]:
-    """Returns what all-to-alls are chosen on: some layers of each model, evenly spaced, on GPUs with as much memory a layer.
+    """Returns (cluster, profiles) of some evenly spaced layers, to compare all-to-alls on; memory per layer stays the same.
 
-    Those are as many as FEW_TRANSFERS allow in one window, and at least LEAST_LAYERS or, of fewer, as many as are simulated.
-    Where they are all, nothing is changed.
+    It takes as many layers as FEW_TRANSFERS transfers of one window allow, but at least LEAST_LAYERS, or as many as TRANSFERS
+    allow if these are fewer. If that is every layer, the arguments are returned unchanged.
 
     Args:
         cluster: the GPUs.
@@ -329,17 +328,17 @@ def faster_all_to_all(
     domains: Sequence[Profile] = (),
     of_layers: int = 0,
 ) -> tuple[str, str]:
-    """Returns the name of the plan whose all-to-alls serve the profiles soonest in the simulator, and what was chosen and why.
+    """Returns (name, note): the plan with the shortest `simulated_seconds`, and a sentence on the choice; "" if there was none.
 
-    They are compared by `simulated_seconds`. Seconds that are estimated from counts must also be the shortest at the most that
-    counts allow, which is simulated where the estimate is. All-to-alls are flat where they cannot be hierarchical.
+    If rows of the hierarchical plan are estimated from counts (`seconds_between`), it is chosen only if it is the fastest even
+    with the most rows that the counts allow.
 
     Args:
-        plans: the plans that `all_to_alls` names.
-        options: the options that it was given.
+        plans: a plan for each name that `all_to_alls` returns.
+        options: the options that `all_to_alls` was given.
         profiles: one profile per model.
         domains: further profiles of a single model.
-        of_layers: the first model's layers, of which the profiles may have some.
+        of_layers: number of layers of the first model; the profiles may have fewer.
     """
     if len(plans) == 1:
         ((name, only),) = plans.items()
@@ -370,14 +369,14 @@ def _choosable(cluster: Cluster) -> bool:
 
 
 def simulated_seconds(plan: Plan, profiles: Sequence[Profile], parts: int | None = None) -> float:
-    """Returns the simulated seconds of the profiles' first windows, as many as TRANSFERS allow.
+    """Returns the simulated seconds of the profiles' first windows, at most TRANSFERS transfers.
 
-    If TRANSFERS do not allow one window, some layers of it are simulated, evenly spaced.
+    If one window has more transfers, some evenly spaced layers of it are simulated.
 
     Args:
         plan: the plan.
         profiles: one profile per model.
-        parts: plans of up to so many micro-batches are simulated on the same windows or layers; None: as many as it has.
+        parts: largest number of micro-batches of the plans to compare, so that all cover the same windows; None: the plan's.
     """
     parts = max(1, plan.options.micro_batches) if parts is None else parts
     if first := _first_windows(plan.cluster, profiles, parts):
@@ -421,9 +420,10 @@ def _pairs(cluster: Cluster) -> int:
 
 
 def with_preemption(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """Returns a plan with seconds between preemption points, if it has interactive models and its options leave them open.
+    """Sets `preemption_s` of a plan with interactive models, if its options leave it open; returns the plan.
 
-    They are LAYER_SHARE of the shortest layer of an interactive model that has the GPUs to itself. A note on the plan says so.
+    The value is LAYER_SHARE of the simulated layer time of the fastest interactive model without other models. A note on the
+    plan gives it.
 
     Args:
         plan: the plan.
@@ -468,10 +468,10 @@ def _interactive_layer_s(plan: Plan, model: int, profile: Profile) -> float:
 
 
 def weights_by_need(plan: Plan, profiles: Sequence[Profile]) -> Mapping[tuple[int, ...], str]:
-    """Returns weights of time slices that follow the models' needs, and which need each follows.
+    """Returns candidate weights of the models' time slices, each with the need that it is in proportion to.
 
-    A model needs as many slices as it has layers in all windows, and ports for as long as its bytes take. Weights of 1 each
-    are left out, and where weights or priorities are given there are none.
+    "exchanges": weights in proportion to windows x layers; "bytes": to bytes sent. Equal weights are left out. The result is
+    empty if the plan has weights or priorities.
 
     Args:
         plan: a plan.
@@ -491,7 +491,7 @@ def weights_by_need(plan: Plan, profiles: Sequence[Profile]) -> Mapping[tuple[in
 
 
 def small_weights(need_M: Sequence[float]) -> tuple[int, ...]:
-    """Returns small whole numbers in about the proportions of some needs, which are above zero.
+    """Returns small whole numbers in about the proportions of need_M, whose entries are above zero.
 
     Example:
         >>> small_weights([8, 8.4, 4]), small_weights([3, 2]), small_weights([1, 1.05])

@@ -1,4 +1,4 @@
-"""Checks that a plan fits the engine that is to serve by it, and that profiles fit a cluster or a plan."""
+"""Checks that an engine can serve a plan, and that profiles fit a cluster or a plan."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ def check_profile(cluster: Cluster, profile: Profile) -> None:
 
 
 def check_models(cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
-    """Checks that there is a profile for each model, of the cluster's ranks, and that domains are of the one model.
+    """Checks that every profile has as many source ranks as the cluster has GPUs, and that domains are of a single model.
 
     Args:
         cluster: the GPUs.
@@ -34,7 +34,7 @@ def check_models(cluster: Cluster, profiles: Sequence[Profile], domains: Sequenc
         domains: further profiles of a single model.
 
     Raises:
-        BadInput: if not.
+        BadInput: if a check fails.
     """
     if not profiles:
         raise BadInput("plan: expected a profile for each model, found none")
@@ -57,16 +57,16 @@ def check_models(cluster: Cluster, profiles: Sequence[Profile], domains: Sequenc
 def check_placements(
     cluster: Cluster, profiles: Sequence[Profile], placements: Sequence[Placement], options: PlanOptions
 ) -> None:
-    """Checks that placements that somebody else made go with profiles, cluster and options.
+    """Checks that the user's placements fit profiles, cluster and options.
 
     Args:
         cluster: the GPUs.
         profiles: one profile per model.
         placements: one placement per model.
-        options: which decide no placement.
+        options: options of the plan; none may ask for another placement.
 
     Raises:
-        BadInput: if not.
+        BadInput: if they do not fit.
     """
     if len(placements) != len(profiles) or not profiles:
         raise BadInput(f"expected one placement for each of one or more profiles, found {len(placements)} and {len(profiles)}")
@@ -106,7 +106,7 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
 
 
 def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
-    """Returns a sentence that names the profiles whose model could be compared by sizes only, because a fingerprint is missing.
+    """Returns a warning that names profiles without a model fingerprint, which were compared with the plan by sizes only.
 
     Returns an empty text if there are none.
 
@@ -125,10 +125,10 @@ def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
 
 
 def check_engine(plan: Plan, engine: str) -> None:
-    """Checks that an engine can serve by a plan; `engine` is a name in ENGINES.
+    """Checks that an engine can serve with a plan's placement; `engine` is a name in ENGINES.
 
     Raises:
-        InfeasiblePlan: if the engine cannot serve by the plan.
+        InfeasiblePlan: if the engine cannot serve with it.
         BadInput: if the engine is not in ENGINES.
     """
     check_one_of("engine", engine, ENGINES)
@@ -136,7 +136,7 @@ def check_engine(plan: Plan, engine: str) -> None:
 
 
 def check_vllm(plan: Plan) -> None:
-    """Checks that vLLM can serve by the plan, that is, that the plan has one model only.
+    """Checks that vLLM can serve with the plan's placement: the plan must have a single model.
 
     Ranks and layers may hold different numbers of experts. vLLM serves replicas only with its EPLB, where free slots are filled
     with further replicas.

@@ -1,4 +1,4 @@
-"""The controller of a placement in force: after each window of traffic it keeps the placement, or changes few of its slots.
+"""Controller of the placement in force: after each window of traffic it keeps the placement, or changes a few of its slots.
 
 - A change must be worth its moves. The present traffic is expected to last as long as traffic usually does. A layer moves only
   if the time saved until then is a multiple of the time that its moves cost; a step counts as expert compute alone. The bytes
@@ -50,7 +50,7 @@ Kind = Literal[  # of reason
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A decision of the controller after a window.
+    """The controller's decision after a window of traffic.
 
     Attributes:
         action: "keep" the placement, "move" experts, or "undo" the last change.
@@ -59,7 +59,7 @@ class Decision:
             it or "over-budget". Experts move for a "gain". A change is undone because steps are "slower".
         reason: the reason as one sentence.
         held_LGP: (L, G, P) int64, the expert in each slot of the wanted placement, -1 for none.
-        moves: the moves that lead there, in sequence; see `move_sequence`.
+        moves: the moves from the placement in force to the wanted one, in sequence; see `move_sequence`.
         bytes: bytes of all moves.
         layers: the layers that change.
         loss: expected time of the slowest GPUs under the placement in force / under the wanted one - 1.
@@ -174,7 +174,7 @@ class Controller:
     def window(
         self, loads: ArrayLike, step_s: float | None = None, tokens: float | None = None, period_s: float | None = None
     ) -> Decision:
-        """Decides after a window.
+        """Adds a window of traffic and returns the decision after it.
 
         Args:
             loads: (L, E) tokens of each expert in the window.
@@ -374,9 +374,9 @@ class Controller:
 
 
 def moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:
-    """Returns (L,) int64, number of experts that GPUs fetch in each layer for a change from old_LGP to new_LGP.
+    """Returns (L,) int64, number of experts whose weights GPUs receive in each layer for a change from old_LGP to new_LGP.
 
-    Both are tables of slots, (L, G, P) int64.
+    Both arguments are (L, G, P) int64, the expert in each slot.
     """
     lacking_LGP = (new_LGP[:, :, :, None] != old_LGP[:, :, None, :]).all(axis=3) & (new_LGP != EMPTY)
     return np.asarray(lacking_LGP.sum(axis=(1, 2)), dtype=np.int64)
@@ -420,7 +420,7 @@ def load_cost_MG(plan: Plan, profiles: Sequence[Profile]) -> FloatArray:
 
 
 def slowest_port_Bps(cluster: Cluster, inside: bool = False) -> float:
-    """Returns the bytes per second of the slowest port; if a GPU's part of its NIC is slower, of that, unless `inside`.
+    """Returns the lowest rate of a port or, unless `inside`, of a GPU's share of its NIC, in bytes per second.
 
     Args:
         cluster: the GPUs.
@@ -462,11 +462,11 @@ def plan_controller(
     cost_G: ArrayLike | None = None,
     hierarchy: Hierarchy | None = None,
 ) -> Controller:
-    """Returns the controller of a model's placement.
+    """Returns a Controller for a placement on a cluster: its ports' rates, failure domains and servers follow from the cluster.
 
     Args:
         placement: the placement in force.
-        cluster: its GPUs.
+        cluster: the GPUs.
         expert_bytes: bytes of an expert's weights as they are in memory.
         options: the options that users set.
         clock: a function that returns the time in seconds.

@@ -37,7 +37,7 @@ MOST_WINDOWS = 16  # of a change that are compared
 
 
 class StepTimes:
-    """Keeps the seconds of a step, window by window; gives their median and the machine's noise.
+    """Records the seconds of a step, window by window; estimates their median and the machine's noise.
 
     Example:
         >>> times = StepTimes()
@@ -81,7 +81,7 @@ class StepTimes:
 
     @property
     def slower(self) -> float:
-        """Relative limit, on top of `noise`, above which steps count as slower after a change: 0.1 is 10 % longer.
+        """Margin on top of `noise` by which steps must be longer to count as slower after a change: 0.1 is 10 %.
 
         It is SLOWER once enough windows were seen, and MUCH_SLOWER before.
         """
@@ -137,7 +137,7 @@ class MoveTimes:
 
     @property
     def waiting(self) -> float:
-        """Part of the seconds of moves for which serving waits, if moves run while the model serves; from 0 to 1."""
+        """Part of the seconds of moves for which serving waits although moves run beside it; from 0 to 1."""
         return float(np.median(self._waiting)) if self._waiting else LENGTHENED
 
 
@@ -160,7 +160,7 @@ class _Change:
 
 
 class GainRecord:
-    """Compares the time that changes saved, computed from the loads of later windows, with the time that they were to save.
+    """Compares the time that changes of placement saved, by the loads of later windows, with the time expected beforehand.
 
     Args:
         cost_G: (G,) cost of a unit of load on each GPU.

@@ -156,7 +156,7 @@ class LoadTracker:
 
     @property
     def horizon(self) -> float:
-        """Number of windows that `expected_LE` is for: `remaining`, or nearer to HORIZON the shorter spells are."""
+        """Number of coming windows that `expected_LE` averages: `remaining`, moved towards HORIZON the shorter spells are."""
         return self._lasting * self.remaining + (1 - self._lasting) * HORIZON
 
     @property
@@ -246,7 +246,7 @@ MOST_SERVED = 1024  # layers whose parts are kept
 
 
 class ReplicaParts:
-    """Tells the part of its expert's load that each slot takes, while slots change.
+    """Computes the part of its expert's load that each slot takes, while experts move between slots.
 
     A layer whose slots are still those of the first placement keeps its load split; in other layers, replicas take even parts.
     In hierarchical all-to-alls one server serves all tokens of an expert that start on a server (`served_split`); the parts

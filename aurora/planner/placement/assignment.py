@@ -17,7 +17,7 @@ from aurora.types.compiled import njit
 
 
 def bottleneck_matching(weight_GJ: FloatArray) -> IntArray:
-    """Returns the perfect matching whose largest weight is the smallest possible.
+    """Returns the perfect matching of rows (GPUs) with columns (groups) whose largest weight is the smallest possible.
 
     Bisects over the distinct weights and matches with Hopcroft-Karp. Ties are broken the same way every time.
 
@@ -201,7 +201,7 @@ def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
 
 
 def matching(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Minimises the largest dispatch + experts + combine seconds of a GPU, exactly. Args and returns: as in `exact`."""
+    """Minimises max over GPUs of (dispatch + experts + combine) seconds, exactly. Args and returns: as in `exact`."""
     return bottleneck_matching(costs.exclusive_s_GJ)
 
 
@@ -225,5 +225,5 @@ ASSIGN: dict[str, AssignmentStrategy] = {
 
 
 def best_exclusive_s(costs: GroupCosts) -> float:
-    """Returns the seconds of Eq. 1 under the best assignment of these groups to GPUs."""
+    """Returns the seconds of Aurora's Eq. 1 under the best assignment of the groups in `costs` to GPUs."""
     return exclusive_s(costs.phase_times(exact(costs, np.random.default_rng(0))))

@@ -31,7 +31,7 @@ def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -
     Traffic between servers is bounded in the same way as traffic between GPUs, with each server taken as one GPU.
 
     Args:
-        costs: one layer in W scenarios.
+        costs: one layer in W traffic cases.
         slots_G: (G,) int64, how many experts each GPU can hold.
         replicas: whether the bound covers placements with replicas, if there are slots for any.
     """
@@ -45,7 +45,7 @@ def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -
 def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
     """The bound on ports, and on what counting tells of each GPU's NIC.
 
-    Small layers are one linear program for all scenarios together. In larger ones each scenario has a program of its own; in
+    Small layers are one linear program for all traffic cases together. In larger ones each case has a program of its own; in
     still larger ones GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
     """
     layer = PhaseSums.of(costs, slots_G)
@@ -109,7 +109,7 @@ def _whole_YW(layer: PhaseSums) -> FloatArray:
 
 
 def _scenario(layer: PhaseSums, w: int) -> PhaseSums:
-    """The layer in its scenario w alone."""
+    """The layer in its traffic case w alone."""
     return layer._replace(
         part_s_GEXW=layer.part_s_GEXW[..., w : w + 1],
         base_s_GXW=layer.base_s_GXW[..., w : w + 1],
@@ -124,8 +124,8 @@ def colocated_bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas:
     Traffic between servers is bounded in the same way as traffic between GPUs, with each server taken as one GPU.
 
     Args:
-        formula: the objective by ports alone; NICs can only lengthen it.
-        costs_M: the layer of each model, in a single scenario.
+        formula: the objective's formula without NICs, which could only add time.
+        costs_M: the layer of each model, in a single traffic case.
         replicas: whether the bound covers placements with replicas.
     """
     of_servers_M = [servers for costs in costs_M if (servers := costs.of_servers) is not None]
@@ -133,11 +133,11 @@ def colocated_bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas:
 
 
 def least_compute_s(parts: Sequence[Part], costs_M: Sequence[LayerCosts], replicas: bool) -> float | None:
-    """Returns a lower bound on the seconds of a term of a Formula; None if one of its phases is not compute.
+    """Returns a lower bound on the seconds of a term (see `Formula`) of compute phases; None if it has another phase.
 
     Args:
-        parts: the parts of the term.
-        costs_M: the layer of each model, in a single scenario.
+        parts: the parts of the term, each a sum of phases.
+        costs_M: the layer of each model, in a single traffic case.
         replicas: whether the bound covers placements with replicas.
     """
     if any(phase not in ("gate", "expert", "aggregate") for part in parts for _, phase in part):
@@ -210,7 +210,7 @@ def _least_s(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float
 
 
 def deduplicated_bound(counts_SEE: IntArray, top_k: int, costs: Costs) -> float:
-    """Returns a lower bound on Eq. 1 without aggregation, for all unreplicated placements, if tokens are deduplicated.
+    """Returns a lower bound on Aurora's Eq. 1 without aggregation, for deduplicated tokens and unreplicated placements.
 
     A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
     A source sends at least `least_sent`.
@@ -218,7 +218,7 @@ def deduplicated_bound(counts_SEE: IntArray, top_k: int, costs: Costs) -> float:
     Args:
         counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
         top_k: experts per token.
-        costs: seconds and slots that no placement changes.
+        costs: seconds of gates, experts and tokens in transfer, and slots, which are the same for all placements.
 
     Returns:
         Seconds.
@@ -265,9 +265,9 @@ def _divided(tokens_XE: IntArray, common_XE: IntArray, top_k: int) -> FloatArray
 
 
 def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders: int) -> FloatArray:
-    """Returns (R, E) float64: a lower bound on expert e's part of the tokens that GPUs receive, if R GPUs hold it.
+    """Returns (R, E) float64: a lower bound on the tokens that GPUs receive for expert e, if 1 to R GPUs hold it.
 
-    A token that starts on none of these GPUs goes to one of them, which divides it evenly over the token's experts there, as in
+    A token that starts on none of these GPUs is sent to one of them, and counts in equal parts for its experts there, as in
     `_shared_GE`. The bound holds for any R GPUs: it assumes that as many of e's tokens start there as on any R GPUs, and as few
     of the tokens that e has in common with another expert.
 

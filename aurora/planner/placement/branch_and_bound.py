@@ -25,7 +25,7 @@ HUGE = 1e300
 class LpBound:
     """A lower bound on every assignment that uses open edges only.
 
-    Terms are those of `objective.Formula`; a moved term is one that the assignment changes.
+    Terms are defined in `objective.Formula`; a moved term is one that depends on the assignment.
 
     Attributes:
         seconds: the bound; infinite if there is no such assignment.

@@ -106,7 +106,7 @@ class Tokens(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Seconds and slots of a layer that no move of experts changes.
+    """Seconds and slots of a layer that are the same for all placements.
 
     Attributes:
         expert_s_GE: (G, E) seconds of each expert on each GPU.
@@ -148,7 +148,7 @@ class Tables(NamedTuple):
 def coactivation_search(
     tokens: Tokens, costs: Costs, gpu_E: IntArray, rng: np.random.Generator, kicks: int = KICKS
 ) -> IntArray:
-    """Moves and swaps single experts to shorten the layer, by Eq. 1 with deduplicated tokens.
+    """Moves and swaps single experts to lower the layer's seconds by Aurora's Eq. 1 with deduplicated tokens.
 
     It takes the change that saves the most seconds or, among equal ones, the most of the sum of all ports' seconds, until none
     saves any. Then it restarts `kicks` times, from the best placement after a few random moves and swaps. Deterministic for a

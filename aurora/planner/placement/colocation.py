@@ -108,11 +108,11 @@ def _mean_bytes_XJ(costs: GroupCosts) -> FloatArray:
 
 
 def local_search(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Runs simulated annealing from three starts and returns the best assignment found by the objective.
+    """Runs simulated annealing from three starts and returns the assignment with the lowest objective.
 
     The starts are `decoupled`, `matching` and each model's own optimum; the result is never worse than any of them. A step
-    swaps the groups of one model, or of all, between two GPUs. Among assignments with equal objectives, as occur when one
-    resource limits them all, the one is returned whose models would take the least time if they ran one after the other.
+    swaps the groups of one model, or of all, between two GPUs. Ties, as when one resource limits all assignments, go to the
+    assignment that would be fastest if the models ran one after the other.
     """
     own_optima = [ASSIGN["exact"](costs, rng) for costs in problem.costs_M]
     for model in set(range(len(own_optima))) - set(problem.movers_M.tolist()):

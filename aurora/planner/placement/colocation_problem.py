@@ -1,4 +1,4 @@
-"""The colocation problem: the groups of several models' experts are to be assigned to shared GPUs; and its annealing."""
+"""The colocation problem: assign several models' groups of experts to shared GPUs; and simulated annealing for it."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,10 +15,10 @@ from aurora.types.compiled import njit
 
 
 class Arrays(NamedTuple):
-    """A problem as arrays, for compiled code.
+    """A colocation problem as arrays, for compiled code.
 
-    Part, term and path are those of `objective.Formula`; a moved term is one that the assignment changes. Index n runs over
-    (part, model) pairs, sorted by part; index q over (path, moved term) pairs, sorted by path.
+    Parts, terms and paths are defined in the module `objective`; a moved term is one that the assignment changes. Index n runs
+    over (part, model) pairs, sorted by part; index q over (path, moved term) pairs, sorted by path.
 
     Attributes:
         seconds_GNJ: (G, N, J) seconds that group j of the pair's model adds to the pair's part on GPU g.
@@ -50,8 +50,8 @@ class ColocationProblem:
 
     Attributes:
         costs_M: costs of each model's groups; the first model is model a of Table 2 of Aurora (arXiv:2410.17043).
-        held: for each model that is placed already, by its number: (G,) int64, its group on each GPU.
-        movable: whether the groups of these models may still move.
+        held: dict from the index of each model that is placed already to (G,) int64, its group on each GPU.
+        movable: whether the models in `held` may still move.
         objective: name of the objective to minimise, one of `objectives`.
         clock: a function that returns the time in seconds.
         until_s: searches end when the clock returns more.
@@ -71,7 +71,7 @@ class ColocationProblem:
 
     @property
     def movers_M(self) -> IntArray:
-        """Numbers of the models that may move."""
+        """Indices of the models whose groups may move."""
         return np.array([m for m in range(len(self.costs_M)) if self.movable or m not in self.held])
 
     @property
@@ -152,8 +152,8 @@ HOT, COLD = 0.03, 0.0003  # first and last temperature, as shares of the start's
 def anneal(problem: ColocationProblem, group_MG: IntArray, rng: np.random.Generator) -> IntArray:
     """Returns the best assignment that simulated annealing visits; never worse than the start.
 
-    A step swaps the groups of one model, or of all models that may move, between two GPUs. Its cost does not depend on the
-    number of GPUs, unless it lowers a maximum, which must then be found again.
+    A step swaps the groups of one model, or of all models that may move, between two GPUs. A step takes constant time, unless
+    it lowers the maximum over GPUs, which is then searched for again.
 
     Args:
         problem: the models' costs and the objective.

@@ -1,6 +1,6 @@
-"""Cost model of one MoE layer: tokens and seconds of each expert, or group of experts, on each GPU, and the time of Eq. 1.
+"""Cost model of one MoE layer: tokens and seconds of each expert or group on each GPU, and the layer's time by Aurora's Eq. 1.
 
-Placement strategies see a profile as LayerCosts, expert by expert: of the whole profile, of several scenarios, or of a
+Placement strategies see a profile as LayerCosts, expert by expert: of the whole profile, of several traffic cases, or of a
 forecast. `LayerCosts.grouped` sums them to GroupCosts, for strategies that place whole groups of experts.
 """
 
@@ -82,7 +82,7 @@ def exclusive_s(a: PhaseTimes) -> float:
 
 
 def exclusive_XG(a: PhaseTimes) -> FloatArray:
-    """Returns (3, G) seconds of the parts of Eq. 1 on each GPU: gate + dispatch, experts + combine, aggregation."""
+    """Returns (3, G) seconds of the terms of Aurora's Eq. 1 on each GPU: gate + dispatch, experts + combine, aggregation."""
     return np.stack([a.gate_G + a.dispatch_G, a.expert_G + a.combine_G, a.aggregate_G])
 
 
@@ -180,14 +180,14 @@ class GroupCosts(PortCosts):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCosts(PortCosts):
-    """Costs of one model's layer, expert by expert, in each of W scenarios (windows or domains). Source rank g sits on GPU g.
+    """Costs of one model's layer by expert, in each of W traffic cases (windows or domains). Source rank g sits on GPU g.
 
     Attributes:
         own_WGE: (W, G, E) tokens that rank g sends to expert e; float64 where experts are split into replicas.
         expert_s_WGE: (W, G, E) seconds of expert e on GPU g.
         gate_s_WG: (W, G) seconds of the gate.
         aggregate_s_WG: (W, G) seconds of the aggregation.
-        worst: number of scenarios that count, longest first: all for the mean, some for the conditional value at risk, one for
+        worst: number of cases that count, longest first: all for the mean, some for the conditional value at risk, one for
             the worst case.
         routing: the tokens, if they are deduplicated; None if they are not.
         nics: the NICs of the servers; None if only ports limit.
@@ -219,13 +219,13 @@ class LayerCosts(PortCosts):
 
     @property
     def summed(self) -> "LayerCosts":
-        """The costs of a single scenario that is the sum of all scenarios."""
+        """The costs of a single traffic case that is the sum of all cases."""
         names = "own_WGE", "expert_s_WGE", "gate_s_WG", "aggregate_s_WG"
         return replace(self, **{name: getattr(self, name).sum(axis=0, keepdims=True) for name in names})
 
     @cached_property
     def nics_as_ports(self) -> "LayerCosts":
-        """The costs for searches that know only ports: a port is no faster than its NIC allows if traffic is spread evenly."""
+        """The costs without NICs, for searches that model ports only: port rates are lowered to the NICs'."""
         if self.nics is None:
             return self
         out_Bps, in_Bps = (np.minimum(Bps_G, self.nics.as_ports_Bps_G) for Bps_G in (self.out_Bps, self.in_Bps))
@@ -255,7 +255,7 @@ class LayerCosts(PortCosts):
         )
 
     def grouped(self, group_E: IntArray) -> GroupCosts:
-        """Returns the costs of groups of experts; only for costs with a single scenario.
+        """Returns the costs of groups of experts; only for costs with a single traffic case.
 
         Args:
             group_E: (E,) int64, the group of each expert, one group for each GPU.
@@ -277,7 +277,7 @@ class LayerCosts(PortCosts):
         )
 
     def value_s(self, split_EG: FloatArray) -> float:
-        """Returns the mean seconds of Eq. 1 over the scenarios that count.
+        """Returns the seconds of the layer: the mean of Aurora's Eq. 1 over the `worst` longest traffic cases.
 
         Args:
             split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
@@ -288,12 +288,12 @@ class LayerCosts(PortCosts):
         return self._longest_s(self._phase_times(split_EG, slice(None)))
 
     def _longest_s(self, times: PhaseTimes) -> float:
-        """The mean seconds of the scenarios that count, by the phase times (W, G) of all."""
+        """The mean seconds of the traffic cases that count, by the phase times (W, G) of all."""
         seconds_XWG = exclusive_XG(times)
         return float(np.sort(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))[-self.worst :].mean())
 
     def evenly_s(self, held_GP: IntArray) -> float:
-        """Returns `value_s` if replicas take even shares; held_GP (G, P) int64 is the expert in each slot, -1 for none."""
+        """Returns `value_s` if replicas take even shares; held_GP is (G, P) int64, the expert in each slot, -1 for none."""
         gpu_X, slot_X = np.nonzero(held_GP >= 0)
         experts, gpus = self.own_WGE.shape[2], len(held_GP)
         if self.steps is None:
@@ -320,7 +320,7 @@ class LayerCosts(PortCosts):
         return own_EWG, np.array(self.load_WE.T, order="C"), expert_s_EWG, near_GG
 
     def phase_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None = None) -> PhaseTimes:
-        """Returns the seconds of each phase on each GPU; only for costs with a single scenario.
+        """Returns the seconds of each phase on each GPU; only for costs with a single traffic case.
 
         Args:
             split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes. With deduplicated tokens: 0 or 1 if
@@ -359,7 +359,7 @@ class LayerCosts(PortCosts):
         return PhaseTimes(gate_s_G, port_4G, expert_s_G, aggregate_s_G, nic_4G[0] if nic_4G else np.zeros((4, 1)), steps_2G)
 
     def _phase_times(self, split_EG: FloatArray, scenarios: slice) -> PhaseTimes:
-        """The phase times of several scenarios, (W, G) each; einsum multiplies without arrays of (W, G, E)."""
+        """The phase times of several traffic cases, (W, G) each; einsum multiplies without arrays of (W, G, E)."""
         own_WGE, at_GE = self.own_WGE[scenarios], np.ascontiguousarray(split_EG.T)
         local_WG = np.einsum("wge,ge->wg", own_WGE, at_GE)
         send_WG = own_WGE.sum(axis=2) - local_WG
@@ -375,7 +375,7 @@ class LayerCosts(PortCosts):
         far_2WG: FloatArray | tuple[FloatArray, FloatArray] | None,
         scenarios: slice,
     ) -> PhaseTimes:
-        """The phase times of several scenarios, (W, G) each, of tokens that GPUs send and receive, and that NICs do."""
+        """The phase times of several traffic cases, (W, G) each, of tokens that GPUs send and receive, and that NICs do."""
         port_4WG, nic_4WG = _both_ways(send_WG, recv_WG, self.port_s_XG), np.zeros((4, 1, 1))
         if self.nics is not None and far_2WG is not None:
             nic_4WG = self._by_nic(self.nics, *far_2WG)
@@ -406,7 +406,7 @@ class LayerCosts(PortCosts):
     def phase_s(self, phase: str) -> tuple[FloatArray, FloatArray]:
         """Returns (fixed_G, cost_GE): in a phase, GPU g takes fixed_G[g] plus the sum of cost_GE[g, e] over its experts e.
 
-        Only for costs with a single scenario. For sending, fixed_G counts all tokens of the GPU, and cost_GE is negative,
+        Only for costs with a single traffic case. For sending, fixed_G counts all tokens of the GPU, and cost_GE is negative,
         because tokens of experts that the GPU holds are not sent.
 
         Args:
@@ -481,8 +481,8 @@ def _held_sums(
 
 
 OWN = "own"  # the aim that takes the recorded counts as exact
-SUMMED = ("sum", OWN)  # aims that add all windows or domains to one scenario
-AIMS: dict[str, Callable[[int], int]] = {  # by name: how many of W scenarios count, the longest first
+SUMMED = ("sum", OWN)  # aims that add all windows or domains to one case
+AIMS: dict[str, Callable[[int], int]] = {  # by name: how many of W cases count, the longest first
     "mean": lambda scenarios: scenarios,
     "cvar": lambda scenarios: -(-scenarios // 2),  # the longer half
     "worst": lambda scenarios: 1,
@@ -491,7 +491,7 @@ AIMS: dict[str, Callable[[int], int]] = {  # by name: how many of W scenarios co
 
 
 def layer_costs(cluster: Cluster, profile: Profile, layer: int, deduplicated: bool = False) -> LayerCosts:
-    """Returns the LayerCosts of one layer with the whole profile as a single scenario.
+    """Returns the LayerCosts of one layer with the whole profile as a single traffic case.
 
     Args:
         cluster: the GPUs.
@@ -506,9 +506,9 @@ def layer_costs(cluster: Cluster, profile: Profile, layer: int, deduplicated: bo
 
 
 def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> LayerCosts:
-    """Returns the LayerCosts of one layer in each scenario that a placement must serve.
+    """Returns the LayerCosts of one layer in each traffic case that a placement must serve.
 
-    A scenario is a profile or, if there are no `domains`, a window of the profile. With an aim in SUMMED, all scenarios are
+    A case is a profile or, if there are no `domains`, a window of the profile. With an aim in SUMMED, all cases are
     added to a single one.
 
     Args:
@@ -525,14 +525,14 @@ def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], 
 
 
 def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, windows_W: IntArray, worst: int) -> LayerCosts:
-    """Returns the LayerCosts of one layer in scenarios that were forecast rather than recorded.
+    """Returns the LayerCosts of one layer in traffic cases that were forecast rather than recorded.
 
     Args:
         cluster: the GPUs.
         profile: gives the model's bytes and compute curves.
-        tokens_WSE: (W, S, E) float64, (token, expert) pairs from each source rank to each expert in each scenario.
-        windows_W: (W,) int64, number of equal windows over which the pairs of each scenario are spread.
-        worst: number of scenarios that count, longest first.
+        tokens_WSE: (W, S, E) float64, (token, expert) pairs from each source rank to each expert in each case.
+        windows_W: (W,) int64, number of equal windows over which the pairs of each case are spread.
+        worst: number of cases that count, longest first.
     """
     each_WSE = tokens_WSE / windows_W[:, None, None]
 
@@ -543,7 +543,7 @@ def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, w
 
 
 def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], layer: int) -> LayerCosts:
-    """The LayerCosts of several scenarios, each the windows of a profile, whose tokens are summed. All are of one model."""
+    """The LayerCosts of several traffic cases, each the windows of a profile, whose tokens are summed. All are of one model."""
 
     def seconds(gpus: Sequence[Gpu], kind_G: IntArray) -> list[FloatArray]:
         distinct = {id(profile): profile for profile, _ in parts}
@@ -556,7 +556,7 @@ def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], la
 
 
 def _layer_costs(cluster: Cluster, profile: Profile, own_WGE: AnyArray, seconds: SecondsOfKinds) -> LayerCosts:
-    """The LayerCosts of scenarios from their tokens and their seconds by kinds of GPU: as of `_window_seconds` for windows."""
+    """The LayerCosts of traffic cases from their tokens and their seconds by kinds of GPU, see `_window_seconds`."""
     (gpus, kind_G), network = _kinds(cluster), cluster.network
     expert_s_WVE, gate_s_WG, aggregate_s_WG = seconds(gpus, kind_G)
     return LayerCosts(

@@ -28,8 +28,8 @@ class LayerExplanation:
         gpu_X: (X,) int64, the GPU that takes longest in each term.
         times_X: (X,) int64, how often each term occurs in the longest path.
         value_s: seconds of the layer, the sum of seconds_X * times_X.
-        assignment_bound_s: lower bound on `value_s` for all assignments of these groups of experts to GPUs.
-        bound_term: name of the largest term in the linear program's optimum, from which `assignment_bound_s` comes.
+        assignment_bound_s: lower bound on `value_s` for all assignments of the plan's groups of experts to GPUs.
+        bound_term: name of the largest term in the optimum of the linear program that gives `assignment_bound_s`.
         phases_MYG: (M, 5, G) seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
     """
 
@@ -45,7 +45,7 @@ class LayerExplanation:
 
 
 def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
-    """Explains the time of every layer of a plan, with all windows added to one.
+    """Divides the predicted time of every layer of a plan into its terms, with all windows added to one.
 
     With several models, there are as many layers as the model with the most layers has.
 
@@ -63,7 +63,7 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
 
 
 def unexplained(plan: Plan) -> str | None:
-    """Returns the reason, for an error, why the terms of a plan's layers cannot be explained; None if they can."""
+    """Returns the reason why `explain` does not support a plan, as text for an error message; None if it does."""
     for holds, what, found in (
         (all(model.placement.split_LG is None for model in plan.models), "that holds every expert once", "replicas"),
         (all(model.hierarchy is None for model in plan.models), "with flat all-to-alls", "hierarchical ones"),

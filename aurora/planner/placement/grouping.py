@@ -62,7 +62,7 @@ PLACE: dict[str, GroupingStrategy] = {"balanced": balanced, "lina": lina, "conti
 
 
 def grouped(place: str, load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Returns the groups that a strategy of PLACE makes, after checking them, because PLACE also has users' strategies.
+    """Calls a strategy of PLACE, checks the result (users may register strategies), and returns (E,) int64 groups.
 
     Args:
         place: the strategy's name.

@@ -1,6 +1,6 @@
-"""Linear programs of one layer, whose variables are shares of experts or groups on GPUs; and a placement that rounds shares.
+"""Linear programs of one layer: variables are the shares of experts or groups on GPUs. Bounds, and a placement by rounding.
 
-`PhaseProgram` is for one model: it minimises the seconds of the phases' slowest GPUs in several scenarios. `path_prices` is for
+`PhaseProgram` is for one model: it minimises the seconds of the phases' slowest GPUs in several cases. `path_prices` is for
 several models: it minimises the longest path of their objective. Bounds are computed from the dual solutions apart from the
 solver, so that its tolerance never enters.
 
@@ -20,7 +20,7 @@ from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.workload.traffic import CountedTokens
 from aurora.types.arrays import FloatArray, IntArray
 
-SMALL = 4096  # experts times GPUs times scenarios of a program at most; one of that size takes about 50 ms
+SMALL = 4096  # experts times GPUs times cases of a program at most; one of that size takes about 50 ms
 
 
 class _Solution(NamedTuple):
@@ -47,7 +47,7 @@ def _solved(
 class PathPrices(NamedTuple):
     """A dual solution found by `path_prices`, corrected so that it gives a lower bound whatever the solver's tolerance.
 
-    Part, term and path are those of `objective.Formula`. With s(k, g) the seconds of part k on GPU g,
+    Parts, terms and paths are defined in the module `objective`. With s(k, g) the seconds of part k on GPU g,
     weight_P @ base_P + rest_X @ least_X + sum of weight_KG * s is a lower bound on the longest path, for any shares.
 
     Attributes:
@@ -84,7 +84,7 @@ def path_prices(
     Args:
         cost_KV: (K, V) seconds that each edge adds to each part on the edge's GPU.
         gpu_V: (V,) int64, the GPU of each edge.
-        fixed_KG: (K, G) seconds that each part takes on each GPU without edges.
+        fixed_KG: (K, G) seconds that each part takes on each GPU besides its edges.
         term_K: (K,) int64, the term of each part.
         count_PX: (P, X) int64, how often each term occurs in each path.
         base_P: (P,) seconds of each path that no share changes.
@@ -122,15 +122,15 @@ class PhaseProgram(NamedTuple):
     """Linear program of one layer: minimise cost_V @ v subject to at_most_XV @ v <= limit_X, once_EV @ v = 1, v >= lower_V.
 
     The variables are the shares of experts on GPUs, GPU by GPU; then the time of the two phases (gate with dispatch, experts
-    with combine) in each scenario. If not all scenarios count, a threshold and each scenario's excess over it follow
+    with combine) in each traffic case. If not all cases count, a threshold and each case's excess over it follow
     (conditional value at risk).
 
     Attributes:
-        layer: the layer.
-        least_YW: (2, W) lower bounds on the seconds of the phases.
+        layer: the layer's costs.
+        least_YW: (2, W) lower bounds on the seconds of the two phases.
         unit_s: seconds of one unit of time in the program.
-        cost_V: (V,) weights of the objective. If all scenarios count, it leaves out the aggregation, which is constant.
-        at_most_XV: (X, V) rows: sums of GPUs in the order (G, 4, W), slots (G,), and excesses of scenarios (W,), if any.
+        cost_V: (V,) weights of the objective. If all cases count, it leaves out the aggregation, which is constant.
+        at_most_XV: (X, V) rows: sums of GPUs in the order (G, 4, W), slots (G,), and excesses of cases (W,), if any.
         limit_X: (X,) upper limit of each row.
         once_EV: (E, V) rows that sum each expert's shares.
         lower_V: (V,) lower bounds of the variables.
@@ -187,7 +187,7 @@ def phase_program(layer: PhaseSums, least_YW: FloatArray) -> PhaseProgram:
     """Builds the linear program whose optimum is a lower bound on a layer's seconds over all placements.
 
     Args:
-        layer: one layer in W scenarios.
+        layer: one layer in W traffic cases.
         least_YW: (2, W) lower bounds in seconds on the two phases: gate with dispatch, and experts with combine.
     """
     gpus, experts, sums, scenarios = layer.part_s_GEXW.shape
@@ -222,7 +222,7 @@ def phase_program(layer: PhaseSums, least_YW: FloatArray) -> PhaseProgram:
 
 
 def relaxed_s(layer: PhaseSums, least_YW: FloatArray) -> float:
-    """Returns the lower bound in seconds that follows from the dual solution of `phase_program`, whose arguments it has."""
+    """Returns a lower bound on a layer's seconds: the dual value of `phase_program`, which has the same arguments."""
     program = phase_program(layer, least_YW)
     return program.dual_s(program.solved()[1])
 
@@ -255,12 +255,12 @@ def merged(layer: PhaseSums, block_G: IntArray) -> PhaseSums:
 def lp_rounding(costs: LayerCosts, slots_G: IntArray) -> IntArray:
     """Places each expert on the GPU that takes its largest share in the linear program, as far as slots last.
 
-    If ports and speeds differ, the program tells how many experts each GPU should hold, which a search by swaps hardly finds.
-    For large layers it is solved for the sum of all scenarios, or for blocks of equal GPUs; an expert then goes to the GPU of
+    If ports and speeds differ, the program gives how many experts each GPU should hold, which a search by swaps rarely reaches.
+    For large layers it is solved for the sum of all cases, or for blocks of equal GPUs; an expert then goes to the GPU of
     its block that would compute least.
 
     Args:
-        costs: one layer in W scenarios.
+        costs: one layer in W cases.
         slots_G: (G,) int64, how many experts each GPU can hold; at least E in all.
 
     Returns:
@@ -334,7 +334,7 @@ def exact_server_s(costs: LayerCosts, slots_G: IntArray, replicas: bool, least: 
     expert go to one server that does. The GPUs of a server may share an expert's tokens there in any parts.
 
     Args:
-        costs: one layer with deduplicated tokens, in a single scenario, on servers with NICs.
+        costs: one layer with deduplicated tokens, in a single traffic case, on servers with NICs.
         slots_G: (G,) int64, how many experts each GPU can hold.
         replicas: whether an expert may be on several GPUs.
         least: lower bounds on the seconds of phases, such as a relaxation's, with which the solver begins.

@@ -1,4 +1,4 @@
-"""Formulas for the time of one MoE layer of several models: Table 2 of Aurora for two models, busiest resource for more.
+"""Formulas for the time of one MoE layer of several models: Aurora's Table 2 for two models, the busiest resource for more.
 
 A part is a sum of phases on one GPU, such as dispatch_a + dispatch_b. A term is the longest of its parts on any GPU. A path is
 a sum of terms. The time of a layer is its longest path. Plans are made by these formulas; the simulator does not use them.
@@ -47,11 +47,13 @@ TABLE_2: dict[str, tuple[Path, ...]] = {  # paths of two models; Table 2 starts 
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula for the seconds of a layer of several models: the longest of its paths; see this module for the words.
+    """A formula for the seconds of a layer of several models: the longest of its paths.
+
+    A part is a sum of phases on one GPU, a term the longest of its parts on any GPU, a path a sum of terms.
 
     Attributes:
-        parts: the parts of each term, by the term's name.
-        paths: the names of each path's terms.
+        parts: dict from each term's name to its parts.
+        paths: for each path the names of its terms.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -68,7 +70,7 @@ class Formula:
         return np.array([[path.count(term) for term in self.parts] for path in self.paths], dtype=np.int64)
 
     def term_XG(self, times_M: Sequence[PhaseTimes]) -> FloatArray:
-        """Returns (X, G) seconds of each term on each GPU, from the phases of each model."""
+        """Returns (X, G) seconds of each term on each GPU; times_M are the phase times of each model."""
 
         def summed(part: Part) -> FloatArray:
             """(G,) seconds of a part on each GPU."""
@@ -81,7 +83,7 @@ class Formula:
         return float((self.count_PX @ term_X).max())
 
     def seconds(self, times_M: Sequence[PhaseTimes]) -> float:
-        """Returns the seconds of the layer; times_M are the phases of each model."""
+        """Returns the seconds of the layer; times_M are the phase times of each model."""
         return self.longest(self.term_XG(times_M).max(axis=1, initial=0.0))
 
 
@@ -92,9 +94,9 @@ def objectives(models: int) -> tuple[str, ...]:
 
 @cache
 def formula(objective: str, models: int, nics: bool = False) -> Formula:
-    """Returns the Formula of an objective.
+    """Returns the Formula that an objective's name stands for.
 
-    Letters: G gate, N dispatch, F experts, C combine; a and b are the models.
+    Letters: G gate, N dispatch, F experts, C combine; a and b are the models; |x| is the duration of x.
 
     - "paper" is Table 2 as printed. It is a lower bound rather than a timeline: C_a may end before F_a, and N_b ignores G_b.
     - In "causal" every transfer waits for the phases that it depends on: N_b ends at max(|N_a + N_b|, G_b + |N_b|). With
@@ -116,11 +118,11 @@ def formula(objective: str, models: int, nics: bool = False) -> Formula:
 
 
 def seconds(objective: str, times_M: Sequence[PhaseTimes], nics: bool) -> float:
-    """Returns the seconds of a layer: of one model by Eq. 1, of several by `formula`.
+    """Returns the seconds of a layer: of one model by Aurora's Eq. 1, of several by `formula`.
 
     Args:
         objective, nics: as in `formula`; not used for one model.
-        times_M: the phases of each model.
+        times_M: the phase times of each model.
     """
     return exclusive_s(times_M[0]) if len(times_M) == 1 else formula(objective, len(times_M), nics).seconds(times_M)
 

@@ -31,13 +31,13 @@ TINY = 1e-9  # of all seconds, where a float sum must not count as above a limit
 
 
 class Limits(NamedTuple):
-    """Limits on the slots and seconds of GPUs and servers, and the seconds that experts take there.
+    """Limits of a server search: slots and maximum seconds of GPUs and servers; and the seconds of each expert there.
 
     Attributes:
         server_G: (G,) int64, the server of each GPU.
         slots_G: (G,) int64, how many experts each GPU can hold.
         gpu_s_GE: (G, E) seconds of each expert on each GPU.
-        server_s_NE: (N, E) seconds of each expert on each server, if all GPUs of the server share it.
+        server_s_NE: (N, E) seconds of each expert on each server, if all GPUs of the server share its tokens.
         most_gpu_s: maximum seconds of a GPU.
         most_server_s: maximum seconds of a server.
         beside_s_G: (G,) seconds of other work on each GPU.
@@ -343,12 +343,12 @@ class Homes(NamedTuple):
 
     @property
     def spare_N(self) -> IntArray:
-        """(N,) int64, number of slots of each server that are left beside the experts whose home it is."""
+        """(N,) int64, number of slots of each server minus number of experts whose home it is."""
         slots_N = np.bincount(self.limits.server_G, weights=self.limits.slots_G, minlength=len(self.from_NE)).astype(np.int64)
         return slots_N - np.bincount(self.server_E, minlength=len(slots_N))
 
     def shares(self, serving_NE: IntArray) -> FloatArray:
-        """Returns (N, E), the share of each expert that each server takes, from which `serving_servers` derives serving_NE.
+        """Returns (N, E), the share of each expert's tokens that each server computes. Inverse of `serving_servers`.
 
         Args:
             serving_NE: (N, E) int64, the server that serves expert e for tokens that start on server n.
@@ -358,7 +358,7 @@ class Homes(NamedTuple):
         return share_NE
 
     def seconds(self, serving_NE: IntArray) -> FloatArray:
-        """Returns (N,) the seconds of each server's experts, if all of its GPUs share them; serving_NE as in `shares`."""
+        """Returns (N,) seconds of expert compute of each server, balanced over its GPUs; serving_NE as in `shares`."""
         server_s_N = np.zeros(len(serving_NE))
         np.add.at(server_s_N, serving_NE, self.from_NE * self.limits.server_s_NE[serving_NE, np.arange(len(self.server_E))])
         return server_s_N
@@ -369,11 +369,11 @@ class Homes(NamedTuple):
 
 
 def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> FloatArray | None:
-    """Chooses the servers that hold replicas of each expert, and the share of the expert that each of them takes.
+    """Chooses the servers that hold replicas of each expert, and the share of the expert's tokens that each of them takes.
 
-    First, each expert gets to `least` servers, so that the most rows are saved. Then each server takes, one by one, the experts
-    that save the most of its own rows. Last, servers above their limit of seconds give work away: another holder of an expert
-    serves one more server in their place, or they give up a replica; always the change with the fewest rows per second saved.
+    First, each expert is put on `least` servers, those that save the most rows. Then each server adds, one by one, the experts
+    that save the most rows that it sends. Last, servers above their time limit give work away: another holder of an expert
+    serves one more server in their place, or they drop a replica; each time the change that adds the fewest rows per second.
 
     Args:
         layer: the experts' homes.
@@ -461,7 +461,7 @@ def _given_away(share_N: FloatArray, weight_N: FloatArray, full: int, server_s_N
 
 
 def levelled(layer: Homes, share_NE: FloatArray, make: ReplicaStrategy, rng: np.random.Generator) -> Placement:
-    """Places the experts of each server on its GPUs so that loads are balanced; each server takes given shares of experts.
+    """Places experts on the GPUs of each server so that loads are balanced; share_NE gives each server's share of each expert.
 
     Spare slots of a server get further replicas of its experts.
 

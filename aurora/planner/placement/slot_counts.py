@@ -17,10 +17,10 @@ CACHE_KEPT = 0.9  # part of the KV cache without replicas that these leave
 def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
     """Returns (G,) int64: how many experts of profiles[0] fit on each GPU in every layer.
 
-    The weights outside experts of all models take their memory first.
+    The non-expert weights of all models are subtracted from the memory first.
 
     Raises:
-        InfeasiblePlan: if the weights outside experts exceed a GPU's memory.
+        InfeasiblePlan: if the non-expert weights exceed a GPU's memory.
     """
     profile, others = profiles[0], sum(p.other_bytes for p in profiles)
     slot_bytes = profile.expert_bytes * profile.layers
@@ -61,10 +61,10 @@ class SlotRoom:
     Attributes:
         slots: number of slots.
         memory_bytes: memory of the smallest GPU.
-        other_bytes: bytes of weights outside experts.
+        other_bytes: bytes of non-expert weights.
         activation_bytes: bytes of the rows that a GPU sends and receives in the largest step, in dispatch and combine.
         cache_bytes: bytes reserved for the KV cache.
-        cache_tokens: number of tokens that fit in them; None if the profile does not tell the bytes per token.
+        cache_tokens: number of tokens that fit into the KV cache; None if the profile does not have its bytes per token.
         slot_bytes: bytes of one slot: an expert's weights over all layers.
     """
 
@@ -83,7 +83,7 @@ class SlotRoom:
         If `kv_tokens` is None, the cache gets nine tenths of the memory that it could have without replicas.
 
         Raises:
-            BadInput: if `kv_tokens` is given, but the profile does not tell the KV cache's bytes per token.
+            BadInput: if `kv_tokens` is given, but the profile does not have the KV cache's bytes per token.
         """
         memory_bytes, slot_bytes = min(gpu.memory_bytes for gpu in cluster.gpus), profile.expert_bytes * profile.layers
         pairs = int(profile.tokens_TLSE.sum(axis=3).max())
@@ -124,7 +124,7 @@ def check_slots(cluster: Cluster, profile: Profile, slots_G: IntArray) -> None:
 
 
 def shared_slots_MG(cluster: Cluster, profiles: Sequence[Profile]) -> list[IntArray]:
-    """Returns `memory_slots_G` of each model, (M, G), if the GPUs also hold the other models' weights outside experts."""
+    """Returns (M, G): `memory_slots_G` of each model if the GPUs also hold the non-expert weights of the others."""
     others_M = [[*profiles[:model], *profiles[model + 1 :]] for model in range(len(profiles))]
     return [memory_slots_G(cluster, [profile, *others]) for profile, others in zip(profiles, others_M, strict=True)]
 
@@ -170,8 +170,8 @@ def filled(
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Adds replicas until every GPU holds the same number of experts in every layer.
 
-    The least busy GPU gets the next replica: of the hottest expert whose even part leaves the GPU no busier than the layer's
-    busiest one; if there is none, of the coldest expert.
+    The least loaded GPU gets the next replica: of the most loaded expert whose even part leaves the GPU's load at or below the
+    layer's maximum; if there is none, of the least loaded expert.
 
     Args:
         placement: the placement.
@@ -181,7 +181,7 @@ def filled(
         slots: number of experts of each GPU afterwards, at most E; None: as many as the fullest GPU holds.
 
     Returns:
-        By layer and GPU equally many experts, ascending, each at most once on a GPU.
+        The experts of each layer and GPU, equally many, ascending, without duplicates on a GPU.
     """
     layers = range(len(placement.slots_LG))
     load_LE = np.ones((len(layers), placement.experts), dtype=np.int64) if load_LE is None else load_LE
@@ -195,7 +195,7 @@ def filled(
 
 
 def redundant_experts(placement: Placement) -> int:
-    """Returns the slots of a layer minus its experts, if every GPU has as many slots as the fullest GPU of any layer."""
+    """Returns vLLM's `num_redundant_experts`: slots minus experts of a layer, all GPUs with the slots of the fullest one."""
     return max(len(held) for layer in placement.slots_LG for held in layer) * placement.gpus - placement.experts
 
 

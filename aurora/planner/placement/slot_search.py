@@ -1,8 +1,8 @@
-"""Slot search: local search over the experts in the slots of all GPUs, replicas included, for one scenario or several.
+"""Slot search: local search over the experts in the slots of all GPUs, replicas included, for one traffic case or several.
 
-The objective is the mean over the scenarios that count, each by Aurora's Eq. 1 (`PhaseSums`).
+The objective is the mean over the cases that count, each by Aurora's Eq. 1 (`PhaseSums`).
 
-A GPU is critical if it is slowest in a phase of a scenario that counts. Each step takes the best change of a critical GPU: it
+A GPU is critical if it is slowest in a phase of a case that counts. Each step takes the best change of a critical GPU: it
 swaps one of its slots with another GPU's, moves an expert to an empty slot, gives one of its experts a further replica
 elsewhere, or puts another expert in the place of a replica. If none of these helps, two GPUs exchange all their experts.
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
@@ -38,7 +38,7 @@ ENOUGH_GPUS = 8  # a change that helps is taken when it is the best of this many
 
 @njit(cache=True, nogil=True)
 def best_swap(layer, slots, scratch, g, best_s):
-    """Finds the best swap or move of a slot of GPU g.
+    """Finds the best swap of an expert of GPU g with another GPU's, or move to another GPU's empty slot.
 
     Returns (objective in seconds, slot, other GPU, its slot, number of changes evaluated). Slots and GPU are EMPTY if no change
     brings the objective below best_s.
@@ -96,7 +96,7 @@ def best_swap(layer, slots, scratch, g, best_s):
 
 @njit(cache=True, nogil=True)
 def best_exchange(layer, slots, scratch, g, best_s):
-    """Finds the best GPU for GPU g to exchange all experts with.
+    """Finds the best GPU with which GPU g could exchange all experts.
 
     Returns (GPU, number of changes evaluated). The GPU is EMPTY if no exchange brings the objective below best_s.
     """
@@ -127,11 +127,11 @@ def best_exchange(layer, slots, scratch, g, best_s):
 
 @njit(cache=True, nogil=True)
 def best_count_change(layer, slots, scratch, gain_G, g, best_s):
-    """Finds the best change of replica counts that relieves GPU g.
+    """Finds the change of replica counts that lowers the objective most by taking load from GPU g.
 
-    Either one of its experts gets a further replica elsewhere, in an empty slot or in place of another replica; or one of its
-    replicas is replaced by an expert of a critical GPU, or removed. The search for a place or an expert is skipped if the
-    relief alone does not bring the objective below best_s.
+    Either an expert of g gets a further replica elsewhere, in an empty slot or in place of another replica; or a replica on g
+    is replaced by an expert of a critical GPU, or removed. The search for a place or an expert is skipped if taking the load
+    from g alone does not bring the objective below best_s.
 
     Returns (objective in seconds, GPU, slot, expert to put there, number of changes evaluated).
     """
@@ -277,7 +277,7 @@ SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this num
 LEAST_GAIN = 1e-9  # relative: a smaller gain is none
 ROUNDING = 1e-12  # share of the largest summand: smaller gains are rounding, also where the objective is zero
 EXTREMES = 16  # busiest and idlest experts that are tried in an empty slot where no replica lowers the objective
-EFFORT = 10_000_000  # changes times scenarios that the restarts of a search price at most: about 0.1 s
+EFFORT = 10_000_000  # changes times cases that the restarts of a search price at most: about 0.1 s
 DESCENT = 10  # so many times that may the first descent price
 
 
@@ -290,10 +290,10 @@ def slot_search(
     share_GP: FloatArray | None = None,
     effort: int = EFFORT,
 ) -> tuple[IntArray, float]:
-    """Changes the experts in slots by local search, to lower the seconds of Eq. 1 over the scenarios that count.
+    """Changes the experts in slots by local search, to lower Aurora's Eq. 1, averaged over the traffic cases that count.
 
-    It descends from the start; then it restarts `kicks` times, from the best slots after random changes. The result can be the
-    start of another search. Deterministic for a given state of `rng`.
+    It descends from held_GP, then restarts `kicks` times from random changes of the best slots. The result can be the start of
+    another search. Deterministic for a given state of `rng`.
 
     Args:
         layer: the costs.
@@ -303,7 +303,7 @@ def slot_search(
         replicas: whether counts of replicas may change; otherwise slots only swap and move.
         share_GP: (G, P) float64, fixed shares of the experts' tokens in the slots; they move together with the experts, in this
             array itself, and replica counts do not change. None: the replicas of an expert share its tokens evenly.
-        effort: maximum of changes evaluated x scenarios in the restarts; the first descent may take DESCENT times as many.
+        effort: maximum of changes evaluated x cases in the restarts; the first descent may take DESCENT times as many.
 
     Returns:
         ((G, P) int64, the expert in each slot; the objective in seconds). Never worse than the start.
@@ -318,10 +318,10 @@ def slot_search(
 
 
 def fill(layer: PhaseSums, held_GP: IntArray) -> tuple[IntArray, float]:
-    """Puts replicas into all empty slots, first the one that lowers the seconds of Eq. 1 most.
+    """Puts replicas into all empty slots, one by one: each time the one that lowers the seconds of Aurora's Eq. 1 most.
 
-    If none lowers them, it takes the busiest expert whose replica does not raise them, or else the one that raises them least;
-    only the EXTREMES busiest and idlest experts are tried for this. A GPU that holds every expert keeps its empty slots.
+    If none lowers them, it takes the most loaded expert whose replica does not raise them, or else the one that raises them
+    least; only the EXTREMES most and least loaded experts are tried then. A GPU that holds every expert keeps its empty slots.
 
     Args:
         layer: the costs.

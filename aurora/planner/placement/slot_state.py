@@ -3,8 +3,8 @@
 The seconds of Aurora's Eq. 1 (arXiv:2410.17043) follow from four sums over the experts that a GPU holds: (0) gate and sending
 in the dispatch, (1) gate and receiving in the dispatch, (2) experts and sending in the combine, (3) experts and receiving in
 the combine. The first phase (gate + dispatch) is the larger of sums 0 and 1, the second phase (experts + combine) that of 2 and
-3. A scenario takes the largest first phase of a GPU, the largest second phase, and the aggregation. `rebalance` uses one sum
-per GPU and one scenario.
+3. A case takes the largest first phase of a GPU, the largest second phase, and the aggregation. `rebalance` uses one sum
+per GPU and one case.
 
 Each search calls its price function by name: numba does not cache functions that take functions as arguments, and calls that
 are not inlined pass all arrays of a state, which made rebalancing 25 times as slow.
@@ -25,14 +25,14 @@ PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with rece
 
 
 class PhaseSums(NamedTuple):
-    """The four sums of each GPU (see this module) in W scenarios: the seconds without experts, and those that experts add.
+    """Seconds of the four sums of each GPU (see this module) in W traffic cases: without experts, and added by each expert.
 
     Attributes:
         part_s_GEXW: (G, E, 4, W) seconds that each expert adds to each sum of each GPU.
         base_s_GXW: (G, 4, W) seconds of each sum of each GPU without experts.
         aggregate_s_W: (W,) seconds of the aggregation on the slowest GPU.
         slots_G: (G,) int64, how many experts each GPU can hold.
-        worst: number of scenarios that count, longest first.
+        worst: number of cases that count, longest first.
     """
 
     part_s_GEXW: FloatArray
@@ -43,10 +43,10 @@ class PhaseSums(NamedTuple):
 
     @classmethod
     def of(cls, costs: "LayerCosts", slots_G: IntArray) -> Self:
-        """Returns the sums of a layer.
+        """Returns the PhaseSums of a layer, computed from its costs.
 
         Args:
-            costs: one layer in W scenarios.
+            costs: one layer in W traffic cases.
             slots_G: (G,) int64, how many experts each GPU can hold.
         """
         own_GEW = np.ascontiguousarray(np.moveaxis(costs.own_WGE, 0, 2), dtype=np.float64)
@@ -90,7 +90,7 @@ TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change lea
 
 
 class Slots(NamedTuple):
-    """Contents of all slots, and the times that follow from them.
+    """The expert in each slot, and the seconds of GPUs and cases that follow from it.
 
     Attributes:
         held_GP: (G, P) int64, the expert in each slot, EMPTY for none.
@@ -99,10 +99,10 @@ class Slots(NamedTuple):
         gpu_EG: (E, G) int64; gpu_EG[e, : count_E[e]] are the GPUs that hold expert e.
         holds_GE: (G, E) bool, whether a GPU holds an expert.
         sum_s_GXW: (G, 4, W) seconds of each sum of each GPU.
-        top_YWR: (2, W, TOP) int64, the slowest GPUs of each phase of each scenario, slowest first; EMPTY where there are fewer.
+        top_YWR: (2, W, TOP) int64, the slowest GPUs of each phase of each case, slowest first; EMPTY where there are fewer.
         top_s_YWR: (2, W, TOP) seconds of the phase on these GPUs.
-        seconds_W: (W,) seconds of each scenario.
-        weight_W: (W,) 1 / worst for the scenarios that count, 0 for the others.
+        seconds_W: (W,) seconds of each case.
+        weight_W: (W,) 1 / worst for the cases that count, 0 for the others.
     """
 
     held_GP: IntArray
@@ -121,7 +121,7 @@ class Slots(NamedTuple):
 def start_slots(layer, held_GP, share_GP):
     """Returns the Slots to start from.
 
-    held_GP (G, P) is the expert in each slot, share_GP (G, P) the share of its tokens there.
+    held_GP (G, P) is the expert in each slot, share_GP (G, P) the share of the expert's tokens in the slot.
     """
     gpus, experts, parts, scenarios = layer.part_s_GEXW.shape
     slots = Slots(
@@ -240,7 +240,7 @@ class Scratch(NamedTuple):
         theirs_QXW: (P, 4, W) the same for another GPU.
         rest_YW: (2, W) seconds of each phase on the slowest GPU that a change does not alter.
         most_YW: (2, W) the same maximum over these and some of the altered GPUs.
-        seconds_W: (W,) seconds of each scenario after a change.
+        seconds_W: (W,) seconds of each traffic case after a change.
         ranked_W: (W,) the same, largest first.
     """
 
@@ -274,7 +274,7 @@ def scratch_memory(layer, width):
 
 @njit(cache=True, nogil=True)
 def price(layer, slots, scratch):
-    """Finds the slowest GPUs and the scenarios that count; returns the objective."""
+    """Updates the slowest GPUs, seconds and weights of the cases in `slots`, and returns the objective in seconds."""
     top_s_YWR, seconds_W, weight_W, ranked_W = slots.top_s_YWR, slots.seconds_W, slots.weight_W, scratch.ranked_W
     _find_slowest(slots.sum_s_GXW, slots.top_YWR, top_s_YWR)
     for w in range(len(seconds_W)):
@@ -351,7 +351,7 @@ def find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW):
 
 @njit(cache=True, nogil=True)
 def objective(seconds_W, weight_W, ranked_W, worst, best_s):
-    """Returns the objective for scenarios that take seconds_W (W,); or a lower bound on it, if that reaches best_s."""
+    """Returns the objective of traffic cases with seconds_W (W,); stops early with a lower bound if that reaches best_s."""
     value_s = 0.0
     for w in range(len(weight_W)):
         value_s += weight_W[w] * seconds_W[w]
@@ -375,7 +375,7 @@ def _tail_mean(seconds_W, ranked_W, worst):
 
 @njit(cache=True, nogil=True, inline="always")
 def with_share(row_GXW, at, part_s_GEXW, g, e, share, y, w):
-    """Returns the seconds of phase y in scenario w for row_GXW[at] plus `share` of expert e's seconds on GPU g."""
+    """Returns the seconds of phase y in traffic case w for row_GXW[at] plus `share` of expert e's seconds on GPU g."""
     one_s = row_GXW[at, 2 * y, w] + share * part_s_GEXW[g, e, 2 * y, w]
     return larger(one_s, row_GXW[at, 2 * y + 1, w] + share * part_s_GEXW[g, e, 2 * y + 1, w])
 

@@ -25,12 +25,12 @@ MOST_COUNTS = 15_000  # even splits are certified up to this number of possible 
 
 
 def mean_load(load_E: FloatArray, slots: GpuSlots) -> float:
-    """Returns the load of a GPU if any part of the load could go to any GPU, so that all GPUs had equal loads."""
+    """Returns the lower bound of a perfectly balanced load: total load / sum of 1 / cost over the GPUs."""
     return float(load_E.sum() / (1 / slots.cost_G).sum())
 
 
 def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
-    """Returns the smallest T for which there are enough slots to keep every part of an expert at a load of T or less.
+    """Returns a lower bound: the smallest T for which the slots suffice to cut every expert into parts of load T or less.
 
     On equal GPUs with P slots in all, T is the smallest value with sum_e max(1, ceil(load_e / T)) <= P. On unequal GPUs, each
     expert is counted as if it were on the fastest GPUs. The bound holds for every load split.
@@ -41,7 +41,7 @@ def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
 
 
 def least_largest(value_ER: FloatArray, spare: int) -> float:
-    """Returns the least T such that `spare` further replicas, beyond one per expert, bring all experts' values to T or less.
+    """Returns the least T for which `spare` replicas, beyond one per expert, bring every expert's value to T or less.
 
     Args:
         value_ER: (E, R) float64, each expert's value, such as load per replica, if it has 1 to R replicas; falling along R.
@@ -91,7 +91,7 @@ def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
 def equal_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
     """Returns a lower bound on the largest load if replicas of an expert take equal parts of its load.
 
-    It is found as in `free_split`; for small layers, certificates try every choice of replica counts too.
+    It is computed as in `free_split`; for small layers, certificates cover every choice of replica counts too.
     """
     base = free_split(load_E, slots, value)
     slots_G = slots.useful_G(len(load_E))

@@ -42,7 +42,7 @@ DEFAULT_MIN_REPLICAS = 2  # every expert survives any one failure
 def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min_replicas: int) -> IntArray:
     """Returns (E,) int64, replica counts in proportion to load that fill all slots.
 
-    Each expert in turn, by rising load, gets its share of the slots left, rounded down, and at least `min_replicas`.
+    By rising load, each expert gets its share of the remaining slots, rounded down, but at least `min_replicas`.
 
     Args:
         load_E: (E,) loads of zero or more; if all are zero they count as equal. Shares are computed exactly.
@@ -77,7 +77,7 @@ def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntAr
 
 
 def default_min_replicas(experts: int, failure_domains: FailureDomains) -> int:
-    """Returns the default of `min_replicas`: DEFAULT_MIN_REPLICAS, or fewer if nodes or domains hold fewer of each."""
+    """Returns the default of `min_replicas`: DEFAULT_MIN_REPLICAS, or fewer if nodes or failure domains hold fewer."""
     useful = (int(np.minimum(slots_X, experts).sum()) for slots_X in (failure_domains.slots_N, failure_domains.slots_D))
     return max(1, min(DEFAULT_MIN_REPLICAS, min(useful) // experts))
 
@@ -111,7 +111,7 @@ def checked_counts(replicas: Sequence[int], experts: int, least: int, slots_X: I
         experts: number of experts, E.
         least: minimum replicas of each expert.
         slots_X: slots of each GPU or node.
-        holders: name of these in errors.
+        holders: the word for GPUs or nodes in error messages.
     """
     count_E = counts("`replicas`", replicas, 1)
     if len(count_E) != experts or (count_E < least).any():
@@ -125,10 +125,10 @@ NodePlacement = Callable[[IntArray, IntArray], IntArray]
 
 
 def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
-    """Places by maximum rank overlap: experts are grouped by rank (`ranked`), and each group gets nodes of its own.
+    """Places by Lazarus's maximum rank overlap: groups experts sorted by replica count (`ranked`), and gives each group nodes.
 
-    A group has as many experts as the smallest node has slots, and as many nodes as its rarest expert has replicas. Empty slots
-    then go round robin to the experts with replicas left; a node may then hold an expert twice.
+    A group has as many experts as the smallest node has slots, and as many nodes as the fewest replicas of an expert in it.
+    Empty slots then go round robin to experts with replicas left; a node may then hold an expert twice.
 
     Args:
         count_E: (E,) int64, the replicas of each expert.
@@ -163,7 +163,7 @@ def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
 
 
 def spread(count_E: IntArray, slots_N: IntArray) -> IntArray:
-    """Places round robin: each replica goes to the next node with an empty slot, one without the expert if there is one.
+    """Places round robin: each replica goes to the next node with an empty slot, if possible one that lacks the expert.
 
     Args and returns: as in `mro`.
 
@@ -232,8 +232,8 @@ FailureStrategy = Callable[[IntArray, FailureDomains, Aim, np.random.Generator],
 def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None = None) -> Aim:
     """Returns the aim of a placement.
 
-    Its numbers of failures are those that `min_replicas` does not guarantee to survive, fewest first; with `alive`, the number
-    that leaves `alive` domains comes before all others.
+    It optimises the numbers of failures that `min_replicas` does not guarantee to survive, fewest failures first; with `alive`,
+    the number of failures that leaves `alive` domains comes first.
 
     Args:
         min_replicas: minimum replicas of each expert.
@@ -255,9 +255,9 @@ def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None
 def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
     """Places replicas by swap local search from several starts, and takes the best result that keeps `min_replicas`.
 
-    The starts are each baseline, on nodes and on failure domains, and a placement that keeps `min_replicas` wherever slots
-    allow. For every number of failures, the result survives at least as likely as `mro`, unless no such candidate keeps
-    `min_replicas`.
+    The starts are the baselines, each on nodes and on failure domains, and a placement that keeps `min_replicas` wherever slots
+    allow. For every number of failures, the result survives with at least the probability of `mro`, unless no candidate that
+    does also keeps `min_replicas`.
 
     Args:
         count_E: (E,) int64, the number of replicas of each expert.
@@ -303,7 +303,7 @@ def place_for_failures(
     alive: int | None = None,
     seed: int = 0,
 ) -> ResilientPlacement:
-    """Places replicas on nodes that may fail, so that every expert is as likely as possible to be still held after failures.
+    """Places replicas on nodes so that, after nodes fail, every expert is still held with the highest probability.
 
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
@@ -477,7 +477,7 @@ def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: F
 
 
 def fewest_slots(experts: int, gpus: int, failures: int, servers: int | None = None) -> int:
-    """Returns the fewest slots per GPU, equal on all GPUs, with which every expert survives any `failures` failures.
+    """Returns the fewest slots per GPU, equal on all GPUs, with which every expert is still held after any `failures` failures.
 
     Args:
         experts: number of experts of a layer.

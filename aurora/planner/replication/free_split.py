@@ -258,8 +258,8 @@ START = -1
 def minimise_max_time(held_GP, cost_G, part_GP):
     """Splits experts' loads over their replicas so that the largest time of a GPU is the least possible.
 
-    Load moves from a GPU above a target time to a GPU below it, along the shortest chain of GPUs that share experts. If there
-    is no such chain, the load of the GPUs that chains reach cannot be anywhere else; their mean time is then a lower bound, and
+    Load moves from a GPU above a target time to a GPU below it, along the shortest chain of GPUs that share experts. If no
+    chain reaches a GPU below it, the load of the reached GPUs cannot go elsewhere: their mean time is a lower bound, and
     becomes the target (Newton's method on the cuts of a flow).
 
     Args:

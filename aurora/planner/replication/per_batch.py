@@ -83,8 +83,8 @@ def fewest_active(load_DE, held_GP):
 def spill(load_DE, home_E, gpus, factor, threshold, least, fetched_most):
     """Moves tokens from overloaded GPUs to the least loaded ones, which fetch the experts' weights for this batch.
 
-    Experts are assigned in falling order of tokens. The load of a GPU is what it has been given so far, plus the tokens of its
-    own experts that are still to be assigned.
+    Experts are assigned in falling order of tokens. A GPU's load is the tokens assigned to it so far, plus the tokens of the
+    experts it holds that are not assigned yet.
 
     Args:
         load_DE: (D, E) float64, whole tokens of each expert in each batch.

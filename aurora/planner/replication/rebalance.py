@@ -1,14 +1,14 @@
-"""Rebalances a placement in force, for live systems: few slots change, and all layers take milliseconds.
+"""Rebalances a placement in force, for live systems: changes few slots; all layers of a model take milliseconds.
 
-Replicas share their expert's load evenly. The time of a GPU is its load times its cost. A step changes slots to relieve the
-slowest GPU of a layer. It swaps two replicas; moves one to an empty slot; gives an expert a further replica, in an empty slot
-or in place of another replica; or puts another expert in the place of a replica. Afterwards each GPU that it changes is faster
-than the slowest GPU was before. Every expert keeps its min replicas.
+Replicas share their expert's load evenly. The time of a GPU is its load times its cost. A step takes load from the slowest GPU
+of a layer: it swaps two replicas; moves one to an empty slot; gives an expert a further replica, in an empty slot or in place
+of another replica; or replaces a replica by another expert. Afterwards each changed GPU is faster than the slowest GPU was
+before. Every expert keeps its min replicas.
 
-A move is an expert whose weights a GPU fetches because it did not hold them at the start. Each step taken has the largest
-relief per move. The relief is the fall of the sum, over the changed GPUs, of the excess of their times over the target and of
-the square of that excess, so that slow GPUs count more. Most steps need no evaluation: two GPUs can at best be equally slow
-after a swap, which bounds the relief of a swap.
+A move is an expert whose weights a GPU fetches because it did not hold them at the start. The step with the largest relief per
+move is taken. With x the excess of a GPU's time over the target, relief is the fall of the sum of x + x^2 over the changed
+GPUs, so that slow GPUs count more. Most swaps need no evaluation: at best both GPUs are equally slow afterwards, which bounds
+the relief.
 
 If few slots hold large replicas, no step may help early on. Then a second search starts: it first gives the experts with large
 replicas further ones, in place of the replicas that are needed least, whatever the GPUs' times. The better result is returned.
@@ -46,12 +46,12 @@ NO_STEP, SWAP, REPLACE = range(3)
 
 
 class Layer(NamedTuple):
-    """One layer, and the limits that changes of its slots must keep.
+    """Costs and loads of one layer, and the limits that changes of its slots must keep.
 
     Attributes:
         load_E: (E,) the load of each expert.
         cost_G: (G,) the cost of a unit of load on each GPU.
-        times: the time that each expert adds to each GPU, its load times the GPU's cost, as PhaseSums with one scenario.
+        times: the time that each expert adds to each GPU, its load times the GPU's cost, as PhaseSums with one traffic case.
         was_GE: (G, E) bool, whether a GPU held an expert at the start.
         domain_G: (G,) int64, the failure domain of each GPU.
         least_E: (E,) int64, minimum replicas of each expert.
@@ -90,7 +90,7 @@ def rebalance(
     min_replicas: int = 1,
     domain_G: ArrayLike | None = None,
 ) -> Rebalanced:
-    """Changes few slots of a placement in force, so that it suits new loads; takes milliseconds, for live systems.
+    """Changes a few slots of a placement in force to balance new loads; takes milliseconds, for live systems.
 
     Replicas share their expert's load evenly, as in engines. A layer's slots change until its largest load is near enough to
     the mean (`enough`), or no change lowers it; the next placement is never worse than the one in force.

@@ -46,7 +46,7 @@ def counts_by_load(load_E, slots, most):
 
 @njit(cache=True)
 def greedy_max_time(load_E, slots_G, cost_G):
-    """Returns the largest time of a GPU that EPLB's method reaches on equal GPUs; searches start from this limit.
+    """Returns the largest time of a GPU in an EPLB-like greedy placement, an upper limit for searches to start from.
 
     Replica counts are those of `counts_by_load`; replicas go, largest first, to the GPU with the least load. An expert may be
     twice on a GPU.

@@ -29,7 +29,7 @@ Polynomial = list[float]  # coefficient k: the summed odds of sets of k failures
 
 
 def all_held(held_WE: BoolArray, alive_MW: BoolArray) -> BoolArray:
-    """Returns (...) bool, whether the alive holders together have every item.
+    """Returns (...) bool, whether every item is on at least one alive holder.
 
     Args:
         held_WE: (W, E) bool, whether holder w has item e.
@@ -62,7 +62,7 @@ class _TooManyBranches(Exception):
 
 
 def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int, branches: int) -> Polynomial:
-    """Returns, for k = 0..most, the summed odds of all sets of k failed domains that lose no item, by branching over domains.
+    """Returns, for k = 0..most, the summed odds of the sets of k failed domains after which every item is still held.
 
     Args:
         holders: the sets of holders as bits, as `minimal_holders` returns them; an item is lost if one set fails entirely.
@@ -303,7 +303,7 @@ CLOSE = 1e-12  # relative: sums of float odds
 
 
 class SurvivalAim(NamedTuple):
-    """Objective of the search: first, fewest domains and nodes that experts lack; then, lowest odds of losing an expert."""
+    """Objective of `swap_local_search`: first few missing domains and nodes of experts, then low odds of losing an expert."""
 
     nodes_D: Any  # (D,) int64, the nodes of each domain
     distinct_domains: Any  # on how many domains each expert should be
@@ -324,16 +324,16 @@ class SwapState(NamedTuple):
 
 
 def swap_local_search(count_ED: IntArray, slots_D: IntArray, aim: SurvivalAim, kick_R2: FloatArray, most: int) -> IntArray:
-    """Swaps replicas while that lowers the measure, with random restarts.
+    """Swaps replicas between failure domains while that lowers the objective `aim`, with random restarts.
 
     After each descent come two random swaps (a kick) and another descent; the result is kept unless it is worse than the best.
 
     Args:
         count_ED: (E, D) int64, the replicas of each expert in each domain at the start.
         slots_D: (D,) int64, slots of each domain.
-        aim: the objective ("measure").
+        aim: the objective.
         kick_R2: (R, 2) random numbers in [0, 1), a row for each kick.
-        most: maximum number of evaluations of the measure.
+        most: maximum number of evaluations of the objective.
 
     Returns:
         (E, D) int64, the replicas of each expert in each domain in the best placement.

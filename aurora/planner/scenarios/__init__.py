@@ -1,6 +1,6 @@
-"""Cases of planning: one model that has the GPUs to itself, models that share every GPU, and models on servers.
+"""The scenarios of planning: `Exclusive` (one model per GPU), `Colocated` (models share every GPU), `Servers` (two networks).
 
-A plan loads the case that it is of.
+Each is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -31,8 +31,8 @@ class GroupedLayer:
     Attributes:
         costs: the layer's costs, expert by expert.
         group_E: (E,) int64, the group of each expert.
-        group_costs: the layer's costs, group by group, on ports alone.
-        nics_as_ports: `group_costs` with ports as slow as NICs make them, for searches, which know ports alone.
+        group_costs: the layer's costs, group by group, without NICs.
+        nics_as_ports: `group_costs` with port rates lowered to the NICs', for searches, which model ports but no NICs.
     """
 
     costs: LayerCosts
@@ -41,19 +41,19 @@ class GroupedLayer:
     nics_as_ports: GroupCosts
 
     def gpu_E(self, held_G: IntArray) -> IntArray:
-        """Returns (E,) the GPU of each expert, with group held_G[g] on GPU g."""
+        """Returns (E,) int64, the GPU of each expert; GPU g holds the group held_G[g]."""
         return np.asarray(np.argsort(held_G)[self.group_E])
 
 
 class Colocated(Scenario):
-    """Places models that share every GPU. A layer of a shorter model keeps the place of its first pairing."""
+    """Places models that share every GPU. Layer l runs beside layer l modulo a shorter model's length, which is placed once."""
 
     def costs(self, layer: int) -> list[LayerCosts]:
-        """Returns what a layer costs, for each model; see `Scenario.costs`."""
+        """Returns the LayerCosts of a layer, one per model."""
         return [layer_costs(self.cluster, profile, layer % profile.layers) for profile in self.profiles]
 
     def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
-        """Places all models; each layer gets an equal part of what is left of `options.time_limit_s`. See `Scenario.place`."""
+        """Places all models; the searches of the layers share `options.time_limit_s` evenly. See `Scenario.place`."""
         self._check_equal_shares()
         options, layers_M = self.options, [profile.layers for profile in self.profiles]
         shortest, longest = int(np.argmin(layers_M)), self.layers
@@ -97,16 +97,16 @@ class Colocated(Scenario):
         return PlacedModels(placements, objective_s, bound_s, assignment_bound_s)
 
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
-        """Returns seconds of a layer that no placement beats, whatever slots memory has; see `Scenario.bound`."""
+        """Returns a lower bound on the seconds of a layer for any number of slots; slots_G is not used."""
         return colocated_bound_s(formula(self.options.objective, len(self.profiles)), costs_M, self._replicas_fit)
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
-        """Returns the seconds of a layer by the objective, of which all models are part; see `Scenario.price`."""
+        """Returns the predicted seconds of a layer of all models by `options.objective`; see `Scenario.price`."""
         times_M = [costs.phase_times(split_EG) for costs, split_EG in zip(costs_M, split_MEG, strict=True)]
         return seconds(self.options.objective, times_M, costs_M[0].nics is not None)
 
     def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
-        """Returns the scenario, in which equal shares fit; see `Scenario.given`."""
+        """Returns this scenario; raises InfeasiblePlan unless equal shares of the experts fit on every GPU."""
         self._check_equal_shares()
         return self
 

@@ -1,9 +1,9 @@
 """One model that has the GPUs to itself, layer by layer.
 
-Recorded counts are a sample, so that the placement that is best on them is not the best on what comes. Placements are made for
-the forecast of a layer's traffic (`planner/workload/forecast`) and compared on draws of unseen windows. The search ends where
-it gains nothing there. The aim "own" takes the counts as exact instead. With `coactivation`, a token is sent once to a GPU that
-holds several of its experts, and experts that the same tokens choose come to one GPU where that pays.
+Recorded counts are a sample: the best placement for them is not the best for future traffic. So placements are made for a
+forecast of a layer's traffic (`planner/workload/forecast`) and compared on windows drawn from it. The search ends when these
+show no gain. The aim "own" takes the counts as exact instead. With `coactivation`, a token is sent once to a GPU that holds
+several of its experts, and experts that the same tokens choose are put on one GPU where that saves time.
 """
 
 import time
@@ -48,7 +48,7 @@ from aurora.types import FailureDomains, GpuSlots, Placement, PlanOptions
 from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 
 SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
-DRAWS = 48  # unseen scenarios that placements of a layer are compared on
+DRAWS = 48  # unseen cases that placements of a layer are compared on
 ROUNDS = 4  # of a search at most
 KICKS = 16  # restarts of the search in a round
 WORTH = 0.01  # share of a layer's time that replicas in spare slots may cost at most, where counts are exact
@@ -60,15 +60,15 @@ class ExclusiveProblem:
     """One layer of a model that has the GPUs to itself, as placement strategies see it.
 
     Attributes:
-        recorded: the layer in every scenario that the placement must serve, as recorded.
-        whole: the layer over the whole profile, without the profiles of further domains.
-        expected: the layer in every scenario, as placements are made for.
-        judge: the layer in scenarios by which placements are compared.
-        unseen: the layer in further scenarios, by which the placement that was chosen is judged.
+        recorded: costs in the recorded traffic cases (windows or traffic domains).
+        whole: costs of the sum of all windows, without the profiles of further domains.
+        expected: costs in the forecast of each case; placements are made for these.
+        judge: costs in cases drawn from the forecast; candidate placements are compared on these.
+        unseen: costs in other draws; they give the expected seconds of the placement that was chosen.
         slots_G: (G,) int64, how many experts each GPU can hold.
         domains: which GPUs fail together.
 
-    Searches know ports alone, so that they see `nics_as_ports`; what they find is compared with NICs and all.
+    Searches model ports but no NICs, so they get `nics_as_ports`; the placements that they return are compared with NICs.
     """
 
     recorded: LayerCosts
@@ -81,7 +81,7 @@ class ExclusiveProblem:
 
     @cached_property
     def load_E(self) -> IntArray:
-        """(E,) int64 tokens of each expert in all scenarios, as recorded."""
+        """(E,) int64 tokens of each expert in all traffic cases, as recorded."""
         return np.asarray(self.recorded.load_WE.sum(axis=0), dtype=np.int64)
 
     @property
@@ -91,24 +91,24 @@ class ExclusiveProblem:
 
     @property
     def nics_as_ports(self) -> LayerCosts:
-        """`expected` with ports as slow as NICs make them."""
+        """`expected` with port rates lowered to the NICs'."""
         return self.expected.nics_as_ports
 
     @property
     def any_group_fits(self) -> bool:
-        """True if every GPU has slots for any group of experts that are divided over GPUs as equally as possible."""
+        """True if every GPU has slots for its share of the experts, divided equally and rounded up."""
         return bool((self.slots_G >= -(-len(self.load_E) // len(self.slots_G))).all())
 
     def judged_s(self, placement: Placement) -> float:
-        """Returns the seconds of a placement of this layer in the scenarios by which placements are compared."""
+        """Returns the predicted seconds of a placement of this layer in the traffic cases of `judge`."""
         return self.judge.value_s(placement.split_EG(0))
 
 
 @dataclass(frozen=True)
 class PlacedLayer:
-    """One layer's placement and its seconds: as recorded, expected on unseen traffic, and their lower bounds.
+    """One layer's placement, its seconds on recorded and on unseen (drawn) traffic, and lower bounds on recorded traffic.
 
-    `larger_s` is what it would take on unseen traffic with one more slot on each GPU; None if that was not tried.
+    `larger_s` is the seconds on unseen traffic with one more slot on each GPU; None if that was not tried.
     """
 
     placement: Placement
@@ -120,34 +120,34 @@ class PlacedLayer:
 
 
 class Exclusive(Scenario):
-    """Places one model that has the GPUs to itself. Layers are placed in parallel, each with random numbers of its own."""
+    """Places one model that has the GPUs to itself. Layers are placed in parallel, each with its own random generator."""
 
     def costs(self, layer: int) -> list[LayerCosts]:
-        """Returns what a layer costs in each scenario that counts; see `Scenario.costs`."""
+        """Returns [LayerCosts] of a layer, in one traffic case per window or domain; `options.aim` says which cases count."""
         if self.deduplicated:
             return [layer_costs(self.cluster, self.profiles[0], layer, deduplicated=True)]
         return [aimed_costs(self.cluster, self.profiles[0], self.domains, layer, self.options.aim)]
 
     def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
-        """Places all experts by `options.place`, and with `options.coactivation` by what tokens choose together too."""
+        """Places all experts by `options.place`; with `options.coactivation` also by co-activation, if that is faster."""
         placed = self._place_by_load(progress)
         if not self.options.coactivation:
             return placed
         return min(placed, self.place_deduplicated(placed.placements_M[0], rng), key=lambda each: each.objective_s)
 
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0, replicas: bool = True) -> float:
-        """Returns seconds that no placement of a layer beats, with `replicas` where slots are left; see `Scenario.bound`."""
+        """Returns a lower bound on a layer's seconds, for placements with or without `replicas`; see `Scenario.bound`."""
         most_G = np.minimum(self._memory_G, self.options.slots_per_gpu or MOST_COUNT)
         return layer_bound_s(costs_M[0], np.maximum(most_G, slots_G), replicas)
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
-        """Returns the seconds of a layer by Eq. 1, the mean over the scenarios that count; see `Scenario.price`."""
+        """Returns the seconds of a layer by Aurora's Eq. 1, averaged over the cases that count; see `Scenario.price`."""
         if self.deduplicated:
             return exclusive_s(costs_M[0].phase_times(split_MEG[0]))
         return costs_M[0].value_s(split_MEG[0])
 
     def unseen_s(self, placements_M: Sequence[Placement]) -> float | None:
-        """Returns the seconds of all layers to be expected on draws of the forecast, of rows; see `Scenario.unseen_s`."""
+        """Returns the expected seconds of all layers on draws of the forecast; None if tokens are deduplicated."""
         if self.deduplicated:
             return None
         total_s = 0.0
@@ -201,7 +201,7 @@ class Exclusive(Scenario):
         expected = recorded
         if aim != OWN:
             expected_WSE = forecast.expected_WSE
-            if np.ptp(forecast.share_WE, axis=0).max() == 0:  # scenarios differ in size alone
+            if np.ptp(forecast.share_WE, axis=0).max() == 0:  # cases differ in size alone
                 expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
             windows_W = forecast.windows_W[: len(expected_WSE)]
             expected = expected_costs(cluster, profile, expected_WSE, windows_W, AIMS[aim](len(expected_WSE)))
@@ -214,11 +214,11 @@ class Exclusive(Scenario):
         return layer_forecast([*self.profiles, *self.domains], layer, self.options.aim in SUMMED)
 
     def _unseen_costs(self, forecast: Forecast, layer: int) -> LayerCosts:
-        """The costs of a layer in scenarios that no placement was made for."""
+        """The costs of a layer in traffic cases that no placement was made for."""
         return self._drawn_costs(forecast, np.random.default_rng((layer, 1, 1, 1)))
 
     def _drawn_costs(self, forecast: Forecast, rng: np.random.Generator) -> LayerCosts:
-        """The costs of a layer in scenarios that are drawn from its forecast."""
+        """The costs of a layer in traffic cases that are drawn from its forecast."""
         tokens_XSE, windows_X = forecast.draws(DRAWS, rng)
         scenarios = len(forecast.share_WE)
         worst = AIMS[self.options.aim](scenarios) * len(windows_X) // scenarios
@@ -311,7 +311,7 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
 
 
 def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.random.Generator, replicas: bool) -> Placement:
-    """The best of several starts and of what the local search makes of them, on the scenarios that compare placements.
+    """The best of several starts and of what the local search makes of them, on the traffic cases that compare placements.
 
     The search goes on in rounds from the best of its results, and ends after a round that gains nothing there.
 

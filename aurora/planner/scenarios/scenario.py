@@ -18,20 +18,20 @@ Clock = Callable[[], float]  # returns seconds
 
 @dataclass(frozen=True)
 class PlacedModels:
-    """A placement of each model, all layers.
+    """The result of `Scenario.place`: one Placement per model, with its predicted time and lower bounds.
 
     Attributes:
         placements_M: one Placement per model.
-        objective_s: seconds of all layers in the planning model.
+        objective_s: predicted seconds of all layers, by the formulas that placements are chosen by.
         bound_s: lower bound on `objective_s` for all placements within the slots, with replicas where slots are left for any.
-        assignment_bound_s: lower bound on `objective_s` for all assignments of these groups of experts to GPUs; None where
-            experts have replicas, or several scenarios count.
-        unseen_s: seconds to be expected on traffic that the profiles hold no record of; None if not estimated.
+        assignment_bound_s: lower bound on `objective_s` for all assignments of the same groups of experts to GPUs; None where
+            experts have replicas, or several traffic cases count.
+        unseen_s: expected seconds on future traffic, drawn from a forecast; None if not estimated.
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; None if memory has none, or not estimated.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
-        hierarchy_M: of each model, the servers and the chunks of an all-to-all; None of models whose all-to-alls are flat.
+        hierarchy_M: the Hierarchy of each model's all-to-alls; None for models whose all-to-alls are flat.
         notes: remarks for the plan.
-        between_s: the seconds between which `objective_s` lies, as `seconds_between`.
+        between_s: lower and upper limit of `objective_s`, from `seconds_between`.
     """
 
     placements_M: tuple[Placement, ...]
@@ -48,17 +48,17 @@ class PlacedModels:
 
 @dataclass(frozen=True)
 class Scenario(ABC):
-    """One case of planning: what a layer costs, where experts go, what no placement beats, and what a placement takes.
+    """Way of sharing GPUs that is planned for (one subclass each): costs of layers, placement, lower bounds, predicted seconds.
 
     Layer l of the model with most layers runs beside layer l modulo each other model's length.
 
     Attributes:
         cluster: the GPUs; rank r is its r-th GPU.
         profiles: the traffic, one profile per model.
-        options: resolved, so that every strategy has its name.
+        options: the planning options after `resolve`, which replaces "auto" by names.
         domains: further profiles of a single model.
         deduplicated: whether a token is sent once to a GPU that holds several of its experts.
-        hierarchy_M: of each model, the servers and the chunks of an all-to-all, where these are known and hierarchical.
+        hierarchy_M: the Hierarchy of each model's all-to-alls (None: flat); empty if not chosen yet, or all are flat.
     """
 
     cluster: Cluster
@@ -75,7 +75,7 @@ class Scenario(ABC):
 
     @abstractmethod
     def costs(self, layer: int) -> list[LayerCosts]:
-        """Returns what a layer costs, for each model."""
+        """Returns the LayerCosts of a layer, one per model."""
 
     @abstractmethod
     def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
@@ -92,16 +92,16 @@ class Scenario(ABC):
 
     @abstractmethod
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
-        """Returns seconds of a layer that no placement beats.
+        """Returns a lower bound on the seconds of a layer, for all placements.
 
         Args:
             costs_M: the layer's costs, as `costs` returns them.
-            slots_G: (G,) int64, slots that GPUs of one model have at least.
+            slots_G: (G,) int64, with one model: slots that each GPU has at least, whatever memory and options allow.
         """
 
     @abstractmethod
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
-        """Returns the seconds of a layer.
+        """Returns the predicted seconds of a layer under a placement.
 
         Args:
             costs_M: the layer's costs, as `costs` returns them.
@@ -109,19 +109,19 @@ class Scenario(ABC):
         """
 
     def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
-        """Returns the scenario of placements that somebody else made; `rng` is for orders that draw.
+        """Returns this scenario, set up to price the user's placements; `rng` is for orders that draw.
 
         Raises:
-            InfeasiblePlan: if no placement of the scenario fits.
+            InfeasiblePlan: if memory holds no placement of this scenario.
         """
         return self
 
     def unseen_s(self, placements_M: Sequence[Placement]) -> float | None:
-        """Returns the seconds of all layers to be expected on traffic that the profiles hold no record of, where estimated."""
+        """Returns the expected seconds of all layers on future traffic, drawn from a forecast; None if not estimated."""
         return None
 
     def placed(self, placements_M: Sequence[Placement], objective_s: float, bound_s: float) -> PlacedModels:
-        """Returns placements that somebody else made, with their seconds and a lower bound, which is never above these."""
+        """Returns given placements as PlacedModels with their seconds and a bound, lowered to `objective_s` if above it."""
         return PlacedModels(
             tuple(placements_M),
             objective_s,
@@ -134,7 +134,10 @@ class Scenario(ABC):
         )
 
     def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
-        """Returns given placements with their seconds, and a bound on all within the slots of memory, options and these."""
+        """Prices given placements: returns them with their predicted seconds and a lower bound.
+
+        The bound holds for all placements within the slots that memory and options allow, or these placements use.
+        """
 
         def priced(layer: int) -> tuple[float, float]:
             costs_M = self.costs(layer)
@@ -146,15 +149,15 @@ class Scenario(ABC):
         return self.placed(placements_M, objective_s, bound_s)
 
     def splits(self, placements_M: Sequence[Placement], layer: int) -> list[FloatArray]:
-        """Returns each model's (E, G) split of a layer."""
+        """Returns, for each model, the (E, G) shares of each expert's tokens that each GPU takes in a layer."""
         return [each.split_EG(layer % p.layers) for each, p in zip(placements_M, self.profiles, strict=True)]
 
     def seconds(self, placements_M: Sequence[Placement]) -> FloatArray:
-        """Returns (L,) the seconds of every layer under given placements, one per model."""
+        """Returns (L,) predicted seconds of every layer; placements_M has one Placement per model."""
         return np.array([self.price(self.costs(layer), self.splits(placements_M, layer)) for layer in range(self.layers)])
 
     def between_s(self, placements_M: Sequence[Placement]) -> tuple[float, float] | None:
-        """Returns the seconds between which those of all layers lie under given placements, as `seconds_between`."""
+        """Returns lower and upper limit of the seconds of all layers under given placements, see `seconds_between`."""
         return seconds_between(
             self.hierarchy_M, self.profiles, lambda given: float(replace(self, profiles=given).seconds(placements_M).sum())
         )
@@ -163,16 +166,17 @@ class Scenario(ABC):
 def seconds_between(
     hierarchy_M: Sequence[Hierarchy | None], profiles: Sequence[Profile], seconds_of: Callable[[list[Profile]], float]
 ) -> tuple[float, float] | None:
-    """Returns the seconds between which an estimate lies: at the fewest rows that counts allow, and at the most.
+    """Returns lower and upper limit of predicted seconds where a profile has token counts, but no token-level routing.
+
+    The rows of a hierarchical all-to-all then are estimates: the limits take the fewest and the most rows that counts allow.
 
     Args:
-        hierarchy_M: of each model, the servers and the chunks of an all-to-all; None of models whose all-to-alls are flat.
-            Empty if all are.
+        hierarchy_M: the Hierarchy of each model's all-to-alls; None for a model whose are flat. Empty if all are flat.
         profiles: the traffic, one profile per model.
-        seconds_of: returns the seconds of given profiles.
+        seconds_of: function that predicts the seconds of a plan on given profiles.
 
     Returns:
-        (lower, higher) seconds; None if nothing is estimated, since tokens are known or all-to-alls are flat.
+        (lower, upper) seconds; None if no rows are estimated.
     """
     pairs = zip(hierarchy_M or [None] * len(profiles), profiles, strict=True)
     if not any(hierarchy is not None and profile.routing is None for hierarchy, profile in pairs):

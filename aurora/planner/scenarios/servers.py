@@ -1,8 +1,8 @@
 """Models on servers, for hierarchical all-to-alls: a token crosses once to each server that it needs.
 
-Placements start from those that balance load alone (`Exclusive`, `Colocated`). Then experts that the same tokens choose come to
-one server, as long as no GPU takes more than GPU_LOAD times the fullest one's seconds at the start, and no server more than
-SERVER_LOAD times the mean. A layer keeps its start where that is as fast.
+Placements start from those that balance load alone (`Exclusive`, `Colocated`). A search then puts experts that the same tokens
+choose on one server, as long as no GPU takes more than GPU_LOAD times the seconds of the most loaded GPU at the start, and no
+server more than SERVER_LOAD times the mean. A layer keeps its first placement unless the search finds a faster one.
 """
 
 import time
@@ -62,14 +62,14 @@ class Servers(Scenario):
     """Places one model or several whose all-to-alls are hierarchical, by server search."""
 
     def costs(self, layer: int) -> list[LayerCosts]:
-        """Returns what a layer costs with deduplicated tokens, for each model; see `Scenario.costs`."""
+        """Returns the LayerCosts of a layer with deduplicated tokens, one per model."""
         return [layer_costs(self.cluster, profile, layer % profile.layers, deduplicated=True) for profile in self.profiles]
 
     def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
-        """Places all models over servers, and returns their servers and chunks with them; see `Scenario.place`.
+        """Places all models over servers; the result has each model's Hierarchy. See `Scenario.place`.
 
-        Where token-level routing is missing, another placement is asked for, or nodes that fail are no servers, experts stay
-        where their load puts them.
+        Experts are placed by load alone if token-level routing is missing, `options.place` names a strategy that knows no
+        servers, or `min_replicas` is given and nodes (which fail as a whole) are not the same GPUs as servers.
         """
         by_load = (Colocated if self._colocated else Exclusive)(
             replace(self.cluster, fabric=None), self.profiles, replace(self.options, coactivation=False)
@@ -81,18 +81,18 @@ class Servers(Scenario):
         return self.given(placements_M, rng).priced(placements_M, progress)
 
     def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
-        """Returns the scenario with the servers and chunks that are fastest for given placements; see `Scenario.given`."""
+        """Returns this scenario with each model's fastest Hierarchy under given placements; see `Scenario.given`."""
         return replace(self, deduplicated=True, hierarchy_M=self.hierarchies(placements_M, rng))
 
     def hierarchies(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> tuple[Hierarchy, ...]:
-        """Returns the servers and chunks that are fastest for each model; see `fastest_hierarchy`."""
+        """Returns each model's fastest Hierarchy (servers, and number of chunks); see `fastest_hierarchy`."""
         pairs, order = zip(self.profiles, placements_M, strict=True), self.options.order
         return tuple(fastest_hierarchy(self.cluster, *pair, order, rng) for pair in pairs)
 
     def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
-        """Returns given placements with their seconds, and bounds of all placements, and of all that hold every expert once.
+        """Prices given placements: returns them with their seconds, a bound on all placements, and one on unreplicated ones.
 
-        Of small models the bound of all placements is an optimum, and a note says how far the relaxation is below it.
+        For one small model the bound on all placements is an exact optimum; a note says how much lower its LP relaxation is.
         """
 
         def priced(layer: int) -> tuple[float, float, float, float]:
@@ -113,11 +113,11 @@ class Servers(Scenario):
         return replace(placed, bound_s=exact_s, notes=(note,))
 
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
-        """Returns seconds of a layer that no placement within the slots beats; see `Scenario.bound`."""
+        """Returns a lower bound on a layer's seconds, for all placements within memory's slots; see `Scenario.bound`."""
         return self._bounds(costs_M, (self._replicas_fit,))[0]
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
-        """Returns the seconds of a layer by the objective, in all steps of all-to-alls; see `Scenario.price`."""
+        """Returns the seconds of a layer by `options.objective`, with all steps of its all-to-alls; see `Scenario.price`."""
         times_M = [
             costs.phase_times(split_EG, hierarchy)
             for costs, split_EG, hierarchy in zip(costs_M, split_MEG, self.hierarchy_M, strict=True)
@@ -129,14 +129,14 @@ class Servers(Scenario):
     ) -> list[Placement]:
         """Places one model by server search, on the loads of the forecast, or as recorded if `options.aim` is "own".
 
-        If `options.place` puts replicas into spare slots, some of them are of experts that a server's own tokens choose
-        (`server_replicas`), and the rest level its GPUs; it is tried how many. With `options.min_replicas` the replicas of an
-        expert come to different servers first.
+        If `options.place` puts replicas into spare slots, some replicate experts of other servers that a server's own tokens
+        choose (`server_replicas`), and the rest balance its GPUs; several ratios are tried. With `options.min_replicas` the
+        replicas of an expert come to different servers first.
 
         Args:
             start_M: a placement of the model; unreplicated unless `options` ask for replicas.
-            hierarchy_M: the servers, and the chunks of an all-to-all.
-            progress: told of every layer that is placed.
+            hierarchy_M: the Hierarchy of the model's all-to-alls, as the only entry.
+            progress: called with (what is being done, layers done, layers in all).
 
         Raises:
             BadInput: if the profile holds no token-level routing.
@@ -174,12 +174,12 @@ class Servers(Scenario):
     ) -> list[Placement]:
         """Places models that share every GPU, one after the other, by server search.
 
-        A GPU holds as many experts of each model as at the start. The limits are on the seconds of all models together.
+        A GPU holds as many experts of each model as in start_M. The load limits (see this module) are on the sum of all models.
 
         Args:
             start_M: the models' placements.
-            hierarchy_M: of each model, the servers and the chunks of an all-to-all.
-            progress: told of every layer that is placed.
+            hierarchy_M: the Hierarchy of each model's all-to-alls.
+            progress: called with (what is being done, layers done, layers in all).
         """
         placements, gpus, profiles = list(start_M), len(self.cluster), self.profiles
         costs_ML = [[layer_costs(self.cluster, p, layer, deduplicated=True) for layer in range(p.layers)] for p in profiles]
@@ -252,10 +252,10 @@ class Servers(Scenario):
 def fastest_hierarchy(
     cluster: Cluster, profile: Profile, placement: Placement, order: str, rng: np.random.Generator
 ) -> Hierarchy:
-    """Returns the servers of the cluster's fabric with the number of chunks whose exchanges are predicted to be fastest.
+    """Returns the Hierarchy over the fabric's servers with the number of chunks that is predicted to be fastest.
 
-    NICs are levelled if exchanges then take less by more than LEVEL_GAIN. Dispatches and combines of some windows and layers
-    are priced, evenly spread, in the order that "auto" or `order` names.
+    It is levelled if that shortens exchanges by more than LEVEL_GAIN. The prediction prices the dispatches and combines of
+    some windows and layers, evenly spaced, in the order `order`.
 
     Args:
         cluster: a cluster with a fabric of servers.

@@ -32,7 +32,7 @@ MOST_SCENARIOS = 16  # windows above this number are grouped, those of similar s
 
 @dataclass(frozen=True)
 class Forecast:
-    """The expected traffic of one layer in each of W scenarios (windows, groups of windows, or domains).
+    """The expected traffic of one layer in each of W traffic cases (windows, groups of windows, or domains).
 
     Attributes:
         tokens_WS: (W, S) float64, (token, expert) pairs that each source rank sends.
@@ -41,7 +41,7 @@ class Forecast:
             drawn, with mean share_WE; the larger, the closer they are to it.
         affinity_SE: (S, E) float64, how often a source rank chooses an expert / how often the average rank does; 1: no
             preference.
-        windows_W: (W,) int64, number of windows over which a scenario's tokens are spread.
+        windows_W: (W,) int64, number of windows over which a case's tokens are spread.
     """
 
     tokens_WS: FloatArray
@@ -56,7 +56,7 @@ class Forecast:
         return _dealt(self.tokens_WS, self.share_WE, self.affinity_SE)
 
     def draws(self, number: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
-        """Draws future scenarios, equally many from each of the W scenarios.
+        """Draws future traffic cases, equally many from each of the W cases.
 
         Args:
             number: number of draws; rounded up to a multiple of W.
@@ -76,10 +76,10 @@ def layer_forecast(profiles: Sequence[Profile], layer: int, summed: bool) -> For
     """Makes the forecast of one layer from recorded profiles.
 
     Args:
-        profiles: one model's profile, whose windows (up to MOST_SCENARIOS, or groups of them) are the scenarios; or several of
-            its profiles, domains, which are the scenarios.
+        profiles: one model's profile, whose windows (up to MOST_SCENARIOS, or groups of them) are the cases; or several of
+            its profiles, domains, which are the cases.
         layer: index of the MoE layer.
-        summed: whether all windows of all profiles together are one scenario.
+        summed: whether all windows of all profiles together are one case.
     """
     recorded = [profile.tokens_TLSE[:, layer] for profile in profiles]
     if summed:
@@ -95,8 +95,8 @@ def forecast(evidence_W: Sequence[IntArray], each_window: bool, recorded_TSE: In
     """Makes the forecast of one layer.
 
     Args:
-        evidence_W: the recorded windows of each scenario, (T, S, E) int64 (token, expert) pairs; T may differ.
-        each_window: True: a scenario stands for one future window like its own; False: for all of its windows together.
+        evidence_W: the recorded windows of each traffic case, (T, S, E) int64 (token, expert) pairs; T may differ.
+        each_window: True: a case stands for one future window like its own; False: for all of its windows together.
         recorded_TSE: (T, S, E) int64, all recorded windows in sequence; None: those of evidence_W.
     """
     count_WE = np.array([tokens_TSE.sum(axis=(0, 1)) for tokens_TSE in evidence_W], dtype=np.float64)
@@ -105,7 +105,7 @@ def forecast(evidence_W: Sequence[IntArray], each_window: bool, recorded_TSE: In
     all_E = shrunk_shares(count_WE.sum(axis=0), effect)
     sample_W = total_W / effect  # independent choices that tell as much
     spread = _spread(count_WE, all_E, effect)
-    kept_W = spread * sample_W / (1 + spread * sample_W)  # how far a scenario's own shares are kept
+    kept_W = spread * sample_W / (1 + spread * sample_W)  # how far a case's own shares are kept
     own_WE = np.where(total_W[:, None] > 0, count_WE / np.maximum(total_W, 1)[:, None], all_E)
     if each_window and not _in_kinds(own_WE, all_E, spread, sample_W):
         kept_W = np.zeros_like(kept_W)
@@ -162,9 +162,9 @@ def _volumes(tokens_TS: IntArray) -> FloatArray:
 
 
 def _design_effect(evidence_W: Sequence[IntArray]) -> float:
-    """By what factor counts vary more within a scenario than independent choices would; 1 at least.
+    """By what factor counts vary more within a traffic case than independent choices would; 1 at least.
 
-    Pearson's statistic between a scenario's windows or, if it has one, between source ranks, over its degrees of freedom.
+    Pearson's statistic between a case's windows or, if it has one, between source ranks, over its degrees of freedom.
     """
     statistic = freedom = 0.0
     for tokens_TSE in evidence_W:
@@ -179,7 +179,7 @@ def _design_effect(evidence_W: Sequence[IntArray]) -> float:
 
 
 def _spread(count_WE: FloatArray, all_E: FloatArray, effect: float) -> float:
-    """Returns the spread of the scenarios' true shares: their variance over a single choice's; 0 if chance explains it all."""
+    """Returns the spread of the cases' true shares: their variance over a single choice's; 0 if chance explains it all."""
     total_W = count_WE.sum(axis=1)
     lever_W = 1 - total_W / max(total_W.sum(), 1)
     weight = float((total_W * lever_W).sum())
