@@ -199,7 +199,7 @@ class EngineFacts:
 
 
 class LayerMarks(NamedTuple):
-    """When a thread computed a MoE layer, in a forward pass.
+    """Begin and end of a MoE layer that a thread computed in a forward pass.
 
     Attributes:
         layer: the MoE layer's index.

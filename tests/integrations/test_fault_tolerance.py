@@ -15,13 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from aurora_vllm.peer_ranks import end_with_parent
-from aurora_vllm.vllm_internals.fault_tolerance import (
-    PART,
-    GroupConnections,
-    RanksChange,
-    _announce,
-    connect,
-)
+from aurora_vllm.vllm_internals.fault_tolerance import RanksChange
+from aurora_vllm.vllm_internals.group_connections import PART, GroupConnections, announce, connect
 
 from aurora.errors import BadInput
 
@@ -67,7 +62,7 @@ def wait_for_one_that_left(rank, port, told):
     try:
         if rank == 0:
             time.sleep(1)
-            _announce(connect(address, within), 1)
+            announce(connect(address, within), 1)
         else:
             dist.broadcast(torch.ones(10), src=0)
             told.put((rank, "ended", 0.0, 0.0))

@@ -7,6 +7,7 @@
     model_runner    what wraps a worker's model runner: forward passes, loading, commands
     progress_hooks  where the watchdog sees that ranks wait for each other, beside all-to-alls
     expert_moves    how experts follow the traffic, through EPLB or by expert maps
+    fault_tolerance serving on when ranks are lost or join, with group_connections, joining_rank and reread_experts
     cpu             what vLLM lacks for expert parallelism on CPUs
 
 The hook wraps `WorkerWrapperBase.init_device`, which every worker calls when its configuration is known and before

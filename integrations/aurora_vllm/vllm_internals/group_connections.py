@@ -1,0 +1,179 @@
+"""TCP connections of a rank's process groups: shut down when ranks are lost, so that no survivor waits for another in vain."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from aurora_vllm.vllm_internals.api_checks import find
+
+POINT_TO_POINT = {int(each) for each in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
+PART = timedelta(seconds=1)  # of a wait for a collective, after which it may be given up
+
+
+class RankLost(RuntimeError):
+    """Error that other ranks are lost. Raised in an idle engine, and in a change that a newer change replaces."""
+
+
+def connect(address: str, timeout: timedelta) -> Store:
+    """Connects to the keeper's store at "HOST:PORT"."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+class GroupConnections:
+    """TCP connections of a process's process groups, which a newer change shuts down.
+
+    So a survivor does not wait until a time-out for another survivor that has already left the collective. Connections are shut
+    down because aborting a gloo group has no effect. Gloo's own thread, which sends once a peer is ready, forgets a send that
+    fails; on CPUs, a wait for that is given up (`end_waits`).
+
+    Attributes:
+        gave_up: whether a wait was given up in this process.
+    """
+
+    gave_up = False
+
+    def __init__(self) -> None:
+        self._change, self._others, self._lock = -1, frozenset[int](), threading.Lock()
+        self._newest = 0  # change that is known of
+        self._kept: list[Any] = []
+
+    def begin(self, change: int, others: frozenset[int] | None = None) -> None:
+        """Takes the connections that are made from now on as those of change number `change`.
+
+        Args:
+            change: number of the change.
+            others: if given, all present connections except those with these numbers (inodes) belong to the change too.
+
+        Raises:
+            RankLost: if there is a newer change.
+        """
+        with self._lock:
+            if 0 < change < self._newest:
+                raise RankLost(f"change {change} is given up, there is change {self._newest}")
+            self._change, self._others = change, connection_numbers() if others is None else others
+
+    def end_waits(self) -> None:
+        """Makes waits for collectives in this process end soon after the connections of their change were shut.
+
+        They raise RankLost then, unless gloo says more. Does nothing on GPUs: NCCL's waits with a time-out block the host.
+        """
+        if torch.cuda.is_available():
+            return
+        wait = dist.Work.wait
+
+        @functools.wraps(wait)
+        def wait_in_parts(work: Any, *given: Any, **named: Any) -> Any:
+            if given or named or work._get_op_type() in POINT_TO_POINT:
+                return wait(work, *given, **named)
+            while True:
+                try:
+                    return wait(work, PART)
+                except RuntimeError as error:
+                    if work.is_completed():  # it failed, or ended just after the time-out
+                        return wait(work)
+                    if self._newest > self._change:
+                        GroupConnections.gave_up = True
+                        raise RankLost(f"a collective does not end after change {self._newest}") from error
+
+        dist.Work.wait = wait_in_parts  # type: ignore[assignment, method-assign]
+
+    def keep(self, groups: Iterable[Any]) -> None:
+        """Keeps old process groups for ever if this process gave up a wait, because their end would wait for it."""
+        self._kept += groups if self.gave_up else ()
+
+    def shut(self, change: int) -> None:
+        """Shuts down the connections of changes before `change`. Once per change, as later connections may be to the keeper."""
+        with self._lock:
+            if max(self._change, self._newest) >= change:
+                return
+            self._newest = change
+            _abort_nccl()
+            for number, connection in _tcp():
+                if number not in self._others:
+                    with suppress(OSError):  # its peer has just reset it
+                        connection.shutdown(socket.SHUT_RDWR)
+
+    def watch(self, address: str) -> None:
+        """Starts a thread that shuts connections down as soon as the keeper at `address` announces a newer change."""
+        store = connect(address, timedelta(minutes=1))
+
+        def wait() -> None:
+            change = 1
+            while store.check([f"change/{change}"]):  # made before this rank was started
+                change += 1
+            while True:
+                try:
+                    store.wait([f"change/{change}"], timedelta(hours=1))
+                except RuntimeError:
+                    if not _reached(store):
+                        return  # the keeper has ended, and so will this server
+                    continue
+                self.shut(change)
+                change += 1
+
+        threading.Thread(target=wait, daemon=True, name="aurora-changes").start()
+
+
+def announce(store: Store, number: int) -> None:
+    """Lets all processes that watch know of a change."""
+    while number > 0 and not store.check([f"change/{number}"]):
+        store.set(f"change/{number}", "")
+        number -= 1
+
+
+def connection_numbers() -> frozenset[int]:
+    """Returns the numbers (inodes) of this process's TCP connections."""
+    return frozenset(number for number, _ in _tcp())
+
+
+def _reached(store: Store) -> bool:
+    """Returns whether a store answers."""
+    try:
+        return not store.check([""])
+    except RuntimeError:
+        return False
+
+
+def _tcp() -> Iterator[tuple[int, socket.socket]]:
+    """Yields the number (inode) and a socket of each TCP connection of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:  # no socket
+            os.close(copy)
+            continue
+        with connection:
+            try:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                    yield os.fstat(copy).st_ino, connection
+            except OSError:  # it is not connected
+                continue
+
+
+def _abort_nccl() -> None:
+    """Aborts communicators of NCCL, whose kernels wait for a lost rank for ever."""
+    if not torch.cuda.is_available() or not dist.is_initialized():
+        return
+    for group in (reference() for reference in find("vllm.distributed.parallel_state:_groups").values()):
+        communicator = getattr(getattr(group, "device_communicator", None), "pynccl_comm", None)
+        if communicator is not None:
+            communicator.destroy()  # by ncclCommAbort
+    for group in list(dist.distributed_c10d._world.pg_map):
+        group.abort()
