@@ -34,18 +34,17 @@ from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
 from aurora.runtime.transports.gloo import GlooTransport
 settings = Settings(plan=folder / "plan.json", record=folder, order="plan", adapt=adapts)
-worker = WorkerIntegration(settings, 0, 2, Checkpoint((0, 1), "f"), 8)
+worker = WorkerIntegration(settings, rank, 2, Checkpoint((0, 1), "f"), 8)
 assert worker.served.load() is None
-worker.status = PluginStatus(settings, "m", 0, False)
-facts = EngineFacts("m", "f", "vllm", "cpu", 0, 2, 2, 2, 8, 64, 64, 1000, 0)
+worker.status = PluginStatus(settings, "m", rank, False)
+facts = EngineFacts("m", "f", "vllm", "cpu", rank, 2, 2, 2, 8, 64, 64, 1000, 0)
 choices = ChoiceCounter(torch.zeros(4, 2, 2, dtype=torch.int64), {0: 0, 1: 1}, 2, 8)
 worker.begin_serving(facts, "m", {0: 0, 1: 1}, choices)
 """
 ADAPTS = """
 import aurora_vllm.vllm_internals.expert_moves
-from aurora.planner.control.controller import begin_to_compile_decisions
 from aurora_vllm.plugin_status import ControlMetrics
-metrics = ControlMetrics("m", 0)
+metrics = ControlMetrics("m", rank)
 """
 BY_EPLB = """
 from aurora_vllm.eplb_placement import EplbPlacement
@@ -58,18 +57,20 @@ from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 placement = worker.served.plan.models[0].placement
 weights, maps = [torch.zeros(4, 10)], [torch.zeros(8, dtype=torch.int64)]
-layers = [ExpertSlots(slots_G[0], weights, maps, None, lambda: []) for slots_G in placement.slots_LG]
+layers = [ExpertSlots(slots_G[rank], weights, maps, None, lambda: []) for slots_G in placement.slots_LG]
 ExpertMapPlacement(
     settings, facts, worker.served.cluster, layers, placement, choices,
-    MemoryTransport(Memory(2, 1.0), 0), worker.time_slices, metrics, worker.served.profile,
+    MemoryTransport(Memory(2, 1.0), rank), worker.time_slices, metrics, worker.served.profile,
 ).close()
 """
 CASES = {  # what is called in each process
     "import aurora": "import aurora",
     "aurora.plan": PLAN,
-    "worker": "adapts = False" + WORKER,
-    "worker that adapts by EPLB": "adapts = True" + WORKER + ADAPTS + BY_EPLB,
-    "worker that adapts by expert maps": "adapts = True" + WORKER + ADAPTS + BY_MAPS,
+    "worker": "rank, adapts = 1, False" + WORKER,
+    "worker that adapts by EPLB": "rank, adapts = 1, True" + WORKER + ADAPTS + BY_EPLB,
+    "rank 0, which decides for EPLB": "rank, adapts = 0, True" + WORKER + ADAPTS + BY_EPLB,
+    "worker that adapts by expert maps": "rank, adapts = 1, True" + WORKER + ADAPTS + BY_MAPS,
+    "rank 0, which decides for expert maps": "rank, adapts = 0, True" + WORKER + ADAPTS + BY_MAPS,
 }
 LOADED = """
 import json, os, sys

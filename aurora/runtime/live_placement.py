@@ -16,21 +16,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from aurora.moe.transport import Transport
-from aurora.planner.control.controller import Decision
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
 from aurora.runtime.change_preparation import ChangePreparation, Prepared, slots_G
 from aurora.runtime.expert_moves import ExpertTransfer, MovableExperts, WeightMessages, Weights
-from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesHandover
+from aurora.runtime.moves_handover import Moved, MovesFailed, MovesHandover
 from aurora.runtime.work_pieces import WorkPieces
 from aurora.types import Network, Op, Order, Placement
 from aurora.types.arrays import IntArray
 from aurora.types.placement import EMPTY
+
+if TYPE_CHECKING:  # rank 0 alone has them
+    from aurora.planner.control.controller import Decision
+    from aurora.runtime.follower import Follower
 
 RECENT = 8  # steps, of which the shortest tells how long a slice may take
 FIRST_BYTES = 16 * 1024  # of the first slice, and of the smallest
@@ -327,7 +330,7 @@ def _ns(*seconds: float) -> list[int]:
     return [round(each * 1e9) for each in seconds]
 
 
-def _encoded(decision: Decision, held_LGP: IntArray) -> torch.Tensor:
+def _encoded(decision: "Decision", held_LGP: IntArray) -> torch.Tensor:
     """(X, 6) int64: a decision's moves, and behind them the slots that are emptied, as moves of no expert."""
     after_LGP = held_LGP.copy()
     fill(after_LGP, decision.moves)

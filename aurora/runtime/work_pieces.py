@@ -2,7 +2,7 @@
 
 from math import inf
 
-from aurora.planner.control.feedback import LENGTHENED
+from aurora.types.options import LENGTHENED
 
 MARGIN = 0.7  # of the time that a piece of work may take that it is meant to take
 GROWTH = 2  # times the last piece of work that the next one is at most

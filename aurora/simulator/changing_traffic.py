@@ -7,14 +7,13 @@ import numpy as np
 
 from aurora.errors import BadInput, check_one_of
 from aurora.planner.control.controller import Controller, load_cost_G, slots_in_use, slowest_port_Bps
-from aurora.planner.control.feedback import LENGTHENED
 from aurora.planner.control.load_tracker import ReplicaParts, gpu_loads
 from aurora.planner.control.move_rounds import move_sequence
 from aurora.planner.replication.rebalance import rebalance, rebalance_inside
 from aurora.planner.replication.registry import place_unbounded
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
-from aurora.types.options import MOST, MOST_TOKENS, at_most
+from aurora.types.options import LENGTHENED, MOST, MOST_TOKENS, at_most
 
 WHOLE = 10  # windows over which the worst mean is taken
 FLASH = 0.9  # part of a window's tokens that a crowd sends

@@ -105,6 +105,7 @@ SIMULATED_ORDERS = ("plan", "batch", GATHERED)
 ALL_TO_ALLS = ("flat", "hierarchical")
 MOST_WEIGHT = 1000  # of a model's time slices
 LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an event for each
+LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 AUTO_SLOTS = 0  # per GPU: replicas where they pay
 MICRO_BATCH_COUNTS = (1, 2, 3, 4)  # into how many a model's batches can be cut
 COUNTED, STRATEGY, CHANGING = "What is counted", "Strategies by name", "Traffic that changes"  # panels of --help-all

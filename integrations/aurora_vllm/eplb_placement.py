@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from aurora.planner.control.controller import Controller, Decision, compile_decisions, load_cost_G, slowest_port_Bps
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
-from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesGivenUp, MovesHandover
+from aurora.runtime.moves_handover import Moved, MovesFailed, MovesGivenUp, MovesHandover
 from aurora.runtime.work_pieces import WorkPieces
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
@@ -24,6 +24,10 @@ from aurora.types.placement import EMPTY
 from aurora_vllm.plugin_status import ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
+
+if TYPE_CHECKING:
+    from aurora.planner.control.controller import Controller, Decision
+    from aurora.runtime.follower import Follower
 
 LOG = logging.getLogger("vllm.aurora")
 MOST_PASSES = 1000  # whose times are kept for a window
@@ -119,6 +123,8 @@ class EplbPlacement:
         self._pass_s = self._piece_s = 0.0  # what a pass without moves takes, and what the last piece took
         self._move_s, self._began_s = 0.0, clock()
         if facts.rank == 0:
+            from aurora.planner.control.controller import compile_decisions  # which other ranks never need
+
             compile_decisions()
 
     def change_ranks(self, rank: int, ranks: int) -> None:
@@ -237,12 +243,10 @@ class EplbPlacement:
         self._expected_LGP = next_LGP
         return next_LGP
 
-    def _settled(self, held_LGP: IntArray) -> Follower:
+    def _settled(self, held_LGP: IntArray) -> "Follower":
         """The follower, which has been told what became of its last decision: what EPLB holds is in force."""
         if self._controller is None or self._follower is None:
-            self._controller = self._made_controller(held_LGP)
-            dry_run = self._settings.dry_run
-            self._follower = Follower(self._controller, self._handover.perform, dry_run, self._say, self._clock)
+            self._controller, self._follower = self._made_follower(held_LGP)
         follower, wanted, self._wanted = self._follower, self._wanted, None
         if wanted is None and not self._late:
             _wait(lambda: not follower.busy)
@@ -264,14 +268,18 @@ class EplbPlacement:
         _wait(lambda: not follower.busy)
         return follower
 
-    def _made_controller(self, held_LGP: IntArray) -> Controller:
+    def _made_follower(self, held_LGP: IntArray) -> "tuple[Controller, Follower]":
+        from aurora.planner.control.controller import Controller, load_cost_G, slowest_port_Bps
+        from aurora.runtime.follower import Follower
+
         options, slots, move_Bps = ControlOptions(self._settings.loss, self._settings.bytes_per_s), None, None
         if (cluster := self._cluster) is not None:
             width_G = np.full(self._facts.ranks, held_LGP.shape[2])
             slots = GpuSlots(width_G, load_cost_G(cluster, self._profile))
             move_Bps = slowest_port_Bps(cluster) * len(cluster)
         made_of = held_LGP, self._facts.expert_bytes, options, slots, move_Bps, self._clock
-        return Controller(*made_of, stalls=self._stalls)
+        controller = Controller(*made_of, stalls=self._stalls)
+        return controller, Follower(controller, self._handover.perform, self._settings.dry_run, self._say, self._clock)
 
     def _failed(self, error: Exception, held_LGP: IntArray | None = None) -> None:
         """Says that experts stay where they are: in `held_LGP`, if not where they were before the last decision."""

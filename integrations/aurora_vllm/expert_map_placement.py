@@ -10,9 +10,8 @@ import torch
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
-from aurora.planner.control.controller import Controller, Decision, compile_decisions, load_cost_G, plan_controller
-from aurora.runtime.follower import Follower, Moved
 from aurora.runtime.live_placement import LivePlacement
+from aurora.runtime.moves_handover import Moved
 from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile
 from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
@@ -21,6 +20,8 @@ from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
 
 if TYPE_CHECKING:
+    from aurora.planner.control.controller import Decision
+    from aurora.runtime.follower import Follower
     from aurora_vllm.pushed_alltoall import PushedLayer
 
 LOG = logging.getLogger("vllm.aurora")
@@ -176,16 +177,24 @@ class ExpertMapPlacement:
         )  # fmt: skip
         self._follower: Follower | None = None
         if facts.rank == 0:
-            compile_decisions()
-            options = ControlOptions(settings.loss, settings.bytes_per_s, settings.period_s)
-            if cluster is None:
-                controller = Controller(placement, facts.expert_bytes, options)
-            else:
-                controller = plan_controller(
-                    placement, cluster, facts.expert_bytes, options, cost_G=load_cost_G(cluster, profile)
-                )
-            self._follower = self._live.follower = Follower(controller, self._perform, settings.dry_run, self._say)
+            self._follower = self._live.follower = self._made_follower(settings, facts, cluster, placement, profile)
         self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on, tells=False)  # its follower does
+
+    def _made_follower(
+        self, settings: Settings, facts: EngineFacts, cluster: Cluster | None, placement: Placement, profile: Profile | None
+    ) -> "Follower":
+        """The follower of rank 0; other ranks never need what decides."""
+        from aurora.planner.control.controller import Controller, compile_decisions, load_cost_G, plan_controller
+        from aurora.runtime.follower import Follower
+
+        compile_decisions()
+        options = ControlOptions(settings.loss, settings.bytes_per_s, settings.period_s)
+        if cluster is None:
+            controller = Controller(placement, facts.expert_bytes, options)
+        else:
+            cost_G = load_cost_G(cluster, profile)
+            controller = plan_controller(placement, cluster, facts.expert_bytes, options, cost_G=cost_G)
+        return Follower(controller, self._perform, settings.dry_run, self._say)
 
     def begin(self) -> None:
         """Makes the placement follow the traffic from the next forward pass on. Called on all ranks after warm-up."""
@@ -221,7 +230,7 @@ class ExpertMapPlacement:
         idle = time.monotonic() - self._passed_s > STUCK_S
         return self._follower is None or idle or not self._follower.status().stuck
 
-    def _perform(self, decision: Decision) -> Moved:
+    def _perform(self, decision: "Decision") -> Moved:
         """Moves the experts of a decision, and counts its bytes and seconds."""
         start_s = time.monotonic()
         moved = self._live.handover.perform(decision)

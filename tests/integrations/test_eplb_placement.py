@@ -17,6 +17,7 @@ from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
 from prometheus_client import CollectorRegistry
 
+from aurora.planner.control.controller import Controller
 from aurora.types import Cluster, Curve, Gpu, Profile
 
 LAYERS, EXPERTS, RANKS, SLOTS = 2, 8, 2, 5
@@ -184,7 +185,7 @@ def test_an_error_leaves_experts_where_they_are(fault, monkeypatch, caplog):
 
     with monkeypatch.context() as patch:
         if fault == "planning":
-            patch.setattr(eplb_placement.Controller, "window", fails)
+            patch.setattr(Controller, "window", fails)
         elif fault == "broadcast":
             for rank in ranks.ranks:
                 patch.setattr(rank, "_broadcast", fails)
@@ -223,7 +224,7 @@ def test_metrics_on_a_full_disk_are_told_once_and_experts_follow_all_the_same(mo
         monkeypatch.setattr(getattr(ranks.ranks[0]._metrics, name), "labels", full)
     assert ranks.window(ONE_LE) > 0
     with monkeypatch.context() as patch:
-        patch.setattr(eplb_placement.Controller, "window", full)
+        patch.setattr(Controller, "window", full)
         assert ranks.window(ONE_LE) == 0
     assert ranks.window(ONE_LE) == 0
     ranks.ranks[0].heartbeat.look()
@@ -298,9 +299,9 @@ def test_experts_stay_between_two_pieces_if_one_fails_and_follow_again(fault, mo
 def test_passes_go_on_while_rank_0_decides(comes, monkeypatch, caplog):
     """When it has decided, experts move; what comes too late is not done, and one line and one count say so."""
     ranks = in_pieces(monkeypatch)
-    goes_on, window = threading.Event(), eplb_placement.Controller.window
+    goes_on, window = threading.Event(), Controller.window
     with monkeypatch.context() as patch:
-        patch.setattr(eplb_placement.Controller, "window", lambda *given: goes_on.wait(60) and window(*given))
+        patch.setattr(Controller, "window", lambda *given: goes_on.wait(60) and window(*given))
         assert ranks.window(ONE_LE) == 0
         ranks.clock.now_s = ranks.ranks[0]._asked_s
         assert all(rank.under_way for rank in ranks.ranks)
@@ -321,9 +322,9 @@ def test_passes_go_on_while_rank_0_decides(comes, monkeypatch, caplog):
 def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     """One line, a count for each window, and no heartbeat; when it has come, the traffic is followed again."""
     monkeypatch.setattr(eplb_placement, "PATIENCE_S", 0.01)
-    ranks, goes_on, window = Ranks(monkeypatch), threading.Event(), eplb_placement.Controller.window
+    ranks, goes_on, window = Ranks(monkeypatch), threading.Event(), Controller.window
     with monkeypatch.context() as patch:
-        patch.setattr(eplb_placement.Controller, "window", lambda *given: goes_on.wait(60) and window(*given))
+        patch.setattr(Controller, "window", lambda *given: goes_on.wait(60) and window(*given))
         assert [ranks.window(ONE_LE) for _ in range(3)] == [0, 0, 0]
         ranks.ranks[0].heartbeat.look()
         assert ranks.value("heartbeat_timestamp_seconds") is None

@@ -23,15 +23,15 @@ from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.control.controller import Controller, Decision, plan_controller
-from aurora.planner.control.feedback import LENGTHENED
 from aurora.planner.control.move_rounds import move_sequence
 from aurora.runtime import placement_control, serving_rank
 from aurora.runtime import run as running
 from aurora.runtime.change_preparation import WARM_UPS
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed_experts import DistributedExperts
-from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesGivenUp
+from aurora.runtime.follower import Follower
 from aurora.runtime.live_placement import FIRST_BYTES, LivePlacement
+from aurora.runtime.moves_handover import Moved, MovesFailed, MovesGivenUp
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.serving_rank import serve_rank
@@ -48,6 +48,7 @@ from aurora.types import (
     RunOptions,
 )
 from aurora.types.network import Cut, servers
+from aurora.types.options import LENGTHENED
 from tests.runtime.test_run import FLAT, differences, hierarchical, plan_for, prompts_for
 
 EAGER = ControlOptions(loss=0.0, period_s=0.005)

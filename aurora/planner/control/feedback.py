@@ -22,6 +22,7 @@ from scipy.optimize import nnls
 
 from aurora.planner.control.load_tracker import gpu_loads
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.options import LENGTHENED
 
 BEFORE, AFTER = 4, 2  # windows whose medians are compared, at most before a change and at least after it
 SLOWER = 0.1  # relative: a step that takes this much longer after a change than noise explains has become slower
@@ -29,7 +30,6 @@ MUCH_SLOWER = 0.5  # the same, where fewer than AFTER windows were timed before 
 COMPARISONS = 16  # without a change, the newest ones, that tell the noise
 FEW = 4  # of these, from which on noise is known
 RECENT = 8  # moves that count
-LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 RATE_BELIEF = 0.01  # in the given rate, or in no start-up, beside one measurement: it decides where moves had about equal bytes
 HALF_LIFE = 16  # windows in which what is known of earlier changes loses half of its weight
 GAIN_BELIEF = 0.5  # of a window's time, in expectations as they are, beside what was saved

@@ -7,7 +7,6 @@ from aurora.planner.control.controller import Controller
 from aurora.planner.control.feedback import (
     FEW,
     HALF_LIFE,
-    LENGTHENED,
     MUCH_SLOWER,
     RECENT,
     SLOWER,
@@ -17,6 +16,7 @@ from aurora.planner.control.feedback import (
     StepTimes,
 )
 from aurora.types import ControlOptions
+from aurora.types.options import LENGTHENED
 
 RATE, START_S = 1e8, 0.5
 OLD, NEW = (SlotsInForce(np.array([held_GP]), np.ones((1, 2, 2))) for held_GP in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
