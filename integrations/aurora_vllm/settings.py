@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from aurora.errors import AuroraError, BadInput
 from aurora.types import PRIORITIES, ControlOptions
-from aurora.types.options import LEAST_PREEMPTION_S
+from aurora.types.options import LEAST_PREEMPTION_S, LONGEST_S, MOST_PORT, check_options, option
 
 ORDERS = ("auto", "plan", "online", "push", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
 PREFIX = "AURORA_"
-LONGEST_S = 1e9  # that may be waited
 JOINS = "AURORA_RANK_JOINS"  # `aurora vllm` sets it for a rank that comes back, beside those that serve
 OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER", JOINS)  # which are no settings
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
@@ -58,16 +57,16 @@ class Settings:
     """
 
     plan: Path | None = None
-    order: str = "auto"
-    all_to_all: str = "auto"
+    order: str = option("auto", one_of=ORDERS)
+    all_to_all: str = option("auto", one_of=ALL_TO_ALLS)
     record: Path | None = None
-    record_every_s: float = 60.0
+    record_every_s: float = option(60.0, above=0.0, most=LONGEST_S)
     colocate: str | None = None
-    priority: str = PRIORITIES[1]
-    slice_s: float | None = None
-    metrics_port: int | None = None
+    priority: str = option(PRIORITIES[1], one_of=PRIORITIES)
+    slice_s: float | None = option(None, least=LEAST_PREEMPTION_S, most=LONGEST_S)
+    metrics_port: int | None = option(None, least=1, most=MOST_PORT)
     metrics_host: str = "127.0.0.1"
-    agree_s: float = 60.0
+    agree_s: float = option(60.0, above=0.0, most=LONGEST_S)
     adapt: bool = False
     loss: float = ControlOptions.loss
     bytes_per_s: float | None = None
@@ -77,17 +76,9 @@ class Settings:
     required: bool = False
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise BadInput(f"order: expected one of {', '.join(ORDERS)}, found {self.order!r}")
+        check_options(self)
         if self.order == "plan" and self.plan is None:
             raise BadInput('order: expected a plan for "plan", found none; "online" needs none')
-        if self.all_to_all not in ALL_TO_ALLS:
-            raise BadInput(f"all_to_all: expected one of {', '.join(ALL_TO_ALLS)}, found {self.all_to_all!r}")
-        for name in ("record_every_s", "agree_s"):
-            if not 0 < getattr(self, name) <= LONGEST_S:
-                raise BadInput(f"{name}: expected seconds above zero and up to {LONGEST_S:.0e}, found {getattr(self, name)}")
-        if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
-            raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
         if self.order == "push" and (self.colocate is not None or self.all_to_all == "hierarchical"):
             raise BadInput("order: expected another than push with colocate or hierarchical all-to-alls, which go by messages")
         if self.all_to_all == "hierarchical" and self.plan is None:
@@ -98,17 +89,10 @@ class Settings:
                 raise BadInput(f"{name}: expected adapt, whose setting it is, found none")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):
             raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
-        if self.priority not in PRIORITIES:
-            raise BadInput(f"priority: expected one of {', '.join(PRIORITIES)}, found {self.priority!r}")
         if self.priority != Settings.priority and self.colocate is None:
             raise BadInput(f"priority: expected colocate, among whose servers {self.priority!r} goes first, found none")
-        if self.slice_s is not None:
-            self._check_slices(self.slice_s)
-
-    def _check_slices(self, slice_s: float) -> None:
-        """Raises BadInput if all-to-alls cannot be cut into slices."""
-        if not LEAST_PREEMPTION_S <= slice_s <= LONGEST_S:
-            raise BadInput(f"slice_s: expected seconds from {LEAST_PREEMPTION_S:g} to {LONGEST_S:.0e}, found {slice_s}")
+        if self.slice_s is None:
+            return
         if self.colocate is None or self.priority == PRIORITIES[0]:
             raise BadInput("slice_s: expected a batch server with colocate, which lets interactive servers send")
         if self.plan is None or self.order not in ("plan", "online"):
@@ -195,12 +179,8 @@ def _meant(name: str, names: list[str], likeness: float = 0.8) -> str | None:
 
 def _value(name: str, value: Any) -> Any:
     """`value` converted to the setting's type."""
-    kinds: dict[str, type] = {
-        "plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int, "required": bool,
-        "adapt": bool, "loss": float, "bytes_per_s": float, "period_s": float, "dry_run": bool,
-        "slice_s": float,
-    }  # fmt: skip
-    kind = kinds.get(name, str)
+    hint = get_type_hints(Settings)[name]
+    kind = (get_args(hint) or (hint,))[0]  # of a union with None
     expected = {Path: "a path", float: "a number", int: "a whole number", str: "text", bool: "true or false"}[kind]
     if kind is bool and isinstance(value, str):
         value = TRUTH.get(value.lower(), value)
