@@ -23,7 +23,7 @@ from aurora.planner.evaluate import drift
 from aurora.profiler.import_routing import import_profile
 from aurora.profiler.profile_model import profile_model, route_round
 from aurora.runtime.distributed.launcher import start_fork_server
-from aurora.types import CoActivation, ProfileOptions
+from aurora.types import ProfileOptions
 
 ROOT = Path(__file__).parents[1]
 RECORDS = Path(os.environ.get("AURORA_DATA", ROOT / "../shared/data"))
@@ -58,11 +58,11 @@ def _overhead() -> list[str]:
         "",
         f"One batch of 8 prompts, the ways in turn; medians of {REPEATS} turns, each beside its own plain passes.",
         "`counted`: experts counted by layer, as always;",
-        "`kept`: and every token's choices, as with `--tokens`; `pairs`: and which experts go together (`--co-activation`).",
+        "`kept`: and every token's choices, as with `--tokens`.",
         "The last column is how far the plain passes themselves are apart, between their quartiles.",
         "",
-        "| model | passes | plain, ms | counted | kept | pairs | plain, spread |",
-        "|---|---|---|---|---|---|---|",
+        "| model | passes | plain, ms | counted | kept | plain, spread |",
+        "|---|---|---|---|---|---|",
     ]
     for model in models:
         for what, length, tokens in (("prefill of 128 tokens", 128, 1), ("16 of one token each", 1, 16)):
@@ -71,7 +71,6 @@ def _overhead() -> list[str]:
                 lambda: _plain(model, prompts, tokens),  # noqa: B023
                 lambda: route_round(model, [prompts], tokens, keep=False),  # noqa: B023
                 lambda: route_round(model, [prompts], tokens, keep=True),  # noqa: B023
-                lambda: _coactivation(model, prompts, tokens),  # noqa: B023
             ]
             took = _in_turn(ways)
             plain = statistics.median(took[0])
@@ -87,11 +86,6 @@ def _plain(model: MoeModel, prompts: list[list[int]], tokens: int) -> None:
     together = GreedyBatch(model.model, prompts, [tokens] * len(prompts), eos=None, pad=0)
     for _ in range(tokens):
         together.step()
-
-
-def _coactivation(model: MoeModel, prompts: list[list[int]], tokens: int) -> list[CoActivation]:
-    passes = route_round(model, [prompts], tokens, keep=True)
-    return [CoActivation.of(each.experts_ULK, model.experts) for each in passes]
 
 
 def _in_turn(ways: list[Callable[[], object]]) -> list[list[float]]:

@@ -16,7 +16,7 @@ from aurora.types.options import OptionField
 
 RECORD = "vllm-record"
 PLACEMENT, ROUTING = "For a placement", "For recorded routing"
-OF_PLACEMENT, OF_ROUTING = ("gpus", "dense_layers"), ("sources", "where", "window", "coactivation")  # options of each
+OF_PLACEMENT, OF_ROUTING = ("gpus", "dense_layers"), ("sources", "where", "window")  # options of each
 
 
 def export(
@@ -86,7 +86,7 @@ def import_(
     file: list[Path],
     *,
     form: Annotated[str, OptionField(flag="--format", choices="placement_format routing_format")],
-    counted: Annotated[ProfileOptions, Only(("window", "coactivation"), ROUTING)],
+    counted: Annotated[ProfileOptions, Only(("window",), ROUTING)],
     output: Path | None = None,
     gpus: Annotated[int | None, OptionField(panel=PLACEMENT)] = None,
     dense_layers: Annotated[int | None, OptionField(least=0, most=MOST_LAYERS - 1, panel=PLACEMENT)] = None,
@@ -131,7 +131,7 @@ def import_(
         raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
     else:
         wheres = [_where(each) for each in where or ()]
-        made = import_profile(file, form, load_model_config(shape), sources, counted.window, wheres, counted.coactivation)
+        made = import_profile(file, form, load_model_config(shape), sources, counted.window, wheres)
     save(made, target)
     shown_profile(made, target, layers, as_json)
 

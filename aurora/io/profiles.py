@@ -7,13 +7,12 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.io.files import Arrays, load_npz, save_npz
-from aurora.types import OVERHEAD, PHASES, CoActivation, ComputeCurves, Curve, Profile, TokenRouting
+from aurora.types import OVERHEAD, PHASES, ComputeCurves, Curve, Profile, TokenRouting
 from aurora.types.profile import CurvesByKind, check_counts
 
 PROFILE_FORMAT = "aurora profile"
 _SCALARS = ("model", "fingerprint", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes")
 _ROUTING = ("experts_ULK", "source_U", "window_U")
-_COACTIVATION = ("together_LEE", "next_LEE")
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -37,8 +36,6 @@ def save_profile(profile: Profile, path: Path) -> None:
         arrays |= {name: getattr(profile.routing, name) for name in _ROUTING}
         if profile.routing.sequence_U is not None:
             arrays["sequence_U"] = profile.routing.sequence_U
-    if profile.coactivation is not None:
-        arrays |= {name: getattr(profile.coactivation, name) for name in _COACTIVATION}
     save_npz(path, PROFILE_FORMAT, about, arrays | kinds_to_arrays(profile.curves))
 
 
@@ -47,15 +44,13 @@ def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
     if not arrays["tokens_TLSE"].any():
         raise BadInput("expected traffic, found no token")
     curves = kinds_from_arrays(about.pop("kinds"), arrays)
-    routing = coactivation = None
+    routing = None
     if any(name in arrays for name in _ROUTING):
         experts_ULK, source_U, window_U = (arrays[name] for name in _ROUTING)
         routing = TokenRouting(experts_ULK, source_U, window_U, arrays.get("sequence_U"))
-    if any(name in arrays for name in _COACTIVATION):
-        coactivation = CoActivation(*(arrays[name] for name in _COACTIVATION))
     if "stage_T" in about:
         about["stage_T"] = tuple(about["stage_T"])
-    found = Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, routing=routing, coactivation=coactivation, **about)
+    found = Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, routing=routing, **about)
     check_counts(found.load_LE, found.top_k)
     return found
 

@@ -20,7 +20,7 @@ from aurora.io.files import naming
 from aurora.io.routing_dumps import RecordedRouting, Where, read_dump
 from aurora.planner.workload.attention import known_kv_bytes
 from aurora.planner.workload.model_config import Shape
-from aurora.types import CoActivation, Profile, ProfileOptions, TokenRouting
+from aurora.types import Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
 from aurora.types.profile import deal_counts
 
@@ -34,7 +34,6 @@ def import_profile(
     sources: int | None = None,
     window: int | None = None,
     wheres: Sequence[Where] = (),
-    coactivation: bool = False,
 ) -> Profile:
     """Makes a Profile of recorded routing; compute times are estimated from the model's shape.
 
@@ -49,7 +48,6 @@ def import_profile(
         sources: number of source ranks over which tokens are divided; None: those of the files, or ProfileOptions' default.
         window: number of tokens of all sources in a window; None: each recorded step is a window.
         wheres: selections of a CSV's rows by their values in columns; empty: all rows.
-        coactivation: whether to count how often tokens choose two experts together; for token-level files only.
 
     Raises:
         BadInput: if a file is not of the format or not of the model, files differ in their layers, a rank's file is missing,
@@ -81,14 +79,11 @@ def import_profile(
     if any(wheres):
         about["where"] = "; ".join(", ".join(f"{column}={value}" for column, value in where.items()) for where in wheres)
     if domains[0].experts_ULK is None:
-        if coactivation:
-            raise BadInput(f"`coactivation`: expected every token's choices, found counts alone in {form}")
         counted = _counted(domains, own, sources, window, shape.top_k)
         return shape.profile(counted, about, recorded=domains[0].layers, kv_bytes=known_kv_bytes(config))
     routing = _routing(domains, own, window)
     tokens_TLSE = routing.tokens_TLSE(int(routing.window_U.max()) + 1, sources, shape.experts)
-    pairs = CoActivation.of(routing.experts_ULK, shape.experts) if coactivation else None
-    return shape.profile(tokens_TLSE, about, routing, pairs, kv_bytes=known_kv_bytes(config))
+    return shape.profile(tokens_TLSE, about, routing, kv_bytes=known_kv_bytes(config))
 
 
 def _by_rank(files: Sequence[RecordedRouting], sources: int | None) -> list[RecordedRouting]:

@@ -31,7 +31,7 @@ from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguou
 from aurora.profiler.compute_timing import measure_curves
 from aurora.profiler.import_routing import file_digest
 from aurora.runtime.distributed.launcher import start_fork_server
-from aurora.types import STAGES, CoActivation, Profile, ProfileOptions, TokenRouting
+from aurora.types import STAGES, Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
 from aurora.types.profile import CurvesByKind
 
@@ -59,11 +59,6 @@ def next_round(prompts: Iterator[list[int]], options: ProfileOptions) -> Batches
     """Takes the next round of prompts. Returns them by source rank, dealt out round robin."""
     some = list(islice(prompts, options.sources * options.batch))
     return [some[source :: options.sources] for source in range(options.sources)]
-
-
-def keeps_choices(options: ProfileOptions) -> bool:
-    """Returns whether each token's experts are recorded, not only their counts."""
-    return options.token_level or options.coactivation
 
 
 @contextmanager
@@ -147,7 +142,6 @@ class RoutingCounts:
     stages: tuple[str, ...] = ()  # the stage of each window, one of STAGES
     prompts: int = 0  # how many prompts were served
     kept: tuple[Kept, ...] = ()  # each token's experts, pass by pass; empty if they are not recorded
-    coactivation: CoActivation | None = None  # how often experts are chosen at the same time; None if this is not counted
 
     @classmethod
     def of(cls, profile: Profile, prompts: int) -> Self:
@@ -157,7 +151,7 @@ class RoutingCounts:
         if (routing := profile.routing) is not None:
             assert routing.sequence_U is not None
             kept = ((routing.experts_ULK, routing.source_U, routing.window_U, routing.sequence_U),)
-        return cls(tuple(profile.tokens_TLSE), profile.stage_T, prompts, kept, profile.coactivation)
+        return cls(tuple(profile.tokens_TLSE), profile.stage_T, prompts, kept)
 
     @property
     def rounds(self) -> int:
@@ -183,7 +177,6 @@ class RoutingCounts:
         """
         windows, stages, kept = list(self.windows), list(self.stages), list(self.kept)
         sources, (layers, experts) = len(batches), passes[0].counts_LE.shape
-        sums = [self.coactivation] if self.coactivation else []
         for step in sorted({each.step for each in passes}):
             of_step = [each for each in passes if each.step == step]
             stage = of_step[0].stage
@@ -199,11 +192,9 @@ class RoutingCounts:
                     # Prompt i of the corpus went to source i mod S of its round.
                     sequence_U = self.prompts + each.prompt_U * sources + each.source
                     kept.append((each.experts_ULK, source_U, np.full_like(source_U, at), sequence_U))
-                if options.coactivation and each.experts_ULK is not None:
-                    sums.append(CoActivation.of(each.experts_ULK, experts))
             windows[at] = counts_LSE
         served = self.prompts + sum(map(len, batches))
-        return type(self)(tuple(windows), tuple(stages), served, tuple(kept), CoActivation.sum(sums) if sums else None)
+        return type(self)(tuple(windows), tuple(stages), served, tuple(kept))
 
 
 def _open_window(windows: list[IntArray], stages: list[str], stage: str, window: int | None, top_k: int) -> int:
@@ -305,7 +296,6 @@ class _Builder:
             provenance={**self.provenance, **more},
             routing=counts.routing,
             stage_T=counts.stages,
-            coactivation=counts.coactivation,
             dense_layers=self.model.dense_layers,
             expert_groups=self.model.expert_groups,
             kv_bytes=known_kv_bytes(self.model.model.config.to_dict()),
@@ -383,7 +373,7 @@ def _rounds(
     """Yield the counts after each further round, until the prompts end."""
     batches = first or next_round(prompts, options)
     while any(batches):
-        passes = route_round(model, batches, options.max_new_tokens, keeps_choices(options))
+        passes = route_round(model, batches, options.max_new_tokens, options.token_level)
         counts = counts.add(passes, batches, options, model.top_k)
         yield counts
         batches = next_round(prompts, options)

@@ -198,7 +198,6 @@ class RunConditions:
                 tokens_TLSE=routing.tokens_TLSE(int(routing.window_U.max()) + 1, len(self.cluster), profile.experts),
                 routing=routing,
                 stage_T=None,
-                coactivation=None,
             )
             for profile, routing in zip(served, self.routing_M, strict=True)
         ]

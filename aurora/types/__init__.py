@@ -17,7 +17,7 @@ NAMES = {  # those that each module defines
     "requests": "RequestLoad RequestOptions Requests",
     "run_options": "RunOptions TrainOptions",
     "schedule": "Hierarchy Order Schedule SubChannels",
-    "token_routing": "CoActivation TokenRouting",
+    "token_routing": "TokenRouting",
     "trace": "TRACE_PHASES Trace TraceRecorder",
 }
 

@@ -157,7 +157,6 @@ class ProfileOptions:
         share: number of processes that compute on this machine at the same time, while phases are timed.
         token_level: keep the choices of every token, not only their counts.
         window: tokens of all sources in a window; None: each forward pass is one window.
-        coactivation: count which experts are chosen together.
         precision: stop when the busiest rank's load is known within this relative error at 95 % confidence; None: read all.
         seed: random seed of the resampling for `precision`.
     """
@@ -170,7 +169,6 @@ class ProfileOptions:
     share: int = option(1, above=0, most=MOST_PROCESSES, panel=COUNTED)
     token_level: bool = option(False, flag="--tokens", panel=COUNTED)
     window: int | None = option(None, above=0, most=MOST, panel=COUNTED)
-    coactivation: bool = option(False, flag="--co-activation")
     precision: float | None = option(None, above=0, most=1.0)
     seed: int = option(0, least=0, most=MOST_SEED, panel=COUNTED)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, layer_numbers, numbers, set_checked
 from aurora.types.cluster import Gpu
-from aurora.types.token_routing import CoActivation, TokenRouting
+from aurora.types.token_routing import TokenRouting
 
 PRECISIONS = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # how many times wider a number is than the same number at another precision
 EARLIER = "; profiles of earlier versions know a model at one precision only: if this is the same at another, make them anew"
@@ -236,7 +236,6 @@ class Profile(Value):
         provenance: notes by name on how, where and from what it was measured, such as "tool" and "date".
         routing: the routing token by token, whose counts are exactly tokens_TLSE; None if it was not kept.
         stage_T: the stage of each window's tokens, one of STAGES; None if unknown.
-        coactivation: pair counts of all tokens, whose sums fit tokens_TLSE; None if they were not counted.
         dense_layers: indices, among all decoder layers, of the layers without experts, ascending; the other decoder layers are
             the L layers of tokens_TLSE.
         expert_groups: (n, m) for group-limited routing: n groups of equally many consecutive experts; a token's experts lie in
@@ -263,7 +262,6 @@ class Profile(Value):
     provenance: Mapping[str, str] = field(default_factory=dict)
     routing: TokenRouting | None = None
     stage_T: tuple[str, ...] | None = None
-    coactivation: CoActivation | None = None
     dense_layers: tuple[int, ...] = ()
     expert_groups: tuple[int, int] = (1, 1)
     kv_bytes: float | None = None
@@ -293,11 +291,6 @@ class Profile(Value):
             self._check_routing(what, self.routing)
         if self.stage_T is not None and (len(self.stage_T) != self.windows or not set(self.stage_T) <= set(STAGES)):
             raise BadInput(f"{what}: expected {' or '.join(STAGES)} for each of {self.windows} windows, found {self.stage_T}")
-        if self.coactivation is not None:
-            try:
-                self.coactivation.check(self.load_LE, self.top_k)
-            except BadInput as error:
-                raise BadInput(f"{what}: {error}") from None
 
     def __repr__(self) -> str:
         shape = f"{self.windows} windows x {self.layers} layers x {self.sources} sources x {self.experts} experts"
@@ -344,7 +337,7 @@ class Profile(Value):
     def at_windows(self, windows: Sequence[int] | IntArray) -> Self:
         """Returns the profile of the windows with these indices, in this sequence; it has counts but no token-level routing."""
         counts_TLSE = self.tokens_TLSE[np.asarray(windows)]
-        return replace(self, tokens_TLSE=counts_TLSE, stage_T=None, routing=None, coactivation=None)
+        return replace(self, tokens_TLSE=counts_TLSE, stage_T=None, routing=None)
 
     def first_windows(self, windows: int) -> Self:
         """Returns the profile of the first `windows` windows, with their token-level routing; itself if it has no more."""
@@ -352,7 +345,7 @@ class Profile(Value):
             return self
         routing = None if self.routing is None else self.routing.first_windows(windows)
         stage_T = None if self.stage_T is None else self.stage_T[:windows]
-        return replace(self, tokens_TLSE=self.tokens_TLSE[:windows], stage_T=stage_T, routing=routing, coactivation=None)
+        return replace(self, tokens_TLSE=self.tokens_TLSE[:windows], stage_T=stage_T, routing=routing)
 
     def in_steps(self, step_tokens: tuple[int, int] | None) -> Self:
         """Returns the profile whose windows count as many steps of `step_tokens` tokens each; None: as one step each."""
@@ -362,7 +355,7 @@ class Profile(Value):
         """Returns the profile of the MoE layers with these indices, with their token-level routing."""
         some = np.asarray(layers)
         routing = None if self.routing is None else replace(self.routing, experts_ULK=self.routing.experts_ULK[:, some])
-        return replace(self, tokens_TLSE=self.tokens_TLSE[:, some], routing=routing, coactivation=None, dense_layers=())
+        return replace(self, tokens_TLSE=self.tokens_TLSE[:, some], routing=routing, dense_layers=())
 
     def at_sources(self, sources: int) -> Self:
         """Returns the profile with its tokens redistributed to `sources` source ranks; itself if it has as many.

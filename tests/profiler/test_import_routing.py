@@ -14,7 +14,6 @@ from aurora.errors import BadInput
 from aurora.io import files
 from aurora.io import routing_dumps as dumps
 from aurora.profiler.import_routing import import_profile
-from tests.types.test_token_routing import CoActivation
 
 CONFIG = {
     "model_type": "tiny", "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
@@ -82,15 +81,12 @@ def test_tokens(tmp_path):
     rng = np.random.default_rng(0)
     experts = np.argsort(rng.random((6, 2, 4)), axis=2)[:, :, :2].astype(np.uint8)
     path = saved(tmp_path, "t.npz", lambda file: np.savez(file, experts=experts, seq_len=np.array([3, 1, 2], dtype=np.int32)))
-    made = imported(path, "tokens", coactivation=True)
+    made = imported(path, "tokens")
     assert made.routing.experts_ULK.dtype == np.uint8
     assert made.routing.source_U.tolist() == [0, 0, 0, 0, 0, 1]
     assert made.routing.sequence_U.tolist() == [0, 0, 0, 2, 2, 1]
     assert made.routing.lengths_Q.tolist() == [3, 1, 2]
-    assert np.array_equal(made.coactivation.together_LEE, CoActivation.of(experts, 4).together_LEE)
     assert imported(path, "tokens", window=4).routing.window_U.tolist() == [0, 0, 0, 0, 1, 1]
-    with pytest.raises(BadInput, match="`coactivation`: expected every token's choices, found counts alone in eplb-load"):
-        imported(saved(tmp_path, "w.npy", lambda file: np.save(file, LOADS)), "eplb-load", coactivation=True)
 
 
 def test_csv_by_columns(tmp_path):

@@ -1,4 +1,4 @@
-"""Rounds into windows, padding, pairs; profiles that are interrupted and go on."""
+"""Rounds into windows, padding; profiles that are interrupted and go on."""
 
 import json
 from dataclasses import replace
@@ -13,10 +13,10 @@ from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
 from aurora.profiler import profile_model as profiling
 from aurora.profiler.profile_model import ForwardPass, RoutingCounts, count_choices, profile_model, record_choices, route_round
-from aurora.types import PHASES, CoActivation, ComputeCurves, Curve, ProfileOptions
+from aurora.types import PHASES, ComputeCurves, Curve, ProfileOptions
 from tests.models.architectures import SERVED, build
 
-RATHER = ProfileOptions(sources=2, prompt_tokens=20, batch=2, max_new_tokens=2, token_level=True, coactivation=True)
+RATHER = ProfileOptions(sources=2, prompt_tokens=20, batch=2, max_new_tokens=2, token_level=True)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,6 @@ def test_a_profile_of_chats_counts_every_token_once(mixtral, tmp_path):
     loaded = roundtrip(made, tmp_path)
     assert loaded.routing.sequence_U.tolist() == made.routing.sequence_U.tolist()
     assert (loaded.stage_T, loaded.digest) == (made.stage_T, made.digest)
-    assert np.array_equal(loaded.coactivation.next_LEE, CoActivation.of(made.routing.experts_ULK, 8).next_LEE)
 
 
 def roundtrip(profile, folder):
@@ -101,7 +100,6 @@ def test_interrupted_and_gone_on_with(mixtral, text, tmp_path, window):
     assert made.digest == whole.digest
     assert made.stage_T == whole.stage_T
     assert np.array_equal(made.routing.sequence_U, whole.routing.sequence_U)
-    assert np.array_equal(made.coactivation.together_LEE, whole.coactivation.together_LEE)
     assert "served" not in made.provenance
 
 

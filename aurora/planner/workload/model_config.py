@@ -28,7 +28,7 @@ from aurora.planner.workload.model_structure import (
     number,
     top_k,
 )
-from aurora.types import OVERHEAD, CoActivation, Curve, GpuKind, Profile, TokenRouting
+from aurora.types import OVERHEAD, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import IntArray
 from aurora.types.read_numbers import whole_number
 
@@ -143,7 +143,6 @@ class Shape:
         tokens_TLSE: IntArray,
         provenance: Mapping[str, str],
         routing: TokenRouting | None = None,
-        pairs: CoActivation | None = None,
         kinds: Sequence[GpuKind] = (),
         recorded: Sequence[int] | None = None,
         kv_bytes: float | None = None,
@@ -154,7 +153,6 @@ class Shape:
             tokens_TLSE: (T, L, S, E) int64, tokens by window, layer, source rank and expert.
             provenance: notes by name on the source of the traffic.
             routing: token-level routing; None if unknown.
-            pairs: co-activation counts; None if unknown.
             recorded: indices, among all decoder layers, of the L layers of tokens_TLSE; None: all layers with experts.
             kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
             kv_bytes: bytes of the KV cache that a token takes; None if unknown.
@@ -187,7 +185,6 @@ class Shape:
                 **{f"curves of {kind.kind}": f"peaks of its datasheet, not measured: {kind.source}" for kind in kinds},
             },
             routing=routing,
-            coactivation=pairs,
             dense_layers=self.dense_layers if recorded is None else _others(recorded, self.decoder_layers),
             expert_groups=(self.groups, self.token_groups),
             kv_bytes=kv_bytes,

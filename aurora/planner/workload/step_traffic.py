@@ -30,9 +30,9 @@ def step_profile(profile: Profile, tokens_S: IntArray, rng: np.random.Generator,
     if token_level:
         drawn = _drawn_tokens(profile.required_routing, tokens_S, rng)
         tokens_TLSE = drawn.tokens_TLSE(1, profile.sources, profile.experts)
-        return replace(profile, tokens_TLSE=tokens_TLSE, routing=drawn, stage_T=None, coactivation=None)
+        return replace(profile, tokens_TLSE=tokens_TLSE, routing=drawn, stage_T=None)
     tokens_LSE = _drawn_pairs(_shares_LSE(profile), tokens_S, profile.top_k, rng)
-    return replace(profile, tokens_TLSE=tokens_LSE[None], routing=None, stage_T=None, coactivation=None)
+    return replace(profile, tokens_TLSE=tokens_LSE[None], routing=None, stage_T=None)
 
 
 def steps_profile(profile: Profile, tokens_S: IntArray, steps: int, rng: np.random.Generator, skew: float = 1.0) -> Profile:
@@ -51,7 +51,7 @@ def steps_profile(profile: Profile, tokens_S: IntArray, steps: int, rng: np.rand
     share_LSE = _shares_LSE(profile) ** skew
     share_LSE /= share_LSE.sum(axis=2, keepdims=True)
     tokens_TLSE = np.stack([_drawn_pairs(share_LSE, tokens_S, profile.top_k, rng) for _ in range(steps)])
-    return replace(profile, tokens_TLSE=tokens_TLSE, routing=None, stage_T=None, coactivation=None)
+    return replace(profile, tokens_TLSE=tokens_TLSE, routing=None, stage_T=None)
 
 
 def drawn_steps(profile: Profile, step_tokens: tuple[int, int] | None, seed: int) -> Profile:
@@ -93,7 +93,7 @@ def set_aside(profile: Profile, seed: int) -> tuple[Profile, Profile, str]:
     """
     rng, blocks, windows = np.random.default_rng(seed), np.arange(profile.windows) * ASIDE // profile.windows, profile.windows
     aside_T, routing = blocks % 2 == 1, profile.routing
-    whole = replace(profile, stage_T=None, coactivation=None)
+    whole = replace(profile, stage_T=None)
     said = f"{aside_T.sum()} of {windows} windows kept aside" if windows >= ASIDE else "half of the tokens, kept aside"
     if routing is None:
         if windows >= ASIDE:
@@ -167,7 +167,7 @@ def micro_batches(profile: Profile, parts: int) -> list[Profile]:
         return [profile]
     if profile.routing is None:
         counts = [_dealt(profile.tokens_TLSE, profile.top_k, part, parts) for part in range(parts)]
-        return [replace(profile, tokens_TLSE=part_TLSE, coactivation=None) for part_TLSE in counts if part_TLSE.any()]
+        return [replace(profile, tokens_TLSE=part_TLSE) for part_TLSE in counts if part_TLSE.any()]
     return [_routed(profile, routing) for routing in _dealt_tokens(profile.routing, profile.sources, parts)]
 
 
@@ -222,4 +222,4 @@ def _dealt_tokens(routing: TokenRouting, sources: int, parts: int) -> list[Token
 def _routed(profile: Profile, routing: TokenRouting) -> Profile:
     """The profile with the tokens of `routing` alone, in all of its windows."""
     tokens_TLSE = routing.tokens_TLSE(profile.windows, profile.sources, profile.experts)
-    return replace(profile, tokens_TLSE=tokens_TLSE, routing=routing, coactivation=None)
+    return replace(profile, tokens_TLSE=tokens_TLSE, routing=routing)
