@@ -103,8 +103,7 @@ class ExpertMap(nn.Module):
         if local_first and most > 1:
             from aurora.moe.local_first import LocalFirst  # which the proportional rule needs not
 
-            share_G = None if split_EG is None else tuple(tuple(split_EG[list(held), g]) for g, held in enumerate(slots_G))
-            self.local_first = LocalFirst(slots_G, rank, share_G)
+            self.local_first = LocalFirst(slots_G, rank, split_EG)
         elif split_EG is not None:
             if hierarchy is not None:
                 from aurora.planner.workload.serving_gpus import server_split  # which flat all-to-alls need not

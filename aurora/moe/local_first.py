@@ -1,118 +1,58 @@
 """Local-first rule: divides an expert's tokens of all ranks over its replicas; a rank's own replicas take its own tokens first.
 
-It runs as a kernel on a CUDA device with Triton, elsewhere in torch. Both cut an expert's tokens at the intervals of
-`token_split`, so that every rank finds the same division. Axes are those of `aurora.moe.expert_map`. Source: Lazarus
-(arXiv:2407.04656) Alg. 1; here the tokens that remain are divided by the sum of all residual shares, where the paper's printed
-sum leaves one out.
+Axes are those of `aurora.moe.expert_map`. Source: Lazarus (arXiv:2407.04656) Alg. 1; here the tokens that remain are divided by
+the sum of all residual shares, where the paper's printed sum leaves one out.
 """
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
-from aurora.moe.permutation import uses_triton
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray
 
 RESOLUTION = 1 << 20  # uneven splits are whole multiples of 1 / RESOLUTION
-
-
-@dataclass(frozen=True)
-class TokenSplit:
-    """The replicas of a layer, sorted by expert and then by rank; each takes an interval of the tokens of its expert.
-
-    Of n tokens of expert e, replica x takes the tokens from (n * start_X[x] + phase_E[e]) // whole_E[e] up to, but not
-    including, (n * stop_X[x] + phase_E[e]) // whole_E[e].
-    """
-
-    expert_X: IntArray
-    rank_X: IntArray
-    start_X: IntArray  # the replica's interval within 0..whole_E[expert]
-    stop_X: IntArray
-    first_E: IntArray  # where each expert's replicas begin
-    whole_E: IntArray  # the units that an expert is divided into
-    phase_E: IntArray  # an offset that keeps single tokens of different experts from all going to one rank
-
-
-def token_split(slots_G: Sequence[Sequence[int]], split_G: Sequence[Sequence[float]] | None = None) -> TokenSplit:
-    """Returns the token split of one layer.
-
-    Args:
-        slots_G: the experts in each rank's slots; every expert is in at least one. A rank that holds an expert twice takes
-            twice as many of its tokens.
-        split_G: in the shape of `slots_G`, the part of its expert's load that each slot takes; None: equal parts.
-    """
-    expert_X, rank_X, part_X = _parts(slots_G, split_G)
-    first_E = np.flatnonzero(np.diff(expert_X, prepend=-1))
-    count_E = np.diff(first_E, append=len(expert_X))
-    stop_X = part_X.cumsum()
-    stop_X -= np.repeat(stop_X[first_E] - part_X[first_E], count_E)
-    if split_G is not None:  # whole units: one per replica where the parts are equal, else RESOLUTION in all
-        even_E = np.maximum.reduceat(part_X, first_E) == np.minimum.reduceat(part_X, first_E)
-        nth_X = np.arange(len(expert_X)) - np.repeat(first_E, count_E) + 1
-        last_X = np.repeat(stop_X[first_E + count_E - 1], count_E)
-        stop_X = np.where(np.repeat(even_E, count_E), nth_X, np.rint(stop_X / last_X * RESOLUTION))
-    stop_X = stop_X.astype(np.int64)
-    start_X = np.where(np.diff(expert_X, prepend=-1) > 0, 0, np.roll(stop_X, 1))
-    whole_E = stop_X[first_E + count_E - 1]
-    phase_E = whole_E * (np.arange(len(first_E)) % count_E) // count_E
-    return TokenSplit(expert_X, rank_X, start_X, stop_X, first_E, whole_E, phase_E)
-
-
-def _parts(
-    slots_G: Sequence[Sequence[int]], split_G: Sequence[Sequence[float]] | None
-) -> tuple[IntArray, IntArray, FloatArray]:
-    """The expert, the rank and the part of each replica, (X,) each, sorted by expert and then by rank."""
-    parts: dict[tuple[int, int], float] = {}
-    for rank, held in enumerate(slots_G):
-        for slot, expert in enumerate(held):
-            parts[expert, rank] = parts.get((expert, rank), 0) + (1 if split_G is None else split_G[rank][slot])
-    expert_X, rank_X = np.array(sorted(parts)).T
-    return expert_X, rank_X, np.array([parts[pair] for pair in sorted(parts)])
 
 
 class LocalFirst(nn.Module):
     """Applies the local-first rule of one layer to one rank's tokens.
 
+    The tokens of an expert are divided into upto_EM[e, -1] units, of which each replica takes an interval. Of n tokens, the
+    first m + 1 replicas of expert e together take (n * upto_EM[e, m] + phase_E[e]) // upto_EM[e, -1], so that every rank finds
+    the same division.
+
     Args:
-        slots_G: the experts in each rank's slots.
+        slots_G: the experts in each rank's slots; every expert is in at least one.
         rank: the rank.
-        share_G: in the shape of `slots_G`, the part of its expert's load that each slot takes; None: equal parts.
+        split_EG: (E, G) the part of an expert's tokens that each rank takes; None: in proportion to the rank's slots.
 
     Attributes:
-        rank_EM: (E, M) the rank that holds each replica of an expert, ascending.
-        from_EM, upto_EM: (E, M) each replica's interval within 0..whole_E, the units that an expert's load is divided into.
+        rank_EM: (E, M) the rank that holds each replica of an expert, ascending; then ranks whose intervals are empty.
+        upto_EM: (E, M) the end of each replica's interval, in units.
         phase_E: (E,) added before cutting at a unit, so that single tokens of different experts do not all go to one rank.
 
     Source: Lazarus Alg. 1 (arXiv:2407.04656).
     """
 
-    def __init__(
-        self, slots_G: tuple[tuple[int, ...], ...], rank: int, share_G: tuple[tuple[float, ...], ...] | None = None
-    ) -> None:
+    def __init__(self, slots_G: tuple[tuple[int, ...], ...], rank: int, split_EG: FloatArray | None = None) -> None:
         super().__init__()
-        held = token_split(slots_G, share_G)
-        count_E = np.diff(held.first_E, append=len(held.expert_X))
-        nth_X = np.arange(len(held.expert_X)) - np.repeat(held.first_E, count_E)
         self.rank = rank
-
-        def table(values_X: IntArray, rest_E: IntArray) -> torch.Tensor:
-            table_EM = np.repeat(rest_E[:, None], int(count_E.max()), axis=1)
-            table_EM[held.expert_X, nth_X] = values_X
-            return torch.from_numpy(table_EM)
-
-        self.register_buffer("rank_EM", table(held.rank_X, np.zeros_like(count_E)), persistent=False)
-        self.register_buffer("from_EM", table(held.start_X, held.whole_E), persistent=False)
-        self.register_buffer("upto_EM", table(held.stop_X, held.whole_E), persistent=False)
-        self.register_buffer("whole_E", torch.from_numpy(held.whole_E), persistent=False)
-        self.register_buffer("phase_E", torch.from_numpy(held.phase_E), persistent=False)
+        experts = 1 + max(expert for slots in slots_G for expert in slots)
+        held_EG = np.stack([np.bincount(np.array(slots, dtype=np.int64), minlength=experts) for slots in slots_G], axis=1)
+        count_E1 = (held_EG > 0).sum(axis=1, keepdims=True)
+        rank_EM = np.argsort(held_EG == 0, axis=1, kind="stable")[:, : count_E1.max()]
+        part_EM = np.take_along_axis(held_EG if split_EG is None else split_EG * (held_EG > 0), rank_EM, axis=1)
+        upto_EM = part_EM.cumsum(axis=1)
+        if split_EG is not None:  # whole units: one for each replica where the parts are equal, else RESOLUTION in all
+            nth_M = np.arange(1, rank_EM.shape[1] + 1)
+            even_E1 = ((part_EM == part_EM[:, :1]) | (nth_M > count_E1)).all(axis=1, keepdims=True)
+            upto_EM = np.where(even_E1, np.minimum(nth_M, count_E1), np.rint(upto_EM / upto_EM[:, -1:] * RESOLUTION))
+        upto_EM, count_E = upto_EM.astype(np.int64), count_E1[:, 0]
+        phase_E = upto_EM[:, -1] * (np.arange(experts) % count_E) // count_E
+        for name, table in (("rank_EM", rank_EM), ("upto_EM", upto_EM), ("phase_E", phase_E)):
+            self.register_buffer(name, torch.from_numpy(table), persistent=False)
 
     rank_EM: torch.Tensor
-    from_EM: torch.Tensor
     upto_EM: torch.Tensor
-    whole_E: torch.Tensor
     phase_E: torch.Tensor
 
     def forward(self, tokens_SE: torch.Tensor) -> torch.Tensor:
@@ -123,13 +63,9 @@ class LocalFirst(nn.Module):
         Args:
             tokens_SE: (S, E) how many tokens of each rank chose each expert.
         """
-        if uses_triton(tokens_SE):
-            from aurora.moe import permutation_triton
-
-            with torch.cuda.device(tokens_SE.device):
-                return permutation_triton.local_first(tokens_SE, self)
-        load_E1, whole_E1, phase_E1 = tokens_SE.sum(dim=0)[:, None], self.whole_E[:, None], self.phase_E[:, None]
-        capacity_EM = (load_E1 * self.upto_EM + phase_E1) // whole_E1 - (load_E1 * self.from_EM + phase_E1) // whole_E1
+        load_E1 = tokens_SE.sum(dim=0)[:, None]
+        cut_EM = (load_E1 * self.upto_EM + self.phase_E[:, None]) // self.upto_EM[:, -1:]
+        capacity_EM = cut_EM.diff(dim=1, prepend=torch.zeros_like(load_E1))
         local_EM = torch.minimum(capacity_EM, tokens_SE.T.gather(1, self.rank_EM))
         capacity_EM = capacity_EM - local_EM
         until_EM = capacity_EM.cumsum(dim=1)
