@@ -133,7 +133,7 @@ class RowPerRank(DispatchLayout):
 
     def _sort(self) -> torch.Tensor:
         """Sets `counts`, and returns (X,) the token of each row."""
-        self.counts, _, token_X, self._row_NK = permutation_by_rank(self.rank_NK, self._map.ranks)
+        self.counts, token_X, self._row_NK = permutation_by_rank(self.rank_NK, self._map.ranks)
         return token_X
 
     def gathered(self, counts: torch.Tensor) -> None:

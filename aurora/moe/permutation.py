@@ -41,7 +41,7 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
 
 def permutation_by_rank(
     rank_NK: torch.Tensor, ranks: int, pairs: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sorts distinct (token, rank) pairs, in which a rank serves at least one choice of the token, by rank and then by token.
 
     Args:
@@ -50,18 +50,18 @@ def permutation_by_rank(
         pairs: number of pairs X, if the caller knows it; then the host need not wait for a GPU to count them. None: unknown.
 
     Returns:
-        counts_R, (R,) how many tokens go to each rank; rank_X and token_X, (X,) the rank and the token of each sorted pair;
-        row_NK, (N, min(R, K)) the positions of each token's pairs among the X sorted ones, in descending order, then -1.
+        counts_R, (R,) how many tokens go to each rank; token_X, (X,) the token of each sorted pair; row_NK, (N, min(R, K)) the
+        positions of each token's pairs among the X sorted ones, in descending order, then -1.
     """
     if rank_NK.is_cuda:
         return _permutation_by_rank(rank_NK, ranks, pairs)
-    counts_R, rank_X, token_X, row_NK = map(torch.from_numpy, permutation_cpu.permutation_by_rank(rank_NK.numpy(), ranks))
-    return counts_R, rank_X, token_X, row_NK
+    counts_R, token_X, row_NK = map(torch.from_numpy, permutation_cpu.permutation_by_rank(rank_NK.numpy(), ranks))
+    return counts_R, token_X, row_NK
 
 
 def _permutation_by_rank(
     rank_NK: torch.Tensor, ranks: int, pairs: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`permutation_by_rank` on any device."""
     tokens, top_k = rank_NK.shape
     goes_RN = torch.zeros(ranks + 1, tokens, dtype=torch.bool, device=rank_NK.device)
@@ -73,7 +73,7 @@ def _permutation_by_rank(
     pair_X = torch.empty(pairs + 1, dtype=torch.long, device=rank_NK.device)  # what goes nowhere is written to the last
     pair_X.scatter_(0, row_RN.masked_fill(~goes_RN, pairs).flatten(), torch.arange(goes_RN.numel(), device=rank_NK.device))
     row_NK = row_RN.masked_fill(~goes_RN, -1).T.topk(min(ranks, top_k)).values  # the -1 come last
-    return counts_R, pair_X[:pairs] // tokens, pair_X[:pairs] % tokens, row_NK
+    return counts_R, pair_X[:pairs] % tokens, row_NK
 
 
 def needed_by_piece(
@@ -141,17 +141,13 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
     if len(rows) == 0:
         return rows.new_zeros(len(row_NK), rows.shape[1])
     exact = exact_dtype(rows.dtype)
-    if row_NK.is_cuda:
-        there_NK = row_NK >= 0
-        count_N = there_NK.sum(dim=1)
-        row_Q, choice_Q, first_N = row_NK[there_NK], there_NK.flatten().nonzero()[:, 0], count_N.cumsum(0) - count_N
-    else:
-        row_Q, choice_Q, first_N = map(torch.from_numpy, permutation_cpu.embedding_bags(row_NK.numpy()))
-    weights_Q = None
-    if weights_NK is not None:
-        weights_Q = weights_NK.to(exact).reshape(-1)
-        weights_Q = weights_Q if len(choice_Q) == row_NK.numel() else weights_Q[choice_Q]
-    return torch.embedding_bag(rows.to(exact), row_Q, first_N, mode=0, per_sample_weights=weights_Q)[0].to(rows.dtype)
+    there_NK = row_NK >= 0
+    count_N = there_NK.sum(dim=1)
+    weights_Q = None if weights_NK is None else weights_NK.to(exact)[there_NK]
+    bags = torch.embedding_bag(
+        rows.to(exact), row_NK[there_NK], count_N.cumsum(0) - count_N, mode=0, per_sample_weights=weights_Q
+    )
+    return bags[0].to(rows.dtype)
 
 
 def warm_up(hidden: torch.Tensor, top_k: int) -> None:
@@ -185,7 +181,7 @@ def uses_triton(rows: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """Byte layout of a row that carries one token: its hidden state, scales, weights and physical experts, in this sequence.
+    """Byte layout of a row that carries one token: its hidden state, weights and physical experts, in this sequence.
 
     Every part, and so the whole row, begins at a multiple of ALIGNED_BYTES.
 
@@ -193,23 +189,16 @@ class MessageFormat:
         width: elements of the hidden state.
         top_k: number of weights (in `exact_dtype(dtype)`), and of physical experts (int32).
         dtype: of the hidden state.
-        scales: number of float32 scales by which parts of a float8 hidden state are multiplied; 0 for other dtypes.
     """
 
     width: int
     top_k: int
     dtype: torch.dtype
-    scales: int = 0
-
-    @property
-    def scales_at(self) -> int:
-        """Byte of a row at which the scales begin, and the weights if there are no scales."""
-        return aligned(self.width * self.dtype.itemsize)
 
     @property
     def weights_at(self) -> int:
         """Byte of a row at which the weights begin."""
-        return self.scales_at + aligned(self.scales * 4)
+        return aligned(self.width * self.dtype.itemsize)
 
     @property
     def physical_at(self) -> int:
@@ -221,10 +210,6 @@ class MessageFormat:
         """Size of a row in bytes."""
         return self.physical_at + aligned(self.top_k * 4)
 
-    def new(self, rows: int, device: torch.device) -> torch.Tensor:
-        """Returns an uninitialised message: (rows, row_bytes) uint8."""
-        return torch.empty(rows, self.row_bytes, dtype=torch.uint8, device=device)
-
     def pack(
         self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor, token_X: torch.Tensor
     ) -> torch.Tensor:
@@ -232,27 +217,20 @@ class MessageFormat:
 
         The hidden states (N, H), weights (N, K) and physical experts (N, K) are those of all N tokens of the batch.
         """
-        message = self.new(len(token_X), hidden.device)
+        message = torch.empty(len(token_X), self.row_bytes, dtype=torch.uint8, device=hidden.device)
         hidden_X, weights_XK, physical_XK = self.parts(message)
         gather_rows(hidden, token_X, hidden_X)
         gather_rows(weights.to(exact_dtype(hidden.dtype)), token_X, weights_XK)
         physical_XK.copy_(physical_NK.index_select(0, token_X))
         return message
 
-    def tail(self, weights: torch.Tensor, physical_NK: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns (N, bytes) uint8, the end of each row: scales if given, weights, physical experts."""
-        begin = self.weights_at if scales is None else self.scales_at
+    def tail(self, weights: torch.Tensor, physical_NK: torch.Tensor) -> torch.Tensor:
+        """Returns (N, bytes) uint8, the end of each row: weights (N, K) and physical experts (N, K)."""
         message = torch.zeros(len(weights), self.row_bytes, dtype=torch.uint8, device=weights.device)
         _, weights_NK, into_NK = self.parts(message)
         weights_NK.copy_(weights)
         into_NK.copy_(physical_NK)
-        if scales is not None:
-            self.scales_of(message).copy_(scales)
-        return message[:, begin:]
-
-    def scales_of(self, message: torch.Tensor) -> torch.Tensor:
-        """Returns the scales (rows, scales) float32 in a message, as a view."""
-        return message[:, self.scales_at : self.scales_at + self.scales * 4].view(torch.float32)
+        return message[:, self.weights_at :]
 
     def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns hidden states (rows, width), weights and physical experts (rows, top_k) of a message, as views."""

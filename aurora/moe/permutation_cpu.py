@@ -30,7 +30,7 @@ def permutation_by_expert(physical_NK, num_physical):
     return counts_P, token_X, row_NK
 
 
-@njit("Tuple((i8[::1], i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
+@njit("Tuple((i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
 def permutation_by_rank(rank_NK, ranks):
     """Sorts (token, rank) pairs by rank; see `aurora.moe.permutation.permutation_by_rank`."""
     tokens, top_k = rank_NK.shape
@@ -43,7 +43,7 @@ def permutation_by_rank(rank_NK, ranks):
                 goes_NR[n, rank] = True
                 counts_R[rank] += 1
     next_R = np.cumsum(counts_R) - counts_R
-    rank_X, token_X = np.empty(counts_R.sum(), np.int64), np.empty(counts_R.sum(), np.int64)
+    token_X = np.empty(counts_R.sum(), np.int64)
     row_NK = np.full((tokens, min(ranks, top_k)), -1, np.int64)
     for n in range(tokens):
         k = 0
@@ -51,9 +51,9 @@ def permutation_by_rank(rank_NK, ranks):
             if goes_NR[n, rank]:
                 row = next_R[rank]
                 next_R[rank] += 1
-                rank_X[row], token_X[row], row_NK[n, k] = rank, n, row
+                token_X[row], row_NK[n, k] = n, row
                 k += 1
-    return counts_R, rank_X, token_X, row_NK
+    return counts_R, token_X, row_NK
 
 
 @njit("i8[:, ::1](i8[:, :], i8[:], i8[:], i8[:], i8)", cache=True)
@@ -73,31 +73,6 @@ def needed_by_piece(rank_NK, server_R, sent_N, token_X, pieces):
                     last_R[rank] = row
             row += 1
     return needed_CR
-
-
-@njit("Tuple((i8[::1], i8[::1], i8[::1]))(i8[:, :])", cache=True)
-def embedding_bags(row_NK):
-    """Returns arguments with which torch.embedding_bag sums each token's rows.
-
-    Args:
-        row_NK: (N, K) int64, the rows of each token; -1 for none.
-
-    Returns:
-        row_Q, (Q,) the entries of row_NK other than -1, token by token; choice_Q, (Q,) the index of each in row_NK.ravel();
-        first_N, (N,) the index in row_Q at which each token's rows begin.
-    """
-    tokens, top_k = row_NK.shape
-    row_Q, choice_Q = np.empty(tokens * top_k, np.int64), np.empty(tokens * top_k, np.int64)
-    first_N = np.empty(tokens, np.int64)
-    q = 0
-    for n in range(tokens):
-        first_N[n] = q
-        for k in range(top_k):
-            if row_NK[n, k] >= 0:
-                row_Q[q] = row_NK[n, k]
-                choice_Q[q] = n * top_k + k
-                q += 1
-    return row_Q[:q], choice_Q[:q], first_N
 
 
 @njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)

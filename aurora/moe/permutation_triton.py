@@ -1,10 +1,8 @@
-"""Triton versions of `aurora.moe.permutation` and of local-first replica selection. Imported only where Triton is."""
+"""Triton versions of `aurora.moe.permutation`. Imported only where Triton is."""
 
 import torch
 import triton
 import triton.language as tl
-
-from aurora.moe.local_first import LocalFirst
 
 BLOCK = 1024  # columns a program
 
@@ -47,46 +45,6 @@ def _silu_gate(gate_up, out, ends, experts, width, stride, BLOCK: tl.constexpr):
         silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)  # as rounded as torch's
         up = tl.load(begin + width + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _plus(a, b):
-    return a + b
-
-
-@triton.jit
-def _local_first(
-    tokens, ranks, begins, ends, wholes, phases, out, sources, experts, most, rank, S: tl.constexpr, M: tl.constexpr
-):
-    expert = tl.program_id(0)
-    source, replica = tl.arange(0, S), tl.arange(0, M)
-    there, at = replica < most, expert * most + replica
-    count = tl.load(tokens + source * experts + expert, mask=source < sources, other=0)
-    load, whole, phase = tl.reduce(count, 0, _plus), tl.load(wholes + expert), tl.load(phases + expert)
-    holder = tl.load(ranks + at, mask=there, other=0)
-    end = (load * tl.load(ends + at, mask=there, other=0) + phase) // whole
-    capacity = end - (load * tl.load(begins + at, mask=there, other=0) + phase) // whole
-    local = tl.minimum(capacity, tl.load(tokens + holder * experts + expert, mask=there, other=0))
-    capacity -= local
-    until = tl.associative_scan(capacity, 0, _plus)
-    own = tl.where(holder == rank, local, 0)
-    before = tl.reduce(tl.where(source < rank, count, 0), 0, _plus) - tl.reduce(tl.where(holder < rank, local, 0), 0, _plus)
-    upto = before + tl.reduce(tl.where(source == rank, count, 0), 0, _plus) - tl.reduce(own, 0, _plus)
-    shared = tl.minimum(until, upto) - tl.maximum(until - capacity, before)
-    tl.store(out + at, tl.associative_scan(own + tl.maximum(shared, 0), 0, _plus), mask=there)
-
-
-def local_first(tokens_SE: torch.Tensor, rule: LocalFirst) -> torch.Tensor:
-    """Divides one rank's tokens over replicas by the local-first rule, on a CUDA device; see `LocalFirst.forward`."""
-    sources, experts = tokens_SE.shape
-    most = rule.rank_EM.shape[1]
-    out_EM = torch.empty_like(rule.rank_EM)
-    _local_first[(experts,)](
-        tokens_SE.contiguous(), rule.rank_EM, rule.from_EM, rule.upto_EM, rule.whole_E, rule.phase_E, out_EM,
-        sources, experts, most, rule.rank,
-        S=triton.next_power_of_2(sources), M=triton.next_power_of_2(most),
-    )  # fmt: skip
-    return out_EM
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:

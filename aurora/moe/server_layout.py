@@ -57,7 +57,7 @@ class RowPerServer(RowPerRank):
 
     def _sort(self) -> torch.Tensor:
         self._hierarchy, server_R = self._map.hierarchy, self._map.server_R
-        sent_N, _, token_X, self._row_NK = permutation_by_rank(server_R[self.rank_NK], self._hierarchy.servers)
+        sent_N, token_X, self._row_NK = permutation_by_rank(server_R[self.rank_NK], self._hierarchy.servers)
         needed_CR = needed_by_piece(self.rank_NK, server_R[:-1], sent_N, token_X, self._hierarchy.pieces)
         self.counts = torch.cat([sent_N, needed_CR.flatten()])
         return token_X
@@ -139,7 +139,7 @@ class RowPerServer(RowPerRank):
         for step, into in zip(self._steps, arrived.split_with_sizes(self._arrived_S), strict=True):
             pool = torch.cat([rows[step.own], forwarded])
             member_XK = expert_map.member_R[expert_map.rank_P[self.format.parts(pool)[2].long()]]
-            _, _, pool_X, row_XM = permutation_by_rank(member_XK, len(expert_map.members), sum(step.inside_out))
+            _, pool_X, row_XM = permutation_by_rank(member_XK, len(expert_map.members), sum(step.inside_out))
             inside = pool.new_empty(len(pool_X), pool.shape[1])
             gather_rows(pool.view(torch.int64), pool_X, inside.view(torch.int64))
             sends = _outward(step, inside, rows, relays, relayed)
