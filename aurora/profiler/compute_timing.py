@@ -5,8 +5,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,13 +139,13 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tok
     model = load_without_experts(path, device)
     about = (model.name, model.fingerprint(), model.top_k, model.row_bytes, model.expert_bytes)
     held = min(HELD, model.experts)
-    group = _ExpertGroup(model.layers[0].experts, held)
+    watch = _Stopwatch(device)
+    group = _ExpertGroup(model.layers[0].experts, held, watch)
     for layer in model.layers:
         setattr(layer.block, layer.name, group)
-    watch = _Stopwatch(device)
     with default_process_group(rank_info), torch.inference_mode():
         times = {
-            "gate": [_gate_s(model, watch, size, sequence_tokens) for size in sizes],
+            "gate": [_gate_s(model, watch, group, size, sequence_tokens) for size in sizes],
             "expert": _group_s(model, watch, group, _group_rows(sizes, held)),
             "aggregate": _aggregate_s(model, watch, sizes),
         }
@@ -164,54 +163,39 @@ class _ExpertGroup(nn.Module):
     Args:
         experts: the layer's module, whose other experts are dropped, or read none from the model's files.
         held: experts of the group.
+        watch: marks the beginning and the end of each call.
+
+    Attributes:
+        calls: the two marks of each call.
     """
 
-    def __init__(self, experts: Any, held: int) -> None:
+    def __init__(self, experts: Any, held: int, watch: _Stopwatch) -> None:
         super().__init__()
         reader = getattr(experts, "reader", None)
         hold_experts(experts, range(held) if reader is None else [*reader.read(range(held)).values()])
-        self.experts, self.num_experts = experts, held
+        self.experts, self.num_experts, self._watch = experts, held, watch
+        self.calls: list[tuple[Any, Any]] = []
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Returns the outputs (N, H) of tokens (N, H) by the group's experts, choices (N, K) taken modulo their number."""
+        begin = self._watch.mark()
         out: torch.Tensor = self.experts(hidden_states, top_k_index % self.num_experts, top_k_weights)
+        self.calls.append((begin, self._watch.mark()))
         return out
 
 
-def _gate_s(model: MoeModel, watch: _Stopwatch, tokens: int, sequence_tokens: int) -> float:
+def _gate_s(model: MoeModel, watch: _Stopwatch, group: _ExpertGroup, tokens: int, sequence_tokens: int) -> float:
     """Seconds between two MoE layers: a forward pass without its experts, divided by the number of layers."""
     width = min(tokens, sequence_tokens)
     ids = torch.randint(3, model.vocabulary, (-(-tokens // width), width))
     ids = ids.to(next(model.model.parameters()).device)
-    inside: list[tuple[Any, Any]] = []
-    with _marked_experts(model, watch, inside):
 
-        def forward() -> float:
-            inside.clear()
-            whole = watch.took(lambda: model.model(input_ids=ids, logits_to_keep=1))
-            return max(whole - sum(watch.seconds(*marks) for marks in inside), 1e-9)
+    def forward() -> float:
+        group.calls.clear()
+        whole = watch.took(lambda: model.model(input_ids=ids, logits_to_keep=1))
+        return max(whole - sum(watch.seconds(*marks) for marks in group.calls), 1e-9)
 
-        return watch.median(forward) / len(model.layers)
-
-
-@contextmanager
-def _marked_experts(model: MoeModel, watch: _Stopwatch, inside: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Context manager in which every call of an experts module adds its begin and end marks to `inside`."""
-    began: list[Any] = []
-
-    def before(*_: Any) -> None:
-        began.append(watch.mark())
-
-    def after(*_: Any) -> None:
-        inside.append((began.pop(), watch.mark()))
-
-    experts = model.layers[0].experts  # of all layers
-    handles = [experts.register_forward_pre_hook(before), experts.register_forward_hook(after)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return watch.median(forward) / len(model.layers)
 
 
 def _group_s(model: MoeModel, watch: _Stopwatch, group: _ExpertGroup, sizes: list[int]) -> list[float]:

@@ -8,7 +8,7 @@ import torch
 from aurora.models.loading import load_model
 from aurora.models.own_weights import load_without_experts
 from aurora.profiler import compute_timing
-from aurora.profiler.compute_timing import _ExpertGroup
+from aurora.profiler.compute_timing import _ExpertGroup, _Stopwatch
 from aurora.runtime.distributed.launcher import RankInfo
 
 
@@ -17,7 +17,7 @@ def test_a_group_computes_as_the_first_experts_do(request, name):
     """Choices of other experts count as those with the same number modulo the group's size."""
     path = request.getfixturevalue(name)
     whole = load_model(path)
-    group = _ExpertGroup(load_without_experts(path).layers[0].experts, 4)
+    group = _ExpertGroup(load_without_experts(path).layers[0].experts, 4, _Stopwatch("cpu"))
     rows, weights = torch.randn(6, whole.hidden), torch.rand(6, 2)
     index = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2], [0, 2], [1, 3]])
     wanted = whole.layers[0].experts(rows, index, weights)
