@@ -59,26 +59,10 @@ class HostTimer:
         return end - start
 
 
-class Event(Protocol):
-    """Interface of an event on a GPU stream, such as torch.cuda.Event with enable_timing."""
-
-    def record(self) -> None:
-        """Puts the event at the end of the current stream."""
-
-    def query(self) -> bool:
-        """Returns whether the stream has reached the event."""
-
-    def synchronize(self) -> None:
-        """Waits until the stream has reached the event."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Returns the milliseconds from this event to `end_event`; the stream must have reached both."""
-
-
 class StreamMark(NamedTuple):
     """Mark of a StreamTimer: a CUDA event, and the host's time when it was recorded."""
 
-    event: Event
+    event: Any  # a torch.cuda.Event with enable_timing, or an emulation
     made_s: float  # when the host recorded the event, since the run began
 
 
@@ -98,7 +82,7 @@ class StreamTimer:
     def __init__(
         self,
         began_s: float,
-        new_event: Callable[[], Event] = lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._began_s, self._new_event, self._clock = began_s, new_event, clock
@@ -114,7 +98,7 @@ class StreamTimer:
 
     def reached(self, mark: StreamMark) -> bool:
         """Returns True if the stream has reached the mark; see `Timer.reached`."""
-        return mark.event.query()
+        return bool(mark.event.query())
 
     def seconds(self, mark: StreamMark) -> float:
         """Waits until the stream reaches the mark, and returns the time; see `Timer.seconds`."""
@@ -125,7 +109,7 @@ class StreamTimer:
 
     def elapsed_s(self, start: StreamMark, end: StreamMark) -> float:
         """Returns the seconds between two marks, by the GPU's clock; see `Timer.elapsed_s`."""
-        return start.event.elapsed_time(end.event) / 1e3
+        return float(start.event.elapsed_time(end.event)) / 1e3
 
     def _now_s(self) -> float:
         """Seconds since the run began."""

@@ -12,7 +12,7 @@ buffers have two halves. NCCL counts the signals of a peer, whatever buffer they
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,35 +33,20 @@ PART_ALIGNED = 256  # bytes
 NCCL = (2, 29)  # which has one-sided calls
 
 
-class PutCalls(Protocol):
-    """Interface through which PutTransport makes NCCL's one-sided calls on a stream; tests implement it with an emulation.
-
-    Each rank has an outbox and an inbox, both (2, R, bytes) uint8: two halves, each with a part for every rank.
-    """
-
-    rank: int
-    ranks: int
-    timer: Timer  # of the current stream
-    outbox: torch.Tensor
-    inbox: torch.Tensor
-
-    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Queues a copy on the current stream."""
-
-    def put(self, peer: int, half: int, size: int) -> None:
-        """Queues a put of the first `size` bytes of `outbox[half, peer]` into the peer's `inbox[half, rank]`, and a signal."""
-
-    def wait_signal(self, peer: int, half: int) -> None:
-        """Queues a wait for the next signal from `peer`; its put has then filled `inbox[half, peer]`."""
-
-
 class NcclPutCalls:
-    """PutCalls by `put_signal` and `wait_signal` of torch.distributed's symmetric memory with back end "NCCL".
+    """One-sided calls by `put_signal` and `wait_signal` of torch.distributed's symmetric memory with back end "NCCL".
+
+    Tests use an emulation in their place.
 
     Args:
         group: an NCCL process group; the constructor is a collective call of its ranks.
         device: this rank's CUDA device, which is the current device.
         size: bytes per peer in each half of a buffer.
+
+    Attributes:
+        rank, ranks: this rank, and the number of ranks.
+        timer: timer of the current stream.
+        outbox, inbox: (2, R, bytes) uint8: two halves, each with a part for every rank.
     """
 
     def __init__(self, group: Any, device: str, size: int) -> None:
@@ -77,20 +62,20 @@ class NcclPutCalls:
         self._inbox_2R = [[symmetric.rendezvous(part, group) for part in half] for half in self.inbox]
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Queues a copy; see `PutCalls.copy`."""
+        """Queues a copy on the current stream."""
         into.copy_(source)
 
     def put(self, peer: int, half: int, size: int) -> None:
-        """Queues a put and its signal; see `PutCalls.put`."""
+        """Queues a put of the first `size` bytes of `outbox[half, peer]` into the peer's `inbox[half, rank]`, and a signal."""
         self._calls.put_signal(self.outbox[half, peer, :size], self._inbox_2R[half][self.rank], peer)
 
     def wait_signal(self, peer: int, half: int) -> None:
-        """Queues a wait; see `PutCalls.wait_signal`."""
+        """Queues a wait for the next signal from `peer`; its put has then filled `inbox[half, peer]`."""
         self._calls.wait_signal(self._inbox_2R[half][peer], peer)
 
 
 class GlooPutCalls:
-    """PutCalls emulated on CPUs by messages of a gloo group, for tests; `wait_signal` receives the message."""
+    """NcclPutCalls emulated on CPUs by messages of a gloo group, for tests; `wait_signal` receives the message."""
 
     def __init__(self, group: Any, size: int) -> None:
         self.rank, self.ranks, self._group = group.rank(), group.size(), group
@@ -99,17 +84,17 @@ class GlooPutCalls:
         self._sent: dict[tuple[int, int], Any] = {}
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies; see `PutCalls.copy`."""
+        """Copies; see `NcclPutCalls.copy`."""
         into.copy_(source)
 
     def put(self, peer: int, half: int, size: int) -> None:
-        """Sends a message in place of the put; see `PutCalls.put`."""
+        """Sends a message in place of the put; see `NcclPutCalls.put`."""
         if (before := self._sent.get((peer, half))) is not None:
             before.wait()
         self._sent[peer, half] = dist.isend(self.outbox[half, peer].clone(), group=self._group, group_dst=peer)
 
     def wait_signal(self, peer: int, half: int) -> None:
-        """Receives the peer's message; see `PutCalls.wait_signal`."""
+        """Receives the peer's message; see `NcclPutCalls.wait_signal`."""
         dist.recv(self.inbox[half, peer], group=self._group, group_src=peer)
 
 
@@ -136,7 +121,11 @@ class PutTransport(QueuedTransport):
     in_stages = False
 
     def __init__(
-        self, calls: PutCalls, control: GlooTransport | None, timeout_s: float = 300.0, heartbeats: Heartbeats | None = None
+        self,
+        calls: NcclPutCalls | GlooPutCalls,
+        control: GlooTransport | None,
+        timeout_s: float = 300.0,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
         super().__init__(calls.rank, calls.ranks, control, heartbeats)
         self._calls, self._timeout_s = calls, timeout_s
