@@ -376,10 +376,10 @@ def decisions_section(found: ReportNumbers) -> Section | None:
     shown = {name: report for name, report in reports.items() if report.series}
     if not shown:
         return Section("decisions", "Decisions over time", text, sheets=tables, missing="No window had tokens.")
-    heads = ("model", "until", "windows", *(name for name, _ in SERIES), "age of the placement", "changes of traffic")
+    heads = ("model", "until", *(name for name, _ in SERIES), "age of the placement", "changes of traffic")
     rows = tuple(
         (
-            name, seconds(each.at_s), str(each.windows), f"{each.balancedness:.3f}", f"{each.expected_balancedness:.3f}",
+            name, seconds(each.at_s), f"{each.balancedness:.3f}", f"{each.expected_balancedness:.3f}",
             seconds(each.age_s), str(each.traffic),
         )
         for name, report in shown.items() for each in report.series
@@ -387,7 +387,7 @@ def decisions_section(found: ReportNumbers) -> Section | None:
     about = {
         "axis": "since the run began",
         "series": [list(each) for each in SERIES],
-        "more": [["age of the placement", "age", "s"], ["changes of traffic", "traffic", ""], ["windows", "windows", ""]],
+        "more": [["age of the placement", "age", "s"], ["changes of traffic", "traffic", ""]],
         "marks": list(MARKS),
     }
     choices, frames = (Selector("model", tuple(shown)),), [_frame(report) for report in shown.values()]
@@ -406,7 +406,6 @@ def _frame(report: ControlReport) -> Frame:
         "expected": np.array([each.expected_balancedness for each in report.series], dtype=np.float32),
         "age": np.array([each.age_s for each in report.series], dtype=np.float32),
         "traffic": np.array([each.traffic for each in report.series]),
-        "windows": np.array([each.windows for each in report.series]),
         "mark": np.array([at_s for at_s, _ in sorted(marks)], dtype=np.float32),
         "kind": np.array([kind for _, kind in sorted(marks)], dtype=np.int64),
     }

@@ -23,8 +23,7 @@ from aurora.types import ControlReport, ControlWindow, PlacementChange
 
 STALE_S = 10.0  # of a heartbeat: the follower is stuck
 JOIN_S = 1.0  # that `close` waits for the thread
-MOST_CHANGES = 1000  # that a history keeps, the newest ones
-MOST_WINDOWS = 512  # entries of its series; when it is full, each two neighbours become one
+MOST_CHANGES, MOST_WINDOWS = 1000, 2000  # that a history keeps, the newest ones
 
 
 @dataclass(eq=False)
@@ -256,13 +255,12 @@ class ControlHistory:
 
     Attributes:
         changes: the newest MOST_CHANGES placement changes.
-        series: the windows that had tokens, oldest first; when MOST_WINDOWS are reached, neighbours are merged.
+        series: the newest MOST_WINDOWS windows that had tokens, oldest first.
     """
 
     def __init__(self) -> None:
         self.changes: deque[PlacementChange] = deque(maxlen=MOST_CHANGES)
-        self.series: list[ControlWindow] = []
-        self._joined = 1  # windows of an entry
+        self.series: deque[ControlWindow] = deque(maxlen=MOST_WINDOWS)
 
     def add(self, decision: Decision, age_s: float, traffic: int) -> None:
         """Adds a window, with the decision that followed it.
@@ -274,7 +272,7 @@ class ControlHistory:
         """
         if not math.isnan(decision.balancedness):
             balancedness = decision.balancedness, decision.expected_balancedness
-            self._add(ControlWindow(decision.at_s, 1, *balancedness, age_s, traffic))
+            self.series.append(ControlWindow(decision.at_s, *balancedness, age_s, traffic))
         if decision.action != "keep":
             why = decision.at_s, decision.action, decision.kind, decision.reason
             self.changes.append(PlacementChange(*why, decision.layers, len(decision.moves), decision.bytes, None))
@@ -282,22 +280,3 @@ class ControlHistory:
     def in_force(self, took_s: float) -> None:
         """Records that the last change came into force `took_s` seconds after its decision."""
         self.changes[-1] = replace(self.changes[-1], took_s=took_s)
-
-    def _add(self, window: ControlWindow) -> None:
-        """Adds a window to the series, or to its last entry as long as that stands for fewer windows than the others."""
-        if self.series and self.series[-1].windows < self._joined:
-            self.series[-1] = _as_one(self.series[-1], window)
-        else:
-            self.series.append(window)
-        if len(self.series) > MOST_WINDOWS:
-            pairs = zip(self.series[:MOST_WINDOWS:2], self.series[1:MOST_WINDOWS:2], strict=True)
-            self.series = [_as_one(*pair) for pair in pairs] + self.series[MOST_WINDOWS:]
-            self._joined *= 2
-
-
-def _as_one(one: ControlWindow, other: ControlWindow) -> ControlWindow:
-    """Two entries as one."""
-    windows = one.windows + other.windows
-    names = "balancedness", "expected_balancedness"
-    means = [(getattr(one, name) * one.windows + getattr(other, name) * other.windows) / windows for name in names]
-    return replace(other, windows=windows, balancedness=means[0], expected_balancedness=means[1])

@@ -36,14 +36,12 @@ class PlacementChange:
 
 @dataclass(frozen=True)
 class ControlWindow:
-    """One window of traffic as a control loop saw it, or several consecutive windows joined into one entry.
+    """One window of traffic as a control loop saw it.
 
-    Balancedness is the mean load of the GPUs divided by the largest: 1 is balanced. For joined windows, both balancednesses are
-    means, and the other attributes are the last window's.
+    Balancedness is the mean load of the GPUs divided by the largest: 1 is balanced.
 
     Args:
         at_s: time of the window's decision, in seconds since the run began.
-        windows: number of windows joined in this entry; 1: not joined.
         balancedness: balancedness under the placement in force.
         expected_balancedness: balancedness that the controller expects in the next window, under the placement that it wants.
         age_s: seconds since the placement in force came into force.
@@ -51,7 +49,6 @@ class ControlWindow:
     """
 
     at_s: float
-    windows: int
     balancedness: float
     expected_balancedness: float
     age_s: float
@@ -76,7 +73,7 @@ class ControlReport(Value):
         failures: number of exceptions while planning, moving or logging.
         stuck: number of times that the loop missed its heartbeat.
         changes: the newest decided changes of the placement.
-        series: the windows that had tokens; in long runs neighbouring windows are joined.
+        series: the newest windows that had tokens.
 
     Raises:
         BadInput: if a number is not a finite number.
@@ -101,7 +98,7 @@ class ControlReport(Value):
         last = [value for value in (self.balancedness, self.expected_balancedness) if value is not None]
         counted = [self.windows, self.skipped, self.bytes, self.failures, self.stuck, *self.decisions.values()]
         numbers("control report", [*counted, *last, self.age_s, self.move_s])
-        numbers("control report, series", np.array([astuple(window) for window in self.series]).reshape(-1, 6), 2)
+        numbers("control report, series", np.array([astuple(window) for window in self.series]).reshape(-1, 5), 2)
         moves = [(each.at_s, each.moves, each.bytes, each.took_s or 0.0, len(each.layers)) for each in self.changes]
         numbers("control report, changes", np.array(moves).reshape(-1, 5), 2)
 

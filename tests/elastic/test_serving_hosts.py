@@ -56,7 +56,7 @@ def test_all_that_ranks_and_leader_say_travels(mixtral):
     moves = expert_transfers(program.placements_M, [[[[]] * 4], [[[]] * 4]], [1])
     report = ControlReport(
         "m", False, 2, 0, {"gain": 1}, 0.5, None, 1.0, 8, 0.1, 0, 0,
-        (PlacementChange(0.1, "move", "gain", "pays", (0,), 1, 8, None),), (ControlWindow(0.1, 1, 0.5, 0.6, 1.0, 0),),
+        (PlacementChange(0.1, "move", "gain", "pays", (0,), 1, 8, None),), (ControlWindow(0.1, 0.5, 0.6, 1.0, 0),),
     )  # fmt: skip
     work = EpochWork(
         program, plan.cluster, tuple(moves), order, ({0: (), 5: (1, 2)},), calibration, np.ones((1, 2)), ({0: 0.5},), 0.1

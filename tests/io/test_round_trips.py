@@ -133,6 +133,10 @@ def test_decisions_come_back_with_the_trace_they_were_made_in(tmp_path, plan, pr
     about = json.loads(str(arrays["about"]))
     (kept,) = about["control_M"]
     first, *more = kept["series"]
+    older = kept | {"series": [each | {"windows": 1} for each in kept["series"]]}  # in which windows were joined
+    arrays["about"] = np.array(json.dumps(about | {"control_M": [older]}))
+    np.savez(tmp_path / "t.npz", **arrays)
+    assert load_trace(tmp_path / "t.npz") == trace
     for wrong in (
         kept | {"age_s": "old"},
         kept | {"series": [first | {"at_s": None}, *more]},

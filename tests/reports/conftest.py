@@ -32,7 +32,7 @@ def followed(model, **more):
         PlacementChange(2.0, "move", "gain", "the placement loses 3.0%; 1 of 2 layers change", (1,), 1, 1000, None),
         PlacementChange(3.0, "undo", "slower", "steps take 20% longer since the last change", (0,), 2, 2000, 0.25),
     )
-    rows = ((1.0, 1, 0.75, 0.96, 1.0, 0), (2.0, 1, 0.94, 0.97, 0.5, 0), (3.0, 2, 0.9, 0.9, 1.5, 1))
+    rows = ((1.0, 0.75, 0.96, 1.0, 0), (2.0, 0.94, 0.97, 0.5, 0), (3.0, 0.9, 0.9, 1.5, 1))
     series = tuple(ControlWindow(*row) for row in rows)
     decisions = {"gain": 2, "slower": 1, "no-tokens": 1}
     return replace(ControlReport(model, False, 4, 0, decisions, 0.9, 0.9, 2.0, 5000, 0.75, 1, 0, changes, series), **more)

@@ -135,7 +135,7 @@ def test_no_way_of_sharing_is_better_than_the_one_that_is_advised(drawn):
 
 @given(st.lists(st.tuples(st.floats(0.1, 1.0), st.floats(0.1, 1.0)), min_size=1, max_size=4))
 def test_experts_are_to_move_only_where_that_balances_loads(alone, drawn):
-    series = tuple(ControlWindow(float(i), 1, now, then, 0.0, 0) for i, (now, then) in enumerate(drawn))
+    series = tuple(ControlWindow(float(i), now, then, 0.0, 0) for i, (now, then) in enumerate(drawn))
     changes = tuple(PlacementChange(float(i), "move", "gain", "", (0,), 1, 9, None) for i in range(len(drawn)))
     name, trace = alone.traces[0]
     report = followed("one", failures=0, dry_run=True, series=series, changes=changes)

@@ -237,21 +237,14 @@ def test_lines_that_cannot_be_written_are_counted(serving):
     assert serve.ended().failures == 1
 
 
-def test_a_long_run_is_a_series_of_bounded_length():
-    """Its entries are means over as many windows each, and none is lost."""
+def test_the_newest_windows_are_kept():
     history = ControlHistory()
-    balancedness = np.random.default_rng(0).random(5 * MOST_WINDOWS + 3)
-    for at, value in enumerate(balancedness):
-        history.add(replace(KEPT, at_s=float(at), balancedness=float(value)), float(at), at // 100)
-    assert MOST_WINDOWS // 2 <= len(history.series) <= MOST_WINDOWS
-    assert sum(each.windows for each in history.series) == len(balancedness)
-    assert len({each.windows for each in history.series[:-1]}) == 1
-    many = history.series[0].windows
-    for number, each in enumerate(history.series):
-        of = balancedness[number * many : (number + 1) * many]
-        assert each.balancedness == pytest.approx(of.mean())
-        last = number * many + len(of) - 1
-        assert (each.at_s, each.age_s, each.traffic, each.expected_balancedness) == (last, last, last // 100, 0.5)
+    for at in range(MOST_WINDOWS + 3):
+        history.add(replace(KEPT, at_s=float(at), balancedness=at / 4000), float(at), at // 100)
+    assert [each.at_s for each in history.series] == list(range(3, MOST_WINDOWS + 3))
+    last = history.series[-1]
+    assert (last.balancedness, last.expected_balancedness, last.age_s) == (last.at_s / 4000, 0.5, last.at_s)
+    assert last.traffic == (MOST_WINDOWS + 2) // 100
 
 
 def test_the_newest_changes_are_kept_without_their_tables():
@@ -267,4 +260,4 @@ def test_the_newest_changes_are_kept_without_their_tables():
 def test_a_window_that_tells_nothing_is_no_entry():
     history = ControlHistory()
     history.add(Controller(HELD, 1).window([[0, 0, 0, 0]]), 0.0, 0)
-    assert history.series == []
+    assert not history.series
