@@ -116,7 +116,6 @@ class ColocationTable:
         self._folder, self._gpu = folder, gpu
         self._member: int | None = None
         self.own_bit = 0
-        self._pipes: dict[int, tuple[int, int]] = {}  # by slot: number of the process that listens, and where it is written to
         try:
             self._file = os.open(folder / "table", OPEN | os.O_CREAT, 0o600)
             self._map()
@@ -204,9 +203,6 @@ class ColocationTable:
         self.give_up()
         if not self._wakeups.closed:
             self._wakeups.close()
-            for _, pipe in self._pipes.values():
-                os.close(pipe)
-            self._pipes.clear()
             os.close(self._file)
 
     def give_up(self) -> None:
@@ -225,11 +221,7 @@ class ColocationTable:
                 waiting = self.waiting()
         finally:
             os.close(file)
-        for slot, _ in waiting:
-            with suppress(OSError):
-                pipe = self._open_pipe(slot)
-                os.write(pipe, b"!")
-                os.close(pipe)
+        self.wake(waiting)
 
     def _forget_member(self) -> int | None:
         member, self._member = self._member, None
@@ -278,34 +270,25 @@ class ColocationTable:
 
     # Wake-ups
 
-    def waiting(self, what: int = 0) -> list[tuple[int, int]]:
-        """Returns (slot, process number) of the processes that wait on this GPU, and marks them as awake. Under the lock.
+    def waiting(self, what: int = 0) -> list[int]:
+        """Returns the slots of the processes that wait on this GPU, and marks them as awake. Under the lock.
 
         The caller must pass them to `wake`. `what` is the resource that they wait for, GPU or PORT; 0: both.
         """
         found = [slot for slot in self.others() if (waits := self.waits_M[slot]) and what in (0, waits)]
         for slot in found:
             self.waits_M[slot] = 0
-        return [(slot, self.here_M[slot]) for slot in found if self.here_M[slot]]
+        return found
 
-    def wake(self, waiting: Iterable[tuple[int, int]]) -> None:
-        """Wakes the processes in `waiting`, a result of `waiting()`."""
-        for slot, process in waiting:
+    def wake(self, slots: Iterable[int]) -> None:
+        """Wakes the processes in `slots`, a result of `waiting()`."""
+        for slot in slots:
             with suppress(OSError):  # no process listens there any more, or it is woken already
-                os.write(self._pipe(slot, process), b"!")
-
-    def _pipe(self, slot: int, process: int) -> int:
-        known, pipe = self._pipes.get(slot, (0, -1))
-        if known != process:
-            if known:
-                del self._pipes[slot]
-                os.close(pipe)
-            pipe = self._open_pipe(slot)
-            self._pipes[slot] = process, pipe
-        return pipe
-
-    def _open_pipe(self, slot: int) -> int:
-        return os.open(self._path(slot, WAKEUPS), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                pipe = os.open(self._path(slot, WAKEUPS), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                try:
+                    os.write(pipe, b"!")
+                finally:
+                    os.close(pipe)
 
     def wait_to_be_woken(self, seconds: float) -> bool:
         """Waits until another process wakes this one. Returns False if none did within `seconds`."""
