@@ -26,11 +26,12 @@ from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
+from aurora.runtime.live_placement import LivePlacement
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, planned_method
 from aurora.runtime.order_choice import OrdersUsed, OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
-from aurora.runtime.placement_control import PlacementControl, controlled, log_decisions
+from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import MOST_EVENTS, RankResult, Token
 from aurora.runtime.serving_rank import load_models, submitted_work
@@ -250,7 +251,7 @@ def _serve_epoch(
     assigned_s = time.perf_counter()
     channel.member.on_stop(abort)
     contexts: list[LayerContext] = []
-    controls: list[PlacementControl] = []
+    followed: list[LivePlacement] = []
     try:
         transports = _transports(groups, work.cluster, rank, options)
         _fetch_experts(workers, work, transports[0], channel, device)
@@ -270,7 +271,7 @@ def _serve_epoch(
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
             worker.begin(serving_s, arrives_s)
         rules = options, min_replicas, began_s, work.cost_MG, tell
-        controls += controlled(workers, work.program, work.cluster, *rules)
+        followed += controlled(workers, work.program, work.cluster, *rules)
         channel.send_progress(BeganServing())
         serve_interleaved(workers, arbiters, device, groups.abort, channel.stopped)
     finally:
@@ -278,8 +279,8 @@ def _serve_epoch(
         groups.drain()
         for context in contexts:
             context.leave()
-        for control in controls:
-            control.close()
+        for live in followed:
+            live.end()
 
 
 def _transports(groups: EpochGroups, cluster: Cluster, rank: int, options: RunOptions) -> list[Transport]:

@@ -84,6 +84,9 @@ class Follower:
         say: receives, in another thread, one line per decision and failure, and one when the follower is stuck; None: lines
             go to the log "aurora.control".
         clock: returns the present time in seconds.
+        model: the model's name, for reports.
+        began_s: start of the run, by the controller's clock.
+        on_report: called with the report before each line is said, in another thread, and at the end; None: not called.
     """
 
     def __init__(
@@ -93,9 +96,13 @@ class Follower:
         dry_run: bool = False,
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        model: str = "",
+        began_s: float = 0.0,
+        on_report: Callable[[ControlReport], None] | None = None,
     ) -> None:
         self._controller, self._perform, self._dry_run, self._clock = controller, perform, dry_run, clock
         self._say = say or logging.getLogger("aurora.control").info
+        self._model, self._began_s, self._on_report = model, began_s, on_report
         self._changed = threading.Condition()
         self._waiting: _LoadWindow | None = None
         self._busy = self._closed = self._stuck = False
@@ -150,14 +157,9 @@ class Follower:
             plan_age_s, decisions = self._clock() - self._in_force_s, self._so_far.decisions.copy()
             return replace(self._so_far, decisions=decisions, plan_age_s=plan_age_s, heartbeat_s=self._silent_s())
 
-    def report(self, model: str, began_s: float) -> ControlReport:
-        """Returns a report of the windows, decisions and moves since the start.
-
-        Args:
-            model: the model's name.
-            began_s: start of the run, by the controller's clock.
-        """
-        status, kinds = self.status(), Counter[str]()
+    def report(self) -> ControlReport:
+        """Returns a report of the windows, decisions and moves since the start."""
+        status, kinds, began_s = self.status(), Counter[str](), self._began_s
         for (_, kind), count in status.decisions.items():
             kinds[kind] += count
         with self._changed:
@@ -166,7 +168,7 @@ class Follower:
         now, expected = (None if math.isnan(each) else each for each in (status.balancedness, status.expected_balancedness))
         done = status.plan_age_s, status.bytes, status.move_s, status.failures, status.times_stuck
         return ControlReport(
-            model, self._dry_run, status.windows, status.skipped, dict(kinds), now, expected, *done, changes, series
+            self._model, self._dry_run, status.windows, status.skipped, dict(kinds), now, expected, *done, changes, series
         )
 
     def _silent_s(self) -> float:
@@ -180,6 +182,8 @@ class Follower:
             self._closed = True
             self._changed.notify()
         self._thread.join(JOIN_S)
+        if self._on_report is not None:
+            self._on_report(self.report())
 
     def _run(self) -> None:
         """The thread: follows window after window."""
@@ -242,8 +246,10 @@ class Follower:
                 self._waiting = self._waiting._replace(step_s=None)
 
     def _tell(self, line: str) -> None:
-        """Says a line, if that is possible."""
+        """Reports and says a line, if that is possible."""
         try:
+            if self._on_report is not None:
+                self._on_report(self.report())
             self._say(line)
         except Exception:
             with self._changed:

@@ -158,17 +158,18 @@ class LivePlacement:
         self._left_s = time.perf_counter()
         return True
 
-    @property
-    def closed(self) -> bool:
-        """True if no further moves will be made."""
-        return self.handover.closed
-
     def close(self) -> None:
         """Abandons unfinished moves, and makes no further ones."""
         self.handover.close(self._held_LGP.copy())
         self._end_moves(None)
         self._context.tokens_LE = None
         self._pool.shutdown(wait=False)
+
+    def end(self) -> None:
+        """Closes the placement, and ends its follower."""
+        self.close()
+        if self.follower is not None:
+            self.follower.close()
 
     def _report(self, active: bool, step_s: float) -> torch.Tensor:
         """(7,) int64: what this rank tells the others."""

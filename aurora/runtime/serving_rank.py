@@ -163,8 +163,8 @@ def serve_rank(
         for index, workers_P in enumerate(workers_MP):
             for worker in workers_P:
                 worker.begin(began_s, dict(enumerate(arrivals_M[index])) if arrivals_M else None)
-        controls = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s, cost_MG)
-        if controls and not memories:
+        followed = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s, cost_MG)
+        if followed and not memories:
             log_decisions()
         try:
             if options.interleave == "off":
@@ -173,14 +173,14 @@ def serve_rank(
             else:
                 serve_interleaved(workers, arbiters, device)
         finally:
-            for control in controls:
-                control.close()
+            for live in followed:
+                live.end()
         seconds = time.perf_counter() - began_s
         kept = zip(recorders, workers, strict=True) if options.predictable else ()
         routing_M = [phases.routing(len(worker.layers)) for phases, worker in kept]
         answers_M = [merge_answers(worker.answers for worker in workers_P) for workers_P in workers_MP]
         orders_M = [watch.used for watch in watches if watch is not None]
-        control_M = tuple(control.report() for control in controls)
+        control_M = tuple(live.follower.report() for live in followed if live.follower is not None)
         share = RankResult(
             answers_M, seconds, list(recorder.rows), name, calibration, orders_M, routing_M, network, control_M, began_s
         )

@@ -132,7 +132,7 @@ def test_a_stuck_follower_is_told_before_the_next_window(serving):
 
 
 def test_what_was_seen_and_decided_is_reported(serving):
-    serve = serving(lambda _: setattr(serve, "now_s", serve.now_s + 0.5))
+    serve = serving(lambda _: setattr(serve, "now_s", serve.now_s + 0.5), model="m", began_s=90.0)
     serve.now_s = 100.0
     serve.window(SKEWED)
     serve.settle()
@@ -144,7 +144,7 @@ def test_what_was_seen_and_decided_is_reported(serving):
     serve.controller.tracker.changes = 1
     serve.window(other)
     serve.ended()
-    report = serve.follower.report("m", 90.0)
+    report = serve.follower.report()
     assert (report.model, report.dry_run, report.windows, report.failures, report.stuck) == ("m", False, 3, 0, 0)
     assert report.decisions == {"gain": 2, "no-tokens": 1}
     first, last = report.changes
