@@ -167,7 +167,7 @@ class DeviceCluster:
     remarks: tuple[str, ...]  # sentences for its file on the sources of its figures
 
 
-def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
+def find_devices() -> DeviceCluster:
     """Describes this machine's GPUs as a Cluster, at datasheet rates and speeds; nothing is measured.
 
     Example:
@@ -176,8 +176,7 @@ def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
     """
     with open_nvml() as nvml:
         found = inventory(nvml)
-    kinds = load_gpus() if kinds is None else kinds
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    kinds, today = load_gpus(), datetime.datetime.now(datetime.UTC).date().isoformat()
     remarks = [f"This machine's GPUs, driver {found.driver}, {today}. Rates and speeds are datasheets', not measured."]
     for kind in dict.fromkeys(device.kind for device in found.devices):
         unknown = "not among the known kinds: rates of its PCIe, speed 1"

@@ -4,7 +4,7 @@ import datetime
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,37 +152,28 @@ class MeasuredCluster:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences for the cluster's file: on the fit, the goodput of a receiver with several senders, and the servers."""
+        """Sentences for the cluster's file: on the fit, the goodput of a receiver with several senders, servers and curves."""
         links, pairs_GG = self.links, ~np.eye(len(self.cluster), dtype=bool)
         rate_Bps_X, error_X = links.rate_Bps_GG[pairs_GG], links.error_GG[pairs_GG]
         goodput = ", ".join(f"{k}: {part:.0%}" for k, part in zip(links.senders_K, links.goodput_K, strict=True))
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        return (
+        said = [
             f"Measured over {self.transport}, {len(self.cluster)} ranks, {today}. Ports: to and from several ranks at once.",
             f"Single pairs: {rate_Bps_X.min():.4g} to {rate_Bps_X.max():.4g} bytes a second; a line through message sizes "
             f"is {np.median(error_X):.1%} off (median), {error_X.max():.1%} at worst.",
             f"Goodput of a receiver by how many send to it at once: {goodput}.",
-            *self._servers(),
-            *self._exchanges(),
-        )
-
-    def _exchanges(self) -> Iterator[str]:
-        """A sentence on the link curves, if there are any."""
-        if self.links.curves:
-            partners = ", ".join(str(curve.partners) for curve in self.links.curves)
-            yield f"Link curves: all ranks at once, each with as many others: {partners}."
-
-    def _servers(self) -> Iterator[str]:
-        """A sentence on the servers, if any were found."""
-        if not self.links.server_G.any():
-            return
-        links, sizes = self.links, ", ".join(map(str, np.bincount(self.links.server_G)))
-        part = np.median(links.together_Bps_N / links.apart_Bps_N)
-        owner = "a server has one NIC" if links.shared_nic else "a rank has a NIC of its own"
-        yield (
-            f"Servers by the rates of pairs, of {sizes} ranks; {owner}: ranks of a server that send to others at once reach "
-            f"{part:.0%} of their rates one at a time."
-        )
+        ]
+        if links.server_G.any():
+            sizes, part = ", ".join(map(str, np.bincount(links.server_G))), np.median(links.together_Bps_N / links.apart_Bps_N)
+            owner = "a server has one NIC" if links.shared_nic else "a rank has a NIC of its own"
+            said.append(
+                f"Servers by the rates of pairs, of {sizes} ranks; {owner}: ranks of a server that send to others at once "
+                f"reach {part:.0%} of their rates one at a time."
+            )
+        if links.curves:
+            partners = ", ".join(str(curve.partners) for curve in links.curves)
+            said.append(f"Link curves: all ranks at once, each with as many others: {partners}.")
+        return tuple(said)
 
 
 def measure_links(
