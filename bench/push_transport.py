@@ -42,9 +42,9 @@ class PushTransport:
         timeout_s: float = 300.0,
     ) -> None:
         pieces, a_round = (max(-(-size // PIECE_BYTES), 1) for size in (most_bytes, round_bytes or most_bytes))
-        self._push = OrderedPush(make_memory, ranks, pieces, PIECE_BYTES, a_round, 1, lanes, stages, timeout_s)
+        self._push = OrderedPush(make_memory, ranks, pieces, PIECE_BYTES, a_round, 1, 1, lanes, stages, timeout_s)
         self.rank, self.ranks, self.in_stages = self._push.rank, ranks, gated
-        self._most_bytes, self._round_bytes = most_bytes, self._push.round_tokens * PIECE_BYTES
+        self._most_bytes, self._round_bytes = most_bytes, self._push.slots * PIECE_BYTES
         self._tables: dict[int, tuple[Order, torch.Tensor]] = {}
 
     def wait(self) -> None:
@@ -82,11 +82,11 @@ class PushTransport:
 
     def _exchange_round(self, order: Order, outs: Sequence[torch.Tensor], intos: Sequence[torch.Tensor]) -> None:
         push = self._push
-        packed = push.memory.local.new_empty(self.ranks, push.round_tokens * PIECE_BYTES)
+        packed = push.memory.local.new_empty(self.ranks, push.slots * PIECE_BYTES)
         for peer, out in enumerate(outs):
             packed[peer, : len(out)].copy_(out)
         pieces_R = torch.tensor([-(-len(out) // PIECE_BYTES) for out in outs], dtype=torch.int32)
-        rows = Rows(packed.view(-1, PIECE_BYTES), 1, None, 0, PIECE_BYTES)
+        rows = Rows(packed.view(-1, PIECE_BYTES), 1, None, 1, 0, PIECE_BYTES)
         arrived, _ = push.exchange(self._table(order), rows, push.same_RX, pieces_R.to(packed.device)[:, None])
         for peer, into in enumerate(intos):
             into.copy_(arrived.view(self.ranks, -1)[peer, : len(into)])

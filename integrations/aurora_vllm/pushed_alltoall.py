@@ -147,7 +147,7 @@ def pushed_layers(
     needed = [max(np.bincount(order.pairs_X2[:, 0]).max(), order.stage_X.max() + 1) + 1 for order in orders.values()]
     round_tokens, stages = max(BUFFER_BYTES // (2 * ranks * row_bytes), 1), int(max(2 * ranks, *needed))
     try:
-        push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, tables, lanes, stages)
+        push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, 1, tables, lanes, stages)
         numbered = enumerate(orders.items())
         made = {layer: PushedLayer(push, at, len(orders), engine.slots_LG[layer], order) for at, (layer, order) in numbered}
         check_answers(next(iter(made.values())), engine)

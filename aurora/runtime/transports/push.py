@@ -16,7 +16,7 @@ reads the rows of the dispatch before it any more, and the next dispatch may ove
 follows on the same stream. Every dispatch has its combine, so each replay of a captured pass begins with the same half.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +78,14 @@ def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = 
     return table.astype(np.int32)
 
 
+def order_within(order: Order, ranks: Sequence[int]) -> Order:
+    """Returns the part of an order between the given ranks (ascending), renumbered by their index in `ranks`."""
+    own_X = np.isin(order.pairs_X2, ranks).all(axis=1)
+    pairs_X2 = np.searchsorted(ranks, order.pairs_X2[own_X])
+    share_X2 = None if order.share_X2 is None else order.share_X2[own_X]
+    return Order(order.method, pairs_X2, order.sends_open, order.recvs_open, share_X2)
+
+
 class Dispatched(NamedTuple):
     """Rows that this rank received in a dispatch, and where it sent its own rows. Valid until the next dispatch.
 
@@ -113,6 +121,7 @@ class OrderedPush:
         row_bytes: largest size of a row in bytes.
         round_tokens: largest number of a rank's tokens per round (one dispatch and combine), to save memory; None: one round.
             All ranks make the same number of rounds, see `parts`.
+        choices: most rows that a token sends to one rank: 1 if deduplicated, else its top k.
         layers: number of layers, each of which has an order.
         lanes: programs (thread blocks) of a kernel launch.
         stages: most stages of an order; None: enough for orders that do not split the rows of a pair of ranks.
@@ -132,6 +141,7 @@ class OrderedPush:
         tokens: int,
         row_bytes: int,
         round_tokens: int | None = None,
+        choices: int = 1,
         layers: int = 1,
         lanes: int = LANES,
         stages: int | None = None,
@@ -141,19 +151,19 @@ class OrderedPush:
     ) -> None:
         self.tokens = self.batch_tokens = tokens
         self.round_tokens, told = tokens if round_tokens is None else min(round_tokens, tokens), 1 + experts
-        self._row_bytes = aligned(row_bytes)
+        self.slots, self._row_bytes = self.round_tokens * choices, aligned(row_bytes)
         stages = 2 * ranks if stages is None else stages
         words = 2 * ranks * lanes + 2 * ranks * told
-        begin, half_bytes = aligned(8 * words, HALF_ALIGNED), aligned(ranks * self.round_tokens * self._row_bytes, HALF_ALIGNED)
+        begin, half_bytes = aligned(8 * words, HALF_ALIGNED), aligned(ranks * self.slots * self._row_bytes, HALF_ALIGNED)
         self._half_at = (begin, begin + half_bytes)
         self.memory = memory = make_memory(begin + 2 * half_bytes)
         self.rank, self.ranks, device = memory.rank, memory.ranks, memory.local.device
         state_3 = torch.zeros(3, dtype=torch.int64, device=device)
         polls = max(int(timeout_s / POLL_S), 1)
-        self.peers = Peers(memory.address_R, state_3, self.rank, ranks, self.round_tokens, stages, lanes, polls, told)
+        self.peers = Peers(memory.address_R, state_3, self.rank, ranks, self.slots, stages, lanes, polls, told)
         self._counts_2RT = memory.local[: 8 * words].view(torch.int64)[2 * ranks * lanes :].view(2, ranks, told)
         self.table_L2 = torch.full((layers, 2, lanes, stages, COLUMNS.value), -1, dtype=torch.int32, device=device)
-        self.same_RX = torch.arange(ranks * self.round_tokens, dtype=torch.int32, device=device).view(ranks, self.round_tokens)
+        self.same_RX = torch.arange(ranks * self.slots, dtype=torch.int32, device=device).view(ranks, self.slots)
         self._half, self._lock_step = 0, lock_step  # half of the next exchange
         self._seen_3 = torch.zeros(3, dtype=torch.int64, pin_memory=state_3.is_cuda)
 
@@ -195,23 +205,29 @@ class OrderedPush:
 
         Args:
             layer: index of the layer; selects the order.
-            hidden: (N, H) hidden states.
+            hidden: (N, H) hidden states. If `packing` has dtype e4m3 and `hidden` a wider one, they are quantized to e4m3 with
+                scales.
             rank_NK: (N, K) the rank of each choice; a value outside 0 to R - 1: the choice is not sent.
             packing: layout of the rows.
-            tail: the part of each row behind its hidden state, from `MessageFormat.tail`: one entry per token. None: rows
-                have only hidden states.
+            tail: the part of each row behind its hidden state, from `MessageFormat.tail`: one entry per token or, if choices
+                on the same rank do not share a row, one per choice. None: rows have only hidden states.
             slots: bound on the rows from one rank to another in this dispatch, the same on all ranks; the result has R * slots
                 rows. None: as many as the buffers hold.
 
         Raises:
             BadInput: if there are more rows than `slots` or than the buffers can hold.
         """
-        slots = min(self.round_tokens if slots is None else slots, self.round_tokens)
+        slots = min(self.slots if slots is None else slots, self.slots)
         tokens, top_k = rank_NK.shape
-        self.check_size(tokens, packing.row_bytes, slots)
-        row_of_RX, count_RT, place_NK = lay_out(rank_NK, self.ranks, slots)
+        by_choice = tail is not None and len(tail) != tokens
+        rows = tokens * (top_k if by_choice else 1)
+        self.check_size(rows, packing.row_bytes, slots)
+        if quantized := hidden.dtype != packing.dtype:
+            _check_e4m3(packing, hidden.device)
+        row_of_RX, count_RT, place_NK = lay_out(rank_NK, self.ranks, slots, not by_choice)
         tail_at = packing.row_bytes - (0 if tail is None else tail.shape[1])
-        sent = Rows(hidden, top_k, tail, tail_at, packing.row_bytes)
+        each = (hidden, top_k, tail, 1 if by_choice else top_k, tail_at, packing.row_bytes)
+        sent = Rows(*each, packing.scales_at if quantized else None)
         arrived, count_RT = self.exchange(self.table_L2[layer, 0], sent, row_of_RX, count_RT)
         return Dispatched(arrived, count_RT[:, 0].clone(), place_NK)  # more dispatches may come before the combine
 
@@ -223,7 +239,9 @@ class OrderedPush:
                 f"{rows} of {row_bytes}"
             )
 
-    def combine(self, layer: int, dispatched: Dispatched, answers: torch.Tensor) -> torch.Tensor:
+    def combine(
+        self, layer: int, dispatched: Dispatched, answers: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Sends expert outputs back to the ranks of their tokens. Returns (N, H), the summed outputs of this rank's tokens.
 
         Sums are taken in float32, in the order of the choices, and rounded once.
@@ -231,14 +249,16 @@ class OrderedPush:
         Args:
             layer: index of the layer; selects the order.
             dispatched: result of the dispatch.
-            answers: (R * slots, H) weighted expert outputs, by slot; unfilled slots are not read.
+            answers: (R * slots, H) expert outputs, by slot; unfilled slots are not read.
+            weights: (N, K) weights by which this rank multiplies its tokens' outputs before summing them; None: the outputs
+                are already weighted.
         """
         row_bytes = answers.shape[1] * answers.element_size()
         if row_bytes > self._row_bytes:
             raise BadInput(f"ordered push: expected answers of at most {self._row_bytes} bytes, found {row_bytes}")
-        rows = Rows(answers, 1, None, 0, aligned(row_bytes))
+        rows = Rows(answers, 1, None, 1, 0, aligned(row_bytes))
         arrived, _ = self.exchange(self.table_L2[layer, 1], rows, self.same(len(dispatched.rows)), dispatched.count_R[:, None])
-        return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, None)
+        return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, weights)
 
     def same(self, rows: int) -> torch.Tensor:
         """Returns the `row_of_RX` of a combine, (R, rows / R) int32, that sends each of `rows` dispatched slots back."""
@@ -280,3 +300,68 @@ class OrderedPush:
             raise peer_lost(self.rank, [lost - 1], RuntimeError(f"no flag within {waited_s:g} s"))
         if not waits:
             self._seen_3.copy_(self.peers.state_3, non_blocking=True)
+
+
+class HierarchicalPush:
+    """Performs hierarchical dispatch and combine by ordered push, between servers of equal size.
+
+    Hop 1 goes from a rank to its gateway in each server: the rank with the same local number there. Hop 2 goes from the gateway
+    to the ranks of its server. In the combine, a gateway sums the outputs of its server, rounds, and sends one row back.
+
+    Args:
+        between: the push of hop 1, in a group of this rank and its gateways: rank n of the group is on server n.
+        inside: the push of hop 2, in a group of this server's ranks, ascending; for `between.ranks` times as many tokens.
+        server_R: (R,) int64 on the device, the server of each rank.
+    """
+
+    def __init__(self, between: OrderedPush, inside: OrderedPush, server_R: torch.Tensor) -> None:
+        self.between, self.inside = between, inside
+        members_R = server_R == between.rank
+        none = server_R.new_tensor([-1])
+        self._server_R = torch.cat([server_R, none])  # a choice of no rank goes nowhere
+        self._member_R = torch.cat([torch.where(members_R, members_R.cumsum(0) - 1, -1), none])
+        ranks_N = [np.flatnonzero(server_R.cpu().numpy() == server).tolist() for server in range(between.ranks)]
+        self._groups = [ranks[inside.rank] for ranks in ranks_N], ranks_N[between.rank]
+
+    def set_order(self, layer: int, order: Order, gated: bool = False) -> None:
+        """Sets a layer's order over all ranks; each hop uses its group's pairs of it. See `OrderedPush.set_order`."""
+        for hop, ranks in zip((self.between, self.inside), self._groups, strict=True):
+            hop.set_order(layer, order_within(order, ranks), gated)
+
+    def dispatch(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        rank_NK: torch.Tensor,
+        rank_P: torch.Tensor,
+        packing: MessageFormat,
+        tail: torch.Tensor,
+    ) -> tuple[Dispatched, Dispatched]:
+        """Sends each token to the ranks of its experts. Returns the rows received in hop 1 and in hop 2.
+
+        The rows of hop 2 are the input of this rank's experts.
+
+        Args:
+            layer, hidden, packing, tail: as in `OrderedPush.dispatch`, with one row of `tail` per token.
+            rank_NK: (N, K) the rank of each choice; R: the choice is not sent.
+            rank_P: (P + 1,) the rank of each physical expert; the last entry, R, is for choices that are not sent.
+        """
+        first = self.between.dispatch(layer, hidden, self._server_R[rank_NK], packing, tail)
+        carried, _, physical_XK = packing.parts(first.rows)
+        known_XK = torch.where(first.filled_X[:, None], physical_XK, len(rank_P) - 1)  # other slots hold anything
+        member_XK = self._member_R[rank_P[known_XK.long()]]
+        return first, self.inside.dispatch(layer, carried, member_XK, packing, first.rows[:, packing.scales_at :])
+
+    def combine(self, layer: int, hops: tuple[Dispatched, Dispatched], answers: torch.Tensor) -> torch.Tensor:
+        """Sends `answers` (expert outputs of hop 2's rows) back over both hops. Returns (N, H), sums for this rank's tokens."""
+        return self.between.combine(layer, hops[0], self.inside.combine(layer, hops[1], answers))
+
+
+def _check_e4m3(packing: MessageFormat, device: torch.device) -> None:
+    """Raises BadInput if this device cannot turn hidden states into the rows' dtype."""
+    if packing.dtype != torch.float8_e4m3fn or not packing.scales:
+        raise BadInput(f"ordered push: expected hidden states of the rows' dtype, or rows of e4m3 with scales, found {packing}")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise BadInput(
+            "ordered push: expected a GPU of capability 8.9 or higher to make e4m3; on older ones pass e4m3 and scales"
+        )

@@ -29,7 +29,7 @@ DRAWN = {2: 14, 3: 12, 4: 10, 6: 8, 8: 6}  # exchanges by number of processes
 
 @pytest.mark.parametrize("ranks", [pytest.param(n, marks=() if n in (2, 4) else pytest.mark.full) for n in DRAWN])
 def test_drawn_exchanges_carry_every_byte(ranks, shared):
-    """All dtypes, free-running and gated, skewed and empty."""
+    """All dtypes, shared rows and not, free-running and gated, skewed and empty."""
     count = DRAWN[ranks]
     found = launch(drawn_pushes.exchanges, ranks, shared, range(100 * ranks, 100 * ranks + count))
     assert sum(rows for of_rank in found for rows, _ in of_rank) > 10 * count
@@ -72,6 +72,11 @@ def test_slow_readers_keep_their_rows(one_half, shared):
 def test_a_lost_flag_ends_by_a_time_out_that_names_the_peer(shared):
     for said in launch(drawn_pushes.lose_a_flag, 3, shared)[1:]:
         assert "lost rank 0: no flag within 0.002 s" in said
+
+
+def test_tokens_travel_over_servers(shared):
+    """Two hops: servers of two ranks, float32 sums by server and then over servers, equal to the bit."""
+    assert launch(drawn_pushes.over_servers, 4, shared) == [0] * 4
 
 
 def test_a_transport_carries_tensors_in_rounds(shared):
