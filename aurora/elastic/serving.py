@@ -79,7 +79,6 @@ from aurora.types import (
     Program,
     RunOptions,
     SlicePolicy,
-    SubChannels,
 )
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.control import ControlWindow, PlacementChange
@@ -275,7 +274,7 @@ WIRE = WireFormat(
     *HOST_MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport, ControlWindow, Decided,
     EpochStart, EpochWork, Exchange, ExpertTransfer, FetchedWeights, Finish, Gpu, HeldExperts, Hierarchy, Joined, MemberCrashed,
     MemberResult, NewTokens, Order, OrderCalibration, OrdersUsed, Placement, PlacementChange, Program, Progress, RankResult,
-    RunOptions, SlicePolicy, Stop, SubChannels, Token, TokenTimes, Waits,
+    RunOptions, SlicePolicy, Stop, Token, TokenTimes, Waits,
 )  # fmt: skip
 
 

@@ -212,18 +212,12 @@ def recover(
 
 
 def order_among(order: Order, alive_N: BoolArray) -> Order:
-    """Returns an order without lost ranks, the others renumbered; transfers keep their sequence, sub-channels and tiers."""
+    """Returns an order without lost ranks, the others renumbered; transfers keep their sequence and tiers."""
     number_N = np.cumsum(alive_N) - 1
     kept_X = alive_N[order.pairs_X2].all(axis=1)
-    sub_channels = order.sub_channels
-    if sub_channels is not None:
-        sub_channels = replace(
-            sub_channels, row_X=sub_channels.row_X[kept_X], out_G=sub_channels.out_G[alive_N], in_G=sub_channels.in_G[alive_N]
-        )
     share_X2 = None if order.share_X2 is None else order.share_X2[kept_X]
     tier_X = None if order.tier_X is None else order.tier_X[kept_X]
-    pairs_X2 = number_N[order.pairs_X2[kept_X]]
-    return replace(order, pairs_X2=pairs_X2, share_X2=share_X2, sub_channels=sub_channels, tier_X=tier_X)
+    return replace(order, pairs_X2=number_N[order.pairs_X2[kept_X]], share_X2=share_X2, tier_X=tier_X)
 
 
 def _remaining(failure_domains: FailureDomains, left: IntArray) -> FailureDomains:

@@ -16,7 +16,7 @@ NAMES = {  # those that each module defines
     "SlicePolicy has_next_slice",
     "requests": "RequestLoad RequestOptions Requests",
     "run_options": "RunOptions TrainOptions",
-    "schedule": "Hierarchy Order Schedule SubChannels",
+    "schedule": "Hierarchy Order Schedule",
     "token_routing": "CoActivation TokenRouting",
     "trace": "TRACE_PHASES Trace TraceRecorder",
 }
