@@ -7,7 +7,8 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.network.bounds import fluid_bound
-from aurora.planner.network.delivery import (
+from aurora.types import Network, Order
+from bench.deliveries import (
     DELIVERY,
     FLAG_S,
     LAUNCH_S,
@@ -18,7 +19,6 @@ from aurora.planner.network.delivery import (
     delivery_seconds,
     pays_from,
 )
-from aurora.types import Network, Order
 
 RING = np.array([[0, 6, 0], [0, 0, 6], [6, 0, 0]]) * 10**6  # each rank sends to the next
 
