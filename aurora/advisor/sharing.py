@@ -12,7 +12,7 @@ from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import TIE, with_time_slice
-from aurora.planner.workload.step_traffic import micro_batches, steps_profile
+from aurora.planner.workload.step_traffic import drawn_windows, micro_batches
 from aurora.simulator.interpreter import batch_orders, simulate, simulate_plan
 from aurora.types import Cluster, Plan, PlanOptions, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
@@ -297,7 +297,7 @@ class _Case:
     def _drawn(self, model: int, tokens_G: IntArray, *use: str) -> Profile:
         """Steps of a model with these tokens on each rank."""
         rng = np.random.default_rng([self.seed, model, len(use), *tokens_G.tolist()])
-        return steps_profile(self.routing_M[model], tokens_G, self.steps, rng, self.skew)
+        return drawn_windows(self.routing_M[model], np.tile(tokens_G, (self.steps, 1)), rng, skew=self.skew)
 
     def check_memory(self, models: int) -> None:
         """Raises InfeasiblePlan unless each GPU holds an equal share of the first models' experts, and all other weights."""
