@@ -39,7 +39,6 @@ FEWEST_WINDOWS = 8  # fewer are cut into as many, which shows no drift
 MOST_STEPS = 240  # that judge
 MOST_DRAWN = 10**9  # tokens that are drawn without replacement; of more, with
 NEAR = (1.0, 3.0, 10.0)  # windows within which loads count for the map that knows what is near, in the mean
-SUFFICES = 0.95  # share of the ceiling from which a static map is enough
 
 
 @dataclass(frozen=True)
@@ -356,11 +355,6 @@ class ImbalanceSplit:
     def static_share(self) -> float:
         """stable / whole: the part of the ceiling that a static map is expected to reach on other traffic of this kind."""
         return self.stable.value / self.whole.value if self.whole.value else 1.0
-
-    @property
-    def static_suffices(self) -> bool:
-        """True if a static map is expected to reach the share SUFFICES of the ceiling."""
-        return self.static_share >= SUFFICES
 
 
 def imbalance_split(
