@@ -146,11 +146,11 @@ class SimulatedPortArbiter:
         return self._port.slices.joins_M[self._model]
 
     def draw(self) -> float:
-        """Returns a virtual time for the model to join at; see `SliceSequence.draw`."""
+        """Returns a virtual time for the model to join at; see `PortSlices.draw`."""
         return self._port.slices.draw(self._model)
 
     def join(self, base: float, slices: int | None = None) -> None:
-        """Adds this model to the sequence of time slices; arguments as in `SliceSequence.join`."""
+        """Adds this model to the sequence of time slices; arguments as in `PortSlices.join`."""
         self._port.slices.join(self._model, base, slices)
         self._port.wake()
 
