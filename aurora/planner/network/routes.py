@@ -130,7 +130,6 @@ def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntA
 
 
 SLACK = 1e-9  # relative, where a float sum must not count as progress
-EXACT = 2**40  # units of a byte: push-relabel needs integer flows
 MOST_BLOCKS = 40  # beyond this, growing sets costs more time than it improves the bound
 CutResult = tuple[float, int, BoolArray]  # seconds, the bytes that must cross, the arcs (A,) that they must cross
 
@@ -249,24 +248,6 @@ class FlowNetwork:
                 yield both
                 inside = tried[int(self._seconds(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
 
-    def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
-        """Returns (V,) bool, the source side of a minimum cut for traffic that one GPU sends, or receives, alone.
-
-        Args:
-            bytes_GG: (G, G) bytes, all in one row or one column.
-            within_s: seconds in which they are to be carried; an arc carries its rate times this.
-        """
-        import networkx as nx  # a fifth of a second, which only fabrics are worth
-
-        graph = nx.DiGraph()
-        for tail, head, rate in zip(self.tail_A.tolist(), self.head_A.tolist(), self.Bps_A.tolist(), strict=True):
-            graph.add_edge(tail, head, capacity=int(rate * within_s * EXACT))
-        for gpu in range(self.gpus):
-            graph.add_edge("source", gpu, capacity=int(bytes_GG[gpu].sum()) * EXACT)
-            graph.add_edge(self.gpus + gpu, "sink", capacity=int(bytes_GG[:, gpu].sum()) * EXACT)
-        _, (inside, _) = nx.minimum_cut(graph, "source", "sink")
-        return np.isin(np.arange(self.vertices), [v for v in inside if v != "source"])
-
 
 @njit(cache=True, nogil=True, allocates=False)
 def _reach(reached_VG, tail_A, head_A, kept_A):
@@ -328,8 +309,7 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     2. the parts into which removing one switch splits the fabric;
     3. the links into or out of a switch, and the busiest links on shortest paths;
     4. on fabrics of up to MOST_BLOCKS switches (and GPUs with several neighbours), sets of these grown one by one, so that
-       pairs of switches and arcs of a ring are found;
-    5. for each GPU, the exact minimum cut of all that it sends, and of all that it receives (one commodity).
+       pairs of switches and arcs of a ring are found.
 
     The search ends as soon as traffic divided over shortest paths needs no longer than a cut, which proves both optimal. This
     happens at once on trees and on leaf/spine fabrics with equal uplinks, where the bound is the fluid optimum.
@@ -337,8 +317,6 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other.
         network: a network with a fabric.
-
-    Source (minimum cut): Ford & Fulkerson 1956.
     """
     assert network.fabric is not None
     graph, routes = flow_network(network), route(network)
@@ -356,18 +334,4 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     growing = graph.grown(bytes_GG)
     while best[0] < enough_s and (grown := next(growing, None)) is not None:
         best = graph.worse(best, graph.load(grown, bytes_GG), graph.leaving(grown))
-    for gpu in range(graph.gpus) if best[0] < enough_s else ():
-        for own_GG in (_only(bytes_GG, (gpu, slice(None))), _only(bytes_GG, (slice(None), gpu))):
-            while best[0] < min(enough_s, routes.seconds(own_GG) * (1 - SLACK)):  # else this GPU's traffic cannot be worse
-                before_s, least = best[0], graph.minimum(own_GG, best[0])[None]
-                best = graph.worse(best, graph.load(least, bytes_GG), graph.leaving(least))
-                if best[0] == before_s:
-                    break
     return Cut(best[0], best[1], tuple(np.array(graph.names)[best[2]].tolist()))
-
-
-def _only(bytes_GG: IntArray, kept: tuple[int | slice, int | slice]) -> IntArray:
-    """(G, G) the traffic at `kept`, zero elsewhere."""
-    own_GG = np.zeros_like(bytes_GG)
-    own_GG[kept] = bytes_GG[kept]
-    return own_GG
