@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from aurora.advisor.balancers import RecordedRange, recorded_range
@@ -38,7 +37,6 @@ from aurora.types.arrays import FloatArray
 from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.network import servers
 from aurora.types.options import GATHERED
-from aurora.types.placement import EMPTY
 
 SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that is drawn if there is no profile
 AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
@@ -409,13 +407,7 @@ def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: st
     redundant = best.way.redundant > 0
     slots = -(-(profile.experts + best.way.redundant) // len(cluster)) if redundant else None
     table = planned_map(profile.load_LE.astype(np.float64), len(cluster), slots, replicate if redundant else "equal-split")
-
-    def rows(column_LGP: NDArray[Any]) -> tuple[tuple[tuple[Any, ...], ...], ...]:
-        """Returns the values of used slots, by layer and GPU."""
-        layers = zip(column_LGP, table.held_LGP != EMPTY, strict=True)
-        return tuple(tuple(tuple(row[used].tolist()) for row, used in zip(*layer, strict=True)) for layer in layers)
-
-    placement = Placement(rows(table.held_LGP), rows(table.part_LGP) if redundant else None)
+    placement = Placement.of_slots(table.held_LGP, table.part_LGP if redundant else None)
     return price(cluster, profile, placement, PlanOptions(order=AT_ONCE))
 
 
