@@ -11,6 +11,7 @@ from aurora.planner.check.fit import check_profile
 from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.plan import make_plan
+from aurora.planner.scenarios.colocated import lacking_memory
 from aurora.planner.simulated_choice import TIE, with_time_slice
 from aurora.planner.workload.step_traffic import drawn_windows, micro_batches
 from aurora.simulator.interpreter import batch_orders, simulate, simulate_plan
@@ -306,16 +307,7 @@ class _Case:
 
     def _short(self, models: int) -> str | None:
         """Returns a sentence on the memory that the first models lack; None if there is enough."""
-        weakest = min(self.cluster.gpus, key=lambda gpu: gpu.memory_bytes)
-        need = sum(
-            each.other_bytes + -(-each.experts // len(self.cluster)) * each.layers * each.expert_bytes
-            for each in self.models[:models]
-        )
-        if need <= weakest.memory_bytes:
-            return None
-        return (
-            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of {models} models needs {need}"
-        )
+        return lacking_memory(self.cluster, self.models[:models])
 
     def outcome(self, way: str) -> WayOutcome:
         """Simulates a way."""

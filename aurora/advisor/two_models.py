@@ -25,6 +25,7 @@ from aurora.io.files import make_folder, write_text
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.slot_counts import USABLE
 from aurora.planner.plan import make_plan, price
+from aurora.planner.scenarios.colocated import share_bytes
 from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
 from aurora.types import Cluster, Plan, PlanOptions, Profile
 
@@ -99,7 +100,7 @@ class TwoModels:
 def memory_shares(cluster: Cluster, profiles: Sequence[Profile]) -> list[float]:
     """Returns the part of a GPU's memory for each model's server: its weights, and an equal part of what all weights leave."""
     have = USABLE * min(gpu.memory_bytes for gpu in cluster.gpus)
-    need_M = [each.other_bytes + -(-each.experts // len(cluster)) * each.layers * each.expert_bytes for each in profiles]
+    need_M = [share_bytes(each, len(cluster)) for each in profiles]
     rest = (have - sum(need_M)) / len(profiles)
     return [USABLE * (need + rest) / have for need in need_M]
 
