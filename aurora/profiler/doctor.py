@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aurora.runtime.distributed.launcher import RankInfo
 
 WORKS, MISSING, BROKEN = "works", "missing", "broken"
-OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "networkx": (3, 3), "numba": (0, 60)}
+OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "numba": (0, 60)}
 ALLOW = "where VLLM_PLUGINS is set, add aurora to it"
 SERVER_S, SILENT_S = 10.0, 6.0  # in which a server answers, and its watchdogs look, at least
 SAMPLE = re.compile(r"aurora_(\w+)\{(.*)\} (\S+)")
@@ -59,7 +59,7 @@ def examine(progress: Progress = untold) -> list[Finding]:
     """
     ready = _begin_ranks()
     parts: list[Callable[[], Finding]] = [_python]
-    parts += [partial(_library, name, basic=True) for name in ("numpy", "scipy", "networkx")]
+    parts += [partial(_library, name, basic=True) for name in ("numpy", "scipy")]
     parts += [_numba, *(partial(_library, name, "run") for name in ("torch", "transformers"))]
     parts += [_cuda, _gpus, partial(_ranks, ready), partial(_library, "jinja2", "report")]
     parts += [_vllm, _compiler]

@@ -5,7 +5,7 @@ Also finds cuts of a fabric, which bound the time of an all-to-all from below.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from threading import Lock
 
 import numpy as np
@@ -149,7 +149,6 @@ class FlowNetwork:
     Bps_A: FloatArray  # bytes per second of each arc
     names: tuple[str, ...]  # of each arc's port or link
     block_V: IntArray  # sets grow by whole blocks: a switch with the GPUs that have only it, or a GPU with several neighbours
-    fabric: Fabric
 
     @property
     def vertices(self) -> int:
@@ -206,30 +205,6 @@ class FlowNetwork:
         seconds_A = load_A / self.Bps_A
         busiest = [arcs & (seconds_A >= seconds_A[arcs].max() * (1 - SLACK)) for arcs in (*around, links_A) if arcs.any()]
         return sorted(busiest + around, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
-
-    @cached_property
-    def hanging(self) -> BoolArray:
-        """(C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
-
-        On a tree, every link is the cut of one of these sets in either direction.
-        """
-        import networkx as nx  # a fifth of a second, which only fabrics are worth
-
-        graph = nx.Graph([(link.src, link.dst) for link in self.fabric.links])
-        index = {name: 4 * self.gpus + at for at, name in enumerate(self.fabric.switches)}
-        parts = [np.zeros(self.vertices, dtype=bool)]
-        for middle in sorted(v for v in nx.articulation_points(graph) if isinstance(v, str)):
-            for part in nx.connected_components(graph.subgraph(set(graph) - {middle})):
-                inside = np.zeros(self.vertices, dtype=bool)
-                inside[[gpu + side * self.gpus for gpu in part if isinstance(gpu, int) for side in range(4)]] = True
-                inside[[index[name] for name in part if isinstance(name, str)]] = True
-                parts.append(inside)
-        return np.concatenate([np.array(parts), ~np.array(parts)])
-
-    @cached_property
-    def hanging_arcs(self) -> BoolArray:
-        """(C, A) bool, the arcs that lead out of the sets of `hanging`."""
-        return self.leaving(self.hanging)
 
     def grown(self, bytes_GG: IntArray) -> Iterator[BoolArray]:
         """Yields (C, V) bool: every block, then sets grown greedily from each block, and the complements of all of them.
@@ -295,7 +270,6 @@ def flow_network(network: Network) -> FlowNetwork:
             *map(str, fabric.links),
         ),
         block_V,
-        fabric,
     )
 
 
@@ -306,9 +280,9 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     worst may lie below the fluid optimum (maximum concurrent flow). The search looks at, in this order:
 
     1. each port;
-    2. the parts into which removing one switch splits the fabric;
-    3. the links into or out of a switch, and the busiest links on shortest paths;
-    4. on fabrics of up to MOST_BLOCKS switches (and GPUs with several neighbours), sets of these grown one by one, so that
+    2. the links into or out of a switch, and the busiest links on shortest paths: on a tree, the worst cut is one of these,
+       as a path enters and leaves a switch once;
+    3. on fabrics of up to MOST_BLOCKS switches (and GPUs with several neighbours), sets of these grown one by one, so that
        pairs of switches and arcs of a ring are found.
 
     The search ends as soon as traffic divided over shortest paths needs no longer than a cut, which proves both optimal. This
@@ -326,7 +300,6 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     port_bytes = np.concatenate([bytes_GG.sum(axis=1), bytes_GG.sum(axis=0)])
     busiest = int((port_bytes / graph.Bps_A[: len(port_bytes)]).argmax())
     best = graph.worse(best, port_bytes[[busiest]], np.eye(1, len(load_A), busiest, dtype=bool))
-    best = graph.worse(best, graph.load(graph.hanging, bytes_GG), graph.hanging_arcs)
     for arcs in graph.bundles(load_A):
         if best[0] >= enough_s or load_A[arcs].sum() <= best[0] * graph.Bps_A[arcs].sum() * (1 + SLACK):
             break  # the sets after this one are less busy, so none of them is a worse cut either
