@@ -18,7 +18,7 @@ from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.network.bounds import spread_split
 from aurora.planner.network.switch import steps_seconds
-from aurora.planner.placement.bounds import exact_hierarchical_s, hierarchical_bound_s, server_counts
+from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
 from aurora.planner.placement.objective import seconds
 from aurora.planner.placement.server_search import (
@@ -44,7 +44,6 @@ from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, evenly_spaced
 
 CHUNKS = (1, 2, 4, 8)  # of a hierarchical all-to-all, of which the fastest is taken
-MOST_EXACT = 128  # GPUs times experts times layers of a model whose bound is exact: some seconds
 LEVEL_GAIN = 0.02  # what levelling must save of the predicted seconds, as it also costs steps and memory
 MOST_COUNTS = 1 << 18  # numbers that ranks tell each other before a dispatch, at most, where NICs are levelled
 MOST_PRICED = 1 << 23  # choices of tokens that exchanges of single experts are priced by, in a layer: half a second
@@ -89,27 +88,18 @@ class Servers(Scenario):
         return tuple(fastest_hierarchy(self.cluster, *pair, order, rng) for pair in pairs)
 
     def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
-        """Prices given placements: returns them with their seconds, a bound on all placements, and one on unreplicated ones.
+        """Prices given placements: returns them with their seconds, a bound on all placements, and one on unreplicated ones."""
 
-        For one small model the bound on all placements is an exact optimum; a note says how much lower its LP relaxation is.
-        """
-
-        def priced(layer: int) -> tuple[float, float, float, float]:
+        def priced(layer: int) -> tuple[float, float, float]:
             costs_M = self.costs(layer)
             value_s = self.price(costs_M, self.splits(placements_M, layer))
             bound_s, unreplicated_s = (min(each_s, value_s) for each_s in self._bounds(costs_M, (self._replicas_fit, False)))
-            return value_s, bound_s, unreplicated_s, self._exact_s(costs_M)
+            return value_s, bound_s, unreplicated_s
 
         layers = of_layers(priced, self.layers, "bounding layers over servers", progress)
-        objective_s, bound_s, unreplicated_s, exact_s = (sum(column) for column in zip(*layers, strict=True))
+        objective_s, bound_s, unreplicated_s = (sum(column) for column in zip(*layers, strict=True))
         once = all(placement.split_LG is None for placement in placements_M)
-        placed = replace(self.placed(placements_M, objective_s, bound_s), assignment_bound_s=unreplicated_s if once else None)
-        if np.isnan(exact_s):
-            return placed
-        exact_s = max(bound_s, min(exact_s, objective_s))
-        lower = (exact_s - bound_s) / (exact_s or 1.0)
-        note = f"the bound is exact for experts and servers' NICs; its relaxation is {lower:.1%} lower"
-        return replace(placed, bound_s=exact_s, notes=(note,))
+        return replace(self.placed(placements_M, objective_s, bound_s), assignment_bound_s=unreplicated_s if once else None)
 
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
         """Returns a lower bound on a layer's seconds, for all placements within memory's slots; see `Scenario.bound`."""
@@ -213,14 +203,6 @@ class Servers(Scenario):
         counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in self.profiles]
         given = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
         return [hierarchical_bound_s(*given, allowed) for allowed in replicas]
-
-    def _exact_s(self, costs_M: Sequence[LayerCosts]) -> float:
-        """Seconds of a layer that no placement beats, exactly, if the model is small; else NaN."""
-        (*_, costs), cells = costs_M, len(self.cluster) * self.profiles[0].experts * self.layers
-        if self._colocated or cells > MOST_EXACT:
-            return np.nan
-        exact_s = exact_hierarchical_s(costs, server_counts(costs), self.profiles[0].top_k, self._slots_MG[0], True)
-        return np.nan if exact_s is None else exact_s
 
 
 def fastest_hierarchy(
