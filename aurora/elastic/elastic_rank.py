@@ -1,4 +1,4 @@
-"""Elastic rank: a serving rank of a run that goes on when ranks are lost.
+"""Elastic rank: a serving rank of a run that survives lost ranks.
 
 Between epochs a rank keeps its experts and its requests. At the start of an epoch it fetches the experts that it lacks.
 """
@@ -45,13 +45,13 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldExperts:
-    """State of a rank between epochs.
+    """State of a rank between epochs, from which the coordinator assigns work.
 
     Args:
         held_ML: the rank's experts, by model and layer.
         serving_M: numbers of the requests that the rank is decoding, by model.
         expert_bytes_M: bytes of one expert's weights in one layer, by model.
-        calibration: measured times of orders, by size; None: they were not measured.
+        calibration: measured times of the orders; None: not measured.
     """
 
     held_ML: HeldML
@@ -65,16 +65,16 @@ class EpochWork:
     """A member's assignment in an epoch.
 
     Args:
-        program: the program that the epoch's members perform.
+        program: the program that the epoch's members run.
         cluster: the GPUs of the epoch's members.
-        moves: the experts that some member lacks, and the ranks that send them.
-        order: the order in which the weights of these experts travel.
-        requests_M: by model, further requests to serve: by number of the request, the tokens of its answer so far.
+        moves: weight transfers of experts that members lack.
+        order: the order of these transfers.
+        requests_M: for each model, new requests for this rank: {request number: tokens of its answer so far}.
         calibration: calibration from an earlier epoch; None: no member has one.
         cost_MG: as in `controlled`.
-        arrives_s_M: by model and number of the request, seconds from the beginning of serving to its arrival; empty: all
-            requests have arrived.
-        served_s: seconds since serving began; None: no rank has begun to serve.
+        arrives_s_M: for each model, {request number: arrival in seconds after the start of serving}; empty: all requests have
+            arrived.
+        served_s: seconds since the start of serving; None: no rank has begun to serve.
     """
 
     program: Program
@@ -90,19 +90,19 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """Progress: this rank has sent and received the weights that move in this epoch, in `seconds`."""
+    """Progress value: this rank has sent and received its expert weights for this epoch, which took `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class BeganServing:
-    """Progress: this rank begins to serve in this epoch."""
+    """Progress value: this rank begins to serve in this epoch."""
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Progress: new tokens of one model's answers, in the sequence in which they were produced."""
+    """Progress value: new tokens of one model, in the sequence in which they were produced."""
 
     model: int
     tokens: Sequence[Token]
@@ -110,7 +110,7 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class Decided:
-    """Progress: report of one model's controller on its decisions so far in an epoch."""
+    """Progress value: report of one model's placement controller on its decisions so far in an epoch."""
 
     epoch: int
     model: int
@@ -118,9 +118,9 @@ class Decided:
 
 
 class EpochOrders:
-    """Chooses the orders of a rank's exchanges over all epochs, if the run's order is "auto"; see OrderWatch.
+    """Provides the OrderWatch objects of a rank in all epochs, if the run's order is "auto".
 
-    Orders are timed at the start of the first epoch. Later epochs, with other members, begin with these times.
+    Orders are timed at the start of the first epoch. Later epochs, with other members, start from these times.
 
     Args:
         planned: the planned method, as `planned_method` returns it.
@@ -154,7 +154,7 @@ class EpochOrders:
 
     @property
     def used_M(self) -> list[OrdersUsed]:
-        """Orders of each model's exchanges so far."""
+        """Counts of the methods that each model's exchanges have used so far."""
         found = []
         for watches in self._watches_M:
             used_X = [watch.used for watch in watches]
@@ -172,7 +172,7 @@ def serve_elastic_rank(
     options: RunOptions,
     began_s: float,
 ) -> None:
-    """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end."""
+    """Serves as one rank until all requests are answered, over all epochs; then sends its RankResult over `channel`."""
     if options.adapt is not None:
         begin_to_compile_decisions()
     gpu = channel.member.gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.lead is not None)

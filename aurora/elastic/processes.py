@@ -1,4 +1,4 @@
-"""Processes of ranks: starts them in the background, receives their messages in a thread for each, and kills lost ones."""
+"""Processes of ranks: starts them in the background, receives their messages (one thread per rank), and kills lost ones."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
 
 
 class Outbox:
-    """Queue of messages to a reader that may be slow: `send` returns at once, and another thread writes them by `write`."""
+    """Queue of outgoing messages: `send` never waits for a slow reader; a background thread runs `write`."""
 
     def __init__(self) -> None:
         self._messages = SimpleQueue[Any]()  # None: no more
@@ -27,11 +27,11 @@ class Outbox:
         self._messages.put(message)
 
     def stop(self) -> None:
-        """Makes `write` return once it has written the messages that are queued now."""
+        """Makes `write` return after the messages that are queued now."""
         self._messages.put(None)
 
     def write(self, write: Callable[[Any], None]) -> None:
-        """Calls `write` with each queued message, in sequence, until `stop`. After an OSError it drops the messages."""
+        """Calls `write` with each queued message, in sequence, until `stop`; returns after an OSError of `write`."""
         with suppress(OSError):
             while (message := self._messages.get()) is not None:
                 write(message)
@@ -39,35 +39,35 @@ class Outbox:
 
 @dataclass(eq=False)
 class StartedRank(ABC):
-    """A rank whose process has been started, on this or another host."""
+    """Base of handles of a rank whose process has been started, on this or another host."""
 
     rank: int  # the rank's number
 
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Its process id, on its host."""
+        """Process id of the rank, on its host."""
 
     @abstractmethod
     def send(self, message: object) -> None:
-        """Sends a message, without waiting for the rank to read it. If the rank is lost, the message is dropped."""
+        """Queues a message to the rank. If the rank is lost, the message is dropped."""
 
     @abstractmethod
     def exit_reason(self) -> str:
-        """Returns in words how its process or connection ended, for error messages."""
+        """Returns a phrase for error messages on how the rank's process or connection ended."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kills its process, and does not wait until it has ended."""
+        """Kills the rank's process, without waiting for its end."""
 
     @abstractmethod
     def join(self) -> None:
-        """Waits for the end of its process, if that runs on this host."""
+        """Waits for the end of the rank's process, if it runs on this host."""
 
 
 @dataclass(eq=False)
 class RankProcess(StartedRank):
-    """A rank of this host, with its process and the pipe to it."""
+    """Handle of a rank on this host: its process, and the pipe to it."""
 
     process: Any  # its multiprocessing process
     connection: Connection
@@ -81,7 +81,7 @@ class RankProcess(StartedRank):
         self.outbox.send(ForkingPickler.dumps(message))
 
     def exit_reason(self) -> str:
-        """Waits at most EXIT_S seconds for the process to end, and returns how it ended, for error messages."""
+        """Returns how the process ended, for error messages; waits for its end, EXIT_S at most."""
         self.process.join(EXIT_S)
         code = self.process.exitcode
         if code is None:
@@ -96,21 +96,20 @@ class RankProcess(StartedRank):
 
 
 class RankProcesses:
-    """Starts the picklable `main(connection, rank_info, *args)` for ranks of this host and collects their messages.
+    """Runs the picklable `main(connection, rank_info, *args)` in a process per rank of this host, and collects their messages.
 
     Processes are started and joined in a background thread, so that working ranks do not wait for ranks that come or go.
 
     Args:
         main, args: function that each rank's process runs, and its further arguments.
         ranks: number of ranks of the whole run.
-        lighthouse: host and port of RankInfo.
+        lighthouse: host and port of the lighthouse, passed on in RankInfo.
         timeout_s: seconds that a rank waits for a peer.
-        local: the ranks that belong on this host; None: all.
+        local: the ranks that run on this host; None: all.
 
     Attributes:
-        inbox: (rank, message) pairs of this host's ranks and of those passed to `adopt`; a message None tells that the rank's
-            connection has ended.
-        running: started ranks by number, without those that were killed.
+        inbox: (StartedRank, message) pairs received from ranks; message None: the rank's connection has ended.
+        running: handles of the started ranks, by rank; killed ranks are removed.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class RankProcesses:
 
     @property
     def starting(self) -> int:
-        """Number of processes that `start` has begun and `adopt_started` has not yet returned."""
+        """Number of ranks passed to `start` that `adopt_started` has not yet yielded."""
         return len(self._starting)
 
     def start(self, rank: int) -> None:
@@ -144,10 +143,10 @@ class RankProcesses:
         self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
 
     def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
-        """Yields (rank, its process, or the error of its start) of ranks started since the last call.
+        """Yields (rank, process) for ranks started since the last call, and (rank, OSError) for ranks that failed to start.
 
         Args:
-            wait: whether to wait for those that are still starting.
+            wait: True: wait for ranks that are still starting.
         """
         for rank, future in list(self._starting.items()):
             if not wait and not future.done():
@@ -163,13 +162,13 @@ class RankProcesses:
             yield rank, found
 
     def adopt(self, member: StartedRank) -> bool:
-        """Takes over a rank of another host. Returns False, and does nothing, if a rank with this number is running."""
+        """Adds the handle of a rank on another host to `running`. Returns False if a rank with this number is running."""
         return self.running.setdefault(member.rank, member) is member
 
     def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yields (rank, message) of all messages that have come; waits up to timeout_s seconds for the first.
+        """Yields (rank, message) for all received messages; waits up to timeout_s seconds for the first.
 
-        The message None means that the rank's connection has ended.
+        Message None: the rank's connection has ended.
         """
         with suppress(Empty):
             for _ in range(max(1, self.inbox.qsize())):
@@ -184,7 +183,7 @@ class RankProcesses:
             self._background.submit(found.join)
 
     def close(self, complete: bool = True) -> None:
-        """Kills all processes, also those that are still starting. None is left on return. See `LedRanks.close`."""
+        """Kills all processes, also ones that are still starting, and waits for their end. `complete` is ignored."""
         for _ in self.adopt_started(wait=True):
             pass
         for rank in list(self.running):

@@ -28,20 +28,20 @@ def all_to_all(
     async_op: bool = False,
     order: Order | str | None = None,
 ) -> Any:
-    """Exchanges rows as torch.distributed.all_to_all_single does, in a planned order.
+    """Exchanges rows like torch.distributed.all_to_all_single, but sends them in a planned order. A collective call.
 
     Args:
-        output: filled with the received rows, by rank.
-        input: the rows to send, by rank; any dtype.
-        output_split_sizes: number of rows from each rank; None: the same from each.
-        input_split_sizes: number of rows to each rank; None: the same to each.
-        group: a torch process group; None: the default one.
-        async_op: return at once, with a handle that has wait().
-        order: an Order, such as a plan's; or the name of an order, which is then made from this call's sizes; None or
-            "all-at-once": torch's own collective. All ranks pass the same.
+        output: buffer for the received rows, sorted by sending rank.
+        input: the rows to send, sorted by receiving rank; any dtype.
+        output_split_sizes: number of rows to receive from each rank; None: equal parts of `output`.
+        input_split_sizes: number of rows to send to each rank; None: equal parts of `input`.
+        group: a torch process group; None: the default group.
+        async_op: True: return immediately, with a handle that has wait().
+        order: an Order, such as one of a plan; or the name of an ordering method, which computes the order from the sizes of
+            this call; None or "all-at-once": torch's own collective. All ranks must pass the same order.
 
     Returns:
-        A handle if async_op, else None. If `input` requires grad, gradients travel back in the reversed order.
+        A handle if async_op, else None. If `input` requires grad, the backward pass exchanges gradients in the reversed order.
 
     Raises:
         BadInput: if sizes, dtypes or devices do not match, or aurora has no transport for the group's back end and the device.

@@ -1,4 +1,4 @@
-"""Preparation of a placement change, in a background thread: expert maps of each round, and orders after the last one."""
+"""Prepares placement changes in a background thread: expert maps of each migration round, and orders for the end state."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ class Prepared:
     """Results of `ChangePreparation.prepare`, filled while it runs.
 
     Attributes:
-        maps: for each round of moves that is prepared, the new expert maps by layer.
-        ops: the operations by layer, with new orders, that follow the last round; None until they are ready.
+        maps: the new expert maps by layer, one dict for each migration round that is ready.
+        ops: the operations by layer, with new orders, to use after the last round; None until they are ready.
     """
 
     maps: list[dict[int, ExpertMap]] = field(default_factory=list)  # of the rounds that are prepared
@@ -39,17 +39,17 @@ class Prepared:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds that are prepared, plus one if the orders are ready."""
+        """Number of rounds whose expert maps are ready, plus one if the orders are ready."""
         return len(self.maps) + (self.ops is not None)
 
 
 class ChangePreparation:
-    """Builds one rank's expert maps and orders of a placement change. Replicas share their expert's tokens evenly.
+    """Builds the expert maps and orders that one rank needs for a placement change. Replicas get equal shares of tokens.
 
     Args:
         rank: this rank.
-        row_bytes: bytes of a row of an exchange, by which orders are made.
-        network: the network that orders are made for.
+        row_bytes: bytes of one row of an all-to-all; converts token counts to traffic.
+        network: the network for which orders are computed.
         local_first: as in `DistributedExperts.perform`.
         device: device of the layers.
     """
@@ -59,13 +59,13 @@ class ChangePreparation:
         self._local_first, self._device = local_first, device
 
     def warm_up(self, ops_L: Sequence[tuple[Op, ...]], held_GP: IntArray, experts: int) -> None:
-        """Compiles the code that makes orders, because compiling takes seconds, and would disturb serving later.
+        """Compiles the ordering methods that `ops_L` use. Compiling takes seconds, and would stall serving later.
 
-        For each method in use it makes orders for drawn, uneven tokens. Methods that this process has compiled are skipped.
+        It computes one order per method, for random, uneven token counts. Methods that this process has compiled are skipped.
 
         Args:
-            ops_L: the operations of each layer, which tell the methods.
-            held_GP: (G, P) the expert in each slot of a layer.
+            ops_L: the operations of each layer; their orders name the methods.
+            held_GP: (G, P) the expert in each slot, of one layer.
             experts: number of experts.
         """
         held_G, rng = slots_G(held_GP), np.random.default_rng(0)
@@ -84,11 +84,11 @@ class ChangePreparation:
         ops_L: Sequence[tuple[Op, ...]],
         tokens_SLE: IntArray,
     ) -> None:
-        """Makes the expert maps of each round, and at the end orders for the traffic of the last window.
+        """Builds the expert maps of each migration round, then the orders for the traffic of the last window.
 
         Args:
-            prepared: receives the results, one after the other.
-            rounds: the moves of each round.
+            prepared: receives each result as soon as it is ready.
+            rounds: the expert moves of each round.
             held_LGP: (L, G, P) the expert in each slot before the moves, EMPTY for none; changed in place.
             ops_L: the operations of each layer before the moves.
             tokens_SLE: (S, L, E) tokens of each rank for each expert in the last window.
@@ -102,14 +102,14 @@ class ChangePreparation:
         prepared.ops = dict(zip(changed, made, strict=True))
 
     def ordered(self, ops: tuple[Op, ...], layer: int, held_G: SlotsG, tokens_SE: IntArray) -> tuple[Op, ...]:
-        """Returns a layer's operations with new orders, for given tokens.
+        """Returns the operations of a layer with orders computed anew for the given token counts.
 
-        The orders are made by the method of the present ones, or by a quicker method that stands for it. Operations stay as
-        they are if their method does not depend on tokens or cannot be called here, or if they go over servers.
+        The orders are computed by the method of the present orders, or by its faster substitute in QUICK. `ops` are returned
+        unchanged if the method ignores token counts, if it is not in ORDER, or if the all-to-alls are hierarchical.
 
         Args:
             ops: the present operations.
-            layer: index of the layer, the seed of random choices.
+            layer: index of the layer; seeds the random generator.
             held_G: the experts that each GPU holds.
             tokens_SE: (S, E) tokens of each rank for each expert.
         """
@@ -131,7 +131,7 @@ class ChangePreparation:
 
 
 def compile_orders(plan: Plan) -> None:
-    """Compiles the code that makes new orders by the methods of a plan; see `ChangePreparation.warm_up`."""
+    """Compiles the ordering methods that a plan uses; see `ChangePreparation.warm_up`."""
     from aurora.planner.compile import compile_plan
 
     program = compile_plan(plan)
@@ -151,7 +151,7 @@ def _method(ops: tuple[Op, ...]) -> str | None:
 
 
 def slots_G(held_GP: IntArray) -> SlotsG:
-    """Returns, for each GPU, the experts in its slots of a layer, from held_GP (G, P); empty slots are left out."""
+    """Returns, for each GPU, the experts in its slots of one layer. held_GP is (G, P); EMPTY entries are dropped."""
     return tuple(tuple(expert for expert in row if expert != EMPTY) for row in held_GP.tolist())
 
 

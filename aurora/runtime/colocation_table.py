@@ -39,18 +39,16 @@ MODELS, JOINED, TICKETS, BEGUN, STARTED = range(5)
 
 
 def colocation_folder(name: str) -> Path:
-    """Makes, if needed, the folder shared by the processes of this user and machine that colocate under `name`.
+    """Returns the folder through which models colocate under `name`: all processes of this user on this machine share it.
 
-    It is in the folder for temporary files, so that processes with and without a login session find the same one.
+    The folder is created if it is missing. It is in the folder for temporary files, so that processes with and without a login
+    session find it.
 
     Args:
-        name: the name, without a slash.
-
-    Returns:
-        The folder's path.
+        name: name of the colocation, without a slash.
 
     Raises:
-        BadInput: if the folder, or the one that it is in, cannot be made or is not this user's alone.
+        BadInput: if the folder or its parent cannot be created, or if other users can write to it.
     """
     ours = Path(tempfile.gettempdir()) / f"aurora-runtime-{os.getuid()}"
     folder = ours / f"{name}.{TABLE_VERSION}"
@@ -76,10 +74,10 @@ class _FileLock:
 
 
 class ColocationTable:
-    """Access of one process, which runs a model on one GPU, to the table.
+    """Gives one process, which runs one model on one GPU, access to the table.
 
     Methods marked "under the lock" may be called only while this process holds `lock`. A ticket is a number that an exchange or
-    a computation draws when it begins to wait; smaller tickets came first.
+    a computation takes when it begins to wait; smaller tickets came first. Arrays are indexed by slot.
 
     Args:
         folder: the folder shared with the other models' processes, which only this user can write to; see `colocation_folder`.
@@ -89,24 +87,24 @@ class ColocationTable:
     Attributes:
         slot: the model's slot.
         lock: context manager of the table's lock.
-        own_bit: this model's bit of `counters[MODELS]`; the two are equal if the model is alone.
+        own_bit: this model's bit in `counters[MODELS]`; the two are equal if no other model is in the table.
         counters: cells with the indices MODELS, JOINED, TICKETS, BEGUN and STARTED.
-        slow_M: 1 once a turn of the model was passed on and a warning said so.
+        slow_M: 1 after another process has skipped an overdue turn of the model and logged a warning.
         begun_M: number of the model's exchanges that have begun on some GPU.
         position_MD: positions of the model's latest exchanges in the sequence of all exchanges, by number modulo DRAWN.
-        wants_M: ticket of the model's next exchange; 0: it wants none.
+        wants_M: ticket of the exchange with which the model waits for the port; 0: it waits with none.
         interactive_M: 1 for an interactive model.
         next_finish_M: virtual time at which the model's next exchange will finish (fair queueing).
         finish_M: virtual time at which the model's last exchange finished.
         late_M: how often interactive models have overtaken the model's next exchange.
         here_M: number of the model's process on this GPU; 0: none.
-        done_M: number of the model's exchanges that are over on this GPU.
-        entered_M: number of exchanges that the model had entered on this GPU when it was last alone.
-        ticket_M: ticket of the model's computation that waits for this GPU or has it; 0: none.
-        has_M: 1 if that computation has this GPU.
-        level_M: its urgency; see `PortArbiter.start_compute`.
-        overtaken_M: how often it was overtaken.
-        waits_M: resource for which the model's process waits to be woken, GPU or PORT; 0: none.
+        done_M: number of the model's exchanges that have ended on this GPU.
+        entered_M: number of exchanges that the model had begun on this GPU when it was last the only model.
+        ticket_M: ticket of the model's computation that waits for this GPU or runs on it; 0: none.
+        has_M: 1 if the computation of `ticket_M` runs on this GPU.
+        level_M: urgency of that computation; see `PortArbiter.start_compute`.
+        overtaken_M: how often that computation was overtaken.
+        waits_M: resource for which the model's process sleeps, GPU or PORT; 0: it does not sleep.
 
     Raises:
         BadInput: if no slot is left or the folder cannot be used.
@@ -183,14 +181,14 @@ class ColocationTable:
         return _slots(self.counters[MODELS] & ~self.own_bit)
 
     def record_begun(self) -> None:
-        """Gives positions to all exchanges that a model entered without the lock, while it was alone. Under the lock."""
+        """Assigns positions to all exchanges that a model began without the lock, while it was alone. Under the lock."""
         for slot in _slots(self.counters[MODELS]):
             entered = max(part_G[2][slot] for part_G in self._parts_G)
             for number in range(max(self.begun_M[slot], entered - DRAWN), entered):
                 self.begin(slot, number)
 
     def begin(self, slot: int, number: int) -> None:
-        """Gives the next position in the sequence of exchanges to exchange `number` of the model in `slot`. Under the lock."""
+        """Assigns the next position in the sequence of exchanges to exchange `number` of model `slot`. Under the lock."""
         self.counters[BEGUN] += 1
         self.position_MD[slot * DRAWN + number % DRAWN] = self.counters[BEGUN]
         self.begun_M[slot] = number + 1
@@ -202,7 +200,7 @@ class ColocationTable:
         return self.counters[TICKETS]
 
     def leave(self) -> None:
-        """Gives up this model's place on this GPU, and wakes the processes that wait there. Does nothing the second time."""
+        """Removes this process from the table, wakes the processes that wait for its GPU, and closes all files. Idempotent."""
         self.give_up()
         if not self._wakeups.closed:
             self._wakeups.close()
@@ -212,7 +210,7 @@ class ColocationTable:
             os.close(self._file)
 
     def give_up(self) -> None:
-        """Does the part of `leave` that any thread may do at any time, also while another thread holds `lock`."""
+        """Removes this process from the table; any thread may call it, also while another holds `lock`. Closes no files."""
         if self._member is None:
             return
         file = os.open(self._folder / "table", OPEN)  # another lock than that of the thread which may have it
@@ -247,7 +245,7 @@ class ColocationTable:
                     self.bury_if_dead(slot, gpu)
 
     def bury_if_dead(self, slot: int, gpu: int | None = None) -> bool:
-        """Removes a model's process on `gpu` (None: this one) if it has died. Returns whether it had. Under the lock."""
+        """Removes a model's process on `gpu` (None: this GPU) if it has died. Returns True if removed. Under the lock."""
         gpu = self._gpu if gpu is None else gpu
         try:
             found = self._lock_member(slot, gpu)
@@ -275,15 +273,15 @@ class ColocationTable:
         return file
 
     def holder(self, slot: int) -> str:
-        """Returns the process that has a slot on this GPU, in words: "process 1234"."""
+        """Returns the name of the process that holds a slot on this GPU, such as "process 1234"."""
         return Path(self._path(slot)).read_text()
 
     # Wake-ups
 
     def waiting(self, what: int = 0) -> list[tuple[int, int]]:
-        """Returns the (slot, process number) of those that wait on this GPU, and clears their waits. Under the lock.
+        """Returns (slot, process number) of the processes that wait on this GPU, and marks them as awake. Under the lock.
 
-        The caller must `wake` them. `what` is GPU or PORT; 0: both.
+        The caller must pass them to `wake`. `what` is the resource that they wait for, GPU or PORT; 0: both.
         """
         found = [slot for slot in self.others() if (waits := self.waits_M[slot]) and what in (0, waits)]
         for slot in found:
@@ -291,7 +289,7 @@ class ColocationTable:
         return [(slot, self.here_M[slot]) for slot in found if self.here_M[slot]]
 
     def wake(self, waiting: Iterable[tuple[int, int]]) -> None:
-        """Wakes processes that `waiting` returned."""
+        """Wakes the processes in `waiting`, a result of `waiting()`."""
         for slot, process in waiting:
             with suppress(OSError):  # no process listens there any more, or it is woken already
                 os.write(self._pipe(slot, process), b"!")

@@ -25,15 +25,15 @@ LEAST_CHUNK_BYTES = 2 * 1024  # the same of a batch model beside an interactive 
 
 
 class DistributedExperts(ExpertParallelLayer, nn.Module):
-    """Module that replaces a layer's experts module. For this rank's tokens its output is that of the replaced module.
+    """Expert-parallel module that replaces the experts module of a MoE layer, and gives the same output for this rank's tokens.
 
-    It is an ExpertParallelLayer with a LayerContext, which records its phases, and shares GPU and port with other models.
-    `perform` must be called before the first forward pass.
+    It is an ExpertParallelLayer whose LayerContext records its phases and shares GPU and port with other models. `perform` must
+    be called before the first forward pass.
 
     Attributes:
-        local: the module that computes this rank's experts. At first it is the replaced module, with all experts; or with none,
-            if that has an attribute `reader`, an ExpertReader that reads single experts from the model's files.
-        held: the experts in the slots of `local`.
+        local: the module that computes this rank's experts: at first the replaced module. It starts with all experts, or, if it
+            has an attribute `reader` (an ExpertReader, which reads single experts from the model's files), with none.
+        held: the expert in each slot of `local`.
         ops: the layer's operations; may be replaced between two forward passes.
     """
 
@@ -57,12 +57,12 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         deduplicate: bool = False,
         local_first: bool = False,
     ) -> None:
-        """Performs a layer's `ops` from now on, with the experts that `placement` gives this rank.
+        """Sets the operations `ops` of this layer, and loads the experts that `placement` gives this rank.
 
         Args:
-            context: the LayerContext of all of the model's layers on this rank.
-            deduplicate: send a token once to a rank that holds several of its experts. A hierarchical exchange always does.
-            local_first: replicas share the tokens of all ranks, a rank's own first; ranks exchange counts before they send.
+            context: the LayerContext that all of the model's layers on this rank share.
+            deduplicate: send a token only once to a rank that holds several of its experts; hierarchical all-to-alls always do.
+            local_first: a replica serves its own rank's tokens first, then other ranks'; ranks exchange token counts for it.
         """
         self.ops, self._layer, self._context = ops, layer, context
         self._chunk_bytes = self._least_bytes = LEAST_CHUNK_BYTES if context.yields else MIN_CHUNK_BYTES
@@ -81,21 +81,21 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         wanted: Sequence[int],
         arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({}),
     ) -> None:
-        """Replaces the expert map, from the next forward pass on, and this rank's experts; see `hold`."""
+        """Replaces the expert map and this rank's experts, from the next forward pass on; arguments as in `hold`."""
         self.expert_map = expert_map
         self.hold(wanted, arrived)
 
     def hold(self, wanted: Sequence[int], arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({})) -> None:
-        """Makes this rank hold exactly the experts `wanted`, by slot.
+        """Replaces this rank's experts by `wanted`.
 
-        Weights that are neither held nor in `arrived` are read from the model's files.
+        Weights that are neither held now nor in `arrived` are read from the model's files.
 
         Args:
             wanted: the expert of each slot.
-            arrived: weights by parameter name, of experts that were sent to this rank.
+            arrived: experts that were sent to this rank, each with its weights by parameter name.
 
         Raises:
-            RankFailed: if experts must be read and the model has no reader of single experts.
+            RankFailed: if experts must be read from files, and the model has no ExpertReader.
         """
         if tuple(wanted) != self.held:
             lacking = sorted(set(wanted) - {*self.held, *arrived})
@@ -109,7 +109,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
                 release_freed_memory()
 
     def share(self, other: "DistributedExperts") -> None:
-        """Uses the experts of `other`, the same layer of another micro-batch, so that their weights are in memory once."""
+        """Shares the expert weights of `other`, the same layer of another micro-batch, to hold them in memory only once."""
         self.local, self.held = other.local, other.held
 
     def empty_weights(self) -> dict[str, torch.Tensor]:
@@ -122,7 +122,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         return {name: parameter.detach()[slot] for name, parameter in expert_parameters(self.local)}
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        """Returns the layer's outputs summed over experts, in the shape of `hidden_states`, (N, H) or (batch, tokens, H).
+        """Returns each token's expert outputs, weighted and summed; shaped like `hidden_states`, (N, H) or (batch, tokens, H).
 
         A collective call: all ranks make it.
         """
@@ -155,7 +155,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
     def pushed(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> PushedRows | None:
-        """Begins the dispatch by ordered push, if the context has one; returns the pushed rows, otherwise None."""
+        """Begins the dispatch by ordered push and returns its PushedBatch; returns None if the context has no push."""
         if self._context.push is None:
             return None
         from aurora.runtime.pushed_batch import PushedBatch  # Triton's interpreter is chosen before its import
@@ -164,16 +164,16 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         return PushedBatch(self._context.push, self._layer, self.expert_map, (hidden, index, weights), mask)
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether the batch's all-to-alls are hierarchical; see `LayerContext.over_servers`."""
+        """Returns True if the batch's all-to-alls are hierarchical, False if flat; see `LayerContext.over_servers`."""
         return self._context.over_servers(flat_RR, row_bytes)
 
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
-        """Context manager of the layer's dispatch or combine; see `LayerContext.exchanging`."""
+        """Context manager around the layer's dispatch or combine; see `LayerContext.exchanging`."""
         op = next(op for op in self.ops if isinstance(op, Exchange) and op.phase == phase)
         return self._context.exchanging(self._layer, op, rows_SRR, row_bytes)
 
     def computing(self, phase: str) -> AbstractContextManager[None]:
-        """Context manager of a phase in which this rank has its GPU; see `LayerContext.computing`."""
+        """Context manager around a compute phase: holds this rank's GPU; see `LayerContext.computing`."""
         return self._context.computing(phase, self._layer)
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

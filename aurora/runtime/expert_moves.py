@@ -17,7 +17,7 @@ Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
 
 @dataclass(frozen=True)
 class ExpertTransfer:
-    """Transfer of one expert's weights to rank `to`, from rank `source` or, if that is None, from the checkpoint."""
+    """Transfer of one expert's weights from rank `source` (None: from the checkpoint) to rank `to`."""
 
     model: int
     layer: int
@@ -29,13 +29,13 @@ class ExpertTransfer:
 def expert_transfers(
     placements_M: Sequence[Placement], held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]
 ) -> list[ExpertTransfer]:
-    """Returns the transfers that bring each rank the weights that it lacks for each model's placement.
+    """Returns the weight transfers after which every rank holds the experts that the new placements give it.
 
-    If several ranks hold an expert, the one that has sent the fewest bytes so far sends it.
+    If several ranks hold an expert, the rank with the fewest bytes sent so far sends it.
 
     Args:
-        placements_M: the placement of each model.
-        held_R: for each rank the experts that it holds, by model and layer.
+        placements_M: the new placement of each model.
+        held_R: for each rank the experts that it holds now, by model and layer.
         expert_bytes_M: bytes of one expert's weights of each model.
     """
     transfers: list[ExpertTransfer] = []
@@ -91,14 +91,14 @@ class MovableExperts(ReadableExperts, Protocol):
 
 
 class WeightMessages:
-    """Messages with the weights that one rank sends and receives when experts move, one for each peer.
+    """Messages in which one rank sends and receives expert weights, one message per peer and direction.
 
-    Weights to send are read from the layers slice by slice, so the layers must hold them until all is sent. Weights that arrive
-    are kept in memory of their own, until `arrived` is called.
+    Weights to send are read from the layers slice by slice, so the layers must keep them until everything is sent. Received
+    weights are kept in separate buffers, and reach the layers only through the caller, by `arrived`.
 
     Args:
         layers_ML: the MoE layers of each model.
-        transfers: all ranks' transfers, in the same sequence on all ranks; those without a source are left out.
+        transfers: all ranks' transfers, in the same sequence on all ranks; transfers without a source are ignored.
         rank: this rank.
         ranks: number of ranks.
 
@@ -131,12 +131,12 @@ class WeightMessages:
         self._received = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in bytes_RR[:, rank].tolist()]
 
     def cut(self, begin: int, end: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Returns bytes `begin` to `end` of each message, (bytes,) uint8: those to send to each rank, and those to fill."""
+        """Returns bytes `begin` to `end` of each message, (bytes,) uint8: slices to send and buffers to receive, by rank."""
         sends = [_cut(parts, begin, end, self._device) for parts in self._sent]
         return sends, [whole[begin:end] for whole in self._received]
 
     def arrived(self) -> Iterator[tuple[ExpertTransfer, Weights]]:
-        """Yields the weights of each received transfer, as views of the messages."""
+        """Yields each received transfer with its weights, which are views of the message buffers."""
         for message, transfers in zip(self._received, self._incoming, strict=True):
             start = 0
             for move in transfers:

@@ -29,20 +29,20 @@ MOST_WINDOWS = 512  # entries of its series; when it is full, each two neighbour
 
 @dataclass(eq=False)
 class ControlStatus:
-    """State and counts of a follower. In a dry run they count moves as if they had been made.
+    """State and counts of a follower. A dry run counts moves as if they had been made.
 
     Attributes:
         balancedness: mean load of a GPU / largest load, in the last window under the placement in force; NaN before the first.
-        expected_balancedness: the same for the placement that was decided on last, as expected in the window after it.
-        plan_age_s: seconds since the placement in force came into force.
+        expected_balancedness: balancedness predicted for the window after the last decision, under the placement it chose.
+        plan_age_s: seconds since the present placement came into force.
         decisions: number of decisions, by action and kind of reason.
         bytes: bytes of all moves that were performed.
         move_s: seconds of all moves that were performed.
-        windows: number of windows that were handed over.
-        skipped: number of windows that were replaced by later ones before the controller took them.
+        windows: number of windows passed to `Follower.add`.
+        skipped: number of windows that a later window replaced before the controller read them.
         failures: number of exceptions in planning, moving or logging.
-        times_stuck: how many times the follower was found to be stuck.
-        heartbeat_s: seconds since it was last seen alive; from STALE_S on it is stuck.
+        times_stuck: how many times the follower's thread was found to be stuck.
+        heartbeat_s: seconds since the thread's last sign of life; from STALE_S on it counts as stuck.
         last: the last decision; None: there was none.
     """
 
@@ -61,7 +61,7 @@ class ControlStatus:
 
     @property
     def stuck(self) -> bool:
-        """True if the follower has not been seen alive for STALE_S."""
+        """True if the follower's thread has given no sign of life for STALE_S."""
         return self.heartbeat_s >= STALE_S
 
 
@@ -75,14 +75,14 @@ class _LoadWindow(NamedTuple):
 
 
 class Follower:
-    """Makes the placement of an engine follow its traffic: runs a Controller in a daemon thread beside serving.
+    """Adapts an engine's expert placement to its traffic: runs a Controller in a daemon thread beside serving.
 
     Args:
-        controller: decides. From now on only the follower calls it.
-        perform: moves the experts of a decision and returns when its placement is in force; raises MovesFailed if it gives up.
-            Usually `MovesHandover.perform`. Moves that take long call `beat` now and then.
-        dry_run: True: nothing moves. The follower logs what it would do, and goes on as if the moves had been made.
-        say: receives one line for each decision, each failure, and when the follower is stuck, in another thread; None: lines
+        controller: decides after each window. Only the follower may call it from now on.
+        perform: moves the experts of a decision, and returns when the new placement is in force; raises MovesFailed if it
+            abandons the moves. Usually `MovesHandover.perform`. Long moves must call `beat` from time to time.
+        dry_run: True: log the decisions, move nothing, and continue as if the moves had been made.
+        say: receives, in another thread, one line per decision and failure, and one when the follower is stuck; None: lines
             go to the log "aurora.control".
         clock: returns the present time in seconds.
     """
@@ -109,10 +109,10 @@ class Follower:
     def add(
         self, load_LE: ArrayLike, step_s: float | None = None, tokens: float | None = None, period_s: float | None = None
     ) -> None:
-        """Hands over a window; never blocks, never raises. If the window before it still waits, it replaces that one.
+        """Queues a window for the controller, in place of a window that still waits. Never blocks, never raises.
 
         Args:
-            load_LE: (L, E) tokens of each expert in the window; must not be changed from now on.
+            load_LE: (L, E) tokens of each expert in the window; the caller must not change it afterwards.
             step_s, tokens, period_s: as in `Controller.window`.
         """
         with self._changed:
@@ -125,7 +125,7 @@ class Follower:
         self.check()
 
     def check(self) -> None:
-        """Logs, once, that the follower is stuck, if it is; never blocks, never raises. Serving calls it now and then."""
+        """Logs once if the follower is stuck. Never blocks, never raises. The serving thread calls it from time to time."""
         with self._changed:
             before, self._stuck = self._stuck, self._silent_s() >= STALE_S
             newly_stuck = self._stuck and not before
@@ -135,7 +135,7 @@ class Follower:
                 threading.Thread(target=self._tell, args=("stuck: serving goes on without decisions",), daemon=True).start()
 
     def beat(self) -> None:
-        """Gives a sign of life; moves that take long call it, so that the follower does not count as stuck."""
+        """Signals that the follower is alive; long moves call it, so that the follower does not count as stuck."""
         with self._changed:
             self._seen_s = self._clock()
 
@@ -146,17 +146,17 @@ class Follower:
             return self._waiting is not None or self._busy
 
     def status(self) -> ControlStatus:
-        """Returns the state and the counts so far."""
+        """Returns the follower's present state and its counts since the start."""
         with self._changed:
             plan_age_s, decisions = self._clock() - self._in_force_s, self._so_far.decisions.copy()
             return replace(self._so_far, decisions=decisions, plan_age_s=plan_age_s, heartbeat_s=self._silent_s())
 
     def report(self, model: str, began_s: float) -> ControlReport:
-        """Returns the report of windows, decisions and moves so far.
+        """Returns a report of the windows, decisions and moves since the start.
 
         Args:
             model: the model's name.
-            began_s: when the run began, by the controller's clock.
+            began_s: start of the run, by the controller's clock.
         """
         status, kinds = self.status(), Counter[str]()
         for (_, kind), count in status.decisions.items():
@@ -176,7 +176,7 @@ class Follower:
         return 0.0 if idle else self._clock() - self._seen_s
 
     def close(self) -> None:
-        """Ends the thread once it has finished its present work; waits for that a second at most."""
+        """Ends the thread after its present work. Waits for its end, JOIN_S at most."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -252,11 +252,11 @@ class Follower:
 
 
 class ControlHistory:
-    """Keeps the newest changes and all windows in bounded memory. Times are those of the controller's clock.
+    """Records placement changes and windows in bounded memory. Times are by the controller's clock.
 
     Attributes:
-        changes: the newest changes.
-        series: the windows that had tokens, in sequence; when there are too many, neighbours are joined.
+        changes: the newest MOST_CHANGES placement changes.
+        series: the windows that had tokens, oldest first; when MOST_WINDOWS are reached, neighbours are merged.
     """
 
     def __init__(self) -> None:
@@ -265,12 +265,12 @@ class ControlHistory:
         self._joined = 1  # windows of an entry
 
     def add(self, decision: Decision, age_s: float, traffic: int) -> None:
-        """Adds a window and its decision.
+        """Adds a window, with the decision that followed it.
 
         Args:
             decision: the decision.
             age_s: seconds since the placement that served the window came into force.
-            traffic: how many times the traffic has changed so far.
+            traffic: number of traffic changes detected so far.
         """
         if not math.isnan(decision.balancedness):
             balancedness = decision.balancedness, decision.expected_balancedness
@@ -280,7 +280,7 @@ class ControlHistory:
             self.changes.append(PlacementChange(*why, decision.layers, len(decision.moves), decision.bytes, None))
 
     def in_force(self, took_s: float) -> None:
-        """Notes that the last change is in force, `took_s` seconds after it was decided."""
+        """Records that the last change came into force `took_s` seconds after its decision."""
         self.changes[-1] = replace(self.changes[-1], took_s=took_s)
 
     def _add(self, window: ControlWindow) -> None:

@@ -1,4 +1,4 @@
-"""Access of one model's layers to compute and communication on one rank: arbitrated, recorded, and named in errors."""
+"""Access of one model's layers to compute and communication on one rank: shared with other models, recorded in the trace."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class LayerContext:
-    """Access of one model's layers to compute and communication on one rank.
+    """Gives the layers of one model access to compute and communication on one rank.
 
     Args:
         model: the model's index in the program.
         transport: carries tensors between the model's ranks.
-        arbiter: the model's access to this rank's GPU and port.
+        arbiter: grants the model this rank's GPU and port.
         recorder: records the model's phases on this rank.
-        watch: chooses the fastest order of each exchange in place of the planned one; None: the planned orders are used.
-        sleep: sleeps for a number of seconds, or less if there is a reason to wake up.
+        watch: replaces planned orders by measured faster ones; None: the planned orders are used.
+        sleep: sleeps for a number of seconds; may return earlier when there is work.
 
     Attributes:
-        mask: (N,) bool, which tokens of the current step need experts; None: all.
-        tokens_LE: (L, E) int64, to which this rank's tokens of each expert are added; None: they are not counted.
-        program: the program in force; None: the model is alone.
-        network: the ports, by whose rates exchanges are cut into time slices, see `SlicePolicy.slice_s`; None: they are not.
-        push: ordered push that carries the layers' tokens in place of the transport; None: the transport does.
-        own_tokens: tokens of this rank's next forward pass, if `push` is set.
+        mask: (N,) bool, True for tokens of the current step that need experts; None: all do.
+        tokens_LE: (L, E) int64 counter: this rank's tokens per expert are added to it; None: no counting.
+        program: the program in force; None: no other model shares the GPUs.
+        network: its rates decide how exchanges are cut into time slices, see `SlicePolicy.slice_s`; None: they are not cut.
+        push: ordered push, which carries the layers' tokens in place of `transport`; None: `transport` carries them.
+        own_tokens: number of tokens in this rank's next forward pass; used only with `push`.
         waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
         layers_done: number of MoE layers that the present forward pass has finished.
     """
@@ -65,25 +65,25 @@ class LayerContext:
         self._compute_start: object = None
 
     def any_active(self, active: bool) -> bool:
-        """Returns whether any rank of the model is active. A collective call: all ranks of the model make it."""
+        """Returns True if `active` is True on any rank of the model. A collective call of the model's ranks."""
         told_R2 = self.gather_between_steps(torch.tensor([active, self.own_tokens], dtype=torch.long))
         if self.push is not None:
             self.push.batch_tokens = int(told_R2[:, 1].max())
         return bool(told_R2[:, 0].any())
 
     def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers the tensor `row` of every rank, all of one shape: (R, *row.shape) on the CPU. A collective call."""
+        """All-gathers `row`, which has the same shape on all ranks. Returns (R, *row.shape) on the CPU. A collective call."""
         with self._waiting("between steps"):
             return self.transport.gather(row)
 
     def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
-        """Performs an exchange that belongs to no layer, in a time slice of the port. A collective call.
+        """Performs an all-to-all between two steps, such as of expert weights, in a time slice of the port. A collective call.
 
         Args:
             order, sends, recvs: as in `Transport.exchange`.
 
         Returns:
-            The seconds that it took on this rank.
+            Its duration on this rank, in seconds.
 
         Raises:
             RankFailed: if a peer is lost.
@@ -97,7 +97,7 @@ class LayerContext:
             return time.perf_counter() - start_s
 
     def work_between_steps(self, work: Callable[[], None]) -> float:
-        """Performs `work` on this rank's experts, outside of any layer. Returns its seconds, those on the GPU included."""
+        """Calls `work`, which changes this rank's experts, between two steps. Returns its duration in seconds, GPU included."""
         start = self.recorder.mark()
         work()
         end = self.recorder.mark()
@@ -105,14 +105,14 @@ class LayerContext:
         return self.recorder.timer.seconds(end) - self.recorder.timer.seconds(start)
 
     def count_tokens(self, experts_NK: torch.Tensor, layer: int) -> None:
-        """Adds the experts (N, K) that the current step's tokens chose in a layer to `tokens_LE`, unless that is None."""
+        """Adds the number of tokens per expert, from experts_NK (N, K), to `tokens_LE[layer]`; no-op if `tokens_LE` is None."""
         if self.tokens_LE is not None:
             needs_N1 = torch.ones_like(experts_NK[:, :1]) if self.mask is None else self.mask[:, None]
             counted_NK = needs_N1.expand_as(experts_NK).to(self.tokens_LE.dtype)
             self.tokens_LE[layer].index_add_(0, experts_NK.flatten(), counted_NK.flatten())
 
     def next_step(self, mask: torch.Tensor | None) -> None:
-        """Begins a forward pass; `mask` (N,) says which of its tokens need experts, None: all."""
+        """Begins a forward pass. `mask` (N,) is True for its tokens that need experts; None: all do."""
         self.recorder.step += 1
         self.mask, self.layers_done = mask, 0
         if self.program is not None and self.program.time_slice == "step":
@@ -120,7 +120,7 @@ class LayerContext:
                 pass  # the port is this model's through its next exchange
 
     def join_sequence(self, slices: int | None = None) -> None:
-        """Puts the model into the sequence of time slices; see `PortArbiter.join` for `slices`. A collective call."""
+        """Adds the model to the rotation of time slices; see `PortArbiter.join` for `slices`. A collective call."""
 
         def gather(number: float) -> list[float]:
             found: list[float] = self.transport.gather(torch.tensor([number], dtype=torch.float64)).flatten().tolist()
@@ -130,15 +130,15 @@ class LayerContext:
             self._arbiter.join(gather, self.transport.rank == 0, slices)
 
     def sleep_until(self, when_s: float) -> bool:
-        """Takes the model out of the sequence of time slices and sleeps until a request arrives at any of its ranks.
+        """Removes the model from the rotation of time slices, and sleeps until a request arrives at any of its ranks.
 
         A collective call.
 
         Args:
-            when_s: when the next request arrives at this rank, by time.perf_counter; infinity: none will.
+            when_s: arrival time of the next request at this rank, by time.perf_counter; infinity: no more requests.
 
         Returns:
-            False, at once, if no request will arrive at any rank; else True.
+            False, immediately, if no rank expects another request; else True, after the sleep.
         """
         left_s = when_s - time.perf_counter()  # ranks of several hosts have clocks of their own
         next_s = float(self.gather_between_steps(torch.tensor([left_s], dtype=torch.float64)).min())
@@ -152,12 +152,12 @@ class LayerContext:
 
     @property
     def joins(self) -> bool:
-        """True if the model is in the sequence of time slices only while it exchanges."""
+        """True if the model is in the rotation of time slices only during its exchanges."""
         return self._arbiter.joins
 
     @property
     def yields(self) -> bool:
-        """True if the model's work comes after that of interactive models; see `SlicePolicy`."""
+        """True if interactive models take precedence over this model; see `SlicePolicy`."""
         return self.program is not None and self.program.policies_M[self.model].yields
 
     @property
@@ -171,10 +171,10 @@ class LayerContext:
         return PREEMPTION_INTERVAL_S if self.program is None else self.program.preemption_s
 
     def start_compute(self, phase: str = "gate") -> None:
-        """Waits for the GPU, with the urgency `Program.compute_level` of the phase.
+        """Waits until this model may use the GPU; the phase has the urgency `Program.compute_level`.
 
-        If other models share the rank, it first waits for this model's exchanges. Otherwise the work of this phase, queued
-        behind the exchanges, would hold the GPU while it waits for them.
+        If other models share the rank, it first waits for this model's exchanges. Otherwise the compute of this phase, queued
+        behind the exchanges, would occupy the GPU while it waits for them.
         """
         if not self._arbiter.exclusive:
             self.finish_exchanges()
@@ -182,24 +182,24 @@ class LayerContext:
         self._compute_start = self.recorder.mark()
 
     def stop_compute(self, phase: str, layer: int) -> None:
-        """Records that a phase ends now, and releases the GPU."""
+        """Records that `phase` ends now, and releases the GPU."""
         self._end_phase(phase, layer)
         self._arbiter.stop_compute()
 
     @contextmanager
     def computing(self, phase: str, layer: int) -> Iterator[None]:
-        """Context manager that holds the GPU for a phase, and records the phase at its end."""
+        """Context manager that holds the GPU during a phase, and records the phase at its end."""
         self.start_compute(phase)
         yield
         self.stop_compute(phase, layer)
 
     def yield_to_priority(self, phase: str, layer: int) -> None:
-        """Preemption point within a phase: lets more urgent work that waits run first."""
+        """Preemption point within a phase: runs waiting work of higher urgency, if any, before it returns."""
         if self._arbiter.yield_to_priority(lambda: self._end_phase(phase, layer)):
             self._compute_start = self.recorder.mark()
 
     def preemption_point(self) -> None:
-        """Preemption point between experts: lets more urgent work that waits run first."""
+        """Preemption point outside the experts, in "gate" or "head": runs waiting work of higher urgency, if any, first."""
         if self.program is not None:
             last = len(self.program.ops_ML[self.model]) - 1
             self.yield_to_priority("gate" if self.layers_done <= last else "head", min(self.layers_done, last))
@@ -208,7 +208,7 @@ class LayerContext:
         self.recorder.phase(phase, layer, self._compute_start)
 
     def gather_counts(self, counts: torch.Tensor, layer: int) -> torch.Tensor:
-        """Gathers the row counts of all ranks: (R, *counts.shape) int64 on the CPU. A collective call."""
+        """All-gathers row counts before a dispatch. Returns (R, *counts.shape) int64 on the CPU. A collective call."""
         start = self.recorder.mark()
         with self._waiting(f"layer {layer}, counts"):
             gathered = self.transport.gather(counts) if self._watched is None else self._watched.gather(self.transport, counts)
@@ -216,7 +216,7 @@ class LayerContext:
         return gathered
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether the next dispatch and combine of a hierarchical layer go over servers (True) or are flat (False).
+        """Returns True if a layer planned as hierarchical does its next dispatch and combine so; False if it does them flat.
 
         Args:
             flat_RR: (R, R) rows that a flat dispatch would send from each rank (row) to each rank (column).
@@ -226,14 +226,14 @@ class LayerContext:
 
     @contextmanager
     def exchanging(self, layer: int, op: Exchange, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
-        """Context manager of one all-to-all in this model's time slice of the port.
+        """Context manager around one all-to-all, which holds the network port in this model's time slice.
 
-        Its value is the function to call for each exchange, with (sends, recvs).
+        It yields a function(sends, recvs), to be called for each step of the all-to-all (several if hierarchical, else one).
 
         Args:
             layer: index of the MoE layer.
             op: the all-to-all.
-            rows_SRR: (S, R, R) rows from each rank (row) to each rank (column) in each exchange.
+            rows_SRR: (S, R, R) rows from each rank (second axis) to each rank (third axis) in each step.
             row_bytes: size of a row in bytes.
 
         Raises:
@@ -265,14 +265,14 @@ class LayerContext:
         )
 
     def finish_exchanges(self) -> None:
-        """Waits for this step's exchanges. Raises RankFailed if one was aborted; the step's results are then invalid."""
+        """Waits for all queued exchanges. Raises RankFailed if one was aborted; the step's results are then invalid."""
         with self._waiting("exchanges of the step"):
             self.transport.wait()
             if self.push is not None:
                 self.push.check_peers()
 
     def leave(self) -> None:
-        """Gives up the port and completes the trace. Called when the model has finished on this rank."""
+        """Leaves the rotation of time slices for good, and completes the trace; called when the model ends on this rank."""
         self._arbiter.leave()
         self.recorder.flush()
 

@@ -45,19 +45,19 @@ ACTIVE, WINDOW_ENDS, MOVES, PREPARED, STEP_NS, PIECE_NS, GATHER_NS = range(7)  #
 
 
 class BetweenSteps(Protocol):
-    """Interface of the layers' context that a live placement needs: a `LayerContext`, or that of an engine."""
+    """Interface that LivePlacement needs for work between steps; implemented by `LayerContext` and by the vLLM plugin."""
 
     transport: Transport
     tokens_LE: torch.Tensor | None  # (L, E) int64, this rank's tokens of each expert are added to it; None: not counted
 
     def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers every rank's tensor; see `LayerContext.gather_between_steps`."""
+        """All-gathers a tensor; see `LayerContext.gather_between_steps`."""
 
     def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
-        """Performs an exchange; see `LayerContext.exchange_between_steps`."""
+        """Performs an all-to-all and returns its seconds; see `LayerContext.exchange_between_steps`."""
 
     def work_between_steps(self, work: Callable[[], None]) -> float:
-        """Does work on this rank's experts; see `LayerContext.work_between_steps`."""
+        """Calls `work` and returns its seconds; see `LayerContext.work_between_steps`."""
 
 
 @dataclass
@@ -79,21 +79,21 @@ class _MovesUnderWay:
 
 
 class LivePlacement:
-    """One model's placement on one rank, which can change while the model serves. All ranks make the same calls.
+    """Changes one model's expert placement while the model serves: one object per rank. All ranks make the same calls.
 
     Args:
-        layers: the model's layers.
+        layers: the model's MoE layers.
         placement: the initial placement.
         ops_L: the initial operations of each layer.
-        context: the layers' context; it counts the tokens of each expert from now on.
-        row_bytes: bytes of a row of an exchange, by which orders are made.
-        network: the network that orders are made for.
+        context: the layers' context; from now on it counts the tokens of each expert.
+        row_bytes: bytes of one row of an all-to-all; converts token counts to traffic.
+        network: the network for which orders are computed.
         local_first: as in `DistributedExperts.perform`.
-        period_s: seconds between two windows.
+        period_s: seconds from the end of one traffic window to the end of the next.
 
     Attributes:
-        handover: on rank 0, takes the follower's decisions, whose experts then move.
-        follower: on rank 0, gets the windows, and asks for moves through `handover`; None: this rank has no follower.
+        handover: on rank 0, receives the follower's decisions; all ranks then move the experts.
+        follower: on rank 0, receives the traffic windows and returns decisions through `handover`; None on other ranks.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class LivePlacement:
         self._left_s: float | None = None  # the last work between steps; None: no step began since
 
     def next_step(self, active: bool) -> bool:
-        """Does the work that is due between two steps: ends a window, begins moves, or does pieces of them.
+        """Does the work that is due between two steps: ends a traffic window, starts a migration, or does part of one.
 
-        A collective call. Returns whether any rank is active, that is, has requests; if none is, nothing is done.
+        A collective call. `active`: this rank has requests. Returns True if any rank is active; if none is, does nothing.
         """
         now_s, paused = time.perf_counter(), self._began_s is not None and self._left_s is None
         if self._began_s is None:
@@ -160,11 +160,11 @@ class LivePlacement:
 
     @property
     def closed(self) -> bool:
-        """True if no more moves are asked for."""
+        """True if no further moves will be made."""
         return self.handover.closed
 
     def close(self) -> None:
-        """Gives up moves that are under way; no more moves will be asked for."""
+        """Abandons unfinished moves, and makes no further ones."""
         self.handover.close(self._held_LGP.copy())
         self._end_moves(None)
         self._context.tokens_LE = None

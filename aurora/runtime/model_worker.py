@@ -23,13 +23,13 @@ from aurora.types import Network, Placement, Program, RunOptions
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt that is to be answered, and its answer so far.
+    """Prompt to be answered, with the tokens generated so far.
 
     Args:
         index: number of the prompt.
         prompt: token ids of the prompt.
-        produced: tokens of the answer so far.
-        at_s: when it arrives, by time.perf_counter; `ModelWorker.begin` sets it.
+        produced: token ids generated so far.
+        at_s: arrival time, by time.perf_counter; set by `ModelWorker.begin`.
     """
 
     index: int
@@ -39,21 +39,21 @@ class Request:
 
 
 class ModelWorker:
-    """Serves the requests in `waiting` of one model on one rank, and collects `answers`.
+    """Serves one model's requests on one rank: takes them from `waiting`, and collects their `answers`.
 
-    Call `perform` before `serve`. After a `serve` that lost a peer, call `rewind` and `perform` before the next one.
+    Call `perform` before `serve`. After a `serve` that lost a peer, call `rewind` and `perform` before the next `serve`.
 
     Args:
         model: the model to serve; its experts modules are replaced by `layers`.
-        options: batch size, new tokens, deduplication and more.
+        options: options of the run, such as batch size and number of new tokens.
         on_tokens: called with the new tokens of each step; None: they are kept in `answers`.
 
     Attributes:
-        waiting: requests to be served, in the sequence in which they arrive.
-        arriving: whether requests of any rank arrive while the run serves; the same on all ranks.
-        between_steps: called before each step with True if this rank has requests; returns whether any rank has. A collective
-            call, which `perform` sets.
-        end_serving: called when no rank has requests any more, nor will have; `perform` resets it to do nothing.
+        waiting: requests to be served, by arrival time.
+        arriving: True if requests of any rank arrive while the run serves; the same on all ranks.
+        between_steps: called before each step with True if this rank has requests; returns True if any rank has. A collective
+            call; `perform` sets it.
+        end_serving: called when no rank has, or will have, further requests; `perform` resets it to do nothing.
         answers: the answers so far.
         layers: the model's MoE layers.
         expert_bytes: bytes of the weights of one expert in one layer.
@@ -76,10 +76,10 @@ class ModelWorker:
             setattr(layer.block, layer.name, distributed)
 
     def perform(self, program: Program, context: LayerContext, network: Network | None = None) -> None:
-        """Performs this model's part of a program from now on.
+        """Sets the program of which this worker runs its model's part on this rank.
 
         Args:
-            program: the program; each layer must hold the experts that it gives this rank, or all experts.
+            program: the program. Each layer must already hold the experts that the program gives this rank, or all experts.
             context: the LayerContext of all of the model's layers on this rank.
             network: see `LayerContext`.
         """
@@ -109,21 +109,21 @@ class ModelWorker:
                 module.register_forward_pre_hook(lambda *_: self.context.preemption_point())
 
     def hold(self, placement: Placement, rank: int) -> None:
-        """Makes every layer hold the experts that a placement gives to `rank`; missing ones are read from the model's files."""
+        """Loads, in every layer, the experts that a placement gives to `rank`; reads missing ones from the model's files."""
         for layer, slots_G in zip(self.layers, placement.slots_LG, strict=True):
             layer.hold(slots_G[rank])
 
     def share_experts(self, other: "ModelWorker") -> None:
-        """Uses the experts of `other`, another worker of the same model on this rank, so that they are in memory once."""
+        """Shares the expert weights of `other`, a worker of the same model on this rank, to hold them in memory only once."""
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.share(theirs)
 
     def begin(self, began_s: float, arrives_s: Mapping[int, float] | None = None) -> None:
-        """Sets the arrival times of the waiting requests. All ranks call it, with `arrives_s` or without.
+        """Sets the arrival times of the waiting requests. All ranks call it, either all with `arrives_s` or all without.
 
         Args:
-            began_s: when serving began, by time.perf_counter.
-            arrives_s: by number of the request, seconds after `began_s`; None: all requests have arrived.
+            began_s: start of serving, by time.perf_counter.
+            arrives_s: arrival in seconds after `began_s`, by request number; None: all requests have arrived.
         """
         self.arriving, given = arrives_s is not None, arrives_s or {}
         arriving = (replace(request, at_s=began_s + given.get(request.index, 0.0)) for request in self.waiting)
@@ -131,7 +131,7 @@ class ModelWorker:
 
     @property
     def serving(self) -> list[int]:
-        """Numbers of the requests that are being decoded."""
+        """Numbers of the requests in the present batch."""
         return [request.index for request in self._current]
 
     def serve(self) -> None:
@@ -166,10 +166,9 @@ class ModelWorker:
         self.answers.add(tokens, self.context.transport.rank, time.perf_counter(), arrived_s)
 
     def rewind(self) -> None:
-        """Prepares for the next `serve` after a step that failed.
+        """Prepares for the next `serve` after a failed step. Clears `waiting`.
 
-        If the batch can be rewound, the next `serve` repeats the step; else the batch and its requests are dropped.
-        `waiting` is cleared.
+        If the batch can be rewound, the next `serve` repeats the step; otherwise the batch and its requests are dropped.
         """
         if self._batch is not None and not self._batch.rewind():
             self._batch, self._current = None, []
@@ -224,16 +223,16 @@ def serve_interleaved(
     abort: Callable[[], None] | None = None,
     stopped: threading.Event | None = None,
 ) -> None:
-    """Serves several models on one rank, each worker in a thread and, on a GPU, on a stream of its own.
+    """Serves several models on one rank: each worker runs in its own thread and, on a GPU, on its own CUDA stream.
 
-    When one worker fails, the others are stopped. A thread that still waits for peers STUCK_S seconds later is left behind.
+    When one worker fails, the others are stopped. A thread that still waits for peers STUCK_S seconds later is abandoned.
 
     Args:
         workers: one per model.
         arbiters: one per model.
         device: "cpu" or a CUDA device.
-        abort: called when a worker fails; ends the waiting for peers, so that all threads have ended on return.
-        stopped: set when `abort` was called elsewhere.
+        abort: called when a worker fails; must make calls that wait for peers fail, so that all threads end before return.
+        stopped: event that is set when other code has called `abort`.
 
     Raises:
         Exception: the first failure of a worker.

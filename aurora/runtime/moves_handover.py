@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class MovesFailed(Exception):
-    """Error that the moves of a decision are given up.
+    """Exception raised when the expert moves of a decision are abandoned.
 
     Args:
-        held_LGP: (L, G, P) the placement that is in force now; None: the one before the moves.
+        held_LGP: (L, G, P) the placement that is now in force; None: the placement before the moves.
     """
 
     def __init__(self, message: str, held_LGP: IntArray | None = None) -> None:
@@ -23,22 +23,22 @@ class MovesFailed(Exception):
 
 
 class MovesGivenUp(MovesFailed):
-    """MovesFailed for a reason that counts as no failure, such as the end of serving."""
+    """MovesFailed that is a cancellation, such as at the end of serving; not counted in `ControlStatus.failures`."""
 
 
 class Moved(NamedTuple):
-    """Seconds of a decision's moves, as far as the engine has measured them."""
+    """Measured durations of the expert moves of one decision; None where the engine measured none."""
 
     waited_s: float | None = None  # that serving waited for them
     seconds: float | None = None  # in all; None: from the decision until its placement was in force
 
 
 class MovesHandover:
-    """Hands the decisions of a follower's thread to an engine, which moves experts between two steps.
+    """Passes decisions from the follower's thread to the engine's thread, which moves experts between two steps.
 
     Attributes:
-        decision: the decision whose experts the engine is to move, or is moving; None: no moves are asked for.
-        closed: True: no more moves will be asked for.
+        decision: the decision that the engine must carry out, or is carrying out; None: nothing to do.
+        closed: True: no further decisions will come.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class MovesHandover:
         self.closed = False
 
     def perform(self, decision: "Decision") -> Moved:
-        """Asks the engine for the moves of a decision, and waits until the new placement is in force.
+        """Passes a decision to the engine, waits until its placement is in force, and returns the measured times.
 
         Called by the follower's thread.
 
         Raises:
-            MovesFailed: if the moves are given up; it has the placement that is in force.
+            MovesFailed: if the moves are abandoned; its `held_LGP` is the placement in force.
         """
         done: Future[Moved] = Future()
         with self._lock:
@@ -63,17 +63,17 @@ class MovesHandover:
         return done.result()
 
     def commit(self, moved: Moved = Moved()) -> None:
-        """Ends the moves: the placement of the decision is in force. Called by the engine."""
+        """Reports that the decision's placement is in force: `perform` returns `moved`. Called by the engine."""
         if (done := self._taken()) is not None:
             done.set_result(moved)
 
     def give_up(self, failure: MovesFailed) -> None:
-        """Gives up the moves: `perform` raises `failure`, which has the placement in force. Called by the engine."""
+        """Abandons the moves: `perform` raises `failure`, which holds the placement in force. Called by the engine."""
         if (done := self._taken()) is not None:
             done.set_exception(failure)
 
     def close(self, held_LGP: IntArray) -> None:
-        """Gives up moves that are under way, and takes no more decisions; held_LGP (L, G, P) is the placement in force."""
+        """Abandons unfinished moves and refuses further decisions; held_LGP (L, G, P) is the placement in force."""
         with self._lock:
             self.closed = True
         self.give_up(MovesGivenUp("serving has ended", held_LGP))

@@ -1,6 +1,6 @@
-"""Calibration before serving: times orders of an all-to-all by size, and measures the network's rates and start-ups.
+"""Calibration before serving: times the orders of an all-to-all by message size, and measures network rates and start-ups.
 
-`aurora.runtime.order_choice` begins with these times, and goes on choosing while serving.
+`aurora.runtime.order_choice` starts from these times, and re-evaluates the choice while serving.
 """
 
 import math
@@ -38,7 +38,7 @@ MESSAGE_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes of a mess
 
 @dataclass(frozen=True)
 class OrderCalibration:
-    """Measured seconds of an all-to-all by size and method (way to perform it)."""
+    """Measured seconds of an all-to-all by size and method: an order, a stage width, torch's collective, flat, hierarchical."""
 
     # W ways to exchange: names of orders, COLLECTIVE, `stages_of`, or FLAT and OVER_SERVERS; the plan's is last
     methods: tuple[str, ...]
@@ -49,16 +49,16 @@ class OrderCalibration:
     widths: Mapping[str, int]  # sends and receives in a stage, of the planned order's methods in wider stages
 
     def seconds_W(self, rank_bytes: float) -> FloatArray:
-        """Returns (W,) the seconds of each method if a rank sends `rank_bytes` on average.
+        """Returns (W,) the seconds of an all-to-all by each method, if a rank sends `rank_bytes` on average.
 
-        They are interpolated between the measured sizes on logarithmic axes; outside of these the nearest size counts.
+        Values are interpolated log-log between the measured sizes; beyond them, the value of the nearest size is returned.
         """
         return np.exp(self._at(rank_bytes, np.log(self.seconds_CW)))
 
     def method(self, rank_bytes: float) -> str:
-        """Returns the fastest method if a rank sends `rank_bytes` on average.
+        """Returns the name of the fastest method, if a rank sends `rank_bytes` on average.
 
-        That is the plan's method unless another one is faster by more than the noise of both, or by more than MAX_NOISE.
+        Prefers the plan's method: another one must be faster by more than the measurement noise, of which MAX_NOISE is the cap.
         """
         log_W, noise_W = np.log(self.seconds_W(rank_bytes)), self._at(rank_bytes, self.noise_CW)
         best = int(log_W.argmin())
@@ -66,14 +66,14 @@ class OrderCalibration:
         return self.methods[-1 if log_W[-1] <= log_W[best] + noise else best]
 
     def order(self, planned: Order, method: str) -> Order | None:
-        """Returns the order in which `method` performs an all-to-all whose planned order is `planned`.
+        """Returns the order that `method` uses in place of the order `planned`; None: torch's own collective.
 
-        None means torch's own collective.
+        `method` is one of `methods`.
         """
         return planned.opened(self.widths[method]) if method in self.widths else self.orders.get(method, planned)
 
     def among(self, cluster: Cluster) -> "OrderCalibration":
-        """Returns this calibration for another cluster, such as the ranks that are left: new orders, the same seconds."""
+        """Returns a copy for another cluster, such as the surviving ranks: same seconds, orders computed for `cluster`."""
         from aurora.planner.alltoall.registry import ORDER
 
         ones_GG = 1 - np.eye(len(cluster), dtype=np.int64)
@@ -102,10 +102,10 @@ class OrderCalibration:
 
 
 def planned_method(plan: Plan) -> str | Order:
-    """Returns the plan's method that `calibrate` tries beside those in UNORDERED; UNORDERED[0] if the plan has no other.
+    """Returns the plan's ordering method, which `calibrate` times against the methods in UNORDERED.
 
-    If the plan has several, the first by name is taken. If the method is not in ORDER, or its order is made for servers, the
-    order itself is returned, as it cannot be made anew.
+    If the plan uses several, the first by name is returned; if it uses only methods in UNORDERED, UNORDERED[0]. If the method
+    is not in ORDER or its order is hierarchical, the Order itself is returned, because it cannot be computed for other traffic.
     """
     from aurora.planner.alltoall.registry import ORDER
 
@@ -115,24 +115,24 @@ def planned_method(plan: Plan) -> str | Order:
 
 
 def stages_of(planned: str, width: int) -> str:
-    """Returns the name of the planned method when it runs in stages of `width` sends and receives."""
+    """Returns the name of the method that runs the order `planned` in stages of `width` sends and receives."""
     return f"{planned} in stages of {width}"
 
 
 def calibrate_plan(
     transport: Transport, plan: Plan, over_servers: Plan | None, device: str = "cpu"
 ) -> tuple[OrderCalibration, list[OrderCalibration | None]]:
-    """Times the orders of a plan's all-to-alls, and for each model that has the choice, flat ones against those over servers.
+    """Times the orders of a plan's all-to-alls; also flat against hierarchical ones, for models that can use both.
 
     Args:
         transport: carries the exchanges.
         plan: the plan.
-        over_servers: the same plan, with a hierarchy for each model that has the choice, see `with_servers`; None: no model
-            has it.
+        over_servers: the same plan, with a hierarchy for each model that can use hierarchical all-to-alls, see `with_servers`;
+            None: no model can.
         device: device of the tensors.
 
     Returns:
-        The result of `calibrate`, and for each model that of `calibrate_servers`; None for models without the choice.
+        The result of `calibrate`; and for each model the result of `calibrate_servers`, None if it can only be flat.
     """
     calibration = calibrate(transport, plan.cluster, planned_method(plan), device)
     servers_M: list[OrderCalibration | None] = []
@@ -144,17 +144,17 @@ def calibrate_plan(
 
 
 def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, device: str = "cpu") -> OrderCalibration:
-    """Times the planned method and others on drawn traffic. A collective call: all ranks make it and get the same result.
+    """Times the planned method and its alternatives on random traffic. A collective call with the same result on all ranks.
 
-    The other methods are those in UNORDERED, and COLLECTIVE if the transport has it. If the transport runs orders in stages,
-    they are a single stage with all transfers, and the planned method in stages of WIDTHS.
+    The alternatives are the methods in UNORDERED, and COLLECTIVE if the transport has it. If the transport runs orders in
+    stages, they are UNORDERED[0] and, beside COLLECTIVE, the planned order in stages of WIDTHS sends and receives.
 
-    Methods alternate. The first round is not counted; it tells how many rounds fit into REPETITIONS_S. An exchange takes as
-    long as on its slowest rank.
+    Methods alternate. The first round is a warm-up that tells how many rounds fit into REPETITIONS_S. The time of an exchange
+    is that of its slowest rank.
 
     Args:
         transport: carries the exchanges.
-        cluster: the machines, for which orders are made.
+        cluster: the cluster for which orders are computed.
         planned: name of the planned method, or its order if the method is not in ORDER.
         device: device of the tensors.
     """
@@ -187,21 +187,21 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
 def calibrate_servers(
     transport: Transport, cluster: Cluster, model: ModelPlan, planned: str, device: str = "cpu"
 ) -> OrderCalibration:
-    """Times a model's dispatch in two ways, flat and over its servers, on traffic as its plan expects it.
+    """Times a model's dispatch both flat and hierarchical, on random traffic with the plan's expert loads.
 
-    Otherwise it measures as `calibrate`. The drawn tokens choose experts by the plan's loads, independently of each other. Real
-    tokens often choose experts of one server together; then all-to-alls over servers are shorter than measured here.
+    It measures like `calibrate`. The random tokens choose their experts independently of each other. Real tokens often choose
+    several experts of one server; hierarchical all-to-alls are then faster than measured here.
 
     Args:
         transport: carries the exchanges.
-        cluster: the machines, for which the order of the way that is not planned is made.
+        cluster: the cluster for which the missing order is computed.
         model: the model, with a hierarchy.
-        planned: the plan's way, FLAT or OVER_SERVERS.
+        planned: the kind that the plan uses, FLAT or OVER_SERVERS (hierarchical).
         device: device of the tensors.
 
     Returns:
-        The seconds of both ways, by the bytes that a rank would send on average in a flat dispatch; and the order of the way
-        for which the plan has no orders.
+        Calibration whose methods are FLAT and OVER_SERVERS, by the average bytes that a rank sends in a flat dispatch. Its
+        `orders` has the order of the kind that the plan does not use.
     """
     from aurora.planner.alltoall.schedule import hierarchical_order_s, scheduled
 
@@ -245,12 +245,12 @@ def _expected_rank_UK(model: ModelPlan, source_U: IntArray, hierarchy: Hierarchy
 def calibrate_calls(
     transport: Transport, methods: Sequence[str], calls: Callable[[int], Sequence[Callable[[], None]]], sizes: Sequence[int]
 ) -> OrderCalibration:
-    """Times calls that do the same work in several ways; measures as `calibrate`. A collective call.
+    """Times several implementations of the same work, like `calibrate`; returns their seconds by size. A collective call.
 
     Args:
         transport: carries the measured seconds between the ranks.
-        methods: names of the ways; the last is kept unless another one is faster.
-        calls: called with a size; returns a function for each method, which does the work and returns when it is done.
+        methods: names of the implementations; the last one is the default, which another must beat to be chosen.
+        calls: called with a size; returns one function per method, which does the work and returns when it is done.
         sizes: ascending sizes: bytes that a rank sends on average.
     """
     return OrderCalibration((*methods,), *_timed(transport, lambda size: [calls(size)], sizes), {}, {})
@@ -323,8 +323,8 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
     """Returns `cluster` with measured start-up times and rates, and without link curves.
 
     A collective call; all ranks get the same result. Every rank sends equally many bytes to every other rank, one partner at a
-    time, so that start-ups add up. All port rates are scaled by the same factor. On a fabric of servers two exchanges are
-    timed: one inside servers, for the rates of ports, and one between servers, for those of NICs.
+    time, so that start-ups add up. All port rates are scaled by one measured factor. With several servers, an exchange inside
+    servers yields the factor of the port rates, and one between servers that of the NIC rates.
     """
     other_GG, startups_s, messages = ~np.eye(transport.ranks, dtype=bool), 0.0, 0
     server_G = np.array(cluster.fabric.server_G if cluster.fabric is not None else (), dtype=np.int64)
@@ -368,15 +368,15 @@ def _scaled(cluster: Cluster, ports: float = 1.0, nics: float = 1.0) -> Cluster:
 
 
 def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
-    """Estimates the start-up time and the reached rate from a small and a large exchange, by a straight line through both.
+    """Estimates start-up time and achieved rate from a small and a large exchange (a line through the two measured times).
 
     Args:
         ports_s: seconds of the small and of the large exchange at the network's full rates.
-        took_s: measured seconds of both.
+        took_s: measured seconds of the small and of the large exchange.
 
     Returns:
-        (start-up seconds of an exchange, share of the full rates that is reached). If the small exchange took less than its
-        port's rate allows, as in a burst, the large one alone tells the rate.
+        (start-up seconds of an exchange, achieved share of the full rates). If the line has a negative start-up, as after a
+        burst, start-up is 0 and the rate is that of the large exchange.
     """
     (small_s, large_s), (first_s, last_s) = ports_s, took_s
     startups_s = max(0.0, first_s - small_s * max(0.0, last_s - first_s) / (large_s - small_s))

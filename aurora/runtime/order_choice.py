@@ -1,4 +1,4 @@
-"""Order choice while serving: measured times of exchanges decide the order of each next one, in the same way on all ranks.
+"""Order choice while serving: chooses the order of each exchange by the measured times of earlier ones, alike on all ranks.
 
 `OrderTrials` chooses among the ways of one kind of exchange, `OrderWatch` for all exchanges of a model on a rank, and
 `WatchedExchanges` times them.
@@ -38,7 +38,7 @@ FAR = math.log(2.0)  # slower ways have no series
 
 
 class OrderTrials:
-    """Chooses among the ways to perform one kind of exchange: uses the current way, and now and then tries another one.
+    """Chooses among the ways (methods) to perform one kind of exchange: uses the current way, and sometimes tries another.
 
     A trial is compared with the median of the last RECENT exchanges of the current way. Another way becomes the current one
     when the median of its last trials (SERIES to TRIALS of them) is faster by more than MIN_GAIN and STANDARD_ERRORS. After a
@@ -46,14 +46,14 @@ class OrderTrials:
     faster.
 
     Other trials are rare, so that they cost little time. Trials of promising ways take at most PROMISING_COST of the time,
-    those of the other ways the rest of MAX_COST. A way is promising if it once was faster, by MIN_GAIN, than the current way is
-    now: if the machine changes back, it will be so again. The slower a way is, by the median of its last three trials, the more
-    exchanges pass between two of its trials.
+    trials of other ways the rest of MAX_COST. A way is promising if its fastest trial beat the present time of the current way
+    by MIN_GAIN: it may become fastest again if conditions change back. The slower a way is, by the median of its last three
+    trials, the more exchanges pass between two of its trials.
 
-    A series is some trials in close succession. All ways that are not FAR slower have one at the beginning, after the current
-    way has changed, and when the current way's time drifts; those for drift are at most one in RARITY exchanges.
+    A series is some trials in close succession. All ways that are not FAR slower get a series at the beginning, after a change
+    of the current way, and when the current way's time drifts; drift starts a series at most once in RARITY exchanges.
 
-    Ranks that are told the same seconds choose the same ways.
+    Ranks that report the same seconds to `took` choose the same ways.
 
     Args:
         seconds_W: seconds of each way, from calibration.
@@ -78,7 +78,7 @@ class OrderTrials:
         self._next_review = 0  # after a drift, not before so many exchanges
 
     def next_way(self) -> int:
-        """Returns the index of the way for the next exchange. `took` must be called for it before the next call."""
+        """Returns the index of the way for the next exchange; its time must be passed to `took` before the next call."""
         self._exchanges += 1
         if len(self._recent) < RECENT:
             return self.current
@@ -91,13 +91,13 @@ class OrderTrials:
         return latest if late_W[latest] > 0 else self.current
 
     def took(self, way: int, seconds: float) -> float:
-        """Notes the time of an exchange, which may make `way` the current one.
+        """Records the time of an exchange, and makes `way` the current way if it has proved faster.
 
-        Returns the share of the time that the change saves; 0 if the current way stays.
+        Returns the share of time that such a change saves; 0 if the current way stays.
 
         Args:
-            way: the way by which it was performed, from `next_way`.
-            seconds: its seconds, divided by those that an exchange of its size should take.
+            way: index of the way that the exchange used, from `next_way`.
+            seconds: measured seconds / expected seconds of an exchange of its size.
         """
         if way == self.current:
             self._recent.append(math.log(seconds))
@@ -114,9 +114,9 @@ class OrderTrials:
         return self._change_over(way)
 
     def try_soon(self, way: int) -> None:
-        """Begins a series of trials of a way, unless it is the current one or FAR slower.
+        """Begins a series of trials of a way, unless it is the current way or FAR slower.
 
-        Its older trials are replaced by their median, which counts as one trial.
+        The median of its older trials replaces them, and counts as one trial.
         """
         ratio = median(self._ratios_W[way])
         if way != self.current and ratio < FAR:
@@ -184,12 +184,12 @@ def _standard_error(values: Collection[float]) -> float:
 
 @dataclass(frozen=True)
 class OrdersUsed:
-    """Counts of the methods by which one model's exchanges were performed.
+    """Counts of the methods that one model's exchanges used.
 
     Args:
         exchanges: number of exchanges by method, trials included.
-        changes: a sentence for each change of the current method.
-        servers: if all-to-alls may be flat or over servers: calibrated times of both, by size, in words; else empty.
+        changes: one sentence per change of the current method.
+        servers: calibrated times of flat and hierarchical all-to-alls by size, as text; empty if the model uses only one kind.
     """
 
     exchanges: Mapping[str, int]
@@ -197,7 +197,7 @@ class OrdersUsed:
     servers: str = ""
 
     def lines(self, name: str) -> Iterator[str]:
-        """Yields lines for users: one with the exchanges by method of the model `name`, and one for each change."""
+        """Yields lines for users: the number of exchanges by method of the model `name`, then one line per change."""
         counts = sorted(self.exchanges.items(), key=lambda each: -each[1])
         yield f"{name}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
         if self.servers:
@@ -226,26 +226,26 @@ class _Pair(NamedTuple):
 
 
 class OrderWatch:
-    """Chooses the order of each exchange of one model on one rank, first as calibrated, then by OrderTrials.
+    """Chooses the order of each exchange of one model on one rank: at first the fastest in calibration, then by OrderTrials.
 
-    Exchanges of the same phase, and of the same size up to a factor of two, are of one kind and share their trials. An
-    exchange lasts from its last rank's start to its last rank's end; its time is divided by its fluid bound plus a start-up.
-    Clocks of ranks need not agree: times are counted from the last gather, which ends everywhere at about the same time. When
-    the method of one kind changes, the other kinds try that method soon.
+    Exchanges of one phase, with sizes in the same power of two, form a kind and share their trials. An exchange lasts from the
+    start of the last rank that starts to the end of the last that ends; OrderTrials get this time / (fluid bound + start-up).
+    Ranks' clocks need not agree: times count from the last gather, which ends on all ranks at about the same time. When one
+    kind changes its method, the other kinds try that method soon.
 
-    If all-to-alls may be flat or go over servers, this is chosen in the same way, for a dispatch and its combine together. The
-    size is then that of a flat dispatch, and flat exchanges and those over servers are different kinds.
+    For models that can use both, flat or hierarchical is chosen in the same way, for a dispatch and its combine together, by
+    the size of the flat dispatch. Flat and hierarchical exchanges are different kinds.
 
-    The only cost in messages is some numbers in the gather of row counts before every dispatch. All ranks get the same numbers
-    there, so they choose alike, if they make the same calls: for an exchange `order` and `took`, for a gather `report` and
-    `gathered`.
+    The only extra messages are some numbers in the gather of row counts before every dispatch. All ranks receive the same
+    numbers, so they choose alike, provided that they make the same calls: `order` and `took` for an exchange, `report` and
+    `gathered` for a gather.
 
     Args:
         calibration: the methods, and their times before serving.
         model: the model's name, for the log.
         gpu: this rank's ports.
-        say: receives a line for each change of method; None: changes are kept in `used` only.
-        servers: a calibration of flat all-to-alls against those over servers; None: there is no choice.
+        say: receives one line per change of method; None: changes are kept only in `used`.
+        servers: calibration of flat against hierarchical all-to-alls; None: the plan decides.
     """
 
     def __init__(
@@ -269,14 +269,14 @@ class OrderWatch:
 
     @property
     def used(self) -> OrdersUsed:
-        """Methods of the exchanges so far."""
+        """Counts of the methods used so far."""
         return OrdersUsed(dict(self._exchanges), tuple(self._changes), "" if self._servers is None else str(self._servers))
 
     def over_servers(self, rank_bytes: float) -> bool:
-        """Returns whether the next dispatch and its combine go over servers. Called before `order` of that dispatch.
+        """Returns True if the next dispatch and combine are to be hierarchical. Call it before `order` of the dispatch.
 
         Args:
-            rank_bytes: bytes that a rank would send on average in a flat dispatch.
+            rank_bytes: average bytes that a rank would send in a flat dispatch.
         """
         if self._servers is None:
             return True
@@ -287,7 +287,7 @@ class OrderWatch:
         return self._over_servers
 
     def order(self, planned: Order, phase: str, rank_bytes: float) -> Order | None:
-        """Returns the order of the next exchange, in place of the planned one; None: torch's own collective.
+        """Returns the order to use for the next exchange in place of `planned`; None: torch's own collective.
 
         Args:
             planned: the plan's order.
@@ -305,17 +305,17 @@ class OrderWatch:
         return self._calibration.order(planned, method)
 
     def took(self, start_s: float, end_s: float, out_bytes: int, in_bytes: int) -> None:
-        """Notes an exchange on this rank: its start and end in seconds since the last gather, and its bytes out and in."""
+        """Records an exchange on this rank: start and end in seconds since the last gather, and bytes sent and received."""
         bound_s = max(out_bytes / self._gpu.out_Bps, in_bytes / self._gpu.in_Bps)
         self._times_ns += [round(seconds * 1e9) for seconds in (start_s, end_s, bound_s)]
 
     def report(self) -> torch.Tensor:
-        """Returns (3 * REPORTED,) int64 for the next gather: start, end and bound in ns of each exchange since the last."""
+        """Returns (3 * REPORTED,) int64 to all-gather: start, end and bound (ns) of each exchange since the last gather."""
         times_ns, self._times_ns = self._times_ns, []
         return torch.tensor(times_ns + [0] * (3 * REPORTED - len(times_ns)), dtype=torch.int64)
 
     def gathered(self, reports_RX: IntArray) -> None:
-        """Updates the trials with the times of the exchanges since the last gather; reports_RX is (R, 3 * REPORTED)."""
+        """Updates the trials from all ranks' reports, reports_RX (R, 3 * REPORTED): the exchanges since the last gather."""
         slowest_X, pair_s = reports_RX.max(axis=0).tolist(), 0.0
         for index, (kind, way) in enumerate(self._started):
             start_ns, end_ns, bound_ns = slowest_X[3 * index : 3 * index + 3]
@@ -352,9 +352,9 @@ def _trials(trials: dict[_Kind, OrderTrials], kind: _Kind, calibration: OrderCal
 
 
 class WatchedExchanges:
-    """Times exchanges between gathers of row counts, and tells an OrderWatch.
+    """Times exchanges, and passes the times to an OrderWatch with each gather of row counts.
 
-    All ranks make the same calls: a gather, then at most a dispatch and its combine.
+    All ranks must make the same calls: a gather, then at most one dispatch and its combine.
 
     Args:
         watch: chooses the orders.
@@ -367,7 +367,7 @@ class WatchedExchanges:
         self._exchanged: list[tuple[Any, Any, int, int]] = []  # since then: start and end marks, bytes sent and received
 
     def gather(self, transport: Transport, counts: torch.Tensor) -> torch.Tensor:
-        """Gathers `counts` of all ranks, (R, *counts.shape) on the CPU, together with the watch's reports. Collective call."""
+        """All-gathers `counts` and the watch's reports. Returns all counts, (R, *counts.shape) on the CPU. Collective call."""
         counts = counts.cpu()  # from here on no mark has to be waited for
         for start, end, out_bytes, in_bytes in self._exchanged:
             start_s, end_s, gathered_s = map(self._timer.seconds, (start, end, self._gathered))
@@ -379,7 +379,7 @@ class WatchedExchanges:
         return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether the next dispatch and combine go over servers (True) or are flat (False).
+        """Returns True if the next dispatch and combine are to be hierarchical, False if flat.
 
         Args:
             flat_RR: (R, R) rows that a flat dispatch would send from each rank (row) to each rank (column).
@@ -389,13 +389,13 @@ class WatchedExchanges:
 
     @contextmanager
     def exchanging(self, planned: Order, phase: str, rank: int, bytes_RR: IntArray) -> Iterator[Order | None]:
-        """Context manager that times one all-to-all. Its value is the order to use; None: torch's own collective.
+        """Context manager that times one all-to-all. Yields the order to use; None: torch's own collective.
 
         Args:
             planned: the plan's order.
             phase: "dispatch" or "combine".
             rank: this rank.
-            bytes_RR: (R, R) bytes from each rank (row) to each rank (column), summed over the all-to-all's exchanges.
+            bytes_RR: (R, R) bytes from each rank (row) to each rank (column), summed over the steps of the all-to-all.
         """
         order = self._watch.order(planned, phase, bytes_RR.sum() / len(bytes_RR))
         start = self._timer.mark()

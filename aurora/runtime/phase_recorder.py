@@ -1,6 +1,6 @@
-"""Recorder of the phases, transfers and routing of one model on one rank, and the timers of phases.
+"""Recorder of the phases, transfers and routing of one model on one rank, and the timers that it uses.
 
-A timer uses the host's clock, or events on a GPU stream, for which the host does not wait.
+A timer reads the host's clock, or records events on a CUDA stream without waiting for them.
 """
 
 import time
@@ -21,29 +21,29 @@ MOST_QUEUED = 1024  # phases that have not been read
 
 
 class Timer(Protocol):
-    """Interface of timers, which put marks into this thread's work and tell later when the work reached them."""
+    """Interface of timers: they put marks into this thread's work, and report later when the work reached them."""
 
     def mark(self) -> Any:
-        """Marks the present end of the work. Returns the mark."""
+        """Puts a mark behind the work submitted so far. Returns the mark."""
 
     def reached(self, mark: Any) -> bool:
-        """Returns whether the work has reached the mark; does not wait."""
+        """Returns True if the work has reached the mark; does not wait."""
 
     def seconds(self, mark: Any) -> float:
-        """Returns when the work reached the mark, in seconds since the run began. Waits for it."""
+        """Waits until the work reaches the mark. Returns the time at which it did, in seconds since the run began."""
 
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Returns the seconds between two marks that have been reached."""
 
 
 class HostTimer:
-    """Timer by the host's clock; the run began at `began_s` of time.perf_counter."""
+    """Timer that reads the host's clock. `began_s` is the start of the run, by time.perf_counter."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
 
     def mark(self) -> float:
-        """Marks the present moment; see `Timer.mark`."""
+        """Returns the present time; see `Timer.mark`."""
         return time.perf_counter() - self._began_s
 
     def reached(self, mark: float) -> bool:
@@ -63,7 +63,7 @@ class Event(Protocol):
     """Interface of an event on a GPU stream, such as torch.cuda.Event with enable_timing."""
 
     def record(self) -> None:
-        """Puts the event at the present end of the current stream."""
+        """Puts the event at the end of the current stream."""
 
     def query(self) -> bool:
         """Returns whether the stream has reached the event."""
@@ -72,26 +72,26 @@ class Event(Protocol):
         """Waits until the stream has reached the event."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Returns the milliseconds from this event to another one, both reached."""
+        """Returns the milliseconds from this event to `end_event`; the stream must have reached both."""
 
 
 class StreamMark(NamedTuple):
-    """Mark of a StreamTimer."""
+    """Mark of a StreamTimer: a CUDA event, and the host's time when it was recorded."""
 
     event: Event
     made_s: float  # when the host recorded the event, since the run began
 
 
 class StreamTimer:
-    """Timer by events on the current CUDA stream of the thread that makes marks.
+    """Timer that records events on the current CUDA stream of the calling thread.
 
-    Two events tell the time between them on the GPU's clock, which drifts from the host's. So each mark's time is counted from
-    the mark that was read before it, and is clipped to lie between the times at which the host recorded and read the event.
-    Marks should be read about in the sequence in which they were made.
+    CUDA measures the time between two events by the GPU's clock, which drifts from the host's. So each mark is timed relative
+    to the mark read before it, and clipped to lie between the times at which the host recorded and read its event. Marks should
+    be read roughly in the sequence in which they were made.
 
     Args:
-        began_s: when the run began, by `clock`.
-        new_event: makes an event.
+        began_s: start of the run, by `clock`.
+        new_event: creates an event.
         clock: the host's clock, in seconds.
     """
 
@@ -107,24 +107,24 @@ class StreamTimer:
         self._read_s = self._now_s()
 
     def mark(self) -> StreamMark:
-        """Marks the present end of the current stream; see `Timer.mark`."""
+        """Records an event on the current stream; see `Timer.mark`."""
         mark = StreamMark(self._new_event(), self._now_s())
         mark.event.record()
         return mark
 
     def reached(self, mark: StreamMark) -> bool:
-        """Returns whether the stream has reached the mark; see `Timer.reached`."""
+        """Returns True if the stream has reached the mark; see `Timer.reached`."""
         return mark.event.query()
 
     def seconds(self, mark: StreamMark) -> float:
-        """Returns when the stream reached the mark; see `Timer.seconds`."""
+        """Waits until the stream reaches the mark, and returns the time; see `Timer.seconds`."""
         mark.event.synchronize()
         later_s = self._read_s + self.elapsed_s(self._read, mark)
         self._read, self._read_s = mark, min(max(later_s, mark.made_s), self._now_s())
         return self._read_s
 
     def elapsed_s(self, start: StreamMark, end: StreamMark) -> float:
-        """Returns the seconds between two marks by their events; see `Timer.elapsed_s`."""
+        """Returns the seconds between two marks, by the GPU's clock; see `Timer.elapsed_s`."""
         return start.event.elapsed_time(end.event) / 1e3
 
     def _now_s(self) -> float:
@@ -133,21 +133,21 @@ class StreamTimer:
 
 
 class PhaseRecorder:
-    """Times the phases of one model on one rank for the run's TraceRecorder, and keeps the model's routing if asked to.
+    """Times the phases of one model on one rank for the run's TraceRecorder; optionally records the tokens' expert choices.
 
-    Times are seconds since the run began. With a timer on a GPU stream they are known only when the work is done. Until then
+    Times are seconds since the run began. With a StreamTimer they are known only once the GPU has done the work. Until then
     phases are queued; the recorder waits for the GPU only when more than MOST_QUEUED are queued.
 
     Args:
         recorder: this rank's TraceRecorder, shared by its models.
         rank, model: the rank and the model's index.
-        began_s: when the run began, by time.perf_counter.
-        timer: the timer of phases; None: the host's clock.
-        keep_routing: whether `route` keeps what `routing` returns.
+        began_s: start of the run, by time.perf_counter.
+        timer: the timer of phases; None: a HostTimer.
+        keep_routing: True: `route` stores expert choices for `routing`; False: it ignores them.
 
     Attributes:
         step: number of the current step, from 0.
-        timer: as given, or the host's.
+        timer: the timer in use.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class PhaseRecorder:
         return self._recorder.names_M[self._model]
 
     def mark(self) -> Any:
-        """Marks the present moment. Returns the mark, to be given to `phase` and `elapsed_s`."""
+        """Returns a mark of the present moment, to be passed to `phase` and `elapsed_s`."""
         return self.timer.mark()
 
     def elapsed_s(self, start: Any, end: Any) -> float | None:
-        """Returns the seconds between two marks, None if the work has not reached the second one."""
+        """Returns the seconds between two marks, or None if the work has not reached `end`."""
         return self.timer.elapsed_s(start, end) if self.timer.reached(end) else None
 
     def phase(self, phase: str, layer: int, start: Any) -> None:
@@ -192,7 +192,7 @@ class PhaseRecorder:
             self._read_oldest()
 
     def observer(self, phase: str, layer: int) -> Observe:
-        """Returns a function that records transfers of the current step's exchange; it may be called in a later step.
+        """Returns a function that records the transfers of an exchange of the current step; it may be called later.
 
         Args:
             phase, layer: as in `phase`.
@@ -205,11 +205,11 @@ class PhaseRecorder:
         return observe
 
     def route(self, experts_NK: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Records the experts that the current step's tokens chose; the n-th call of a step is for MoE layer n.
+        """Records the expert choices of the current step's tokens; the n-th call in a step is for MoE layer n.
 
         Args:
-            experts_NK: (N, K) the experts that every token chose.
-            mask: (N,) bool, which tokens need experts; None: all.
+            experts_NK: (N, K) the experts of every token.
+            mask: (N,) bool, True for tokens that need experts; None: all do.
         """
         if self._keep_routing:
             self._routed.append((self.step, experts_NK, mask))
@@ -229,7 +229,7 @@ class PhaseRecorder:
         return np.concatenate(passes), np.array(step_U, dtype=np.int64)
 
     def flush(self) -> None:
-        """Waits until the work of the recorded phases is done, and adds them to the TraceRecorder."""
+        """Waits until the work of all recorded phases is done, and adds the phases to the TraceRecorder."""
         while self._phases:
             self._read_oldest()
 

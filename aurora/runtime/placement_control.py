@@ -1,4 +1,4 @@
-"""Placement control of `aurora run`: followers that move the experts of each model's live placement, and their log."""
+"""Placement control of `aurora run`: one follower per model that adapts its live placement to traffic, and their log."""
 
 import logging
 import sys
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class PlacementControl:
-    """Runs a follower for one model's live placement, on rank 0, until `close`.
+    """Runs, on rank 0, the Follower that adapts one model's live placement, until `close`.
 
     Args:
-        live: the model's placement on rank 0; it hands its windows to the follower from now on.
-        controller: decides.
-        dry_run: whether nothing moves.
+        live: the model's placement on rank 0; passes its traffic windows to the follower from now on.
+        controller: decides which experts move.
+        dry_run: True: log decisions, but move nothing.
         model: the model's name, for the log.
-        began_s: when the run began, by time.perf_counter, which is the controller's clock.
-        tell: receives the report after each decision, in another thread, and at the end; None: reports are not passed on.
+        began_s: start of the run, by time.perf_counter, which is also the controller's clock.
+        tell: called with the report after each decision, in another thread, and at the end; None: not called.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class PlacementControl:
         self._follower = live.follower = Follower(controller, live.handover.perform, dry_run, self._say)
 
     def close(self) -> None:
-        """Ends the follower; moves that are under way are given up."""
+        """Ends the follower, and abandons unfinished moves."""
         self._live.close()
         self._follower.close()
         if self._tell is not None:
             self._tell(self.report())
 
     def report(self) -> ControlReport:
-        """Returns the report of windows, decisions and moves so far."""
+        """Returns a report of the windows, decisions and moves since the start."""
         return self._follower.report(self._model, self._began_s)
 
     def _say(self, line: str) -> None:
@@ -79,20 +79,20 @@ def controlled(
     cost_MG: FloatArray | None = None,
     tell: Callable[[int, ControlReport], None] | None = None,
 ) -> list[PlacementControl]:
-    """Makes each model's placement follow its traffic, if `options.adapt`. All ranks make the call.
+    """Starts to adapt each model's expert placement to its traffic, if `options.adapt` is set. All ranks make the call.
 
     Args:
-        workers: the models' workers, which perform `program`.
+        workers: the models' workers, which run `program`.
         program: the program of all ranks.
         cluster: the ranks' GPUs.
         options: options of the run.
-        min_replicas: least number of replicas, from the plan's options; moves keep it.
-        began_s: when the run began, by time.perf_counter.
-        cost_MG: (M, G) relative cost of a unit of load on each GPU, by model; None: it follows from the GPUs' speeds.
-        tell: receives the index of a model and its report, whenever `PlacementControl` makes one.
+        min_replicas: least number of replicas of an expert, which moves preserve; None: 1.
+        began_s: start of the run, by time.perf_counter.
+        cost_MG: (M, G) relative cost of one unit of load on each GPU, by model; None: derived from the GPUs' speeds.
+        tell: receives a model's index and its report, as `tell` of `PlacementControl`.
 
     Returns:
-        The placements' controls, to be closed when serving ends; on ranks other than 0 an empty list.
+        One PlacementControl per model, to be closed when serving ends; an empty list on ranks other than 0.
     """
     controls: list[PlacementControl] = []
     if options.adapt is None:
@@ -112,7 +112,7 @@ def controlled(
 
 
 def log_decisions() -> None:
-    """Writes the log of decisions to stderr, unless it goes elsewhere; for a process that is one rank."""
+    """Sends the decision log to stderr, unless it has a handler already; for processes that run a single rank."""
     if not LOG.hasHandlers():
         handler = _DecisionLog(sys.stderr)
         handler.setFormatter(logging.Formatter("aurora: %(message)s"))

@@ -1,7 +1,7 @@
 """Port arbiter: arbitrates compute and network access between models that share a rank (threads of one process).
 
-`aurora.runtime.process_port_arbiter` has the one for models that run in separate processes, and
-`aurora.simulator.interpreter` the simulated one.
+`aurora.runtime.process_port_arbiter` arbitrates between models in separate processes; `aurora.simulator.interpreter`
+simulates arbitration.
 """
 
 import sys
@@ -21,11 +21,11 @@ GatherNumber = Callable[[float], Sequence[float]]
 
 
 class PortArbiter(Protocol):
-    """Interface of one model's access to the GPU and the port of its rank. Used by one thread at a time.
+    """Interface that grants one model the GPU and the network port of its rank. Used by one thread at a time.
 
-    One model at a time computes: the most urgent one first, of equally urgent ones the one that came first. A computation that
-    was overtaken MOST_OVERTAKEN times goes before all others, so that no model starves. Exchanges of the models take the port
-    by the rules of `aurora.planner.arbitration`, so that ranks cannot deadlock.
+    One model computes at a time: the most urgent first, and first come, first served among equals. A computation that was
+    overtaken MOST_OVERTAKEN times precedes all others, so that no model starves. Exchanges get the port by the rules of
+    `aurora.planner.arbitration`, which exclude deadlocks between ranks.
     """
 
     @property
@@ -34,56 +34,56 @@ class PortArbiter(Protocol):
 
     @property
     def joins(self) -> bool:
-        """True if this model is in the sequence of time slices only while it exchanges, by `join`."""
+        """True if this model must call `join` before each exchange, and leaves the rotation of time slices after it."""
 
     @property
     def most_ahead(self) -> int:
-        """Largest number of exchanges that one of the model's ranks may be ahead of another."""
+        """Largest number of exchanges by which one rank of the model may be ahead of another rank."""
 
     def start_compute(self, level: int = 0) -> None:
-        """Waits for the GPU and keeps it until `stop_compute`.
+        """Waits for the GPU, and holds it until `stop_compute`.
 
         Args:
-            level: how urgent the work is, see `Program.compute_level`; work above 0 runs on a GPU beside other work.
+            level: urgency of the work, see `Program.compute_level`; on a GPU, work above level 0 runs beside other work.
         """
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
-        """Preemption point: calls `on_yield` and runs waiting work of a higher level, if there is any. Returns whether."""
+        """Preemption point: if work of a higher level waits, calls `on_yield`, lets it run, and returns True; else False."""
 
     def stop_compute(self) -> None:
         """Releases the GPU."""
 
     def exchange(self, hold_port: bool = False) -> AbstractContextManager[None]:
-        """Context manager that grants this model the port; with `hold_port` through its next exchange, which must follow."""
+        """Context manager that holds the port; with `hold_port`, this model keeps it until the end of its next exchange."""
 
     def leave(self) -> None:
         """Ends this model's exchanges; its time slices are skipped from now on."""
 
     def pause(self) -> None:
-        """Takes this model, which has nothing to do, out of the sequence of time slices, until it joins again."""
+        """Removes this model, which is idle, from the rotation of time slices until `join`."""
 
     def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:
-        """Puts this model, which has left, into the sequence of time slices. A collective call of the model's ranks.
+        """Adds this model to the rotation of time slices again. A collective call of the model's ranks.
 
         Args:
-            gather: gathers a number of every rank, by rank.
-            first: whether this is rank 0, which chooses the slice at which the model begins; see `aurora.planner.arbitration`.
-            slices: number of slices after which the model leaves by itself; None: it stays until `leave`.
+            gather: all-gathers one number per rank, and returns the list by rank.
+            first: True on rank 0, which chooses the slice at which the model begins; see `aurora.planner.arbitration`.
+            slices: number of slices after which the model is removed again; None: it stays until `pause` or `leave`.
         """
 
     def abort(self, error: BaseException) -> None:
-        """Stops arbitration for this run's models because this model failed with `error`; waiting models get RankFailed."""
+        """Stops arbitration after this model failed with `error`: all models of this run that wait on it raise RankFailed."""
 
 
 def thread_port_arbiters(
     models: int | Sequence[SlicePolicy], submitted: Callable[[], torch.cuda.Event | None] | None = None
 ) -> list[PortArbiter]:
-    """Makes port arbiters, one per model, for models that share one rank as threads of this process.
+    """Returns one port arbiter per model, for models that share one rank as threads of this process.
 
     Args:
-        models: the models' policies, or how many models there are, all alike. Time slices of the port follow
-            `has_next_slice`; a model that has left is skipped.
-        submitted: returns an event that follows the caller's submitted GPU work. The next model's work or exchange is queued
+        models: the models' policies, or the number of models, all with the default policy. Time slices of the port follow
+            `has_next_slice`; models that have left are skipped.
+        submitted: returns a CUDA event behind the caller's submitted GPU work. The next model's work or exchange is queued
             behind that event, so that no host thread waits for the GPU. None: there is no GPU, and exchanges of interactive and
             batch models may run at the same time.
     """
@@ -205,14 +205,14 @@ class _ThreadPortArbiter:
 
 
 def in_slices(transport: Transport, arbiter: PortArbiter, pieces: int, exchange: ExchangeStep) -> ExchangeStep:
-    """Returns a function that performs an exchange of a batch model in several time slices.
+    """Returns a function(sends, recvs) that performs one exchange of a batch model in several time slices.
 
-    Between these slices interactive models can have theirs.
+    Interactive models can use the port between two of these slices.
 
     Args:
         transport: carries tensors between the model's ranks.
-        arbiter: the model's access to this rank's port.
-        pieces: number of pieces into which the exchange is cut, the same on all ranks.
+        arbiter: grants the model this rank's port.
+        pieces: number of time slices over which the exchange is spread, the same on all ranks.
         exchange: performs one piece.
     """
 

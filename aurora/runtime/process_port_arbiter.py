@@ -58,14 +58,14 @@ Turn = tuple[int, int]  # a model's slot, and its ticket for the GPU or the numb
 class ProcessPortArbiter:
     """PortArbiter of one model on one GPU, for models that run in separate processes.
 
-    Every rank of the model makes one, and none may be used before all are made.
+    Every rank of the model creates one; all ranks must have created theirs before any is used.
 
     Args:
         folder: the folder shared with the other models' processes, which only this user can write to; see `colocation_folder`.
         gpu: number of the GPU on this machine.
-        slot: the model's slot. Rank 0 passes None and gets a free one; the model's other ranks pass that slot.
-        finish: called before the GPU or the port is released to other models; waits for the work submitted to the GPU.
-        turn_s: seconds after which another model's unused turn is passed on.
+        slot: the model's slot in the colocation table. Rank 0 passes None and gets a free slot; the other ranks pass that slot.
+        finish: called before the GPU or the port is released to other models; must wait for the submitted GPU work.
+        turn_s: seconds after which another model that holds the GPU or the port, or is next, is skipped.
         policy: how the model shares the GPUs and ports, the same on all of its ranks.
 
     Attributes:
@@ -100,7 +100,7 @@ class ProcessPortArbiter:
 
     @property
     def joins(self) -> bool:
-        """False: a model takes part whenever it draws a ticket."""
+        """False: `join` is never needed, because a model takes part by drawing a ticket."""
         return False
 
     @property
@@ -338,7 +338,7 @@ class ProcessPortArbiter:
         """Does nothing; see `joins`."""
 
     def abort(self, error: BaseException) -> None:
-        """Releases the GPU and the port after this model failed with `error`; its further waits raise."""
+        """Releases the GPU and the port after this model failed with `error`; its further waits raise RankFailed."""
         self._failure = self._failure or error
         self._alone = -1
         self._table.give_up()

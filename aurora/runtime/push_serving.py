@@ -1,4 +1,4 @@
-"""Ordered push of `aurora run`: makes its buffers for a plan and its prompts, and compiles its kernels before serving."""
+"""Ordered push of `aurora run`: allocates its buffers for a plan and its prompts, and compiles its kernels before serving."""
 
 import os
 from collections.abc import Callable
@@ -28,13 +28,13 @@ INTERPRETED = 200  # looks at a flag in the time of one, in Triton's interpreter
 def make_push(
     plan: Plan, model: MoeModel, tokens: int, options: RunOptions, rank_info: RankInfo, transport: Transport, device: str
 ) -> "OrderedPush":
-    """Makes the buffers of a run's ordered push, on GPUs or, for Triton's interpreter, in files. A collective call.
+    """Returns a run's OrderedPush with its buffers, on GPUs or, for Triton's interpreter, in files. A collective call.
 
     Args:
         plan, model, options: plan, model and options of the run.
-        tokens: most tokens of a rank in a batch.
+        tokens: largest number of tokens of a rank in a batch.
         rank_info, device: this rank and its device.
-        transport: carries tensors between the ranks while buffers are made.
+        transport: carries tensors between the ranks during the set-up.
 
     Raises:
         MissingDependency: if Triton is not installed.
@@ -68,7 +68,7 @@ def _device_memory(group: Any, device: str, size: int) -> SymmetricMemory:
 
 
 def push_once(push: "OrderedPush", placement: Placement, model: MoeModel, experts: Any) -> None:
-    """Sends a token of zeros through the first layer, so that kernels are compiled and loaded before requests come.
+    """Sends a token of zeros through the first layer, to compile and load the kernels before requests arrive.
 
     A collective call.
 

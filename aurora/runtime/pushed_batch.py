@@ -1,8 +1,8 @@
 """Pushed batch: one batch of a MoE layer over ordered push, from tokens to their sums, in eight kernel launches.
 
-The host waits for none of them: 1. lay out the choices; 2. push the tokens, and wait for the peers' tokens; 3. sort the arrived
-rows by expert; 4. to 6. the experts' first projection, gate, second projection; 7. push the answers, weighted and summed by
-row, and wait for the peers' answers; 8. sum by token.
+The launches (the host never waits): 1. lay out the choices; 2. push the tokens, and wait for the peers' tokens; 3. sort the
+arrived rows by expert; 4. to 6. the experts' first projection, gate, second projection; 7. push the answers, weighted and
+summed by row, and wait for the peers' answers; 8. sum by token.
 
 A token travels once to each rank, with its weights and experts. Each sender tells how often its tokens chose each expert, and
 numbers these choices. From that the receiver computes the place of every row among the rows of its expert.
@@ -25,12 +25,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of hidden states: sum
 
 
 class PushedBatch:
-    """One batch of a layer over ordered push. Making it queues the dispatch; call `compute` and then `combined`.
+    """Runs one batch of a layer over ordered push. The constructor queues the dispatch; call `compute`, then `combined`.
 
     Args:
-        push: the ranks' buffers, made for the number of experts per rank and for rows of the layer's MessageFormat.
-        layer: the layer, whose order is used.
-        expert_map: the layer's map; it must not need all ranks' counts (`ExpertMap.needs_all_counts`).
+        push: the ranks' buffers, with `experts` set, and large enough for rows of the layer's MessageFormat.
+        layer: index of the layer; selects the order.
+        expert_map: the layer's map, with `needs_all_counts` False.
         tokens, mask: `hidden`, `index`, `weights` and `mask` of `ExpertParallelLayer.dispatch`.
 
     Raises:
@@ -64,7 +64,7 @@ class PushedBatch:
         self._arrived, _ = push.exchange(push.table_L2[self._layer, 1], answers, push.same(len(self._arrived)), count_RT[:, :1])
 
     def combined(self) -> torch.Tensor:
-        """Returns (N, H): for each of this rank's tokens the sum of the answers, in float32, in the order of choices."""
+        """Returns (N, H): each token's weighted expert outputs, summed in float32 in the order of the token's choices."""
         self._push.receive()
         returned = self._arrived[:, : self._packing.width * self._packing.dtype.itemsize].view(self._packing.dtype)
         return weighted_sum(returned, self._place_NK, None)

@@ -19,12 +19,12 @@ MOST_TIMES = 100_000  # between tokens of a model on a rank
 
 @dataclass(frozen=True)
 class Token:
-    """One more token of the answer to a request.
+    """Generated token of one request.
 
     Args:
         request, token: number of the request, and id of the token.
-        last: whether it completes the answer.
-        logits: (1, vocabulary) logits from which it was chosen; None if they are not kept.
+        last: True if it is the last token of the answer.
+        logits: (1, vocabulary) logits from which it was chosen; None if logits are not kept.
     """
 
     request: int
@@ -35,11 +35,11 @@ class Token:
 
 @dataclass
 class TokenTimes:
-    """Times of one model's answers on one rank.
+    """Token latencies of one model on one rank.
 
     Args:
-        ttft_s: by number of the request, seconds from its arrival to its first token.
-        tpot_s: seconds from one token of an answer to its next one, of all answers; at least the latest MOST_TIMES of them.
+        ttft_s: seconds from the arrival of a request to its first token, by request number.
+        tpot_s: seconds from each token of an answer to the next, over all answers; at least the latest MOST_TIMES are kept.
     """
 
     ttft_s: dict[int, float] = field(default_factory=dict)
@@ -52,23 +52,23 @@ class TokenTimes:
             del self.tpot_s[:MOST_TIMES]
 
     def merge(self, other: "TokenTimes") -> None:
-        """Adds the times of another part of the rank's answers."""
+        """Adds the latencies in `other`, such as those of another micro-batch on the same rank."""
         self.ttft_s |= other.ttft_s
         self.tpot_s += other.tpot_s
 
 
 @dataclass
 class Answers:
-    """One model's answers.
+    """Answers of one model to its requests.
 
     Args:
-        tokens: the answer's token ids, by number of the request.
-        logits: (tokens, vocabulary) logits from which the tokens were chosen, by number of the request; empty if they are not
-            kept. Requests that an earlier run began have none.
+        tokens: token ids of each answer, by request number.
+        logits: (tokens, vocabulary) logits from which the tokens were chosen, by request number; empty if logits are not kept.
+            Requests resumed from an earlier run have none.
         finished: numbers of the requests whose answers are complete.
         resumed: number of tokens that an earlier run produced.
         seconds: serving time.
-        times_R: latencies of tokens, by the rank that produced them.
+        times_R: token latencies, by the rank that produced the tokens.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Answers:
     _last_s: dict[int, float] = field(default_factory=dict, init=False, repr=False)  # when unfinished answers' last tokens came
 
     def resume(self, request: int, tokens: Sequence[int], finished: bool) -> None:
-        """Takes over the tokens that an earlier run produced of an answer; `finished`: they complete it."""
+        """Stores the tokens of an answer that an earlier run produced. `finished`: True if the answer is complete."""
         self.tokens[request] = list(tokens)
         self.resumed += len(tokens)
         if finished:
@@ -91,9 +91,9 @@ class Answers:
 
         Args:
             tokens: the tokens.
-            rank: the rank that they came from.
-            at_s: when they came.
-            arrived_s: by number of the request, when it arrived, by the same clock.
+            rank: the rank that produced them.
+            at_s: time at which they were produced.
+            arrived_s: arrival time of each request, by request number and by the same clock.
         """
         times = self.times_R.setdefault(rank, TokenTimes())
         for token in tokens:
@@ -118,12 +118,12 @@ class Answers:
 
     @property
     def tpot_s(self) -> list[float]:
-        """Seconds from one token of an answer to its next one, over all answers and ranks; see `TokenTimes`."""
+        """Seconds from each token of an answer to the next, over all answers and ranks; see `TokenTimes`."""
         return [seconds for times in self.times_R.values() for seconds in times.tpot_s]
 
 
 def journalled_answers(journalled: JournalledAnswers, models: int) -> list[Answers]:
-    """Returns the answers of a journal for each of `models` models, marked as produced by an earlier run."""
+    """Returns the answers recorded in a journal, one Answers per model; their tokens count as `resumed`."""
     answers_M = [Answers() for _ in range(models)]
     for (model, request), answer in journalled.items():
         answers_M[model].resume(request, answer.tokens, answer.finished)
@@ -132,19 +132,19 @@ def journalled_answers(journalled: JournalledAnswers, models: int) -> list[Answe
 
 @dataclass
 class MembershipChange:
-    """A change of the members of a run. Times are seconds since the run began.
+    """Change of the set of ranks in a run. Times are seconds since the run began.
 
     Args:
-        epoch: the first epoch of the new members.
-        lost: reason for the loss, by lost rank.
+        epoch: number of the epoch that begins with the change.
+        lost: lost ranks, each with the reason for its loss.
         joined: ranks that joined.
         moved: number of experts whose weights came from other ranks.
-        from_checkpoint: number of experts whose weights came from the model's files, because no rank had them.
+        from_checkpoint: number of experts whose weights came from the model's files, because no remaining rank held them.
         moved_bytes: bytes of the weights that came from other ranks.
-        predicted_s: predicted seconds of the transfer between ranks, by the plan's cluster.
-        stopped_s: when the last token of any request before the change arrived; None: there was none.
-        took_s: measured seconds of the transfer between ranks, on the slowest rank.
-        resumed_s: when the first token of any request after the change arrived; None: there was none.
+        predicted_s: predicted seconds of the weight transfer between ranks, on the plan's cluster.
+        stopped_s: time of the last token (of any request) before the change; None: there was none.
+        took_s: measured seconds of the weight transfer between ranks, on the slowest rank.
+        resumed_s: time of the first token (of any request) after the change; None: there was none.
     """
 
     epoch: int
@@ -175,10 +175,10 @@ class MembershipChange:
 
 @dataclass(frozen=True)
 class RunConditions:
-    """Measured conditions of a run, from which the simulator can predict it.
+    """Measured inputs of a run (routing and network) for the simulator's prediction of that run.
 
     Args:
-        routing_M: for each model, or each micro-batch of one, the experts that every token chose; one window per step.
+        routing_M: the experts that every token chose, one entry per model and micro-batch; one window per step.
         cluster: the plan's cluster, with the network as measured before serving.
     """
 
@@ -186,10 +186,10 @@ class RunConditions:
     cluster: Cluster
 
     def traffic(self, profiles: Sequence[Profile]) -> list[Profile]:
-        """Returns profiles with the run's traffic in place of the recorded traffic, one window per step.
+        """Returns copies of `profiles` that hold the traffic of this run instead of their own, one window per step.
 
         Args:
-            profiles: one per model. The result has one for each entry of `routing_M`, so one per micro-batch.
+            profiles: one per model. The result has one profile per entry of `routing_M`, so one per micro-batch.
         """
         served = [*profiles] * (len(self.routing_M) // len(profiles))
         return [
@@ -206,20 +206,20 @@ class RunConditions:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run.
+    """Answers and measurements of a whole run (all ranks).
 
     Args:
-        answers_M: every request's answer, by model.
+        answers_M: the answers of each model.
         seconds: serving time of the whole run, without `start_s`.
         trace: the measured trace.
         transport: name of the transport.
-        calibration: measured times of orders before serving, by size; None unless they were measured.
-        orders_M: orders that the exchanges of each model, or micro-batch, used; empty unless `calibration` was measured.
-        conditions: measured conditions, for a prediction of the run; None unless `options.predictable`.
-        changes: the changes of membership; empty unless `options.survive`.
-        failure: reason why some requests are not answered; None: all are.
-        start_s: seconds before serving: processes start, models are loaded, orders are measured.
-        trace_from_s: the trace lacks events before this time, in seconds since the run began; None: it lacks none.
+        calibration: times of the orders, measured before serving; None if not measured.
+        orders_M: counts of the methods that the exchanges of each model or micro-batch used; empty without `calibration`.
+        conditions: measured inputs for a prediction of the run; None unless `options.predictable`.
+        changes: the membership changes; empty unless `options.survive`.
+        failure: why some requests are not answered; None: all are answered.
+        start_s: seconds before serving: process start, model loading, calibration.
+        trace_from_s: the trace has no events before this time, in seconds since the run began; None: it is complete.
     """
 
     answers_M: tuple[Answers, ...]
@@ -236,15 +236,15 @@ class RunResult:
 
     @property
     def control_M(self) -> tuple[ControlReport, ...]:
-        """Report of the controller for each model whose experts followed the traffic; see `Trace`."""
+        """Controller reports, one for each model whose placement was adapted to traffic; see `Trace`."""
         return self.trace.control_M
 
     def tokens_per_second(self, model: int, with_start: bool = False) -> float:
-        """Returns the tokens per second of the model with index `model` while it served; 0 if it did not serve.
+        """Returns a model's generated tokens per second of its serving time; 0 if it did not serve.
 
         Args:
             model: index of the model.
-            with_start: count `start_s` too.
+            with_start: True: add `start_s` to the serving time.
         """
         answers = self.answers_M[model]
         tokens = sum(map(len, answers.tokens.values())) - answers.resumed
@@ -253,16 +253,16 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RankResult:
-    """Result of one rank. Fields that are not listed are as in `RunResult`.
+    """Answers and measurements of one rank. Fields that are not listed are as in `RunResult`.
 
     Args:
-        answers_M: by model, the answers to the requests that this rank served.
+        answers_M: this rank's answers, by model.
         rows: this rank's rows of the trace.
-        routing_M: for each model, or each micro-batch of one, experts_ULK and the step of each token (U,), if
-            `options.predictable`; else empty.
-        network: the cluster with the network as measured, if `options.predictable`; else None.
-        control_M: as in `Trace`, on rank 0; on other ranks empty.
-        began_s: when serving began, by time.perf_counter.
+        routing_M: for each model and micro-batch, the experts of every token, (U, L, K), and the step of every token, (U,);
+            empty unless `options.predictable`.
+        network: the cluster with measured network rates; None unless `options.predictable`.
+        control_M: as in `Trace` on rank 0; empty on other ranks.
+        began_s: start of serving, by time.perf_counter.
     """
 
     answers_M: list[Answers]
@@ -278,7 +278,7 @@ class RankResult:
 
 
 def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
-    """Merges the results of all ranks, by rank, into the result of the run; `names_M` are the models' names in the trace."""
+    """Merges the ranks' results, given by rank, into the result of the run; `names_M`: the models' names in the trace."""
     answers_M = tuple(map(merge_answers, zip(*(result.answers_M for result in results), strict=True)))
     first, seconds = results[0], max(result.seconds for result in results)
     conditions = None
@@ -291,7 +291,7 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
 
 
 def merge_answers(parts: Iterable[Answers]) -> Answers:
-    """Merges the answers of several ranks, or micro-batches, that served one model side by side."""
+    """Merges the answers of one model from several ranks or micro-batches that served it in parallel."""
     merged = Answers()
     for answers in parts:
         merged.tokens |= answers.tokens
@@ -306,8 +306,8 @@ def merge_answers(parts: Iterable[Answers]) -> Answers:
 def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> tuple[Trace, float | None]:
     """Merges the ranks' recorded events into the trace of the run.
 
-    A rank keeps only its latest MOST_EVENTS events. If one has dropped events, the trace leaves out all steps that began on any
-    rank before the rank's first kept event.
+    A rank keeps only its latest MOST_EVENTS events. If a rank has dropped events, the trace omits all steps that began, on any
+    rank, before the first event that this rank kept.
 
     Args:
         results: results of all ranks.
@@ -315,7 +315,7 @@ def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], rank
         ranks: number of ranks.
 
     Returns:
-        The trace, and the time in seconds before which it lacks events; None: it lacks none.
+        The trace, and the time in seconds before which it has no events; None: it is complete.
     """
     recorder = TraceRecorder("measured", names_M, ranks)
     rows = [row for result in results for row in result.rows]

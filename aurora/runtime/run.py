@@ -1,4 +1,4 @@
-"""Runs of a plan: serves prompts on local ranks, or as one rank under torchrun; see `aurora.elastic.serving` for survival."""
+"""Runs a plan: serves prompts on local ranks, or as one rank under torchrun. `aurora.elastic.serving` survives lost ranks."""
 
 import time
 from collections.abc import Sequence
@@ -38,31 +38,30 @@ def run(
     resume: bool = False,
     arrivals: Sequence[Sequence[float]] = (),
 ) -> RunResult | None:
-    """Serves prompts under a plan on real processes, one per rank, and measures what happens.
+    """Serves prompts under a plan on real ranks, and returns the answers and the measured trace.
 
-    One local process per rank is started, or one thread with the memory transport; under torchrun this process is one rank.
+    It starts one local process per rank (one thread with the memory transport); under torchrun, this process is one rank.
 
     Args:
         plan: the plan, which sets the number of ranks.
-        models: folders of the plan's models, in its sequence.
+        models: folders of the plan's models, in the plan's sequence.
         prompts: for each model its prompts, each a list of token ids; none with `options.join`.
-        options: tokens to produce, transport, interleaving, survival of lost ranks, other hosts.
-        profiles: the profiles that the plan was made from, one per model; empty: unknown. With `options.survive`, experts of
-            lost ranks are placed anew by the profiles' traffic; without profiles all experts count the same. With
-            `options.adapt`, their compute curves give the seconds of a load on each GPU; without profiles the GPUs' speeds do.
-        journal: with `options.survive`, a file to which tokens are appended while the run serves; it stays when the run ends.
-        resume: True: the journal may be left from an interrupted run, even of another placement; its tokens are not produced
-            again. False: there must be no such file.
-        arrivals: for each model, when each of its prompts arrives, in seconds from the beginning of serving; empty: all have
-            arrived then. A model without requests takes no time of GPUs and ports. With `resume`, seconds count from the
-            resumed start.
+        options: options of the run, such as number of new tokens, transport, interleaving and survival of lost ranks.
+        profiles: the profiles from which the plan was made, one per model; empty: unknown. With `options.survive`, traffic in
+            them decides where the experts of lost ranks go (without profiles, all experts count the same). With
+            `options.adapt`, their compute curves give the cost of load on each GPU (without profiles, the GPUs' speeds do).
+        journal: with `options.survive`, a file to which tokens are appended during the run; it is kept afterwards.
+        resume: True: continue an interrupted run whose journal exists, even under another placement; its tokens are not
+            produced again. False: the journal must not exist yet.
+        arrivals: for each model, the arrival times of its prompts, in seconds from the start of serving (with `resume`, of the
+            resumed serving); empty: all arrive at the start. A model without requests uses neither GPUs nor ports.
 
     Returns:
-        Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere; with `options.join` None.
+        Answers, seconds and measured Trace. None with `options.join`, and under torchrun on ranks other than 0.
 
     Raises:
         BadInput: if plan, models, prompts and ranks do not fit each other.
-        RankFailed: if a rank is lost, unless `options.survive` is set; with `options.join`, if the leader is.
+        RankFailed: if a rank is lost, unless `options.survive` is set; with `options.join`, if the leader is lost.
 
     Example:
         >>> import aurora
@@ -114,7 +113,7 @@ def run(
 
 
 def compile_what_ranks_call(plan: Plan, options: RunOptions) -> None:
-    """Compiles, into numba's cache, the code for decisions and new orders, so that ranks need not compile it each."""
+    """Compiles what ranks need for `options.adapt` (decisions, new orders) into numba's cache, once for all ranks."""
     if options.adapt is not None:
         compile_decisions()
         compile_orders(plan)
@@ -169,12 +168,12 @@ def check_arrivals(prompts: Sequence[Sequence[list[int]]], arrivals: Sequence[Se
 def verify(
     result: RunResult, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions
 ) -> list[str]:
-    """Compares a run's answers with those of the unchanged models, which decode in this process.
+    """Compares a run's answers with greedy decoding by the unmodified models, in this process.
 
     Returns:
-        A sentence for each difference. It is empty if all answers have the same tokens, and logits that differ by no more than
-        LOGIT_TOLERANCE, or ROUNDINGS roundings of a narrower dtype. If logits were kept, two different tokens count as the same
-        if their logits differ by no more than that; the rest of such an answer is not compared.
+        One sentence per wrong answer; empty if all answers agree. Answers agree if their tokens are equal and their logits, if
+        kept, differ by at most LOGIT_TOLERANCE (below float32: ROUNDINGS roundings). If logits were kept, different tokens also
+        agree if their logits are at most twice that apart; the rest of such an answer is not compared.
     """
     differences = []
     for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):

@@ -1,4 +1,4 @@
-"""Serving rank: loads the models, holds the planned experts, and serves the requests dealt to this rank."""
+"""Serving rank: loads the models and the experts that the plan gives this rank, and serves the requests assigned to it."""
 
 import logging
 import time
@@ -47,9 +47,9 @@ LOG = logging.getLogger(__name__)
 def load_models(
     plan: Plan, paths: Sequence[str], prompts_M: Sequence[Sequence[list[int]]], options: RunOptions, device: str
 ) -> list[MoeModel]:
-    """Loads the models of a run, without their experts, and on GPUs the kernels of their layers.
+    """Returns the models of a run, loaded without their experts; on GPUs it also loads the kernels of their layers.
 
-    Raises BadInput if the plan was made for another model, or if a model cannot answer its prompts.
+    Raises BadInput if the plan was made for another model, or if a model cannot process its prompts.
     """
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     models = [load_without_experts(path, device, dtype) for path in paths]
@@ -83,16 +83,16 @@ def serve_rank(
     cost_MG: FloatArray | None = None,
     arrivals_M: Sequence[Sequence[float]] = (),
 ) -> list[RankResult]:
-    """Serves the prompts dealt to one rank; arguments as in `aurora.run`.
+    """Serves, on one rank, its part of the prompts. Arguments that are not listed are as in `aurora.run`.
 
     Args:
         rank_info: this rank and its peers.
-        memories: one Memory per model if ranks are threads of a process; else empty.
+        memories: one Memory per model and micro-batch if ranks are threads of one process; else empty.
         cost_MG: as in `controlled`.
-        arrivals_M: for each model, when each prompt arrives, in seconds from the beginning of serving; empty: all have arrived.
+        arrivals_M: for each model, the arrival times of its prompts, in seconds from the start of serving; empty: all at 0.
 
     Returns:
-        A list of this rank's result. Under torchrun: on rank 0 the results of all ranks, on other ranks an empty list.
+        A list with this rank's result. Under torchrun: the results of all ranks on rank 0, an empty list on the others.
     """
     if options.colocate is not None and rank_info.local_ranks != rank_info.ranks:
         raise BadInput(
@@ -240,7 +240,7 @@ def _transports(
 
 
 def submitted_work() -> torch.cuda.Event:
-    """Returns a CUDA event behind all work that this thread has submitted to its stream."""
+    """Returns a CUDA event recorded behind all work that this thread has submitted to its current stream."""
     event: torch.cuda.Event = torch.cuda.current_stream().record_event()
     return event
 
@@ -266,23 +266,23 @@ def _arbiters(
 
 
 def stream_batches(batch: int, streams: int) -> list[int]:
-    """Splits `batch`, the requests that a rank decodes together, over `streams` streams. Returns the number of each."""
+    """Returns the number of requests of each stream when a rank's batch of `batch` requests is split over `streams` streams."""
     return [batch // streams + (stream < batch % streams) for stream in range(streams)]
 
 
 def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[list[int]]:
-    """Deals requests to streams that are served side by side, so that the streams' batches have about equally many tokens.
+    """Assigns requests to streams that are served in parallel, so that their batches have about equally many tokens.
 
-    The requests are taken in groups of `batch`, in sequence. Those of a group are dealt, longest first, each to the stream that
-    has the fewest tokens of the group and has a place left (`stream_batches`). So every stream gets a part of each batch.
+    Consecutive requests form groups of `batch`. Within a group, longest first, each request goes to the stream that has the
+    fewest tokens of the group so far, among streams with room (`stream_batches`). So every stream gets a part of each batch.
 
     Args:
-        tokens: number of tokens of each request, its prompt and its answer together.
-        batch: requests that the rank decodes together.
-        streams: how many streams there are, at most `batch`.
+        tokens: number of tokens of each request, prompt plus answer.
+        batch: number of requests that the rank decodes at the same time.
+        streams: number of streams, at most `batch`.
 
     Returns:
-        For each stream, indices into `tokens`, in the sequence in which they are served.
+        For each stream, the indices into `tokens` of its requests, in serving sequence.
     """
     dealt: list[list[int]] = [[] for _ in range(streams)]
     for first in range(0, len(tokens), batch):

@@ -1,4 +1,4 @@
-"""Sizes of pieces of work between two steps, such as slices of experts' weights, so that they hardly delay a step."""
+"""Sizes of pieces of background work, such as slices of expert weights, that run between two steps and hardly delay them."""
 
 from math import inf
 
@@ -9,12 +9,12 @@ GROWTH = 2  # times the last piece of work that the next one is at most
 
 
 class WorkPieces:
-    """Chooses the sizes of pieces of work between steps, so that a piece lengthens a step by no more than LENGTHENED.
+    """Chooses how much background work to do between two steps, so that it lengthens a step by no more than LENGTHENED.
 
-    The time of a piece is predicted from those before it. Sizes are in units of the caller's choice, such as bytes.
+    The time of a piece of work is predicted from earlier pieces. Sizes are in any unit of the caller, such as bytes.
 
     Args:
-        least: smallest size of a piece, and size of the first.
+        least: smallest size of a piece, and size of the first piece.
 
     Example:
         >>> pieces = WorkPieces(least=1)
@@ -33,10 +33,10 @@ class WorkPieces:
         """Returns the size of the next piece.
 
         Args:
-            left: size of all the work that is left.
+            left: size of all remaining work.
             step_s: seconds of a step.
-            other_s: seconds of other work between the same two steps. If there is any, and not even the smallest piece fits
-                beside it, the result is 0.
+            other_s: seconds of other work between the same two steps. If it is not 0 and leaves no room for the smallest piece,
+                the result is 0.
         """
         if other_s and not self.fits(step_s, other_s):
             return 0
@@ -48,17 +48,17 @@ class WorkPieces:
         return self._piece
 
     def fits(self, step_s: float, other_s: float) -> bool:
-        """Returns whether the smallest piece fits beside other work; arguments as in `next`."""
+        """Returns True if the smallest piece fits beside the other work; arguments as in `next`."""
         return self.seconds(self._least) <= _time_left(step_s, other_s)
 
     def seconds(self, size: int) -> float:
-        """Returns the predicted seconds of a piece of this size, at least those of the smallest; infinity before the first."""
+        """Returns the predicted seconds of a piece of `size`, at least those of `least`; infinity before the first `took`."""
         return max(size, self._least) / self._per_s if self._per_s else inf
 
     def took(self, seconds: float) -> None:
-        """Notes the seconds of the last piece, for predictions.
+        """Records the seconds of the piece that `next` returned last, for predictions.
 
-        A last piece that was smaller than chosen is ignored, because its time is mostly start-up.
+        A piece that was shortened to the remaining work is ignored, because its time is mostly start-up.
         """
         if not self._last or not self._per_s:
             self._per_s = self._piece / seconds

@@ -1,4 +1,4 @@
-"""Reports of control loops, with the loads that they saw and their decisions; results of coded aggregation rounds."""
+"""Reports of control loops (loads, decisions, moves), and results of coded aggregation rounds."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -20,8 +20,8 @@ class PlacementChange:
         layers: the layers that change.
         moves: number of experts that GPUs fetch.
         bytes: bytes of these experts' weights.
-        took_s: seconds from the decision until the new placement was in force; None: it never was, because the run was dry, the
-            moves failed or the run ended first.
+        took_s: seconds from the decision until the new placement was in force; None if it never was, in a dry run, or because
+            the moves failed or the run ended first.
     """
 
     at_s: float
@@ -38,8 +38,8 @@ class PlacementChange:
 class ControlWindow:
     """One window of traffic as a control loop saw it, or several consecutive windows joined into one entry.
 
-    Of joined windows, both balancednesses are means; the other attributes are the last window's. Balancedness is the mean load
-    of the GPUs divided by the largest: 1 is balanced.
+    Balancedness is the mean load of the GPUs divided by the largest: 1 is balanced. For joined windows, both balancednesses are
+    means, and the other attributes are the last window's.
 
     Args:
         at_s: time of the window's decision, in seconds since the run began.
@@ -47,7 +47,7 @@ class ControlWindow:
         balancedness: balancedness under the placement in force.
         expected_balancedness: balancedness that the controller expects in the next window, under the placement that it wants.
         age_s: seconds since the placement in force came into force.
-        traffic: how many changes of traffic the controller had detected until then.
+        traffic: number of changes of traffic that the controller had detected so far.
     """
 
     at_s: float
@@ -60,13 +60,13 @@ class ControlWindow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ControlReport(Value):
-    """Loads that a control loop saw for one model, and its decisions, which a dry run does not carry out.
+    """Report of one model's control loop: the loads of its windows, its decisions, and the moves.
 
     Args:
         model: the model's name.
         dry_run: whether the loop only reported its decisions and moved nothing.
         windows: number of windows of traffic that the loop received.
-        skipped: number of these that a later window replaced before the loop looked at them.
+        skipped: number of received windows that were replaced by a later one before the loop read them.
         decisions: number of decisions by kind of reason.
         balancedness: mean load of the GPUs divided by the largest, in the last window; None: no window had tokens.
         expected_balancedness: the same ratio, as expected after the last decision.
@@ -74,8 +74,8 @@ class ControlReport(Value):
         bytes: bytes of expert weights that moved.
         move_s: seconds that the moves took.
         failures: number of exceptions while planning, moving or logging.
-        stuck: number of times the loop gave no sign of life for too long.
-        changes: the newest changes that were decided.
+        stuck: number of times that the loop missed its heartbeat.
+        changes: the newest decided changes of the placement.
         series: the windows that had tokens; in long runs neighbouring windows are joined.
 
     Raises:
@@ -114,8 +114,8 @@ class WorkerReport:
         worker: the worker's number.
         batches: the batches that it holds.
         state: "working"; "used"; "not needed": others had delivered its batches before; "not waited for"; "wrong: ...": its
-            message is not the result of its batches; or another failure in words.
-        seconds: seconds from the start of the round until its message came or it was given up; None before that.
+            message is not the result of its batches; or the description of another failure.
+        seconds: seconds from the start of the round until its message came or the worker was given up; None before that.
     """
 
     worker: int
@@ -133,7 +133,7 @@ class AggregationResult(Value):
         arrived: the workers whose messages came before the sum was known, in the order of arrival.
         reports: one report per worker.
         seconds: seconds of the whole round.
-        compute_s: seconds that the slowest of the arrived workers computed.
+        compute_s: compute seconds of the slowest worker among `arrived`.
         late: number of messages that belonged to earlier rounds or were sent twice.
     """
 

@@ -16,13 +16,13 @@ SLOTS = 8  # slots per rank at most; Birkhoff's largest-first matchings need few
 
 
 def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
-    """Decomposes the traffic (Birkhoff) into slots with one partner per rank; a pair's bytes may be split over several slots.
+    """Decomposes the traffic (Birkhoff) into slots: rounds in which each rank has one partner. Pairs may be split over slots.
 
-    Apart from start-ups, of which every slot has one, it meets the one-to-one bound exactly: on equal ports in bytes, on mixed
-    ports in units of a 2^40th of the bound.
+    Without start-ups, of which every slot has one, it meets the one-to-one bound: exactly on equal ports, and up to rounding by
+    a 2^40th of the bound on mixed ports.
 
     Args: as in `registry.OrderStrategy`; `rng` is not used.
-        most: maximum number of slots; None: SLOTS * G. The bytes left after them go last, by `openshop`.
+        most: maximum number of slots; None: SLOTS * G. Bytes left after them are sent last, in the order `openshop`.
 
     Source: Aurora Thm 4.2.
     """
@@ -57,5 +57,5 @@ def _shares(work_GG, row_X3, rows):
 
 
 def ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:
-    """Returns work as integers in units of whole / 2^40, rounded up."""
+    """Returns work_GG as integers in units of whole / 2^40, rounded up."""
     return np.ceil(work_GG / max(whole, 1e-300) * 2**40).astype(np.int64)

@@ -38,7 +38,7 @@ class Routes:
         return load_R.astype(np.float64)
 
     def seconds(self, bytes_GG: IntArray) -> float:
-        """Returns the fluid optimum on these routes: seconds until the slowest resource has carried its part of bytes_GG."""
+        """Returns the fluid optimum: seconds in which the busiest resource carries its part of bytes_GG (G, G)."""
         return float((self.load_R(bytes_GG) / self.capacity_Bps_R).max(initial=0.0))
 
 
@@ -156,7 +156,7 @@ class FlowNetwork:
         return len(self.block_V)
 
     def load(self, sets_CV: BoolArray, bytes_GG: IntArray) -> IntArray:
-        """Returns (C,) int64, the bytes of bytes_GG (G, G) that start in each set of sets_CV (C, V) and end outside of it."""
+        """Returns (C,) int64, the bytes of bytes_GG (G, G) that start in each vertex set of sets_CV (C, V) and end outside."""
         n = self.gpus
         begun_CG = sets_CV[:, :n].astype(np.float64) @ bytes_GG.astype(np.float64)  # exact below 2^53 bytes, and by BLAS
         return np.asarray((begun_CG * ~sets_CV[:, n : 2 * n]).sum(axis=1)).astype(np.int64)

@@ -28,7 +28,7 @@ _kept_apart: set[int] = set()  # inodes
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens on one address of this machine, and on no other; port 0: any free one.
+    """Returns a socket that listens only on the given address of this machine. Port 0 picks a free port.
 
     Raises:
         BadInput: if the address cannot be used.
@@ -41,10 +41,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def watched(connection: socket.socket) -> Iterator[None]:
-    """Context manager in which a connection fails once the other host has acknowledged nothing for UNACKNOWLEDGED_S.
+    """Context manager that sets a TCP timeout: a connection fails if the peer acknowledges nothing for UNACKNOWLEDGED_S.
 
-    Inside, `kept_apart` returns True for it. So it is not mistaken for a connection of a process group that is made at the same
-    time, and is not shut with the group.
+    Inside, `kept_apart` returns True for the connection. So code that shuts the connections of a process group, which it finds
+    by listing sockets, leaves this connection open.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
@@ -58,13 +58,13 @@ def watched(connection: socket.socket) -> Iterator[None]:
 
 
 def kept_apart(connection: socket.socket) -> bool:
-    """Returns whether a connection, or the one that its descriptor was duplicated from, is inside `watched`."""
+    """Returns True while a connection is inside `watched`; duplicated descriptors count as the same connection."""
     return os.fstat(connection.fileno()).st_ino in _kept_apart
 
 
 @contextmanager
 def marked_urgent() -> Iterator[None]:
-    """Context manager that sets the type of service of connections made within to URGENT_TOS, except `watched` ones."""
+    """Context manager that sets IP type-of-service URGENT_TOS on the connections opened inside it, except `watched` ones."""
     before = open_sockets()
     yield
     for connection in connected(number for inode, number in open_sockets().items() if inode not in before):
@@ -75,7 +75,7 @@ def marked_urgent() -> Iterator[None]:
 
 
 def open_sockets() -> dict[int, int]:
-    """Returns this process's socket descriptors by inode, because the numbers of descriptors are reused when sockets close."""
+    """Returns this process's open sockets as {inode: descriptor}; an inode identifies a socket, a descriptor is reused."""
     found = {}
     for name in os.listdir("/dev/fd"):
         try:
@@ -88,7 +88,7 @@ def open_sockets() -> dict[int, int]:
 
 
 def connected(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Returns the sockets among `descriptors` that have a peer, each under a duplicated descriptor."""
+    """Returns those of the socket `descriptors` that have a peer, as new socket objects on duplicated descriptors."""
     connections = []
     for descriptor in descriptors:
         try:
@@ -109,11 +109,11 @@ _own = threading.local()  # `waiting`: this thread's _WaitingThread, unless a ca
 
 
 def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
-    """Runs `call`, which waits for peers, in a thread, and abandons it when `stopped` is set and it does not end.
+    """Runs a blocking `call` in another thread, waits for its end, and abandons it soon after `stopped` is set.
 
     Raises:
-        RankFailed: if `call` has not ended STUCK_S seconds after `stopped` was set; its thread is left behind.
-        Exception: whatever `call` raises.
+        RankFailed: if `call` still runs STUCK_S seconds after `stopped` was set; its thread is not ended.
+        Exception: any exception that `call` raises.
     """
     if not call_ends(call, stopped, STUCK_S):
         raise RankFailed("gloo waits on although its connections are shut")
@@ -145,10 +145,10 @@ def _run_calls(calls: SimpleQueue[Callable[[], None] | None], outcomes: SimpleQu
 
 
 def call_ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) -> bool:
-    """Runs a call in another thread and waits for it. Raises the call's error.
+    """Runs `call` in another thread and waits for its end; raises any exception that it raises.
 
-    Returns True if the call has ended; False if it still runs `grace_s` seconds after `stopped` was set, and is left behind.
-    Each calling thread keeps a helper thread, because starting one for each call takes longer than most calls.
+    Returns True if `call` has ended; False if it still runs `grace_s` seconds after `stopped` was set: it is then abandoned.
+    Each calling thread keeps one helper thread, because starting a thread takes longer than most calls.
     """
     waiting = getattr(_own, "waiting", None) or _WaitingThread()
     _own.waiting = None  # a thread whose call is left behind is not used again

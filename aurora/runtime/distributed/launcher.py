@@ -67,21 +67,21 @@ class RankInfo:
 
 
 def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0, port: int = 0) -> list[Any]:
-    """Runs the picklable `target(rank_info, *args)` in `ranks` processes on this machine. All of them are gone on return.
+    """Runs the picklable `target(rank_info, *args)` in `ranks` processes on this machine, and returns when all have ended.
 
-    The store of the rendezvous lives in this process, so it outlives every rank; it listens on loopback only.
+    The rendezvous store runs in this process, so it outlives every rank; it listens on loopback only.
 
     Args:
         target, ranks, args: the function, the number of processes, and further arguments of the function.
         timeout_s: seconds that a rank waits for a peer.
-        port: port of the store; 0: any free one.
+        port: port of the store; 0: any free port.
 
     Returns:
-        What each rank returned, by rank.
+        The return value of each rank's `target`, by rank.
 
     Raises:
-        RankFailed: if a rank dies, or raises an error that is no AuroraError.
-        AuroraError: if a rank raises it.
+        RankFailed: if a rank dies, or raises an exception other than AuroraError.
+        AuroraError: if a rank raises one.
         BadInput: if the port cannot be used.
     """
     children: list[tuple[Any, Connection]] = []
@@ -111,7 +111,7 @@ def hosted_store(port: int) -> Iterator[tuple[str, int]]:
 
 
 def serve_store(host: str, port: int = 0) -> tuple[Any, int]:
-    """Returns a TCPStore that listens on one address of this machine, and its port. It listens as long as it is referenced.
+    """Returns a TCPStore that listens on one address of this machine, and its port. Deleting the store closes the port.
 
     Raises:
         BadInput: if the address cannot be used.
@@ -124,7 +124,7 @@ def serve_store(host: str, port: int = 0) -> tuple[Any, int]:
 
 
 def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
-    """Starts a process that runs the picklable `main(connection, rank_info, *args)` and dies with this one.
+    """Starts a process that runs the picklable `main(connection, rank_info, *args)`, and is killed when this process ends.
 
     Returns:
         The process, and this end of the pipe whose other end is `connection`.
@@ -139,7 +139,7 @@ def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) ->
 
 
 def end_processes(children: Iterable[tuple[Any, Connection]]) -> None:
-    """Kills processes that `start_process` returned and closes their pipes; none is left on return."""
+    """Kills processes that `start_process` returned, waits until they have ended, and closes their pipes."""
     for child, connection in children:
         if child.is_alive():
             child.kill()
@@ -148,10 +148,10 @@ def end_processes(children: Iterable[tuple[Any, Connection]]) -> None:
 
 
 def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
-    """Runs ranks as `launch` does, but in threads of this process and without a store.
+    """Runs ranks like `launch`, but as threads of this process and without a store. Returns each rank's return value.
 
-    Raises the first error of a rank. Before that it waits up to GRACE_S for the other ranks to end, because a rank that still
-    loads a model would disturb the caller's next load.
+    Raises the first error of a rank, after waiting up to GRACE_S for the other ranks to end: a rank that still loads a model
+    would disturb the caller's next load.
     """
     answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
@@ -179,10 +179,10 @@ def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s
 
 
 def start_fork_server(preload: list[str] = PRELOAD) -> ForkServerContext:
-    """Starts the process that ranks are forked from, and returns its context. That process imports `preload` in the background.
+    """Starts the process from which ranks are forked, and returns its context. It imports `preload` in the background.
 
-    An early call saves the first rank the time of those imports; further calls cost nothing. Ctrl-C reaches neither that
-    process nor the ranks; the caller must end them.
+    An early call saves the first rank the time of these imports; further calls cost nothing. Ctrl-C (SIGINT) reaches neither
+    the fork server nor the ranks; the caller must end them.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preload)

@@ -22,12 +22,12 @@ PROBE = 2**31 - 1  # a tag that no message has
 
 
 class GlooTransport(OrderedTransport):
-    """An ordered transport over a gloo process group; None: torch.distributed's default group.
+    """OrderedTransport over a gloo process group; `group` None: torch.distributed's default group.
 
-    If a call waits in vain, heartbeats tell it which ranks hang, so that its error names those and not ranks that wait too.
+    When a call times out, its error uses the heartbeats to name the ranks that hang, not ranks that only wait for those.
 
     A message waits at its sender until the receiver's request has come, over the same connection. The message's tag is its
-    size. If the ends disagree on the size, send and receive never match, and the call ends by the time-out.
+    size. If sender and receiver disagree on the size, they never match, and the call times out.
     """
 
     has_collective = True
@@ -39,7 +39,7 @@ class GlooTransport(OrderedTransport):
         _yield_to_posters()
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers every rank's small tensor; see `Transport.gather`."""
+        """All-gathers a small tensor; see `Transport.gather`."""
         if self.ranks == 2:
             return super().gather(row)
         # One collective in which every rank sends the same to all: only gloo's threads wait there.
@@ -77,9 +77,9 @@ class GlooTransport(OrderedTransport):
             raise self._lost(broken if len(broken) == 1 else (), error) from None
 
     def broken_peers(self) -> list[int]:
-        """Returns the peers whose connections are broken, because a collective that fails does not name them.
+        """Returns the peers whose connections are broken; gloo's errors of collectives do not name them.
 
-        Each call leaks some 90 bytes per peer in gloo, so it is made only after a failure, or while another call waits.
+        Each call leaks about 90 bytes per peer in gloo, so call it only after a failure, or while another call waits.
         """
         broken = []
         for peer in range(self.ranks):

@@ -25,7 +25,7 @@ CHECK_S = 0.5  # between two looks at peers that an exchange waits for
 
 
 class End(NamedTuple):
-    """This rank's end of a transfer."""
+    """This rank's end of a transfer: a tensor that it sends to a peer, or receives from it."""
 
     peer: int  # the rank at the other end
     sent: bool  # whether this rank sends
@@ -33,7 +33,7 @@ class End(NamedTuple):
 
 
 class GroupedCalls(Protocol):
-    """Interface of NCCL and a stream for a NcclTransport. Tests implement it by an emulation of NCCL."""
+    """Interface through which NcclTransport calls NCCL on a CUDA stream; tests implement it with an emulation."""
 
     rank: int
     ranks: int
@@ -45,10 +45,10 @@ class GroupedCalls(Protocol):
 
     @property
     def failure(self) -> RankFailed | None:
-        """The reason for which this process's calls were aborted, by this or another transport; None: they were not."""
+        """Error with which the calls of this process were aborted, by this or another transport; None: not aborted."""
 
     def abort(self, failure: RankFailed) -> None:
-        """Ends all calls of this process, also those that wait for peers. May be called in any thread."""
+        """Aborts all NCCL calls of this process, so that calls which wait for peers end. May be called in any thread."""
 
 
 class NcclCalls:
@@ -80,7 +80,7 @@ class NcclCalls:
 
     @property
     def failure(self) -> RankFailed | None:
-        """The reason for which this process's communicators were aborted; see `GroupedCalls.failure`."""
+        """Error with which the communicators of this process were aborted; see `GroupedCalls.failure`."""
         return nccl_failure()
 
     def abort(self, failure: RankFailed) -> None:
@@ -89,7 +89,7 @@ class NcclCalls:
 
 
 def first_call(calls: GroupedCalls) -> list[End]:
-    """Returns this rank's part of a grouped call in which every two ranks send each other one byte."""
+    """Returns this rank's sends and receives of a grouped call in which every pair of ranks exchanges one byte."""
     others = [peer for peer in range(calls.ranks) if peer != calls.rank]
     out, into = torch.zeros(2, calls.ranks, dtype=torch.uint8, device=calls.device)
     return [End(peer, sent, row[peer : peer + 1]) for sent, row in ((True, out), (False, into)) for peer in others]
@@ -105,14 +105,14 @@ class _Queued(NamedTuple):
 
 
 class QueuedTransport(ABC):
-    """Base of transports that queue exchanges on a GPU's stream, and gather and find lost peers by gloo.
+    """Base of transports that queue exchanges on a CUDA stream, and use gloo to gather and to detect lost peers.
 
     Args:
-        rank, ranks: this rank, and how many there are.
+        rank, ranks: this rank, and the number of ranks.
         control: a gloo transport of the same ranks. It performs `gather`, so that only exchanges use the GPU, in the port
-            arbiter's sequence on every rank; and it finds lost peers. None: `gather` cannot be called, and broken connections
-            are not noticed.
-        heartbeats: signs of life of all ranks, to name those that hang; None: there are none.
+            arbiter's sequence on every rank; and it detects lost peers. None: `gather` cannot be called, and broken
+            connections are not detected.
+        heartbeats: heartbeats of all ranks, which reveal ranks that hang; None: not used.
     """
 
     has_collective = False
@@ -126,7 +126,7 @@ class QueuedTransport(ABC):
         """Waits until this rank's transfers are done; see `Transport.wait`."""
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Waits for this rank's transfers, then gathers every rank's small tensor; see `Transport.gather`."""
+        """Waits for this rank's transfers, then all-gathers a small tensor; see `Transport.gather`."""
         assert self._control is not None
         self.wait()
         return self._control.gather(row.cpu())
@@ -142,22 +142,22 @@ class QueuedTransport(ABC):
 
 
 class NcclTransport(QueuedTransport):
-    """A transport that runs an order in stages on the current stream; each stage is one grouped call.
+    """Transport that runs an order in stages on the current CUDA stream; each stage is one grouped NCCL call.
 
-    Stage s has this rank's transfers with number s in `Order.stage_X`, and waits only for their partners. An order that lets
-    ranks send everything at once has a single stage.
+    Stage s contains this rank's transfers with number s in `Order.stage_X`, and waits only for their partners. An order that
+    lets ranks send everything at once has a single stage.
 
-    `exchange` queues its stages and returns. The thread waits for them in `wait` and `gather`, and when more than MOST_QUEUED
+    `exchange` queues its stages and returns. The host waits for them in `wait` and `gather`, and when more than MOST_QUEUED
     exchanges are queued.
 
-    NCCL waits for a lost peer for ever. So with `timeout_s` a thread looks every CHECK_S at the first exchange that has not
-    ended. If the connection to a peer is broken, or `timeout_s` have passed, the thread aborts all of this process's
-    communicators. Calls that wait then raise RankFailed. It names the ranks whose heartbeats have stopped, or else those that
-    the exchange waits for.
+    NCCL waits for a lost peer for ever. So with `timeout_s`, a thread checks the oldest unfinished exchange every CHECK_S. If
+    the connection to a peer is broken, or `timeout_s` have passed, the thread aborts all communicators of this process, and
+    waiting calls raise RankFailed. The error names the ranks whose heartbeats have stopped, or else the ranks for which the
+    exchange waits.
 
-    Making a transport is a collective call of all ranks, because NCCL connects a communicator in its first call, while later
-    calls may be of some ranks only. The first call cannot be aborted. With `timeout_s` it runs in a thread, which is left
-    behind if a peer is lost.
+    The constructor is a collective call, because NCCL connects a communicator in its first call, while later calls may involve
+    only some ranks. This first call cannot be aborted. With `timeout_s` it runs in a thread, which is abandoned if a peer is
+    lost.
 
     Args:
         calls: the calls of an NCCL process group.
@@ -212,7 +212,7 @@ class NcclTransport(QueuedTransport):
         """Aborts the communicators if an exchange waits for a lost peer, has waited `timeout_s`, or the GPU has failed.
 
         Returns:
-            Whether they were aborted.
+            True if they were aborted.
         """
         reached, queued = self._calls.timer.reached, self._queued.copy()  # another thread adds and removes
         try:
@@ -283,12 +283,12 @@ class NcclTransport(QueuedTransport):
 
 
 def nccl_transport(device: str, timeout_s: float, heartbeats: Heartbeats) -> NcclTransport:
-    """Makes a transport over new nccl and gloo groups of all ranks. A collective call.
+    """Returns a transport over new NCCL and gloo groups of all ranks. A collective call.
 
     Args:
-        device: this rank's CUDA device, the current one.
+        device: this rank's CUDA device, which is the current device.
         timeout_s: seconds to wait for a peer.
-        heartbeats: signs of life of all ranks.
+        heartbeats: heartbeats of all ranks.
     """
     group, control = (new_process_group(backend, timeout_s) for backend in ("nccl", "gloo"))
     return NcclTransport(NcclCalls(group, device), GlooTransport(control, None, heartbeats), timeout_s, heartbeats)

@@ -1,4 +1,4 @@
-"""Ordered transport: keeps a planned order by point-to-point messages. Its back ends are gloo, shaped and memory.
+"""Ordered transport: performs an all-to-all in a planned order by point-to-point messages, over gloo, shaped or memory.
 
 An exchange cuts the transfers of the order (its rows) into messages, posts sends and receives, a few at a time, and waits for
 them in sequence. A paced order instead has planned start times, at which its messages are sent.
@@ -37,14 +37,14 @@ SETTLE_S = 0.1  # to wait for the other direction's failure, which may explain t
 
 
 class Work(Protocol):
-    """A message that has been posted and may still be under way."""
+    """Handle of a posted send or receive, which may be unfinished."""
 
     def wait(self) -> object:
-        """Waits until the message has left or arrived. Raises RuntimeError if it cannot."""
+        """Waits until the message is sent or received. Raises RuntimeError on failure."""
 
 
 class Message(NamedTuple):
-    """A transfer of an order (one of its rows), or a piece of one, as this rank sends or receives it."""
+    """Message that this rank sends or receives: one transfer of an order (a row of it), or a piece of one."""
 
     peer: int  # the rank at the other end
     tensor: torch.Tensor  # the contiguous tensor to send or to fill
@@ -101,23 +101,23 @@ class _Lane(NamedTuple):
 
 
 class OrderedTransport(ABC):
-    """Base of a Transport that keeps orders; back ends define `_send` and `_receive` for single messages.
+    """Base of Transports that enforce an order; subclasses define `_send` and `_receive` for single messages.
 
-    An order lets each rank have a number of transfers under way. An end posts a transfer only when it is among that many first
-    transfers of the rank that are not done; data move once both ends have posted it. The order's first transfer that is not
-    done is always posted at both ends, so there is no deadlock.
+    An order allows each rank n transfers at a time. Sender and receiver post a transfer when it is among the rank's first n
+    unfinished ones; data move once both have posted it. The order's first unfinished transfer is always posted at both ends,
+    so there is no deadlock.
 
-    If the order allows one partner at a time, rows are cut into pieces. A receiver requests pieces in the planned sequence: one
-    piece ahead, or as many as arrive while a request travels. So a sender has only a few pieces under way; more would fill the
-    network and delay its next transfer. A rank that may request all that it receives requests it first and then sends, in one
-    thread.
+    If the order allows one partner at a time, transfers are cut into pieces. A receiver requests pieces in the planned
+    sequence: one piece ahead, or as many as arrive during a round trip. So a sender has only a few pieces in flight; more would
+    fill the network and delay its next transfer. A rank that may request all that it receives at once does so first, and then
+    sends, in one thread.
 
-    In an order with tiers, each tier in which the rank must keep a sequence has threads of its own. The rows of other tiers are
-    all posted at once.
+    In an order with tiers, each tier in which the rank must keep a sequence has its own threads. The transfers of other tiers
+    are all posted at once.
 
-    The senders' clocks keep paced orders. They start when all ranks know each other's sizes: messages leave at their planned
-    times, and receivers request everything at once. Paced orders need `cluster` for the ports' rates; without it no port counts
-    as slow.
+    Paced orders are kept by the senders' clocks, which start when all ranks know each other's sizes: messages leave at their
+    planned times, and receivers request everything at once. Paced orders need `cluster` for the port rates; without it, all
+    ports count as equally fast.
     """
 
     cuts_rows = True  # whether rows are cut where one partner at a time is served
@@ -144,7 +144,7 @@ class OrderedTransport(ABC):
         return peer_lost(self.rank, peers, error)
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers every rank's small tensor; see `Transport.gather`."""
+        """All-gathers a small tensor; see `Transport.gather`."""
         # Every pair directly: a third of all_gather's time at 4 ranks, whose ring takes a wake-up a step.
         row = row.contiguous()
         rows = torch.stack([row] * self.ranks)
@@ -172,7 +172,7 @@ class OrderedTransport(ABC):
             self._exchange_large(incoming, outgoing, observe)
 
     def wait(self) -> None:  # noqa: B027
-        """Returns at once: an exchange is done when it returns."""
+        """Returns immediately, because `exchange` returns only when it is done."""
 
     # Steps of an exchange.
 
@@ -385,7 +385,7 @@ class OrderedTransport(ABC):
 
 
 class Memory:
-    """Matches sends with receives between ranks that are threads; each end waits at most `timeout_s` seconds for the other."""
+    """Matches sends with receives between ranks that are threads; a send or receive waits at most `timeout_s` for the other."""
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
         self.ranks, self.timeout_s = ranks, timeout_s
@@ -393,7 +393,7 @@ class Memory:
         self._waiting: dict[tuple[int, int, bool], deque[_Half]] = defaultdict(deque)
 
     def post(self, src: int, dst: int, sent: bool, message: Message) -> "_Half":
-        """Posts one end of the next message from src to dst; data move once both ends are posted."""
+        """Posts the send (`sent` True) or the receive of the next message from src to dst; data move once both are posted."""
         half = _Half(message, self.timeout_s)
         with self._lock:
             others = self._waiting[src, dst, not sent]
@@ -432,7 +432,7 @@ class _Half:
 
 
 class MemoryTransport(OrderedTransport):
-    """Ordered transport of a rank that is a thread, over the Memory that all ranks of the group share."""
+    """OrderedTransport between ranks that are threads of one process, over a Memory that they share."""
 
     def __init__(self, memory: Memory, rank: int, cluster: Cluster | None = None) -> None:
         super().__init__(rank, memory.ranks, cluster)

@@ -1,6 +1,6 @@
 """Process groups of a run with fixed members: torch.distributed's default group, one more for each model, and heartbeats.
 
-Heartbeats tell which ranks of a group hang: a process that hangs keeps its connections open, so they cannot tell.
+Heartbeats reveal which ranks hang; connections do not, because a process that hangs keeps them open.
 """
 
 import datetime
@@ -25,14 +25,14 @@ SILENT = 5  # looks in which a rank gives no sign of life before it counts as hu
 
 
 class Heartbeats:
-    """Signs of life of all ranks, counted in a store that all reach.
+    """Heartbeats of all ranks: one counter per rank in a shared store.
 
-    Until `stop`, a thread adds this rank's signs every BEAT_S and looks at the others'. It is a thread because calls of the
-    store may hang.
+    Until `stop`, a thread increments this rank's counter and reads the others every BEAT_S. A thread does it because calls of
+    the store may hang.
 
     Args:
-        store: a torch.distributed Store that all ranks reach; it is cloned, because another thread may wait in it for long.
-        rank, ranks: this rank, and how many there are.
+        store: a torch.distributed Store that all ranks reach; it is cloned, because other threads may block in it for long.
+        rank, ranks: this rank, and the number of ranks.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int) -> None:
@@ -46,24 +46,24 @@ class Heartbeats:
         self._thread.start()
 
     def beat(self) -> None:
-        """Gives a sign of life."""
+        """Increments this rank's counter."""
         self._store.add(self._keys[self._rank], 1)
 
     def look(self) -> None:
-        """Notes which ranks have given a sign of life since the last look."""
+        """Reads all counters, and records which ranks have incremented theirs since the last call."""
         seen_R = self._store.multi_get(self._keys)
         pairs = zip(seen_R, self._seen_R, self._missed_R, strict=True)
         self._missed_R = [missed + 1 if seen == before else 0 for seen, before, missed in pairs]
         self._seen_R = seen_R
 
     def stop(self) -> None:
-        """Ends the thread, and with it this rank's signs of life."""
+        """Ends the thread, and with it this rank's heartbeats."""
         self._stopped.set()
         self._thread.join(BEAT_S)  # longer if the store hangs
 
     @property
     def silent(self) -> list[int]:
-        """The other ranks that have given no sign of life in the last SILENT looks."""
+        """The other ranks that have sent no heartbeat in the last SILENT calls of `look`."""
         return [rank for rank, missed in enumerate(self._missed_R) if missed >= SILENT and rank != self._rank]
 
     def _run(self) -> None:
@@ -85,7 +85,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
-    """Returns this process's RankInfo from torchrun's environment variables, checked; None if they are not set."""
+    """Returns this process's RankInfo, from torchrun's environment variables (validated); None if they are not set."""
     if not all(name in os.environ for name in TORCHRUN):
         return None
     try:
@@ -102,7 +102,7 @@ def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
 
 @contextmanager
 def default_process_group(rank_info: RankInfo) -> Iterator[Heartbeats]:
-    """Context manager that makes torch.distributed's default group (gloo, for control) and destroys it; yields its heartbeats.
+    """Context manager that creates torch.distributed's default group (gloo), yields its heartbeats, and destroys the group.
 
     Raises:
         RankFailed: if the other ranks do not join within rank_info.timeout_s.
@@ -134,9 +134,9 @@ def default_process_group(rank_info: RankInfo) -> Iterator[Heartbeats]:
 
 
 def device_of(rank_info: RankInfo) -> str:
-    """Returns the name of this rank's CUDA device if every local rank has one; else "cpu", with a warning if there are GPUs.
+    """Returns this rank's CUDA device name if every local rank has a GPU; else "cpu", with a warning if there are GPUs.
 
-    With NCCL_MULTI_RANK_GPU_ENABLE=1, which lets ranks share a GPU from NCCL 2.30 on, one GPU is enough for all ranks.
+    With NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or later: ranks may share a GPU), one GPU is enough for all ranks.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus >= rank_info.local_ranks or (gpus and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"):
@@ -147,14 +147,14 @@ def device_of(rank_info: RankInfo) -> str:
 
 
 def new_process_group(backend: str, timeout_s: float, urgent: bool = False) -> Any:
-    """Makes a further gloo or nccl group of all ranks. Every rank must make its groups in the same order.
+    """Returns a new gloo or NCCL group of all ranks. All ranks must create their groups in the same sequence.
 
-    `NcclTransport` ends the calls of an nccl group that wait for a lost peer, and names the peer.
+    An NCCL group's own watchdog is off; `NcclTransport` aborts calls that wait for a lost peer, and names the peer.
 
     Args:
         backend: "gloo" or "nccl".
         timeout_s: seconds to wait for a peer.
-        urgent: whether its packets are marked as urgent, for networks that forward such packets first; with gloo only.
+        urgent: True: mark its packets with IP type-of-service URGENT_TOS, which some networks forward first; gloo only.
     """
     if backend == "nccl":
         keep_watchdogs_from_ending_the_process()
@@ -166,24 +166,24 @@ def new_process_group(backend: str, timeout_s: float, urgent: bool = False) -> A
 
 
 def keep_watchdogs_from_ending_the_process() -> None:
-    """Keeps torch's NCCL groups from ending this process when a call takes long or a peer is lost.
+    """Sets environment variables that keep torch's NCCL watchdogs from ending this process on a time-out or a lost peer.
 
-    Called before the first group is made. It also turns off their polling of the store for requests to write debug files.
+    Call it before the first group is created. It also stops the watchdogs from polling the store for debug-dump requests.
     """
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
         os.environ.setdefault(f"TORCH_NCCL_{name}", "0")
 
 
 def nccl_failure() -> RankFailed | None:
-    """Returns the reason for which this process's NCCL groups were aborted first; None if they were not."""
+    """Returns the error with which this process's NCCL groups were first aborted; None if they were not."""
     return next(iter(_nccl_failures), None)
 
 
 def abort_nccl_groups(failure: RankFailed) -> bool:
-    """Aborts all NCCL groups that `new_process_group` has made, which ends their calls. Returns whether there are any groups.
+    """Aborts all NCCL groups from `new_process_group`, which ends their calls. Returns False if there are no groups.
 
-    All are aborted together: aborting one waits for the GPU, where calls of another may wait for the same lost rank. May be
-    called in any thread, and more than once.
+    They are aborted in one call: aborting a single group waits for the GPU, where calls of another group may wait for the same
+    lost rank. May be called in any thread, and repeatedly.
     """
     if not _nccl_groups:
         return False

@@ -37,19 +37,19 @@ HALF_ALIGNED = 256  # bytes
 
 
 def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = False) -> IntArray:
-    """Returns the table of an order on one rank: for each lane, the peer to write to and the sender to permit in each stage.
+    """Returns an order as the table that the push kernel reads on one rank: per lane and stage, which peer to write to.
 
     Args:
-        order: its rows cover every ordered pair of ranks. If it opens several transfers at once, lanes begin with different
-            peers.
+        order: the order, whose rows cover every ordered pair of ranks. If it opens several transfers at once, lanes begin with
+            different peers.
         rank: the rank.
-        lanes, stages: lengths of the table's axes; in the last stage a rank writes the rows for itself.
-        gated: whether receivers permit senders; needs an order of one partner at a time, without tiers.
+        lanes, stages: lengths of the table's axes; in the last stage a rank writes its rows to itself.
+        gated: True: a receiver permits one sender at a time; needs an order of one partner at a time, without tiers.
 
     Returns:
-        (lanes, stages, 6) int32: the peer to write to, -1 for none; the sender to permit, -1 for none; whether the peer must
-        permit the writing; the shares of the peer's rows at which the written part begins and ends, in units of
-        2**-SHARE_BITS; and whether these are the last rows for the peer.
+        (lanes, stages, 6) int32. Columns: peer to write to (-1: none); sender to permit (-1: none); 1 if the peer must permit
+        the write; begin and end of the written part, as shares of the rows for the peer, in units of 2**-SHARE_BITS; 1 if it
+        contains the last rows for the peer.
 
     Raises:
         BadInput: if the table is too short, or the order cannot be gated.
@@ -79,7 +79,7 @@ def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = 
 
 
 def order_within(order: Order, ranks: Sequence[int]) -> Order:
-    """Returns the part of an order between some ranks; it numbers them by their index in `ranks`, which must ascend."""
+    """Returns the part of an order between the given ranks (ascending), renumbered by their index in `ranks`."""
     own_X = np.isin(order.pairs_X2, ranks).all(axis=1)
     pairs_X2 = np.searchsorted(ranks, order.pairs_X2[own_X])
     share_X2 = None if order.share_X2 is None else order.share_X2[own_X]
@@ -87,12 +87,12 @@ def order_within(order: Order, ranks: Sequence[int]) -> Order:
 
 
 class Dispatched(NamedTuple):
-    """Rows that arrived in a dispatch, and the slots to which this rank's own rows went. Valid until the next dispatch.
+    """Rows that this rank received in a dispatch, and where it sent its own rows. Valid until the next dispatch.
 
     Attributes:
-        rows: (R * slots, row_bytes) uint8, the slots of all peers; `MessageFormat.parts` reads them.
-        count_R: (R,) int64 on the device, number of slots that each peer has filled, from its first one on.
-        place_NK: (N, K) int64, the slot, peer * slots + row, to which each choice of this rank's tokens went; -1 for none.
+        rows: (R * slots, row_bytes) uint8, received rows: `slots` row buffers per peer; `MessageFormat.parts` decodes them.
+        count_R: (R,) int64 on the device, number of rows received from each peer, which fill its first slots.
+        place_NK: (N, K) int64, slot (peer * slots + row) to which the row of each token's choice was sent; -1: not sent.
     """
 
     rows: torch.Tensor
@@ -101,37 +101,37 @@ class Dispatched(NamedTuple):
 
     @property
     def filled_X(self) -> torch.Tensor:
-        """(R * slots,) bool, True for the slots that are filled."""
+        """(R * slots,) bool, True for slots that hold a received row."""
         slots = len(self.rows) // len(self.count_R)
         number_X = torch.arange(len(self.rows), device=self.rows.device)
         return number_X % slots < self.count_R.repeat_interleave(slots, output_size=len(self.rows))
 
 
 class OrderedPush:
-    """Dispatch and combine between the ranks of a group, for all layers of a model. All methods are collective calls.
+    """Performs dispatch and combine by ordered push, for all layers of a model. All methods are collective calls.
 
     Each dispatch is followed by its combine. A batch in several rounds makes all its dispatches first, and copies the rows of
     each out of the buffers before the next; then it makes its combines. Everything is queued on the current stream; the host
     waits only in `check_peers`.
 
     Args:
-        make_memory: called with bytes; makes the group's buffers, see `aurora.runtime.transports.symmetric_memory`.
+        make_memory: called with a size in bytes; allocates the buffers, see `aurora.runtime.transports.symmetric_memory`.
         ranks: number of ranks.
-        tokens: most tokens of a rank in one batch.
-        row_bytes: most bytes of a row.
-        round_tokens: most tokens that are exchanged at once, to save memory; None: all. A batch takes one dispatch and combine
-            for each of its `parts`, of which all ranks have equally many, however many tokens they have.
-        choices: most rows that a token sends to one rank: 1 if they are deduplicated, else its top k.
+        tokens: largest number of tokens of a rank in one batch.
+        row_bytes: largest size of a row in bytes.
+        round_tokens: largest number of a rank's tokens per round (one dispatch and combine), to save memory; None: one round.
+            All ranks make the same number of rounds, see `parts`.
+        choices: most rows that a token sends to one rank: 1 if deduplicated, else its top k.
         layers: number of layers, each of which has an order.
-        lanes: programs of a kernel launch.
-        stages: most stages of an order; None: as many as orders need that do not split a pair's rows.
-        timeout_s: a peer that does not answer for at least so many seconds is lost.
-        experts: most experts of a rank, if senders also tell how often each is chosen (`aurora.runtime.pushed_batch`); else 0.
-        lock_step: True if all ranks share one stream, in tests: an exchange only sends, and `receive` waits, after all ranks
-            have sent. Orders cannot be gated then.
+        lanes: programs (thread blocks) of a kernel launch.
+        stages: most stages of an order; None: enough for orders that do not split the rows of a pair of ranks.
+        timeout_s: seconds without an answer, at least, after which a peer counts as lost.
+        experts: most experts of a rank, if senders also report tokens per expert (`aurora.runtime.pushed_batch`); else 0.
+        lock_step: True, in tests, if all ranks share one stream: an exchange then only sends, and `receive` waits, after all
+            ranks have sent. Excludes gated orders.
 
     Attributes:
-        batch_tokens: most tokens that any rank has in the present batch, the same on all ranks; at first `tokens`.
+        batch_tokens: largest number of tokens of any rank in the present batch, the same on all ranks; at first `tokens`.
     """
 
     def __init__(
@@ -168,12 +168,12 @@ class OrderedPush:
         self._seen_3 = torch.zeros(3, dtype=torch.int64, pin_memory=state_3.is_cuda)
 
     def parts(self, tokens: int) -> list[slice]:
-        """Returns the parts into which a batch of `tokens` tokens is cut, for one round each.
+        """Returns the slices into which a batch of `tokens` tokens is cut, one per round.
 
-        All ranks get as many parts as `batch_tokens` need, so the last ones may be empty.
+        All ranks get as many slices as `batch_tokens` tokens need, so the last ones may be empty.
 
         Raises:
-            BadInput: if there are more tokens than buffers were made for.
+            BadInput: if there are more tokens than the buffers can hold.
         """
         if tokens > self.tokens:
             raise BadInput(f"ordered push: expected at most {self.tokens} tokens of a rank, found {tokens}")
@@ -187,7 +187,7 @@ class OrderedPush:
         Args:
             layer: the layer.
             order: order of the dispatch.
-            gated: whether receivers permit one sender at a time.
+            gated: True: a receiver permits one sender at a time.
             back: order of the combine; None: the reversed order of the dispatch.
 
         Raises:
@@ -201,21 +201,21 @@ class OrderedPush:
         self, layer: int, hidden: torch.Tensor, rank_NK: torch.Tensor, packing: MessageFormat, tail: torch.Tensor | None,
         slots: int | None = None,
     ) -> Dispatched:  # fmt: skip
-        """Sends tokens to the ranks of their experts, one row for each rank that a token goes to.
+        """Sends each token to the ranks of its experts, in one row per rank. Returns the received rows.
 
         Args:
-            layer: the layer, whose order is used.
-            hidden: (N, H) hidden states; if `packing` has the dtype e4m3 and they have a wider one, they travel as e4m3 with
+            layer: index of the layer; selects the order.
+            hidden: (N, H) hidden states. If `packing` has dtype e4m3 and `hidden` a wider one, they are quantized to e4m3 with
                 scales.
-            rank_NK: (N, K) the rank of every choice; numbers below 0 or from R on mean none.
+            rank_NK: (N, K) the rank of each choice; a value outside 0 to R - 1: the choice is not sent.
             packing: layout of the rows.
-            tail: the rows' parts behind the hidden states, from `MessageFormat.tail`: a row per token or, if choices on one
-                rank do not share a row, a row per choice. None: rows have only hidden states.
-            slots: most rows of any rank for another in this dispatch, the same on all ranks; R * slots rows arrive. None: as
-                many as the buffers hold.
+            tail: the part of each row behind its hidden state, from `MessageFormat.tail`: one entry per token or, if choices
+                on the same rank do not share a row, one per choice. None: rows have only hidden states.
+            slots: bound on the rows from one rank to another in this dispatch, the same on all ranks; the result has R * slots
+                rows. None: as many as the buffers hold.
 
         Raises:
-            BadInput: if there are more tokens than the buffers were made for, or than `slots`.
+            BadInput: if there are more rows than `slots` or than the buffers can hold.
         """
         slots = min(self.slots if slots is None else slots, self.slots)
         tokens, top_k = rank_NK.shape
@@ -232,7 +232,7 @@ class OrderedPush:
         return Dispatched(arrived, count_RT[:, 0].clone(), place_NK)  # more dispatches may come before the combine
 
     def check_size(self, rows: int, row_bytes: int, slots: int) -> None:
-        """Raises BadInput if `rows`, those for one rank, exceed `slots`, or if `row_bytes` exceeds the size of a slot."""
+        """Raises BadInput if `rows` (number of rows for one rank) exceeds `slots`, or `row_bytes` the size of a slot."""
         if rows > slots or row_bytes > self._row_bytes:
             raise BadInput(
                 f"ordered push: expected at most {slots} rows for a rank, of at most {self._row_bytes} bytes, found up to "
@@ -242,16 +242,16 @@ class OrderedPush:
     def combine(
         self, layer: int, dispatched: Dispatched, answers: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sends answers back to the ranks of their tokens. Returns (N, H), the sums of the answers to this rank's tokens.
+        """Sends expert outputs back to the ranks of their tokens. Returns (N, H), the summed outputs of this rank's tokens.
 
         Sums are taken in float32, in the order of the choices, and rounded once.
 
         Args:
-            layer: the layer.
+            layer: index of the layer; selects the order.
             dispatched: result of the dispatch.
-            answers: (R * slots, H), by slot; those of slots that are not filled are not read.
-            weights: (N, K) weights by which the answers to this rank's tokens are multiplied before they are summed; None: the
-                experts' ranks have multiplied them.
+            answers: (R * slots, H) expert outputs, by slot; unfilled slots are not read.
+            weights: (N, K) weights by which this rank multiplies its tokens' outputs before summing them; None: the outputs
+                are already weighted.
         """
         row_bytes = answers.shape[1] * answers.element_size()
         if row_bytes > self._row_bytes:
@@ -261,21 +261,21 @@ class OrderedPush:
         return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, weights)
 
     def same(self, rows: int) -> torch.Tensor:
-        """Returns `row_of_RX` of a combine, (R, rows / R) int32: it sends every slot of a dispatch with `rows` slots back."""
+        """Returns the `row_of_RX` of a combine, (R, rows / R) int32, that sends each of `rows` dispatched slots back."""
         return self.same_RX.view(-1)[:rows].view(self.ranks, -1)
 
     def exchange(
         self, table: torch.Tensor, rows: Rows, row_of_RX: torch.Tensor, count_RT: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queues an exchange and the wait for its end.
+        """Queues one all-to-all and the wait for its end.
 
         Args:
-            table: one of `table_L2`.
-            rows, row_of_RX, count_RT: the rows, as `aurora.moe.push_triton.push` takes them; `row_of_RX` has a column per slot.
+            table: an entry of `table_L2` (layer; 0 dispatch, 1 combine).
+            rows, row_of_RX, count_RT: the rows to send, as in `aurora.moe.push_triton.push`; `row_of_RX` has a column per slot.
 
         Returns:
-            (R * slots, row_bytes) uint8, the slots that the exchange fills, and (R, told) int64, the counts of each peer: how
-            many rows it has sent, and how often it has chosen each of this rank's experts. Both are views of the buffers.
+            (R * slots, row_bytes) uint8, the slots into which rows arrive; and (R, 1 + experts) int64, received counts by peer:
+            its number of rows, and how often it chose each of this rank's experts. Both are views of the buffers.
         """
         half, self._half = self._half, 1 - self._half
         peers = self.peers._replace(slots=row_of_RX.shape[1])
@@ -285,15 +285,15 @@ class OrderedPush:
         return self.memory.local[self._half_at[half] :][:size].view(-1, rows.row_bytes), self._counts_2RT[half]
 
     def receive(self) -> None:
-        """Queues the wait for the end of the last exchange, with `lock_step`; else does nothing."""
+        """With `lock_step`, queues the wait for the end of the last exchange; otherwise does nothing."""
         if self._lock_step:
             push(*self._sent, sends=False)
 
     def check_peers(self, waits: bool = True) -> None:
-        """Raises RankFailed if a peer did not answer in time; everything that arrived since is invalid.
+        """Raises RankFailed if a peer did not answer in time; results of that exchange and of later ones are invalid.
 
         Args:
-            waits: True: first waits for all queued exchanges. False: does not wait, and may find a loss only in a later call.
+            waits: True: first wait for all queued exchanges. False: do not wait; a loss may be reported only in a later call.
         """
         if lost := int((self.peers.state_3 if waits else self._seen_3)[1]):
             waited_s = self.peers.polls * POLL_S
@@ -303,14 +303,14 @@ class OrderedPush:
 
 
 class HierarchicalPush:
-    """Dispatch and combine over servers of equal size: a token travels once to each server, and from there to its ranks.
+    """Performs hierarchical dispatch and combine by ordered push, between servers of equal size.
 
-    Hop 1 goes from a rank to its gateway in each server: the rank with the same number inside that server. Hop 2 goes from
-    there to the ranks of the gateway's server. A gateway adds up the answers of its server, rounds, and sends one row back.
+    Hop 1 goes from a rank to its gateway in each server: the rank with the same local number there. Hop 2 goes from the gateway
+    to the ranks of its server. In the combine, a gateway sums the outputs of its server, rounds, and sends one row back.
 
     Args:
         between: the push of hop 1, in a group of this rank and its gateways: rank n of the group is on server n.
-        inside: the push of hop 2, between the ranks of this server, ascending; made for `between.ranks` times as many tokens.
+        inside: the push of hop 2, in a group of this server's ranks, ascending; for `between.ranks` times as many tokens.
         server_R: (R,) int64 on the device, the server of each rank.
     """
 
@@ -324,7 +324,7 @@ class HierarchicalPush:
         self._groups = [ranks[inside.rank] for ranks in ranks_N], ranks_N[between.rank]
 
     def set_order(self, layer: int, order: Order, gated: bool = False) -> None:
-        """Sets the order of a layer, of all ranks; each hop keeps its own pairs of it. See `OrderedPush.set_order`."""
+        """Sets a layer's order over all ranks; each hop uses its group's pairs of it. See `OrderedPush.set_order`."""
         for hop, ranks in zip((self.between, self.inside), self._groups, strict=True):
             hop.set_order(layer, order_within(order, ranks), gated)
 
@@ -337,14 +337,14 @@ class HierarchicalPush:
         packing: MessageFormat,
         tail: torch.Tensor,
     ) -> tuple[Dispatched, Dispatched]:
-        """Sends tokens to the ranks of their experts. Returns the results of hop 1 and hop 2.
+        """Sends each token to the ranks of its experts. Returns the rows received in hop 1 and in hop 2.
 
-        The rows of hop 2 are those for this rank's experts.
+        The rows of hop 2 are the input of this rank's experts.
 
         Args:
             layer, hidden, packing, tail: as in `OrderedPush.dispatch`, with one row of `tail` per token.
-            rank_NK: (N, K) the rank of every choice; R means none.
-            rank_P: (P + 1,) the rank of every physical expert; the last entry, R, stands for none.
+            rank_NK: (N, K) the rank of each choice; R: the choice is not sent.
+            rank_P: (P + 1,) the rank of each physical expert; the last entry, R, is for choices that are not sent.
         """
         first = self.between.dispatch(layer, hidden, self._server_R[rank_NK], packing, tail)
         carried, _, physical_XK = packing.parts(first.rows)
@@ -353,7 +353,7 @@ class HierarchicalPush:
         return first, self.inside.dispatch(layer, carried, member_XK, packing, first.rows[:, packing.scales_at :])
 
     def combine(self, layer: int, hops: tuple[Dispatched, Dispatched], answers: torch.Tensor) -> torch.Tensor:
-        """Sends the answers to the rows of hop 2 back over both hops. Returns (N, H), sums of those to this rank's tokens."""
+        """Sends `answers` (expert outputs of hop 2's rows) back over both hops. Returns (N, H), sums for this rank's tokens."""
         return self.between.combine(layer, hops[0], self.inside.combine(layer, hops[1], answers))
 
 

@@ -34,7 +34,7 @@ NCCL = (2, 29)  # which has one-sided calls
 
 
 class PutCalls(Protocol):
-    """Interface of NCCL's one-sided calls and a stream for a PutTransport. Tests implement it by an emulation.
+    """Interface through which PutTransport makes NCCL's one-sided calls on a stream; tests implement it with an emulation.
 
     Each rank has an outbox and an inbox, both (2, R, bytes) uint8: two halves, each with a part for every rank.
     """
@@ -49,19 +49,19 @@ class PutCalls(Protocol):
         """Queues a copy on the current stream."""
 
     def put(self, peer: int, half: int, size: int) -> None:
-        """Queues a put, and a signal: the first `size` bytes of the outbox for `peer` go into this rank's part of its inbox."""
+        """Queues a put of the first `size` bytes of `outbox[half, peer]` into the peer's `inbox[half, rank]`, and a signal."""
 
     def wait_signal(self, peer: int, half: int) -> None:
-        """Queues a wait for one more signal from `peer`, whose put fills this half."""
+        """Queues a wait for the next signal from `peer`; its put has then filled `inbox[half, peer]`."""
 
 
 class NcclPutCalls:
-    """PutCalls by `put_signal` and `wait_signal` of torch.distributed's symmetric memory, whose back end is "NCCL".
+    """PutCalls by `put_signal` and `wait_signal` of torch.distributed's symmetric memory with back end "NCCL".
 
     Args:
-        group: an NCCL process group; making the calls is a collective call of its ranks.
-        device: this rank's CUDA device, the current one.
-        size: bytes that one peer may have in each of the two halves of this rank's buffer.
+        group: an NCCL process group; the constructor is a collective call of its ranks.
+        device: this rank's CUDA device, which is the current device.
+        size: bytes per peer in each half of a buffer.
     """
 
     def __init__(self, group: Any, device: str, size: int) -> None:
@@ -90,7 +90,7 @@ class NcclPutCalls:
 
 
 class GlooPutCalls:
-    """PutCalls on CPUs by messages of a gloo group, for tests: a receiver takes a message when it waits for its signal."""
+    """PutCalls emulated on CPUs by messages of a gloo group, for tests; `wait_signal` receives the message."""
 
     def __init__(self, group: Any, size: int) -> None:
         self.rank, self.ranks, self._group = group.rank(), group.size(), group
@@ -103,13 +103,13 @@ class GlooPutCalls:
         into.copy_(source)
 
     def put(self, peer: int, half: int, size: int) -> None:
-        """Sends the part; see `PutCalls.put`."""
+        """Sends a message in place of the put; see `PutCalls.put`."""
         if (before := self._sent.get((peer, half))) is not None:
             before.wait()
         self._sent[peer, half] = dist.isend(self.outbox[half, peer].clone(), group=self._group, group_dst=peer)
 
     def wait_signal(self, peer: int, half: int) -> None:
-        """Receives the part; see `PutCalls.wait_signal`."""
+        """Receives the peer's message; see `PutCalls.wait_signal`."""
         dist.recv(self.inbox[half, peer], group=self._group, group_src=peer)
 
 
@@ -125,12 +125,12 @@ class _OneSided(NamedTuple):
 
 
 class PutTransport(QueuedTransport):
-    """A Transport by put and signal. It keeps the sequence in which an order's senders send.
+    """Transport by NCCL's one-sided put and signal. Senders keep the planned order; receivers accept rows in any order.
 
     Args:
-        calls: the calls of an NCCL process group.
+        calls: the one-sided calls of a process group.
         control, heartbeats: as in `QueuedTransport`.
-        timeout_s: seconds after which `wait` takes a peer for lost.
+        timeout_s: seconds after which `wait` reports a peer as lost.
     """
 
     in_stages = False
@@ -205,12 +205,12 @@ class PutTransport(QueuedTransport):
 
 
 def put_transport(device: str, timeout_s: float, heartbeats: Heartbeats) -> PutTransport:
-    """Makes a transport over new groups of all ranks, of nccl, or on CPUs of gloo, for tests. A collective call.
+    """Returns a PutTransport over new NCCL groups (on CPUs, for tests: gloo groups) of all ranks. A collective call.
 
     Args:
-        device: this rank's device, on a GPU the current one.
+        device: this rank's device; a GPU must be the current device.
         timeout_s: seconds to wait for a peer.
-        heartbeats: of all ranks.
+        heartbeats: heartbeats of all ranks.
 
     Raises:
         BadInput: if this NCCL has no one-sided calls.

@@ -1,4 +1,4 @@
-"""Shaped transport: imitates a cluster's network on one machine, by token buckets that slow ports down to their rates."""
+"""Shaped transport: emulates a cluster's network on one machine, with token buckets that limit ports to their rates."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ UNDER_WAY = 2  # chunks posted ahead, so that a transfer does not stop between c
 
 
 class Bucket:
-    """Token bucket of one direction of a port."""
+    """Token bucket that limits one direction of a port to `rate_Bps` bytes per second."""
 
     def __init__(self, rate_Bps: float) -> None:
         self._rate = rate_Bps
@@ -30,13 +30,13 @@ class Bucket:
         self._lock = threading.Lock()
 
     def take(self, size: int, not_before_s: float, arrived: bool = False) -> None:
-        """Sleeps until `size` bytes would have passed at the port's rate.
+        """Sleeps until the port, at its rate, would have transferred `size` bytes after all earlier ones.
 
         Args:
             size: number of bytes.
-            not_before_s: earliest time at which they could begin to pass, by time.perf_counter.
-            arrived: True: the bytes have just arrived, so their transfer counts as begun size / rate seconds ago. False: they
-                begin to pass now.
+            not_before_s: earliest possible start of this transfer, by time.perf_counter.
+            arrived: True: the bytes have just arrived, so their transfer counts as started size / rate seconds ago. False: it
+                starts now.
         """
         seconds = size / self._rate
         with self._lock:
@@ -49,7 +49,7 @@ class Bucket:
 
 
 class Port:
-    """Both directions of one rank's port, shared by all models on the rank."""
+    """Token buckets for both directions of one rank's port, shared by all models on the rank."""
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster = cluster
@@ -58,9 +58,9 @@ class Port:
 
 
 class ShapedTransport(GlooTransport):
-    """A gloo transport that slows each transfer down to the cluster's rates and start-up times, chunk by chunk.
+    """GlooTransport that slows each transfer, chunk by chunk, to the cluster's rates and start-up times.
 
-    A transfer's first byte is sent alone. When it has been received, both ends are ready, and the ports' time begins to count.
+    A transfer's first byte is sent separately. Once it has been received, both ends are ready, and the ports' time starts.
     """
 
     cuts_rows = False  # a request takes no time here
@@ -125,7 +125,7 @@ class ShapedTransport(GlooTransport):
 def tcp_transports(
     groups: Sequence[Any], cluster: Cluster, rank: int, shaped: bool, heartbeats: "Heartbeats | None" = None
 ) -> list[Transport]:
-    """Returns a transport for each gloo group. With `shaped` they are ShapedTransports that share this rank's port."""
+    """Returns one GlooTransport per gloo group; with `shaped`, ShapedTransports that share this rank's port."""
     if not shaped:
         return [GlooTransport(group, cluster, heartbeats) for group in groups]
     port = Port(cluster, rank)

@@ -1,4 +1,4 @@
-"""Symmetric memory: a buffer on every rank of a group into which all ranks can write, on GPUs or in files that they share."""
+"""Symmetric memory: one buffer per rank of a group, into which all ranks can write; on GPUs, or in shared files."""
 
 import os
 import shutil
@@ -14,13 +14,13 @@ LONGEST_NAME = 256  # bytes of a folder's name
 
 
 class SymmetricMemory(NamedTuple):
-    """One rank's view of the buffers of its group. They begin as zeros.
+    """One rank's view of the group's buffers, which are initialised to zero.
 
     Attributes:
-        rank, ranks: this rank in the group, and how many ranks it has.
-        local: (bytes,) uint8, this rank's own buffer.
-        address_R: (R,) int64 on the device, the address of each rank's buffer in this rank's address space.
-        keeps: objects that must not be freed while the buffers are used.
+        rank, ranks: this rank's number in the group, and the number of ranks.
+        local: (bytes,) uint8, this rank's buffer.
+        address_R: (R,) int64 on the device, address of each rank's buffer in this rank's address space.
+        keeps: reference to objects that must stay alive while the buffers are used.
     """
 
     rank: int
@@ -31,12 +31,12 @@ class SymmetricMemory(NamedTuple):
 
 
 def device_memory(group: Any, size: int, device: str) -> SymmetricMemory:
-    """Makes buffers of `size` bytes on the GPUs of one NVLink domain. A collective call of the group's ranks.
+    """Allocates a buffer of `size` bytes on each GPU of one NVLink domain. A collective call of the group's ranks.
 
     Args:
         group: an NCCL process group.
-        size: bytes.
-        device: this rank's CUDA device, the current one.
+        size: bytes per rank.
+        device: this rank's CUDA device, which is the current device.
     """
     import torch.distributed._symmetric_memory as symmetric
 
@@ -50,12 +50,12 @@ def device_memory(group: Any, size: int, device: str) -> SymmetricMemory:
 
 
 def shared_memory(folder: Path, rank: int, ranks: int, size: int) -> SymmetricMemory:
-    """Makes buffers of `size` bytes in files that processes of one machine share, for Triton's interpreter on CPUs.
+    """Allocates `size` bytes per rank in files that processes of one machine share, for Triton's interpreter on CPUs.
 
     Args:
-        folder: an empty folder of this user alone, the same on all ranks; /dev/shm is in memory.
-        rank, ranks: this rank, and how many there are.
-        size: bytes.
+        folder: an empty folder that only this user can access, the same on all ranks; in /dev/shm it is in memory.
+        rank, ranks: this rank, and the number of ranks.
+        size: bytes per rank.
     """
     files = [torch.from_file(str(folder / str(peer)), shared=True, size=size, dtype=torch.uint8) for peer in range(ranks)]
     addresses = torch.tensor([file.data_ptr() for file in files], dtype=torch.int64)
@@ -63,10 +63,10 @@ def shared_memory(folder: Path, rank: int, ranks: int, size: int) -> SymmetricMe
 
 
 def processes_memory(gather: Callable[[torch.Tensor], torch.Tensor], rank: int, ranks: int, size: int) -> SymmetricMemory:
-    """Makes `shared_memory` in a temporary folder of rank 0, removed once all ranks have opened its files. A collective call.
+    """Calls `shared_memory` with a temporary folder of rank 0, removed once all ranks have opened its files. Collective call.
 
     Args:
-        gather: as `Transport.gather`.
+        gather: all-gathers a tensor, as `Transport.gather`.
         rank, ranks, size: as in `shared_memory`.
     """
     folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) if rank == 0 else ""
