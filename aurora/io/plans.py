@@ -294,7 +294,7 @@ def _order_from_json(found: Mapping[str, Any]) -> Order:
         shares = np.array([[finite_number(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
     windows = whole_number(found["sends_open"]), whole_number(found["recvs_open"])
     if "sub-channels" in found:
-        raise BadInput("expected an order without sub-channels, which aurora has no more; plan again, with the order paced")
+        raise BadInput("expected an order without sub-channels, which aurora no longer has; plan again, with the order paced")
     tier_X = np.array([whole_number(each) for each in found["tiers"].split()], dtype=np.int64) if "tiers" in found else None
     return Order(str(found["method"]), pairs, *windows, shares, found.get("paced") is True, tier_X)
 
