@@ -35,9 +35,9 @@ from aurora.elastic.host_connection import (
     WireFormat,
     secured,
 )
-from aurora.elastic.processes import Outbox, RankProcess, RankProcesses, StartedRank
+from aurora.elastic.processes import Outbox, RankProcesses, StartedRank
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.connections import CONNECT_S, listen
+from aurora.runtime.distributed.connections import listen
 from aurora.types.options import MOST_PORT
 from aurora.types.run_options import address_text
 
@@ -102,13 +102,8 @@ class _JoinedRank(StartedRank):
     """A rank of another host."""
 
     host: _Host
-    its_pid: int
     reason: str | None = field(default=None, init=False)  # why it has ended
     early: list[Any] | None = field(default_factory=list, init=False)  # messages before it is adopted; None: it is
-
-    @property
-    def pid(self) -> int:
-        return self.its_pid
 
     def send(self, message: object) -> None:
         self.host.send(ToRank(self.rank, message))
@@ -124,12 +119,11 @@ class _JoinedRank(StartedRank):
         """The host itself does."""
 
 
-class LedRanks:
-    """The ranks of the leader's host and of the hosts that join; has the methods of RankProcesses.
+class LedRanks(RankProcesses):
+    """The ranks of the leader's host, and of the hosts that join.
 
     Args:
-        main, args: function that each rank's process on this host runs, and its further arguments.
-        ranks: as in RankProcesses.
+        main, args, ranks: as in RankProcesses.
         lead: the ranks of this host, and the hosts that may join.
         timeout_s: as in RankProcesses. Ranks whose hosts have not joined after so many seconds count as lost; the hosts may
             still join later.
@@ -144,8 +138,8 @@ class LedRanks:
     def __init__(self, main: Callable[..., None], args: tuple[Any, ...], ranks: int, lead: Lead, timeout_s: float) -> None:
         self._listener = listen(*lead.address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._lead, self._timeout_s = lead, timeout_s
-        self._local = RankProcesses(main, args, ranks, lighthouse_of(self.address), timeout_s, lead.local)
+        super().__init__(main, args, ranks, lighthouse_of(self.address), timeout_s, lead.local)
+        self._lead = lead
         self._late_s = time.monotonic() + timeout_s
         self._lock = threading.RLock()
         self._hosts: dict[str, _Host] = {}  # by name
@@ -162,7 +156,7 @@ class LedRanks:
         """Number of ranks that are expected to start, or that `adopt_started` has not yet returned."""
         with self._lock:
             asked = sum(len(host.starting) for host in self._hosts.values())
-            return self._local.starting + len(self._awaited) + asked + self._started.qsize()
+            return super().starting + len(self._awaited) + asked + self._started.qsize()
 
     @property
     def joined(self) -> list[JoinRun]:
@@ -177,7 +171,7 @@ class LedRanks:
     def start(self, rank: int) -> None:
         """Starts a rank's process on its host, as soon as that host has joined."""
         if rank in self._lead.local:
-            self._local.start(rank)
+            super().start(rank)
             return
         with self._lock:
             host = next((each for each in self._hosts.values() if rank in each.about.ranks), None)
@@ -187,9 +181,13 @@ class LedRanks:
                 self._awaited.add(rank)
             self._asked.add(rank)
 
-    def adopt_started(self) -> Iterator[tuple[int, RankProcess | _JoinedRank | OSError]]:
-        """Yields (rank, its process or the error of its start) for ranks that were started or given up since the last call."""
-        yield from self._local.adopt_started()
+    def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, StartedRank | OSError]]:
+        """Yields (rank, its process, or the error of its start) of ranks started or given up since the last call.
+
+        Args:
+            wait: whether to wait for those of this host that are still starting.
+        """
+        yield from super().adopt_started(wait)
         if self._awaited and time.monotonic() > self._late_s:
             with self._lock:
                 late, self._awaited = self._awaited, set()
@@ -199,22 +197,14 @@ class LedRanks:
             rank, found = self._started.get()
             if isinstance(found, OSError):
                 yield rank, found
-            elif not self._local.adopt(found):  # a message on the end of the one before is on its way
+            elif self.running.setdefault(rank, found) is not found:  # a message on the end of the one before is on its way
                 self._started.put((rank, found))
             else:
                 yield rank, found
                 with self._lock:
                     early, found.early = found.early or [], None
                     for message in early:
-                        self._local.inbox.put((found, message))
-
-    def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yields (rank, message); see RankProcesses."""
-        yield from self._local.messages(timeout_s)
-
-    def kill(self, rank: int) -> None:
-        """Kills a rank's process, wherever it runs. Its further messages are dropped."""
-        self._local.kill(rank)
+                        self.inbox.put((found, message))
 
     def close(self, complete: bool = True) -> None:
         """Ends the run on all hosts, and kills this host's processes; none is left on return.
@@ -230,7 +220,7 @@ class LedRanks:
             hosts = list(self._hosts.values())
         for host in hosts:
             host.send(EndRun(complete))
-        self._local.close()
+        super().close()
         until_s = time.monotonic() + FAREWELL_S
         while time.monotonic() < until_s and any(host.lost is None for host in hosts):  # they end their connections
             time.sleep(0.01)
@@ -254,7 +244,7 @@ class LedRanks:
             if not self._unproved.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._talk, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
+            threading.Thread(target=self._hear_host, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
 
     def _beat(self) -> None:
         """Sends signs of life, by which a host that is gone is noticed: its kernel has something to acknowledge."""
@@ -263,7 +253,7 @@ class LedRanks:
                 for host in self._hosts.values():
                     host.send(Alive())
 
-    def _talk(self, connection: socket.socket) -> None:
+    def _hear_host(self, connection: socket.socket) -> None:
         """Serves one connection until it ends."""
         host: _Host | None = None
         reason = "its connection ended"
@@ -323,7 +313,7 @@ class LedRanks:
                     pass
                 case RankStarted(rank, pid) if rank in host.starting:
                     host.starting.remove(rank)
-                    host.members[rank] = member = _JoinedRank(rank, host, pid)
+                    host.members[rank] = member = _JoinedRank(rank, pid, host)
                     self._started.put((rank, member))
                 case RankNotStarted(rank, reason) if rank in host.starting:
                     host.starting.remove(rank)
@@ -339,7 +329,7 @@ class LedRanks:
 
     def _deliver(self, member: _JoinedRank, message: Any) -> None:
         if member.early is None:
-            self._local.inbox.put((member, message))
+            self.inbox.put((member, message))
         else:
             member.early.append(message)
 
@@ -366,6 +356,7 @@ class LedRanks:
 
 
 LOG = logging.getLogger(__name__)
+CONNECT_S = 2.0  # for one attempt: the kernel's own next one may be a minute away when a link comes back
 RETRY_S = 0.2  # between two attempts to reach the leader
 
 
@@ -403,7 +394,6 @@ class JoiningHost:
         self._request = JoinRun(name, secrets.token_hex(8), ranks, respawn, about)
         self._make, self._keeps_ranks = processes, keeps_ranks
         self._processes: RankProcesses | None = None
-        self._connection: HostConnection | None = None
         self._end: EndRun | Refused | OSError | None = None  # how the connection ended
         self._spoken_s = 0.0
         self.admitted = 0
@@ -470,25 +460,26 @@ class JoiningHost:
             self._processes = self._processes or processes
             self.admitted += 1
             LOG.info("%s joined; it runs %d ranks", self._request.name, len(self._request.ranks))
-            self._connection, self._end = connection, None
+            self._end = None
             for rank, pid in self.pids.items():  # they have gone on without a leader
                 connection.send(RankStarted(rank, pid))
             for rank, message in self.unheard():
                 connection.send(FromRank(rank, message))
-            return self._serve()
+            return self._serve(connection, self._processes)
 
-    def _serve(self) -> EndRun:
+    def _serve(self, connection: HostConnection, processes: RankProcesses) -> EndRun:
         """Serves until the leader ends the run: one thread hears the leader, this one the ranks."""
-        assert self._connection is not None
-        hearing = threading.Thread(target=self._hear_leader, daemon=True, name="aurora-from-leader")
+        hearing = threading.Thread(
+            target=self._hear_leader, args=(connection, processes), daemon=True, name="aurora-from-leader"
+        )
         hearing.start()
         try:
             while self._end is None:
-                self._hear_ranks()
+                self._hear_ranks(connection, processes)
         except OSError as error:
             self._end = self._end or error
         finally:
-            self._connection.close()
+            connection.close()
             hearing.join()
             if not self._keeps_ranks:
                 self._close_processes()
@@ -502,49 +493,44 @@ class JoiningHost:
             self._processes.close()
             self._processes = None
 
-    def _hear_ranks(self) -> None:
-        """Tells the leader what its ranks do and say."""
-        assert self._processes is not None
-        assert self._connection is not None
-        for rank, started in self._processes.adopt_started():
+    def _hear_ranks(self, connection: HostConnection, processes: RankProcesses) -> None:
+        """Tells the leader which ranks have started or ended, and what they send."""
+        for rank, started in processes.adopt_started():
             if isinstance(started, OSError):
-                self._connection.send(RankNotStarted(rank, f"did not start: {started}"))
+                connection.send(RankNotStarted(rank, f"did not start: {started}"))
             else:
-                self._connection.send(RankStarted(rank, started.pid))
-        for rank, message in self._processes.messages(ALIVE_S):
+                connection.send(RankStarted(rank, started.pid))
+        for rank, message in processes.messages(ALIVE_S):
             if message is not None:
                 self.heard(rank, message)
-                self._connection.send(FromRank(rank, message))
-            elif (member := self._processes.running.get(rank)) is not None:
+                connection.send(FromRank(rank, message))
+            elif (member := processes.running.get(rank)) is not None:
                 reason = member.exit_reason()
+                processes.kill(rank)  # before the leader is told, which may start the rank again at once
                 self.ended(rank, reason)
-                self._connection.send(RankEnded(rank, reason))
-                self._processes.kill(rank)
+                connection.send(RankEnded(rank, reason))
         if time.monotonic() - self._spoken_s > ALIVE_S:  # so that the kernel notices when the leader's host is gone
             self._spoken_s = time.monotonic()
-            self._connection.send(Alive())
+            connection.send(Alive())
 
-    def _hear_leader(self) -> None:
-        """Does what the leader says, until it ends the run or the connection."""
-        assert self._connection is not None
+    def _hear_leader(self, connection: HostConnection, processes: RankProcesses) -> None:
+        """Handles the leader's messages, until it ends the run or the connection."""
         try:
             while self._end is None:
-                self._handle(self._connection.receive())
+                self._handle(connection.receive(), processes)
         except (OSError, Refused) as error:
             self._end = self._end or error
 
-    def _handle(self, message: Any) -> None:
-        assert self._processes is not None
-        assert self._connection is not None
+    def _handle(self, message: Any, processes: RankProcesses) -> None:
         match message:
             case ToRank(rank, content):
-                if (member := self._processes.running.get(rank)) is not None:
+                if (member := processes.running.get(rank)) is not None:
                     member.send(content)
             case StartRank(rank) if rank in self._request.ranks:
-                if rank not in self._processes.running:
-                    self._processes.start(rank)
+                if rank not in processes.running:
+                    processes.start(rank)
             case KillRank(rank):
-                self._processes.kill(rank)
+                processes.kill(rank)
             case EndRun():
                 self._end = message
             case Alive():

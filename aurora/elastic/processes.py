@@ -42,11 +42,7 @@ class StartedRank(ABC):
     """A rank whose process has been started, on this or another host."""
 
     rank: int  # the rank's number
-
-    @property
-    @abstractmethod
-    def pid(self) -> int:
-        """Its process id, on its host."""
+    pid: int  # its process id, on its host
 
     @abstractmethod
     def send(self, message: object) -> None:
@@ -72,10 +68,6 @@ class RankProcess(StartedRank):
     process: Any  # its multiprocessing process
     connection: Connection
     outbox: Outbox = field(default_factory=Outbox)
-
-    @property
-    def pid(self) -> int:
-        return int(self.process.pid)
 
     def send(self, message: object) -> None:
         self.outbox.send(ForkingPickler.dumps(message))
@@ -108,8 +100,7 @@ class RankProcesses:
         local: the ranks that belong on this host; None: all.
 
     Attributes:
-        inbox: (rank, message) pairs of this host's ranks and of those passed to `adopt`; a message None tells that the rank's
-            connection has ended.
+        inbox: (rank, message) pairs; a message None tells that the rank's connection has ended.
         running: started ranks by number, without those that were killed.
     """
 
@@ -143,7 +134,7 @@ class RankProcesses:
         )  # fmt: skip
         self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
 
-    def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
+    def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, StartedRank | OSError]]:
         """Yields (rank, its process, or the error of its start) of ranks started since the last call.
 
         Args:
@@ -158,13 +149,9 @@ class RankProcesses:
             except OSError as error:  # too many processes or open files
                 yield rank, error
                 continue
-            self.running[rank] = found = RankProcess(rank, process, connection)
+            self.running[rank] = found = RankProcess(rank, process.pid, process, connection)
             threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
             yield rank, found
-
-    def adopt(self, member: StartedRank) -> bool:
-        """Takes over a rank of another host. Returns False, and does nothing, if a rank with this number is running."""
-        return self.running.setdefault(member.rank, member) is member
 
     def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
         """Yields (rank, message) of all messages that have come; waits up to timeout_s seconds for the first.
@@ -178,7 +165,7 @@ class RankProcesses:
                     yield sender.rank, message
 
     def kill(self, rank: int) -> None:
-        """Kills a rank's process, if it runs. Its further messages are dropped."""
+        """Kills a rank's process, if it runs, on its host. Its further messages are dropped."""
         if (found := self.running.pop(rank, None)) is not None:
             found.kill()
             self._background.submit(found.join)

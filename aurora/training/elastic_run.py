@@ -103,8 +103,6 @@ class Launcher:
 
     def __init__(self, options: TrainOptions, output: Path, watch: Watch) -> None:
         self._options, self._output, self._watch = options, output, watch
-        self._processes: RankProcesses | LedRanks | None = None
-        self._running: dict[int, StartedRank] = {}
         self._names = {rank: f"rank {rank}" for rank in range(options.ranks)}
         self._respawns_left = dict.fromkeys(range(options.ranks), options.respawn)
         self._steps = KeptSteps()
@@ -113,13 +111,13 @@ class Launcher:
         self._most = options.ranks  # ranks at one time
         self._ended_s: float | None = None  # when the first member had finished
 
-    def run(self, processes: RankProcesses | LedRanks) -> TrainResult:
+    def run(self, processes: RankProcesses) -> TrainResult:
         """Runs until all members have finished or are lost. None of this host's processes is left."""
         self._processes = processes
         try:
             for rank in range(self._options.ranks):
                 processes.start(rank)
-            while (self._running or processes.starting) and not self._late():
+            while (processes.running or processes.starting) and not self._late():
                 for rank, started in processes.adopt_started():
                     self._adopt(rank, started)
                 for rank, message in processes.messages(LOOK_S):
@@ -153,8 +151,7 @@ class Launcher:
         if isinstance(started, OSError):
             self._lose(rank, f"did not start: {started}")
         else:
-            self._running[rank] = started
-            self._most = max(self._most, len(self._running))
+            self._most = max(self._most, len(self._processes.running))
 
     def _late(self) -> bool:
         """Returns whether a member has finished and the others have had HANG_S seconds to do the same."""
@@ -164,28 +161,26 @@ class Launcher:
         """Handles one message of a member. Raises the error that ends the run."""
         match message:
             case None:
-                self._lose(rank, self._running[rank].exit_reason())
+                self._lose(rank, self._processes.running[rank].exit_reason())
             case RankFailed():
                 self._lose(rank, str(message))
             case AuroraError():
                 raise message
             case MemberFinished(remarks):
                 self._remarks += remarks
-                self._end(rank)
+                self._processes.kill(rank)
                 self._ended_s = self._ended_s or time.monotonic()
             case FinalStep():
                 new, first = self._steps.take(message)
                 if new:
                     self._remarks += log_step(self._output / LOG, message.step)
                 if first:
-                    here = {each: rank.pid for each, rank in self._running.items() if isinstance(rank, RankProcess)}
+                    here = {each: rank.pid for each, rank in self._processes.running.items() if isinstance(rank, RankProcess)}
                     self._watch(message.step.step, here)
 
     def _lose(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank, and restarts it if that is left."""
-        assert self._processes is not None
-        if rank in self._running:
-            self._end(rank)
+        self._processes.kill(rank)
         self._lost.append(f"{self._names.get(rank, f'rank {rank}')} was lost after {len(self._steps)} steps: {reason}")
         if self._ended_s is not None:
             return
@@ -194,13 +189,8 @@ class Launcher:
             self._processes.start(rank)
         # Others may come from other hosts; members wait for them until their time-out.
         wanted = 1 if isinstance(self._processes, LedRanks) else self._options.min_ranks
-        if (left := len(self._running) + self._processes.starting) < wanted:
+        if (left := len(self._processes.running) + self._processes.starting) < wanted:
             raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._lost[-1]}")
-
-    def _end(self, rank: int) -> None:
-        assert self._processes is not None
-        del self._running[rank]
-        self._processes.kill(rank)
 
 
 LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence
