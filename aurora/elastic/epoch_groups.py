@@ -14,7 +14,7 @@ import torch
 from aurora.elastic.epoch_nccl import EpochCommunicators, RankGpu
 from aurora.errors import RankFailed, first_line
 from aurora.moe.transport import Observe
-from aurora.runtime.distributed.connections import call_ends, connected, kept_apart, marked_urgent, open_sockets
+from aurora.runtime.distributed.connections import call_ends, connected, marked_urgent, open_sockets
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Order
 
@@ -39,8 +39,7 @@ class EpochGroups:
             connections, self._connections = self._connections, []
         for connection in connections:
             with suppress(OSError):  # the other end was faster
-                if not kept_apart(connection):
-                    connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
         if self.communicators is not None:
             self.communicators.abort(RankFailed("the epoch is over"))

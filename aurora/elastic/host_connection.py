@@ -24,7 +24,6 @@ import msgspec
 import numpy as np
 
 from aurora.errors import AuroraError, BadInput, BrokenPlan, InfeasiblePlan, MissingDependency, RankFailed
-from aurora.runtime.distributed.connections import HELLO_S, watched
 
 
 class Refused(Exception):
@@ -133,6 +132,8 @@ def _array(dtype: str, shape: list[int], content: bytes) -> np.ndarray:
 CERTIFICATE = "AURORA_CERTIFICATE"  # environment variable: a PEM file with the certificate that all hosts share, and its key
 EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 MOST_RANKS = 4096  # of a host
+HELLO_S = 10.0  # for a new connection to show its certificate
+UNACKNOWLEDGED_S = 0.2  # after the first retransmission, which the kernel sends 0.2 s after what it repeats
 FRAME_BYTES = 2**30  # no frame is longer
 _LENGTH = struct.Struct(">Q")
 _CHUNK = 2**20
@@ -410,11 +411,16 @@ def secured(
 ) -> Iterator[HostConnection]:
     """Context manager that secures a connected socket and ends it; see HostConnection.
 
+    Inside, the connection fails once the other host has acknowledged nothing for UNACKNOWLEDGED_S.
+
     Args:
         connection, certificate, at_leader, wire: as in HostConnection.
         tried: called when the check of the other end's certificate has ended, whether or not it was accepted.
     """
-    with closing(connection), watched(connection):
+    with closing(connection):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNACKNOWLEDGED_S * 1000))
         try:
             found = HostConnection(connection, certificate, at_leader, wire)
         finally:
