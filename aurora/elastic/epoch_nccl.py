@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ import torch
 
 from aurora.errors import BadInput, RankFailed, first_line
 from aurora.moe.transport import peer_lost
+from aurora.runtime.distributed.connections import call_ends
 from aurora.runtime.phase_recorder import StreamTimer, Timer
 from aurora.runtime.transports.nccl import End, NcclTransport, first_call
 from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_the_process
@@ -111,7 +111,6 @@ def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> RankGpu | 
 
 
 POLL_S = 2e-5  # between two looks at a mark on a stream
-LOOK_S = 0.02  # between two looks at a communicator that is being made
 POSTING_S = 0.3  # that an abort waits for a call that is being posted
 DRAIN_S = 60.0  # in which all that is queued on the GPU has to end, once the communicators are aborted
 
@@ -223,30 +222,23 @@ class EpochCommunicators:
         Raises:
             RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
         """
-        made: Future[list[EpochCalls]] = Future()
+        made: list[EpochCalls] = []
 
         def run() -> None:
-            try:
-                with self.gpu.aside():
-                    stores = [f"{store}/epoch{epoch}/nccl{index}" for index in range(count)]
-                    made.set_result([self._made(each, epoch, rank, ranks, timeout_s) for each in stores])
-            except BaseException as error:
-                made.set_exception(error)
+            with self.gpu.aside():
+                for index in range(count):
+                    made.append(self._made(f"{store}/epoch{epoch}/nccl{index}", epoch, rank, ranks, timeout_s))
 
-        threading.Thread(target=run, daemon=True, name="aurora-communicators").start()
-        end_s = time.monotonic() + timeout_s
-        reason = "the epoch was over before all had joined"
-        while not stopped.is_set() and not wait([made], LOOK_S).done:
-            if time.monotonic() > end_s:
-                reason = f"nothing within {timeout_s:g} s"
-                break
         try:
-            self.calls = made.result(0.0)
-        except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
-            reason = reason if isinstance(error, TimeoutError) else first_line(error)
-            self.abort(RankFailed(f"rank {rank}: cannot make communicators with the other ranks of epoch {epoch}: {reason}"))
-            assert self.failure is not None
-            raise self.failure from None
+            if call_ends(run, stopped, 0.0, timeout_s):
+                self.calls = made
+                return
+            reason = "the epoch was over before all had joined" if stopped.is_set() else f"nothing within {timeout_s:g} s"
+        except (RuntimeError, OSError) as error:
+            reason = first_line(error)
+        self.abort(RankFailed(f"rank {rank}: cannot make communicators with the other ranks of epoch {epoch}: {reason}"))
+        assert self.failure is not None
+        raise self.failure
 
     def _made(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> EpochCalls:
         """Makes one communicator. Each pair's connections are made in its first call, which takes all ranks."""
@@ -284,20 +276,8 @@ class EpochCommunicators:
         Raises:
             RuntimeError: if the work does not end within DRAIN_S seconds, or the GPU has failed; the GPU is then unusable.
         """
-        drained: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                self.gpu.synchronize()
-                drained.set_result(None)
-            except BaseException as error:
-                drained.set_exception(error)
-
-        threading.Thread(target=run, daemon=True, name="aurora-drain").start()
-        try:
-            drained.result(DRAIN_S)
-        except TimeoutError:
-            raise RuntimeError(f"the GPU's aborted calls did not end within {DRAIN_S:g} s") from None
+        if not call_ends(self.gpu.synchronize, threading.Event(), 0.0, DRAIN_S):
+            raise RuntimeError(f"the GPU's aborted calls did not end within {DRAIN_S:g} s")
 
 
 class EpochNcclTransport(NcclTransport):
