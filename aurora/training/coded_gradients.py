@@ -19,17 +19,16 @@ from aurora.errors import BadInput
 from aurora.models.loading import MoeModel, expert_parameters, load_model
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.training.coded_aggregation import Arguments, Array, CodedAggregator, Delay
+from aurora.training.coded_aggregation import NORMAL, NOT_WAITED_FOR, Arguments, Array, CodedAggregator, Delay
 from aurora.training.data import GlobalBatches
 from aurora.training.elastic_run import Watch
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
 from aurora.training.state import optimizer_dtype
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks, load_trainer
 from aurora.training.training_run import CommittedStep, TrainingRun, TrainResult
-from aurora.types import AggregationResult, TrainOptions
+from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
-NORMAL = ("used", "not needed", "not waited for")  # states of workers that say nothing bad
 STEP, WEIGHTS, CHOSEN = "step", "weights", "chosen"  # names of a round's arguments
 LOSSES = 2  # what follows the gradient in a worker's message: the loss and the load-balancing loss
 
@@ -110,16 +109,16 @@ class CodedGradients:
 
     def _sum(self, like: NDArray[np.generic], arguments: Arguments, slow: set[int]) -> NDArray[np.generic]:
         """The sum over all parts. Notes what became of the workers; those that were not waited for are added to `slow`."""
-        result: AggregationResult = self._aggregator.aggregate(like, arguments)
+        result = self._aggregator.aggregate(like, arguments)
         step, lost = self._trainer.state.steps, self._aggregator.lost
-        for report in result.reports:
-            if report.state == "not waited for":
-                slow.add(report.worker)
-            elif report.worker in lost:
-                if not any(said.startswith(f"rank {report.worker} ") for said in self.lost):
-                    self.lost.append(f"rank {report.worker} was lost after {step} steps: {lost[report.worker]}")
-            elif report.state not in NORMAL:
-                self.remarks.append(f"rank {report.worker}, step {step}: {report.state}")
+        for worker, state in enumerate(result.states):
+            if state == NOT_WAITED_FOR:
+                slow.add(worker)
+            elif worker in lost:
+                if not any(said.startswith(f"rank {worker} ") for said in self.lost):
+                    self.lost.append(f"rank {worker} was lost after {step} steps: {lost[worker]}")
+            elif state not in NORMAL:
+                self.remarks.append(f"rank {worker}, step {step}: {state}")
         return result.total
 
 
