@@ -142,15 +142,14 @@ class CoordinatedRanks:
         return found
 
     def _step(self) -> None:
-        """Adopts new processes, handles messages, and ends the epoch where a new one is due."""
-        for rank, started in self._processes.adopt_started():
-            if isinstance(started, OSError):
-                self._record_loss(rank, f"did not start: {started}")
-        for rank, message in self._processes.messages(LOOK_S):
-            if message is None:
+        """Handles events of ranks, and ends the epoch where a new one is due."""
+        for rank, event in self._processes.events(LOOK_S):
+            if isinstance(event, OSError):
+                self._record_loss(rank, f"did not start: {event}")
+            elif event is None:
                 self._lose(rank, self._processes.running[rank].exit_reason())
             else:
-                self._handle(rank, message)
+                self._handle(rank, event)
         if not self._processes.running and not self._processes.starting:
             raise RankFailed(f"all ranks are lost; the last, {self._last_loss}")
         self._give_up_joined()
@@ -175,7 +174,7 @@ class CoordinatedRanks:
                 self._processes.running[rank].send(Stop(self._epoch))
 
     def _handle(self, rank: int, message: Any) -> None:
-        """Handles one message from a rank. Raises what the rank raised."""
+        """Handles one message from a rank, if it is one. Raises what the rank raised."""
         match message:
             case Waits(lost):
                 self._waiting.add(rank)
@@ -249,9 +248,9 @@ class CoordinatedRanks:
             self._processes.running[rank].send(Finish())
         until_s = time.monotonic() + self._hang_s
         while time.monotonic() < until_s and expected & self._processes.running.keys() - self._results.keys():
-            for rank, message in self._processes.messages(LOOK_S):
-                if message is not None:
-                    self._handle(rank, message)
+            for rank, event in self._processes.events(LOOK_S):
+                if event is not None:
+                    self._handle(rank, event)
                 elif rank not in self._results:
                     expected.discard(rank)
         return {rank: self._results[rank] for rank in sorted(expected & self._results.keys())}

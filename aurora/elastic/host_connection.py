@@ -12,9 +12,9 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from importlib.metadata import version
@@ -323,18 +323,13 @@ class HostConnection:
         try:
             self._perform(self._socket.do_handshake, time.monotonic() + HELLO_S)
         except ssl.SSLCertVerificationError as error:
-            self.end()
+            self.close()
             if error.verify_code == EXPIRED:
                 raise Refused(f"the certificate in {CERTIFICATE} has expired") from None
             raise Refused(f"it has another certificate; is {CERTIFICATE} the same on both hosts?") from None
         except BaseException:
-            self.end()
+            self.close()
             raise
-
-    @property
-    def address(self) -> str:
-        """This host's own address on the connection."""
-        return str(self._socket.getsockname()[0])
 
     def send(self, message: Any) -> None:
         """Sends a message. Raises OSError if the connection has ended."""
@@ -364,14 +359,14 @@ class HostConnection:
             raise Refused(f"a frame of {length} bytes")
         return self._wire.unpack(self._read(length))
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Ends the connection; `receive` then raises OSError at both ends."""
         with suppress(OSError):  # it has ended
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Ends the connection and frees its descriptor; nothing may use it any more."""
-        self.close()
+        self.end()
         self._socket.close()
 
     def _read(self, length: int) -> bytes:
@@ -401,34 +396,12 @@ class HostConnection:
             ready.poll(None if left_s is None else left_s * 1000)
 
 
-@contextmanager
-def secured(
-    connection: socket.socket,
-    certificate: Certificate,
-    at_leader: bool,
-    wire: WireFormat,
-    tried: Callable[[], None] = lambda: None,
-) -> Iterator[HostConnection]:
-    """Context manager that secures a connected socket and ends it; see HostConnection.
-
-    Inside, the connection fails once the other host has acknowledged nothing for UNACKNOWLEDGED_S.
-
-    Args:
-        connection, certificate, at_leader, wire: as in HostConnection.
-        tried: called when the check of the other end's certificate has ended, whether or not it was accepted.
-    """
-    with closing(connection):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNACKNOWLEDGED_S * 1000))
-        try:
-            found = HostConnection(connection, certificate, at_leader, wire)
-        finally:
-            tried()
-        try:
-            yield found
-        finally:
-            found.end()
+def fails_soon(connection: socket.socket) -> socket.socket:
+    """Makes a connection fail once the other host has acknowledged nothing for UNACKNOWLEDGED_S. Returns it."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNACKNOWLEDGED_S * 1000))
+    return connection
 
 
 def this_version() -> dict[str, str]:

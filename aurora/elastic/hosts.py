@@ -10,10 +10,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any
 
 from aurora.elastic.host_connection import (
@@ -33,7 +32,7 @@ from aurora.elastic.host_connection import (
     StartRank,
     ToRank,
     WireFormat,
-    secured,
+    fails_soon,
 )
 from aurora.elastic.processes import Outbox, RankProcesses, StartedRank
 from aurora.errors import BadInput, RankFailed
@@ -103,7 +102,6 @@ class _JoinedRank(StartedRank):
 
     host: _Host
     reason: str | None = field(default=None, init=False)  # why it has ended
-    early: list[Any] | None = field(default_factory=list, init=False)  # messages before it is adopted; None: it is
 
     def send(self, message: object) -> None:
         self.host.send(ToRank(self.rank, message))
@@ -145,18 +143,10 @@ class LedRanks(RankProcesses):
         self._hosts: dict[str, _Host] = {}  # by name
         self._awaited: set[int] = set()  # ranks of hosts that have not joined yet
         self._asked: set[int] = set()  # ranks whose start was asked for
-        self._started: SimpleQueue[tuple[int, _JoinedRank | OSError]] = SimpleQueue()
         self._closed = threading.Event()
         self._unproved = threading.Semaphore(MOST_UNPROVED)
         for target in (self._accept, self._beat):
             threading.Thread(target=target, daemon=True, name=f"aurora-hosts{target.__name__}").start()
-
-    @property
-    def starting(self) -> int:
-        """Number of ranks that are expected to start, or that `adopt_started` has not yet returned."""
-        with self._lock:
-            asked = sum(len(host.starting) for host in self._hosts.values())
-            return super().starting + len(self._awaited) + asked + self._started.qsize()
 
     @property
     def joined(self) -> list[JoinRun]:
@@ -179,32 +169,8 @@ class LedRanks(RankProcesses):
                 self._start(host, rank)
             elif rank in self._lead.awaited and (rank not in self._asked or time.monotonic() < self._late_s):
                 self._awaited.add(rank)
+                self.starting.append(rank)
             self._asked.add(rank)
-
-    def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, StartedRank | OSError]]:
-        """Yields (rank, its process, or the error of its start) of ranks started or given up since the last call.
-
-        Args:
-            wait: whether to wait for those of this host that are still starting.
-        """
-        yield from super().adopt_started(wait)
-        if self._awaited and time.monotonic() > self._late_s:
-            with self._lock:
-                late, self._awaited = self._awaited, set()
-            for rank in sorted(late):
-                yield rank, OSError(f"{self._lead.awaited[rank]} did not join within {self._timeout_s:g} s")
-        for _ in range(self._started.qsize()):
-            rank, found = self._started.get()
-            if isinstance(found, OSError):
-                yield rank, found
-            elif self.running.setdefault(rank, found) is not found:  # a message on the end of the one before is on its way
-                self._started.put((rank, found))
-            else:
-                yield rank, found
-                with self._lock:
-                    early, found.early = found.early or [], None
-                    for message in early:
-                        self.inbox.put((found, message))
 
     def close(self, complete: bool = True) -> None:
         """Ends the run on all hosts, and kills this host's processes; none is left on return.
@@ -225,11 +191,12 @@ class LedRanks(RankProcesses):
         while time.monotonic() < until_s and any(host.lost is None for host in hosts):  # they end their connections
             time.sleep(0.01)
         for host in hosts:
-            host.connection.close()
+            host.connection.end()
 
     def _start(self, host: _Host, rank: int) -> None:
         if rank not in host.starting:
             host.starting.add(rank)
+            self.starting.append(rank)
             host.send(StartRank(rank))
 
     def _accept(self) -> None:
@@ -247,18 +214,30 @@ class LedRanks(RankProcesses):
             threading.Thread(target=self._hear_host, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
 
     def _beat(self) -> None:
-        """Sends signs of life, by which a host that is gone is noticed: its kernel has something to acknowledge."""
+        """Sends signs of life, by which a host that is gone is noticed: its kernel has something to acknowledge.
+
+        Also gives up ranks whose hosts have not joined in time.
+        """
         while not self._closed.wait(ALIVE_S):
             with self._lock:
                 for host in self._hosts.values():
                     host.send(Alive())
+                while self._awaited and time.monotonic() > self._late_s:
+                    rank = min(self._awaited)
+                    self._awaited.remove(rank)
+                    late = f"{self._lead.awaited[rank]} did not join within {self._timeout_s:g} s"
+                    self.inbox.put((rank, None, OSError(late)))
 
     def _hear_host(self, connection: socket.socket) -> None:
         """Serves one connection until it ends."""
         host: _Host | None = None
         reason = "its connection ended"
         try:
-            with secured(connection, self._lead.certificate, True, self._lead.wire, self._unproved.release) as talk:
+            try:
+                talk = HostConnection(fails_soon(connection), self._lead.certificate, True, self._lead.wire)
+            finally:
+                self._unproved.release()
+            with closing(talk):
                 message = talk.receive()
                 if not isinstance(message, JoinRun):
                     raise Refused("it did not ask to join")
@@ -299,7 +278,9 @@ class LedRanks(RankProcesses):
             writer.start()
             self._hosts[name] = host
             for rank in message.ranks:
-                self._awaited.discard(rank)
+                if rank in self._awaited:
+                    self._awaited.remove(rank)
+                    self.starting.remove(rank)
                 self._start(host, rank)
             return host
 
@@ -314,28 +295,22 @@ class LedRanks(RankProcesses):
                 case RankStarted(rank, pid) if rank in host.starting:
                     host.starting.remove(rank)
                     host.members[rank] = member = _JoinedRank(rank, pid, host)
-                    self._started.put((rank, member))
+                    self.inbox.put((rank, member, member))
                 case RankNotStarted(rank, reason) if rank in host.starting:
                     host.starting.remove(rank)
-                    self._started.put((rank, OSError(reason)))
+                    self.inbox.put((rank, None, OSError(reason)))
                 case RankEnded(rank, reason) if rank in host.members:
                     self._end(host.members.pop(rank), reason)
                 case FromRank(rank, said) if rank in host.members:
-                    self._deliver(host.members[rank], said)
+                    self.inbox.put((rank, host.members[rank], said))
                 case FromRank() | RankEnded():
                     pass  # of a rank that was killed
                 case _:
                     raise Refused(type(message).__name__)
 
-    def _deliver(self, member: _JoinedRank, message: Any) -> None:
-        if member.early is None:
-            self.inbox.put((member, message))
-        else:
-            member.early.append(message)
-
     def _end(self, member: _JoinedRank, reason: str) -> None:
         member.reason = reason
-        self._deliver(member, None)
+        self.inbox.put((member.rank, member, None))
 
     def _lose(self, host: _Host, reason: str) -> None:
         """Gives up a host, and with it all its ranks."""
@@ -346,13 +321,13 @@ class LedRanks(RankProcesses):
             if self._hosts.get(host.about.name) is host:
                 del self._hosts[host.about.name]
             for rank in sorted(host.starting):
-                self._started.put((rank, OSError(reason)))
+                self.inbox.put((rank, None, OSError(reason)))
             host.starting.clear()
             for member in host.members.values():
                 self._end(member, reason)
             host.members.clear()
         host.outbox.stop()
-        host.connection.close()
+        host.connection.end()
 
 
 LOG = logging.getLogger(__name__)
@@ -449,7 +424,8 @@ class JoiningHost:
             Refused: if the leader refuses this host or sends what it should not.
             OSError: if the connection cannot be made, or ends.
         """
-        with secured(socket.create_connection(self._leader, CONNECT_S), self._certificate, False, self._wire) as connection:
+        leader = fails_soon(socket.create_connection(self._leader, CONNECT_S))
+        with closing(HostConnection(leader, self._certificate, False, self._wire)) as connection:
             connection.send(self._request)
             answer = connection.receive()
             if isinstance(answer, HostRefused):
@@ -479,7 +455,7 @@ class JoiningHost:
         except OSError as error:
             self._end = self._end or error
         finally:
-            connection.close()
+            connection.end()
             hearing.join()
             if not self._keeps_ranks:
                 self._close_processes()
@@ -495,15 +471,14 @@ class JoiningHost:
 
     def _hear_ranks(self, connection: HostConnection, processes: RankProcesses) -> None:
         """Tells the leader which ranks have started or ended, and what they send."""
-        for rank, started in processes.adopt_started():
-            if isinstance(started, OSError):
-                connection.send(RankNotStarted(rank, f"did not start: {started}"))
-            else:
-                connection.send(RankStarted(rank, started.pid))
-        for rank, message in processes.messages(ALIVE_S):
-            if message is not None:
-                self.heard(rank, message)
-                connection.send(FromRank(rank, message))
+        for rank, event in processes.events(ALIVE_S):
+            if isinstance(event, OSError):
+                connection.send(RankNotStarted(rank, f"did not start: {event}"))
+            elif isinstance(event, StartedRank):
+                connection.send(RankStarted(rank, event.pid))
+            elif event is not None:
+                self.heard(rank, event)
+                connection.send(FromRank(rank, event))
             elif (member := processes.running.get(rank)) is not None:
                 reason = member.exit_reason()
                 processes.kill(rank)  # before the leader is told, which may start the rank again at once
@@ -527,7 +502,7 @@ class JoiningHost:
                 if (member := processes.running.get(rank)) is not None:
                     member.send(content)
             case StartRank(rank) if rank in self._request.ranks:
-                if rank not in processes.running:
+                if rank not in processes.running and rank not in processes.starting:
                     processes.start(rank)
             case KillRank(rank):
                 processes.kill(rank)

@@ -3,7 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -11,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from aurora.errors import first_line
 from aurora.runtime.distributed.launcher import RankInfo, start_process
 
 EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
@@ -88,7 +89,7 @@ class RankProcess(StartedRank):
 
 
 class RankProcesses:
-    """Starts the picklable `main(connection, rank_info, *args)` for ranks of this host and collects their messages.
+    """Starts the picklable `main(connection, rank_info, *args)` for ranks of this host and collects their events.
 
     Processes are started and joined in a background thread, so that working ranks do not wait for ranks that come or go.
 
@@ -100,8 +101,9 @@ class RankProcesses:
         local: the ranks that belong on this host; None: all.
 
     Attributes:
-        inbox: (rank, message) pairs; a message None tells that the rank's connection has ended.
+        inbox: (rank, who it is of, event), see `events`; of an OSError that is None.
         running: started ranks by number, without those that were killed.
+        starting: ranks whose start was asked for and is no event yet; a rank may be there twice.
     """
 
     def __init__(
@@ -116,81 +118,78 @@ class RankProcesses:
         self._main, self._args, self._ranks, self._timeout_s = main, args, ranks, timeout_s
         self._host, self._port = lighthouse
         self._local = tuple(range(ranks) if local is None else local)
-        self.inbox: SimpleQueue[tuple[StartedRank, Any]] = SimpleQueue()
+        self.inbox: SimpleQueue[tuple[int, StartedRank | None, Any]] = SimpleQueue()
         self.running: dict[int, StartedRank] = {}
-        self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
+        self.starting: list[int] = []
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-processes")
 
-    @property
-    def starting(self) -> int:
-        """Number of processes that `start` has begun and `adopt_started` has not yet returned."""
-        return len(self._starting)
-
     def start(self, rank: int) -> None:
-        """Starts a rank's process in the background; `adopt_started` yields it once it runs."""
+        """Starts a rank's process in the background."""
         local_rank, local_ranks = self._local.index(rank), len(self._local)
         rank_info = RankInfo(
             rank, self._ranks, self._host, self._port, self._timeout_s, local_rank, local_ranks, launched=True
         )  # fmt: skip
-        self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
+        self.starting.append(rank)
+        self._background.submit(self._start_process, rank_info)
 
-    def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, StartedRank | OSError]]:
-        """Yields (rank, its process, or the error of its start) of ranks started since the last call.
+    def events(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """Yields (rank, event) of all events that have come; waits up to timeout_s seconds for the first.
 
-        Args:
-            wait: whether to wait for those that are still starting.
-        """
-        for rank, future in list(self._starting.items()):
-            if not wait and not future.done():
-                continue
-            del self._starting[rank]
-            try:
-                process, connection = future.result()
-            except OSError as error:  # too many processes or open files
-                yield rank, error
-                continue
-            self.running[rank] = found = RankProcess(rank, process.pid, process, connection)
-            threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
-            yield rank, found
-
-    def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yields (rank, message) of all messages that have come; waits up to timeout_s seconds for the first.
-
-        The message None means that the rank's connection has ended.
+        An event is the StartedRank when a rank runs, an OSError if it could not be started, a message of the rank, or None when
+        its connection has ended.
         """
         with suppress(Empty):
             for _ in range(max(1, self.inbox.qsize())):
-                sender, message = self.inbox.get(timeout=timeout_s)
-                if self.running.get(sender.rank) is sender:
-                    yield sender.rank, message
+                rank, sender, event = self.inbox.get(timeout=timeout_s)
+                if isinstance(event, (StartedRank, OSError)):
+                    self.starting.remove(rank)
+                if isinstance(event, StartedRank):
+                    self.running[rank] = event
+                if sender is None or self.running.get(rank) is sender:
+                    yield rank, event
 
     def kill(self, rank: int) -> None:
-        """Kills a rank's process, if it runs, on its host. Its further messages are dropped."""
+        """Kills a rank's process, if it runs, on its host. Its further events are dropped."""
         if (found := self.running.pop(rank, None)) is not None:
             found.kill()
             self._background.submit(found.join)
 
     def close(self, complete: bool = True) -> None:
         """Kills all processes, also those that are still starting. None is left on return. See `LedRanks.close`."""
-        for _ in self.adopt_started(wait=True):
+        self._background.submit(int).result()  # it comes after all that are starting
+        for _ in self.events(0.0):
             pass
         for rank in list(self.running):
             self.kill(rank)
         self._background.shutdown()
+
+    def write_to(self, member: RankProcess) -> None:
+        """Writes to a rank what it is to be sent, until its connection ends; runs in a thread of its own."""
+        member.outbox.write(member.connection.send_bytes)
+
+    def _start_process(self, rank_info: RankInfo) -> None:
+        """Starts a process, and reads its messages until its connection ends."""
+        rank = rank_info.rank
+        try:
+            process, connection = start_process(rank_info, self._main, *self._args)
+        except Exception as error:  # such as too many processes or open files
+            self.inbox.put((rank, None, OSError(first_line(error))))
+            return
+        found = RankProcess(rank, process.pid, process, connection)
+        self.inbox.put((rank, found, found))
+        threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
 
     def _talk(self, member: RankProcess) -> None:
         """Reads a rank's messages, and writes to it in another thread, until its connection ends.
 
         Every rank has its own two threads: one that stops in the middle of a message, its own or ours, keeps no other waiting.
         """
-        writer = threading.Thread(
-            target=member.outbox.write, args=(member.connection.send_bytes,), daemon=True, name=f"aurora-to-rank-{member.rank}"
-        )
+        writer = threading.Thread(target=self.write_to, args=(member,), daemon=True, name=f"aurora-to-rank-{member.rank}")
         writer.start()
         with suppress(EOFError, OSError):
             while True:
-                self.inbox.put((member, member.connection.recv()))
-        self.inbox.put((member, None))
+                self.inbox.put((member.rank, member, member.connection.recv()))
+        self.inbox.put((member.rank, member, None))
         member.outbox.stop()
         writer.join()
         member.connection.close()

@@ -118,10 +118,8 @@ class Launcher:
             for rank in range(self._options.ranks):
                 processes.start(rank)
             while (processes.running or processes.starting) and not self._late():
-                for rank, started in processes.adopt_started():
-                    self._adopt(rank, started)
-                for rank, message in processes.messages(LOOK_S):
-                    self._handle(rank, message)
+                for rank, event in processes.events(LOOK_S):
+                    self._handle(rank, event)
         finally:
             processes.close(self._ended_s is not None)
         return self._steps.result(self._output, self._options, self._most, self._remarks, self._lost)
@@ -143,40 +141,37 @@ class Launcher:
             return f"`batch`: expected a sample for each of {ranks} ranks or more, found {self._options.batch}"
         return None
 
-    def _adopt(self, rank: int, started: StartedRank | OSError) -> None:
-        """Takes note of a process that was started, or was not."""
-        if isinstance(self._processes, LedRanks) and (host := self._processes.host_of(rank)) is not None:
-            self._names[rank] = f"{host.name}: rank {host.ranks.index(rank)}"
-            self._respawns_left.setdefault(rank, host.respawn)
-        if isinstance(started, OSError):
-            self._lose(rank, f"did not start: {started}")
-        else:
-            self._most = max(self._most, len(self._processes.running))
-
     def _late(self) -> bool:
         """Returns whether a member has finished and the others have had HANG_S seconds to do the same."""
         return self._ended_s is not None and time.monotonic() - self._ended_s > HANG_S
 
-    def _handle(self, rank: int, message: Any) -> None:
-        """Handles one message of a member. Raises the error that ends the run."""
-        match message:
+    def _handle(self, rank: int, event: Any) -> None:
+        """Handles one event of a rank. Raises the error that ends the run."""
+        match event:
+            case StartedRank() | OSError():
+                if isinstance(self._processes, LedRanks) and (host := self._processes.host_of(rank)) is not None:
+                    self._names[rank] = f"{host.name}: rank {host.ranks.index(rank)}"
+                    self._respawns_left.setdefault(rank, host.respawn)
+                if isinstance(event, OSError):
+                    self._lose(rank, f"did not start: {event}")
+                self._most = max(self._most, len(self._processes.running))
             case None:
                 self._lose(rank, self._processes.running[rank].exit_reason())
             case RankFailed():
-                self._lose(rank, str(message))
+                self._lose(rank, str(event))
             case AuroraError():
-                raise message
+                raise event
             case MemberFinished(remarks):
                 self._remarks += remarks
                 self._processes.kill(rank)
                 self._ended_s = self._ended_s or time.monotonic()
             case FinalStep():
-                new, first = self._steps.take(message)
+                new, first = self._steps.take(event)
                 if new:
-                    self._remarks += log_step(self._output / LOG, message.step)
+                    self._remarks += log_step(self._output / LOG, event.step)
                 if first:
                     here = {each: rank.pid for each, rank in self._processes.running.items() if isinstance(rank, RankProcess)}
-                    self._watch(message.step.step, here)
+                    self._watch(event.step.step, here)
 
     def _lose(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank, and restarts it if that is left."""
@@ -189,7 +184,7 @@ class Launcher:
             self._processes.start(rank)
         # Others may come from other hosts; members wait for them until their time-out.
         wanted = 1 if isinstance(self._processes, LedRanks) else self._options.min_ranks
-        if (left := len(self._processes.running) + self._processes.starting) < wanted:
+        if (left := len(self._processes.running) + len(self._processes.starting)) < wanted:
             raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._lost[-1]}")
 
 

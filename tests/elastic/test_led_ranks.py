@@ -24,7 +24,7 @@ from aurora.elastic.control_channel import (
     run_member,
 )
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
-from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, HostConnection, JoinRun, RankEnded, WireFormat, secured
+from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, HostConnection, JoinRun, RankEnded, WireFormat
 from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of
 from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.processes import RankProcesses
@@ -356,11 +356,8 @@ def test_however_many_connect_few_are_heard():
             connection.close()
         while heard():
             time.sleep(0.01)
-        leader, ours = (
-            secured(socket.create_connection(led.address), certificate(), False, WIRE),
-            JoinRun("a", "b", (1,), 0, {}),
-        )
-        connection = stack.enter_context(leader)
+        leader, ours = socket.create_connection(led.address), JoinRun("a", "b", (1,), 0, {})
+        connection = stack.enter_context(closing(HostConnection(leader, certificate(), False, WIRE)))
         connection.send(ours)
         assert isinstance(connection.receive(), HostAdmitted)
         assert led.joined == [ours]
