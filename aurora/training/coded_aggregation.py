@@ -16,15 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aurora.elastic.processes import RankProcess, RankProcesses
 from aurora.errors import BadInput, RankFailed, first_line
 from aurora.planner.gradient_codes import GradientCode
-from aurora.runtime.distributed.launcher import RankInfo, describe_error, start_process
+from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.types.arrays import FloatArray
 
 Array = NDArray[Any]
@@ -309,7 +309,15 @@ def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: 
     return counts.astype(like.dtype)
 
 
-Message = Answer | str | None  # of a worker: what it computed, why it ends, or that its pipe has ended
+class _Workers(RankProcesses):
+    """Worker processes; `rounds_W` has by worker the newest round, of which it is told, or None at the end."""
+
+    def __init__(self, job: AggregationJob, workers: int, timeout_s: float) -> None:
+        super().__init__(run_worker, (job,), workers, ("", 0), timeout_s)
+        self.rounds_W = [Newest[Round[bytes] | None]() for _ in range(workers)]
+
+    def write_to(self, member: RankProcess) -> None:
+        send_rounds(member.connection, self.rounds_W[member.rank])
 
 
 class CodedAggregator:
@@ -337,29 +345,30 @@ class CodedAggregator:
         delay_s: Delay | None = None,
         watch: Watch = lambda _states: None,
     ) -> None:
-        self._count = len(codes[0].code_WB)
-        assert all(len(code.code_WB) == self._count for code in codes)
+        workers = len(codes[0].code_WB)
+        assert all(len(code.code_WB) == workers for code in codes)
         self._job = AggregationJob(work, tuple(codes), delay_s)
         self._timeout_s, self._watch = timeout_s, watch
-        self._workers: list[_Worker] = []
-        self._messages: SimpleQueue[tuple[int, Message]] = SimpleQueue()  # (worker, what it sent)
+        self._workers = _Workers(self._job, workers, timeout_s)
         self._lost: dict[int, str] = {}  # how each lost worker ended
         self._pickled: dict[str, tuple[Array, bytes]] = {}  # by name the newest version of an argument
         self._number, self._last_arrival_s = 0, 0.0
 
     def __enter__(self) -> Self:
         try:
-            for worker in range(self._count):
-                rank_info = RankInfo(worker, self._count, "", 0, self._timeout_s, worker, self._count, launched=True)
-                self._workers.append(_Worker(*start_process(rank_info, run_worker, self._job), worker, self._messages))
+            for worker in range(len(self._workers.rounds_W)):
+                self._workers.start(worker)
+            while self._workers.starting:
+                self._handle_events(self._timeout_s)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for worker in self._workers:
-            worker.end()
+        for rounds in self._workers.rounds_W:
+            rounds.put(None)
+        self._workers.close()
 
     @property
     def lost(self) -> Mapping[int, str]:
@@ -369,7 +378,7 @@ class CodedAggregator:
     @property
     def pids(self) -> dict[int, int]:
         """The process id of each worker that was not lost."""
-        return {number: worker.process.pid for number, worker in enumerate(self._workers) if number not in self._lost}
+        return {worker: process.pid for worker, process in self._workers.running.items()}
 
     def aggregate(self, like: Array, arguments: Arguments | None = None, code: int = 0) -> AggregationResult:
         """Performs one round: sums work(batch, arguments) over all batches.
@@ -384,21 +393,34 @@ class CodedAggregator:
         """
         self._number += 1
         told = Round(self._number, code, self._pickle(arguments or {}))
-        for each in self._workers:
-            each.rounds.put(told)
+        for rounds in self._workers.rounds_W:
+            rounds.put(told)
         current = AggregationRound(self._number, self._job.codes[code], like, self._watch)
         for worker, reason in self._lost.items():
             current.set_state(worker, reason)
         current.check_recoverable()
         while not current.determined:
-            worker, message = self._next_message(current.began_s)
-            if isinstance(message, Answer):
-                self._last_arrival_s = time.perf_counter()
-                current.take(worker, message)
-            elif worker not in self._lost:
-                self._lost[worker] = self._workers[worker].how_ended() if message is None else f"failed: {message}"
-                current.lose(worker, self._lost[worker])
+            left_s = max(current.began_s, self._last_arrival_s) + self._timeout_s - time.perf_counter()
+            if left_s <= 0:
+                raise RankFailed(f"aggregation: nothing came from the workers for {self._timeout_s:g} s")
+            self._handle_events(left_s, current)
         return current.result()
+
+    def _handle_events(self, timeout_s: float, current: AggregationRound | None = None) -> None:
+        """Handles what comes from workers within timeout_s, until the round, if there is one, has its sum."""
+        for worker, event in self._workers.events(timeout_s):
+            if isinstance(event, Answer):
+                self._last_arrival_s = time.perf_counter()
+                if current is not None:
+                    current.take(worker, event)
+            elif not isinstance(event, RankProcess):
+                self._lost[worker] = self._workers.running[worker].exit_reason() if event is None else f"failed: {event}"
+                self._workers.rounds_W[worker].put(None)
+                self._workers.kill(worker)
+                if current is not None:
+                    current.lose(worker, self._lost[worker])
+            if current is not None and current.determined:
+                return
 
     def _pickle(self, arguments: Arguments) -> Mapping[str, bytes]:
         """Pickles the arguments that are new. Returns all by name, those that are not new as the same objects as before."""
@@ -406,51 +428,3 @@ class CodedAggregator:
             if name not in self._pickled or array is not self._pickled[name][0]:
                 self._pickled[name] = array, pickle.dumps(array, pickle.HIGHEST_PROTOCOL)
         return {name: self._pickled[name][1] for name in arguments}
-
-    def _next_message(self, began_s: float) -> tuple[int, Message]:
-        """The next (worker, message), of whatever round."""
-        left_s = max(began_s, self._last_arrival_s) + self._timeout_s - time.perf_counter()
-        try:
-            return self._messages.get(timeout=max(0.0, left_s))
-        except Empty:
-            raise RankFailed(f"aggregation: nothing came from the workers for {self._timeout_s:g} s") from None
-
-
-class _Worker:
-    """A worker's process and the threads that serve its pipe; the pipe is closed when they have ended.
-
-    Args:
-        process, connection: of `start_process`.
-        number: the worker's.
-        messages: where (number, message) goes, at the pipe's end with None.
-
-    Attributes:
-        rounds: what the worker is told of.
-    """
-
-    def __init__(self, process: Any, connection: Connection, number: int, messages: SimpleQueue[tuple[int, Message]]) -> None:
-        self.process, self.rounds = process, Newest[Round[bytes] | None]()
-        for serve, args in ((send_rounds, (connection, self.rounds)), (_receive, (connection, number, messages))):
-            threading.Thread(target=serve, args=args, daemon=True, name=f"aurora-worker-{number}").start()
-
-    def how_ended(self) -> str:
-        """Waits for the end of the process, and says how it did."""
-        self.process.join()
-        code = self.process.exitcode
-        return f"killed by signal {-code}" if code < 0 else f"died with exit code {code}"
-
-    def end(self) -> None:
-        """Ends the process, and with it the threads."""
-        self.rounds.put(None)
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-
-
-def _receive(connection: Connection, worker: int, messages: SimpleQueue[tuple[int, Message]]) -> None:
-    """Puts what a worker sends into a queue, and None when its pipe ends."""
-    try:
-        while True:
-            messages.put((worker, connection.recv()))
-    except (EOFError, OSError):
-        messages.put((worker, None))
