@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aurora.elastic.epoch_nccl import EpochCommunicators, RankGpu
+from aurora.elastic.epoch_nccl import EpochCommunicators, NcclGpu
 from aurora.errors import RankFailed, first_line
 from aurora.moe.transport import Observe
 from aurora.runtime.distributed.connections import call_ends, connected, marked_urgent, open_sockets
@@ -58,7 +58,7 @@ def connect_groups(
     groups: int,
     timeout_s: float,
     stopped: threading.Event,
-    gpu: RankGpu | None = None,
+    gpu: NcclGpu | None = None,
     urgent: Collection[int] = (),
 ) -> EpochGroups:
     """Makes the process groups of an epoch. A collective call: all members of the epoch make it.

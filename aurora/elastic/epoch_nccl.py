@@ -8,8 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -21,26 +21,8 @@ from aurora.runtime.transports.nccl import End, NcclTransport, first_call
 from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_the_process
 
 
-class RankGpu(Protocol):
-    """Interface of this rank's GPU for the communicators of an epoch. Tests implement it by an emulation."""
-
-    device: str
-
-    def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Makes a torchft group for NCCL, with its communicator. A collective call, which may wait for a lost rank."""
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """Context manager in which this thread's work is queued on a new stream, for which no other stream waits."""
-
-    def timer(self) -> Timer:
-        """Returns a timer of the streams of the threads that use it."""
-
-    def synchronize(self) -> None:
-        """Waits until all queued work has ended. Raises RuntimeError if the GPU has failed."""
-
-
 class NcclGpu:
-    """A CUDA device, and how its NCCL groups are made; see `RankGpu`.
+    """This rank's GPU: a CUDA device, and how its NCCL groups are made.
 
     Args:
         device: the device, such as "cuda:0".
@@ -50,7 +32,10 @@ class NcclGpu:
         self.device = device
 
     def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Makes a non-blocking group; see `RankGpu.new_group`. A call that does not get ready fails after timeout_s."""
+        """Makes a torchft group for NCCL, with its communicator. A collective call, which may wait for a lost rank.
+
+        The group is non-blocking: a call that does not get ready fails after timeout_s.
+        """
         from torchft.process_group import ProcessGroupNCCL  # takes a while
 
         keep_watchdogs_from_ending_the_process()
@@ -61,18 +46,18 @@ class NcclGpu:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Uses a new stream of the device; see `RankGpu.aside`."""
+        """Context manager in which this thread's work is queued on a new stream, for which no other stream waits."""
         with torch.cuda.device(self.device):
             stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
                 yield
 
     def timer(self) -> Timer:
-        """A timer by events; see `RankGpu.timer`."""
+        """Returns a timer, by events, of the streams of the threads that use it."""
         return StreamTimer(0.0)
 
     def synchronize(self) -> None:
-        """Waits for all streams of the device; see `RankGpu.synchronize`."""
+        """Waits until all queued work has ended. Raises RuntimeError if the GPU has failed."""
         torch.cuda.synchronize(self.device)
 
 
@@ -94,7 +79,7 @@ def transport_of_host(asked: str, ranks: int) -> str:
     return "nccl" if asked == "nccl" or 0 < ranks <= found else "gloo"
 
 
-def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> RankGpu | None:
+def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> NcclGpu | None:
     """Returns the GPU of a rank, and makes it this thread's current device; None if the transport needs no GPU.
 
     Args:
@@ -197,7 +182,7 @@ class EpochCommunicators:
         calls: the calls of each communicator, once `make` has returned.
     """
 
-    def __init__(self, gpu: RankGpu) -> None:
+    def __init__(self, gpu: NcclGpu) -> None:
         self.gpu, self.calls = gpu, list[EpochCalls]()
         self._reason: str | None = None  # why the communicators were aborted
         self._changing = threading.Lock()
