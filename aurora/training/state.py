@@ -134,10 +134,6 @@ class TrainedParameter:
         found, self._parameter.grad = self._parameter.grad, None
         self.weights.grad = torch.zeros_like(self.weights) if found is None else found.to(self.weights.dtype)
 
-    def set_gradient(self, gradient: torch.Tensor) -> None:
-        """Sets the optimizer's gradient to one that was computed elsewhere, with as many elements as the weights."""
-        self.weights.grad = gradient.to(self.weights).view(self.weights.shape)
-
     def forget_gradient(self) -> None:
         """Forgets the gradient."""
         self.weights.grad = self._parameter.grad = None
@@ -300,7 +296,7 @@ class TrainState:
         each = list(self.parameters())
         sizes = [trained.weights.numel() for trained in each]
         for trained, gradient in zip(each, gradient_X.split_with_sizes(sizes), strict=True):
-            trained.set_gradient(gradient)
+            trained.weights.grad = gradient.to(trained.weights).view(trained.weights.shape)
 
     def step(self, scale: float) -> None:
         """Takes one step of AdamW by the summed gradients times `scale`."""

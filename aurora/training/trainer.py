@@ -197,7 +197,8 @@ class Trainer:
         """The next step, by the sum of the gradient's squares. Raises BadInput unless it is finite."""
         step, norm = self.state.steps, math.sqrt(squares)
         if not math.isfinite(loss + norm):
-            raise not_finite(step, loss, norm)
+            found = f"{loss:g} and {norm:g}"
+            raise BadInput(f"step {step}: expected a finite loss and gradient, found {found}; try a smaller `learning_rate`")
         limit = self._options.max_norm
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
         return PreparedStep(step, loss, router_loss, norm, scale)
@@ -214,13 +215,6 @@ class Trainer:
     def _order(self, bytes_RR: IntArray) -> Order:
         np.fill_diagonal(bytes_RR, 0)
         return ORDER["openshop"](bytes_RR, self._cluster.network, rng=np.random.default_rng(0))
-
-
-def not_finite(step: int, loss: float, norm: float) -> BadInput:
-    """Returns the error of a step whose loss or gradient is not finite."""
-    return BadInput(
-        f"step {step}: expected a finite loss and gradient, found {loss:g} and {norm:g}; try a smaller `learning_rate`"
-    )
 
 
 def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOptions) -> tuple[Trainer, dict[str, Any]]:
