@@ -64,13 +64,19 @@ class MemberFinished:
 
 
 class KeptSteps:
-    """Steps that members have reported as final.
+    """Steps that members have reported as final, and what else the result of a run tells.
 
     If a step is reported several times, the report of the latest epoch counts, and of one epoch that with a pause.
+
+    Attributes:
+        finals: the reports, by step.
+        remarks, lost: as in TrainResult.
     """
 
     def __init__(self) -> None:
-        self.finals: dict[int, FinalStep] = {}  # by step
+        self.finals: dict[int, FinalStep] = {}
+        self.remarks: list[str] = []
+        self.lost: list[str] = []
 
     def __len__(self) -> int:
         return len(self.finals)
@@ -84,12 +90,12 @@ class KeptSteps:
             self.finals[final.step.step] = final
         return new, not told
 
-    def result(self, output: Path, options: TrainOptions, ranks: int, remarks: list[str], lost: list[str]) -> TrainResult:
+    def result(self, output: Path, options: TrainOptions, ranks: int) -> TrainResult:
         """Returns the result of the run that made these steps."""
         steps = tuple(self.finals[number].step for number in sorted(self.finals))
         return TrainResult(
             output / MODEL, ranks, options.transport, options.min_replicas_among(ranks), options.batch * options.length,
-            min(self.finals, default=options.steps), steps, tuple(dict.fromkeys(remarks)), tuple(lost),
+            min(self.finals, default=options.steps), steps, tuple(dict.fromkeys(self.remarks)), tuple(self.lost),
         )  # fmt: skip
 
 
@@ -106,8 +112,6 @@ class Launcher:
         self._names = {rank: f"rank {rank}" for rank in range(options.ranks)}
         self._respawns_left = dict.fromkeys(range(options.ranks), options.respawn)
         self._steps = KeptSteps()
-        self._lost: list[str] = []
-        self._remarks: list[str] = []
         self._most = options.ranks  # ranks at one time
         self._ended_s: float | None = None  # when the first member had finished
 
@@ -122,7 +126,7 @@ class Launcher:
                     self._handle(rank, event)
         finally:
             processes.close(self._ended_s is not None)
-        return self._steps.result(self._output, self._options, self._most, self._remarks, self._lost)
+        return self._steps.result(self._output, self._options, self._most)
 
     def refusal(self, shared: Mapping[str, str], host: JoinRun) -> str | None:
         """Returns a sentence on why a host cannot join; None: it can.
@@ -162,13 +166,13 @@ class Launcher:
             case AuroraError():
                 raise event
             case MemberFinished(remarks):
-                self._remarks += remarks
+                self._steps.remarks += remarks
                 self._processes.kill(rank)
                 self._ended_s = self._ended_s or time.monotonic()
             case FinalStep():
                 new, first = self._steps.take(event)
                 if new:
-                    self._remarks += log_step(self._output / LOG, event.step)
+                    self._steps.remarks += log_step(self._output / LOG, event.step)
                 if first:
                     here = {each: rank.pid for each, rank in self._processes.running.items() if isinstance(rank, RankProcess)}
                     self._watch(event.step.step, here)
@@ -176,7 +180,7 @@ class Launcher:
     def _lose(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank, and restarts it if that is left."""
         self._processes.kill(rank)
-        self._lost.append(f"{self._names.get(rank, f'rank {rank}')} was lost after {len(self._steps)} steps: {reason}")
+        self._steps.lost.append(f"{self._names.get(rank, f'rank {rank}')} was lost after {len(self._steps)} steps: {reason}")
         if self._ended_s is not None:
             return
         if self._respawns_left.get(rank):
@@ -185,7 +189,7 @@ class Launcher:
         # Others may come from other hosts; members wait for them until their time-out.
         wanted = 1 if isinstance(self._processes, LedRanks) else self._options.min_ranks
         if (left := len(self._processes.running) + len(self._processes.starting)) < wanted:
-            raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._lost[-1]}")
+            raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._steps.lost[-1]}")
 
 
 LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence
@@ -266,8 +270,6 @@ class JoinedTraining(JoiningHost):
         self._job: tuple[str, Mapping[str, Any], str] | None = None  # the first one
         self._samples_NT: IntArray | None = None
         self._steps = KeptSteps()
-        self._remarks: list[str] = []
-        self._lost: list[str] = []
         self._finished: set[int] = set()  # ranks that have taken all steps
         super().__init__(
             self._address, certificate_of_hosts("join"), f"host {self._label}", tuple(range(first, first + options.ranks)),
@@ -277,7 +279,7 @@ class JoinedTraining(JoiningHost):
 
     def result(self) -> TrainResult:
         """Returns the result of this host's ranks."""
-        return self._steps.result(self._output, self._options, self._options.ranks, self._remarks, self._lost)
+        return self._steps.result(self._output, self._options, self._options.ranks)
 
     def heard(self, rank: int, message: Any) -> None:
         """Keeps the steps and remarks of this host's ranks."""
@@ -287,13 +289,13 @@ class JoinedTraining(JoiningHost):
                 if first:
                     self._watch(message.step.step, {each % MOST_RANKS: pid for each, pid in self.pids.items()})
             case MemberFinished(remarks):
-                self._remarks += remarks
+                self._steps.remarks += remarks
                 self._finished.add(rank)
 
     def ended(self, rank: int, reason: str) -> None:
         """Notes that a rank was lost."""
         if rank not in self._finished:
-            self._lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
+            self._steps.lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
         """Returns (rank, message) pairs of the steps that the present leader's log lacks."""
