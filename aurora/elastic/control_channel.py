@@ -1,8 +1,8 @@
 """Control channel between a rank and the coordinator of its run: its messages, and the rank's end.
 
-At the lighthouse the members agree on who takes part in an epoch. The coordinator tells each of them its work: a rank that has
-joined an epoch sends `Joined`, and gets `EpochStart` when all members have joined. Messages travel over a pipe that only the
-rank and the process that started it hold.
+The members agree at the lighthouse on the membership of an epoch. The coordinator assigns each member its work: a rank that has
+joined an epoch sends `Joined`, and receives `EpochStart` when all members have joined. Messages travel over a pipe that only
+the rank and the process that started it hold.
 """
 
 import math
@@ -23,13 +23,13 @@ from aurora.runtime.distributed.launcher import RankInfo, describe_error
 
 @dataclass(frozen=True)
 class EpochStart:
-    """Coordinator to rank: its work in an epoch.
+    """Message from coordinator to rank: the rank's work in an epoch.
 
     Args:
         epoch: the epoch's number, on which the members agreed.
-        number: how many epochs the coordinator has started, this one included.
-        members: the ranks that take part, ascending; a member's rank in the epoch's process groups is its index here.
-        assignment: what the coordinator assigned to this rank.
+        number: number of epochs that the coordinator has started, including this one.
+        members: the ranks of the epoch, ascending; a member's rank in the epoch's process groups is its index here.
+        assignment: this rank's work, from `Coordinator.assign`.
     """
 
     epoch: int
@@ -40,22 +40,22 @@ class EpochStart:
 
 @dataclass(frozen=True)
 class Stop:
-    """Coordinator to rank: an epoch is over."""
+    """Message from coordinator to rank: leave the epoch, because it is over."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Coordinator to rank: all work is done. The rank answers with its MemberResult."""
+    """Message from coordinator to rank: all work is done. The rank replies with its MemberResult."""
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Rank to coordinator: the rank is in no epoch and waits for the next.
+    """Message from rank to coordinator: the rank is in no epoch, and waits for the next one.
 
     Args:
-        lost: why it left its last epoch by itself; None: it was stopped, or is new.
+        lost: the error because of which it left its last epoch; None: the epoch was stopped, or the rank is new.
     """
 
     lost: str | None = None
@@ -63,12 +63,12 @@ class Waits:
 
 @dataclass(frozen=True)
 class Joined:
-    """Rank to coordinator: the rank has joined an epoch.
+    """Message from rank to coordinator: the rank has joined an epoch.
 
     Args:
         epoch: the epoch's number.
-        members: the ranks that take part.
-        state: the rank's state, by which the coordinator assigns work, such as HeldExperts.
+        members: the ranks of the epoch.
+        state: the rank's state, such as HeldExperts, from which the coordinator assigns work.
     """
 
     epoch: int
@@ -78,7 +78,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Progress:
-    """Rank to coordinator: progress of its work in an epoch, such as new tokens."""
+    """Message from rank to coordinator: progress of its work in an epoch, such as new tokens."""
 
     epoch: int
     value: Any
@@ -86,24 +86,24 @@ class Progress:
 
 @dataclass(frozen=True)
 class MemberResult:
-    """Rank to coordinator, as its last message: its result, or the AuroraError or MemberCrashed that ended it."""
+    """Last message from rank to coordinator: its result, or the AuroraError or MemberCrashed that ended it."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class MemberCrashed:
-    """Value of a MemberResult: an unexpected error ended the rank; the others go on."""
+    """Value of a MemberResult: an unexpected error ended this rank; the other ranks continue."""
 
     reason: str
 
 
 class ControlChannel:
-    """A rank's end of its control channel. The process exits when the coordinator is gone.
+    """Connection of a rank to its coordinator. If the coordinator's end closes, the rank's process exits.
 
     Args:
         connection: pipe to the coordinator.
-        member: takes part in the epochs of the run.
+        member: the rank's Member, which joins the epochs of the run.
 
     Attributes:
         member: as given.
@@ -121,18 +121,18 @@ class ControlChannel:
 
     @property
     def stopped(self) -> threading.Event:
-        """Set while the last epoch is over and the next has not begun."""
+        """Event that is set from the end of an epoch to the start of the next one."""
         return self.member.stopped
 
     def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | None:
-        """Waits for the next epoch. Returns this rank's work in it; None: all work is done.
+        """Waits for the next epoch. Returns this rank's work in it, or None if all work is done.
 
         Args:
-            state: this rank's state, which the coordinator gets.
-            lost: why it left its last epoch by itself; None: it was stopped, or is new.
+            state: this rank's state, sent to the coordinator.
+            lost: the error because of which it left its last epoch; None: the epoch was stopped, or the rank is new.
 
         Raises:
-            RankFailed: if another process is a member in this rank's name.
+            RankFailed: if another process is a member under this rank's name.
         """
         while not self._finish.is_set():
             try:
@@ -155,7 +155,7 @@ class ControlChannel:
         self._send(Progress(self.epoch.number, value))
 
     def send_result(self, value: Any) -> None:
-        """Sends this rank's result, or the AuroraError or MemberCrashed that ended it. It is the last message."""
+        """Sends the last message: this rank's result, or the AuroraError or MemberCrashed that ended it."""
         self._send(MemberResult(value))
 
     @property
@@ -189,12 +189,12 @@ class ControlChannel:
 
 
 def member_name(rank: int) -> str:
-    """Returns the name that a rank has as a member; names of ranks sort as their numbers."""
+    """Returns the member name of a rank; member names sort in rank order."""
     return f"{rank:06d}"
 
 
 def rank_of(name: str) -> int:
-    """Returns the rank of a member, from its name."""
+    """Returns the rank of the member with a name from `member_name`."""
     return int(name)
 
 
@@ -206,14 +206,14 @@ def run_member(
     hang_s: float,
     absent_s: float,
 ) -> None:
-    """Runs `target(rank_info, control, *args)` as a rank's main function, and sends the error that ends it.
+    """Runs `target(rank_info, control, *args)` as a rank's main function; an error that ends it goes to the coordinator.
 
     Args:
         connection: pipe to the coordinator.
         rank_info: the rank; its host and port are those of the lighthouse.
         target, args: function that the rank runs, and its further arguments.
-        hang_s: seconds without a sign of life after which a member is lost.
-        absent_s: seconds after the last arrival for which the first epoch waits for ranks that have not arrived.
+        hang_s: seconds without a heartbeat after which a member counts as lost.
+        absent_s: how long the first epoch waits for missing ranks, in seconds after the latest arrival of a rank.
     """
     silence_native_code()
     try:
@@ -235,7 +235,7 @@ def run_member(
 
 
 def silence_native_code() -> None:
-    """Discards messages that gloo and torchft write to descriptor 2, unless AURORA_DEBUG is set. Python keeps its stderr."""
+    """Discards what native code (gloo, torchft) writes to stderr, unless AURORA_DEBUG is set; sys.stderr still works."""
     if os.environ.get("AURORA_DEBUG"):
         return
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)

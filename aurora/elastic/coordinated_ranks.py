@@ -1,8 +1,8 @@
 """Coordinated ranks: processes, on this host and on others, whose work in each epoch a coordinator assigns.
 
-The ranks agree at the lighthouse on who takes part in an epoch (see `member`). A rank that dies, hangs or loses a peer ends the
-epoch. A rank that joins waits until the coordinator ends it. The members of the next epoch send the coordinator their states;
-when it has them all, it sends each member its work.
+The ranks agree at the lighthouse on the membership of an epoch (see `member`). A rank that dies, hangs or loses a peer ends the
+epoch. A rank that joins waits until the coordinator ends the present epoch. The members of the next epoch send the coordinator
+their states; when it has all states, it sends each member its work.
 """
 
 import time
@@ -34,7 +34,7 @@ MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the run 
 
 
 class Coordinator(Protocol):
-    """Interface that decides the work of the members in each epoch. Errors that its methods raise end the run."""
+    """Interface that assigns the members' work in each epoch. An error raised by its methods ends the run."""
 
     @property
     def finished(self) -> bool:
@@ -42,16 +42,16 @@ class Coordinator(Protocol):
 
     @property
     def wants_new_epoch(self) -> bool:
-        """True if the coordinator has a better assignment for the same members. They then begin a new epoch."""
+        """True if the coordinator has a better assignment for the present members, for which they begin a new epoch."""
 
     def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Returns each member's assignment in an epoch, by rank; `states` has each member's state, by rank."""
+        """Returns the members' assignments in an epoch, by rank. `states` are the members' states, by rank."""
 
     def on_progress(self, rank: int, value: Any) -> bool:
-        """Takes a progress value of a member during an epoch. Returns whether it advances the work as a whole."""
+        """Receives a progress value from a member. Returns True if it advances the whole work (an epoch without is idle)."""
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """Takes note of a lost rank; `reason` is part of a sentence."""
+        """Called when a rank is lost. `reason` is a part of a sentence, such as "it hangs"."""
 
 
 @dataclass
@@ -68,18 +68,18 @@ class CoordinatedRanks:
     """Runs the picklable `target(rank_info, control, *args)` in `ranks` processes until the coordinator is finished.
 
     Args:
-        target: function that a rank runs; it takes part in epoch after epoch through `control`, its ControlChannel.
+        target: function that a rank runs; it joins one epoch after the other through `control`, its ControlChannel.
         ranks: number of processes to start.
         coordinator: assigns the members' work in each epoch.
         args: further arguments of `target`.
         timeout_s: seconds that a rank waits for a peer.
-        hang_s: a rank that gives no sign of life for so many seconds is left out of the next epoch and killed.
+        hang_s: seconds without a heartbeat after which a rank is excluded from the next epoch and killed.
         respawn: how many times each lost rank is restarted; it joins the next epoch when it is ready.
-        watch: called for each epoch with (its number, the process id of every member by rank).
-        lead: which ranks run on other hosts, and who may join; None: all run on this one.
+        watch: called at the start of each epoch with (epoch number, {rank: process id} of its members).
+        lead: which ranks run on other hosts, and which hosts may join; None: all ranks run on this host.
 
     Attributes:
-        address: with `lead`, host and port on which it listens, from `run` on; else None.
+        address: with `lead`, the host and port on which it listens, once `run` has begun; else None.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class CoordinatedRanks:
         self._results: dict[int, Any] = {}
 
     def run(self) -> dict[int, Any]:
-        """Runs epochs until the coordinator is finished, then ends all processes. Returns results by rank, of those not lost.
+        """Runs epochs until the coordinator is finished, then ends all processes. Returns surviving ranks' results, by rank.
 
         Raises:
             RankFailed: if no rank is left, or epochs of the same members end without progress.
-            AuroraError: the one that a rank or the coordinator raises; BadInput if the address of `lead` cannot be used.
+            AuroraError: an error raised by a rank or the coordinator; BadInput if the address of `lead` cannot be used.
         """
         with ExitStack() as stack:
             self._processes = self._started_from(stack)

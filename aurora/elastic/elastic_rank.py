@@ -1,4 +1,4 @@
-"""Elastic rank: a serving rank of a run that goes on when ranks are lost.
+"""Elastic rank: a serving rank of a run that survives lost ranks.
 
 Between epochs a rank keeps its experts and its requests. At the start of an epoch it fetches the experts that it lacks.
 """
@@ -42,7 +42,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldExperts:
-    """State of a rank between epochs.
+    """State of a rank between epochs, from which the coordinator assigns work.
 
     Args:
         held_ML: the rank's experts, by model and layer.
@@ -60,15 +60,15 @@ class EpochWork:
     """A member's assignment in an epoch.
 
     Args:
-        program: the program that the epoch's members perform.
+        program: the program that the epoch's members run.
         cluster: the GPUs of the epoch's members.
-        moves: the experts that some member lacks, and the ranks that send them.
-        order: the order in which the weights of these experts travel.
-        requests_M: by model, further requests to serve: by number of the request, the tokens of its answer so far.
+        moves: weight transfers of experts that members lack.
+        order: the order of these transfers.
+        requests_M: for each model, new requests for this rank: {request number: tokens of its answer so far}.
         cost_MG: as in `controlled`.
-        arrives_s_M: by model and number of the request, seconds from the beginning of serving to its arrival; empty: all
-            requests have arrived.
-        served_s: seconds since serving began; None: no rank has begun to serve.
+        arrives_s_M: for each model, {request number: arrival in seconds after the start of serving}; empty: all requests have
+            arrived.
+        served_s: seconds since the start of serving; None: no rank has begun to serve.
     """
 
     program: Program
@@ -83,19 +83,19 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """Progress: this rank has sent and received the weights that move in this epoch, in `seconds`."""
+    """Progress value: this rank has sent and received its expert weights for this epoch, which took `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class BeganServing:
-    """Progress: this rank begins to serve in this epoch."""
+    """Progress value: this rank begins to serve in this epoch."""
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Progress: new tokens of one model's answers, in the sequence in which they were produced."""
+    """Progress value: new tokens of one model, in the sequence in which they were produced."""
 
     model: int
     tokens: Sequence[Token]
@@ -103,7 +103,7 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class Decided:
-    """Progress: report of one model's controller on its decisions so far in an epoch."""
+    """Progress value: report of one model's placement controller on its decisions so far in an epoch."""
 
     epoch: int
     model: int
@@ -119,7 +119,7 @@ def serve_elastic_rank(
     options: RunOptions,
     began_s: float,
 ) -> None:
-    """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end."""
+    """Serves as one rank until all requests are answered, over all epochs; then sends its RankResult over `channel`."""
     if options.adapt is not None:
         begin_to_compile_decisions()
     gpu = channel.member.gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.lead is not None)

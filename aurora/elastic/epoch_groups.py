@@ -1,4 +1,4 @@
-"""Process groups of an epoch, which are broken off at once when the epoch is over, and a transport over one of them.
+"""Process groups of an epoch, aborted immediately when the epoch is over, and a transport over one of them.
 
 They are groups of torchft, so no global process group is needed."""
 
@@ -20,11 +20,11 @@ from aurora.types import Order
 
 
 class EpochGroups:
-    """Process groups of one epoch's members: one gloo group per model, and as many NCCL communicators if they use GPUs.
+    """Process groups of one epoch's members: one gloo group per model, and with GPUs one NCCL communicator per group.
 
-    gloo cannot stop waiting for a peer that is alive but has left the call. So `abort` shuts the connections: each thread that
-    waits on one of them, at either end, gets an error at once. One case is left: if a connection is shut just as gloo begins to
-    send a message on it, gloo forgets the message, and the thread waits until the group's time-out; see `unless_stopped`.
+    gloo cannot stop waiting for a peer that is alive but has left the call. So `abort` shuts the connections: every thread that
+    waits on one of them, at either end, gets an error immediately. One case remains: if a connection is shut just as gloo
+    starts to send on it, gloo loses the message, and the thread waits until the group's time-out; see `unless_stopped`.
     """
 
     def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
@@ -34,7 +34,7 @@ class EpochGroups:
         self._lock = threading.Lock()
 
     def abort(self) -> None:
-        """Shuts all connections and aborts all communicators. May be called from any thread, and more than once."""
+        """Shuts all connections and aborts all communicators. May be called from any thread, and repeatedly."""
         with self._lock:
             connections, self._connections = self._connections, []
         for connection in connections:
@@ -61,20 +61,20 @@ def connect_groups(
     gpu: NcclGpu | None = None,
     urgent: Collection[int] = (),
 ) -> EpochGroups:
-    """Makes the process groups of an epoch. A collective call: all members of the epoch make it.
+    """Creates the process groups of an epoch. A collective call of the epoch's members.
 
     Args:
-        store: address of the torch.distributed store at which the members meet.
-        epoch: the epoch's number, which keeps its groups apart from those of other epochs.
+        store: address of the torch.distributed store of the rendezvous.
+        epoch: the epoch's number; distinguishes its groups from those of other epochs in the store.
         rank, ranks: this member's rank in the epoch, and the number of members.
-        groups: number of process groups to make; they listen on the interface in GLOO_SOCKET_IFNAME.
+        groups: number of gloo groups; they listen on the interface in GLOO_SOCKET_IFNAME.
         timeout_s: seconds to wait for the other members, and later for a peer.
-        stopped: ends the rendezvous when it is set.
+        stopped: event that aborts the rendezvous.
         gpu: this member's GPU, for an NCCL communicator beside each group; None: no communicators.
         urgent: indices of the gloo groups whose packets are marked as urgent; see `marked_urgent`.
 
     Raises:
-        RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
+        RankFailed: if `stopped` is set before all have connected, or the others do not join within timeout_s.
     """
     timeout = timedelta(seconds=timeout_s)
     found: list[EpochGroups] = []
@@ -122,14 +122,14 @@ def _group(address: str, epoch: int, rank: int, ranks: int, timeout: timedelta) 
 
 
 class EpochTransport(GlooTransport):
-    """A gloo transport over a process group of an epoch. A call ends by RankFailed when the epoch is over.
+    """GlooTransport over a process group of an epoch. Its calls raise RankFailed when the epoch is over.
 
-    Each gloo call runs in a helper thread, which is abandoned if it does not end. So the member's own thread always returns,
-    and only that thread changes the member's state.
+    Each gloo call runs in a helper thread, which is abandoned if it does not end. So the calling thread always returns, and
+    only that thread changes the member's state.
 
     Args:
         group: a process group of the epoch.
-        perform: performs a collective, and ends it by RankFailed when the epoch is over; see `Member.perform`.
+        perform: runs a collective, and raises RankFailed when the epoch is over; see `Member.perform`.
     """
 
     def __init__(self, group: Any, perform: Callable[[Callable[[], Any]], None]) -> None:
@@ -137,7 +137,7 @@ class EpochTransport(GlooTransport):
         self._until_over = perform
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers every rank's small tensor; see `Transport.gather`."""
+        """All-gathers a small tensor; see `Transport.gather`."""
         found: list[torch.Tensor] = []
         call = super().gather
         self._until_over(lambda: found.append(call(row)))

@@ -1,6 +1,6 @@
-"""NCCL in elastic runs: chooses whether ranks use it, and makes an epoch's communicators on their GPUs.
+"""NCCL in elastic runs: decides whether ranks use it, and creates an epoch's communicators on their GPUs.
 
-Communicators are made when an epoch's members connect, aborted together when it is over, and never used again.
+Communicators are created when an epoch's members connect, aborted together when it is over, and never reused.
 """
 
 import datetime
@@ -32,9 +32,9 @@ class NcclGpu:
         self.device = device
 
     def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Makes a torchft group for NCCL, with its communicator. A collective call, which may wait for a lost rank.
+        """Returns a torchft NCCL group with its communicator. A collective call, which may wait for a lost rank.
 
-        The group is non-blocking: a call that does not get ready fails after timeout_s.
+        The communicator is non-blocking: its calls fail after timeout_s.
         """
         from torchft.process_group import ProcessGroupNCCL  # takes a while
 
@@ -53,7 +53,7 @@ class NcclGpu:
                 yield
 
     def timer(self) -> Timer:
-        """Returns a timer, by events, of the streams of the threads that use it."""
+        """Returns a StreamTimer of the calling thread's current stream."""
         return StreamTimer(0.0)
 
     def synchronize(self) -> None:
@@ -62,14 +62,14 @@ class NcclGpu:
 
 
 def transport_of_host(asked: str, ranks: int) -> str:
-    """Returns the name of the transport of this host's ranks in an elastic run; all hosts must use the same.
+    """Returns the name of the transport that this host's ranks use in an elastic run; all hosts must use the same.
 
     Args:
-        asked: name of a transport; "auto": nccl if every rank of the host has a GPU, else gloo.
-        ranks: ranks of this host.
+        asked: the requested transport; "auto": nccl if every rank of the host has a GPU, else gloo.
+        ranks: number of ranks on this host.
 
     Raises:
-        BadInput: if nccl is asked for and there are too few GPUs.
+        BadInput: if nccl is requested and there are too few GPUs.
     """
     if asked not in ("auto", "nccl"):
         return asked
@@ -80,12 +80,12 @@ def transport_of_host(asked: str, ranks: int) -> str:
 
 
 def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> NcclGpu | None:
-    """Returns the GPU of a rank, and makes it this thread's current device; None if the transport needs no GPU.
+    """Returns a rank's GPU, after making it this thread's current device; None if the transport uses no GPU.
 
     Args:
         transport: the run's transport, from `transport_of_host`.
-        local_rank: the rank's number among those of this host.
-        over_hosts: whether the run has ranks on other hosts; if not, NCCL listens on loopback only.
+        local_rank: the rank's number among the ranks of this host.
+        over_hosts: True: the run has ranks on other hosts; False: NCCL listens on loopback only.
     """
     if transport != "nccl":
         return None
@@ -101,14 +101,14 @@ DRAIN_S = 60.0  # in which all that is queued on the GPU has to end, once the co
 
 
 class EpochCalls:
-    """GroupedCalls of one communicator of an epoch. When the epoch is over, they end, and no more can be posted.
+    """GroupedCalls of one communicator of an epoch. When the epoch is over, its calls end, and `post` raises RuntimeError.
 
-    Threads wait by polling the stream, so they go on when the epoch is over, even if an aborted call does not end. A wait
+    Threads wait by polling the stream, so they continue when the epoch is over, even if an aborted call does not end. A wait
     inside torch, such as in `item`, ends when the calls are aborted.
 
     Args:
         epoch: the epoch's communicators.
-        group: torchft's NCCL group; None: the rank is alone.
+        group: torchft's NCCL group; None: the rank is the only member.
         rank, ranks: this member's rank, and the number of members.
     """
 
@@ -137,7 +137,7 @@ class EpochCalls:
 
     @property
     def failure(self) -> RankFailed | None:
-        """Reason for which the epoch's calls were aborted; see `GroupedCalls.failure`."""
+        """Error with which the epoch's calls were aborted; see `GroupedCalls.failure`."""
         return self._epoch.failure
 
     def abort(self, failure: RankFailed) -> None:
@@ -145,7 +145,7 @@ class EpochCalls:
         self._epoch.abort(failure)
 
     def abort_group(self) -> None:
-        """Aborts this communicator and frees it. Both steps wait for the GPU and for threads of torch."""
+        """Aborts and frees this communicator. May block on the GPU and on torch's threads."""
         posted = self._posting.acquire(timeout=POSTING_S)  # what is posted for longer waits for a peer
         try:
             with suppress(RuntimeError):  # that it takes too long: `drain` finds out whether it matters
@@ -179,7 +179,7 @@ class EpochCommunicators:
         gpu: this rank's GPU.
 
     Attributes:
-        calls: the calls of each communicator, once `make` has returned.
+        calls: EpochCalls of the communicators, once `make` has returned.
     """
 
     def __init__(self, gpu: NcclGpu) -> None:
@@ -190,22 +190,22 @@ class EpochCommunicators:
 
     @property
     def failure(self) -> RankFailed | None:
-        """Reason for which the communicators were aborted, as a new error at each read; None: they were not."""
+        """Error with which the communicators were aborted (a new object at each read); None: not aborted."""
         return None if self._reason is None else RankFailed(self._reason)
 
     def make(
         self, store: str, epoch: int, rank: int, ranks: int, count: int, timeout_s: float, stopped: threading.Event
     ) -> None:
-        """Makes `count` communicators, and sends a message between all pairs over each. A collective call.
+        """Creates `count` communicators, and connects all pairs of ranks by a first message. A collective call.
 
-        A new thread makes them, which is abandoned if the epoch is over before all members have joined.
+        It runs in a new thread, which is abandoned if the epoch is over before all members have joined.
 
         Args:
             store, epoch, rank, ranks, timeout_s, stopped: as in `connect_groups`.
             count: number of communicators.
 
         Raises:
-            RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
+            RankFailed: if `stopped` is set before all have connected, or the others do not join within timeout_s.
         """
         made: list[EpochCalls] = []
 
@@ -241,10 +241,10 @@ class EpochCommunicators:
         return calls
 
     def abort(self, failure: RankFailed) -> None:
-        """Aborts all calls. May be called in any thread, and more than once.
+        """Aborts all calls. May be called in any thread, and repeatedly.
 
-        Aborting one communicator waits for the GPU, where the calls of another may wait for the same lost rank. So each is
-        aborted in a thread of its own, and all threads are started before any is waited for.
+        Aborting one communicator waits for the GPU, where the calls of another may wait for the same lost rank. So a thread per
+        communicator aborts it, and all threads are started before any is joined.
         """
         with self._changing:
             if self._reason is not None:
@@ -254,9 +254,9 @@ class EpochCommunicators:
             threading.Thread(target=calls.abort_group, daemon=True, name="aurora-abort").start()
 
     def drain(self) -> None:
-        """Waits until the GPU has ended all queued work; the calls must have been aborted before.
+        """Waits until the GPU has finished all queued work; call `abort` before.
 
-        Memory that an aborted call was to fill may be reused earlier, because its new use is queued behind the call.
+        Memory that an aborted call would have filled may be reused earlier, because its new use is queued behind the call.
 
         Raises:
             RuntimeError: if the work does not end within DRAIN_S seconds, or the GPU has failed; the GPU is then unusable.
@@ -266,16 +266,16 @@ class EpochCommunicators:
 
 
 class EpochNcclTransport(NcclTransport):
-    """An NCCL transport over a communicator of an epoch. A call ends by RankFailed when the epoch is over.
+    """NcclTransport over a communicator of an epoch. Its calls raise RankFailed when the epoch is over.
 
-    It is made from the communicator's EpochCalls and a gloo transport over a group of the same epoch.
+    Its arguments are the communicator's EpochCalls, and a gloo transport over a group of the same epoch.
     """
 
     def _make_communicator(self, timeout_s: float | None) -> None:
         """Nothing: it was made when the epoch's members connected."""
 
     def wait(self) -> None:
-        """Waits until all queued work is done, this rank's transfers included, so that an error of the GPU shows here."""
+        """Waits until all queued GPU work is done, not only this rank's transfers; so errors of the GPU are raised here."""
         super().wait()
         timer = self._calls.timer
         try:

@@ -27,22 +27,22 @@ from aurora.errors import AuroraError, BadInput, BrokenPlan, InfeasiblePlan, Mis
 
 
 class Refused(Exception):
-    """Error that the other end of a connection sends bytes that are no message, or a message that it may not send."""
+    """Exception raised when the other host sends invalid bytes, a message that it may not send, or a wrong certificate."""
 
 
 @dataclass(frozen=True)
 class Alive:
-    """Sign of life, sent both ways every HEARTBEAT_S."""
+    """Heartbeat message, sent by both ends every HEARTBEAT_S."""
 
 
 class WireFormat:
-    """Packs values as bytes, and unpacks them.
+    """Serializes values to bytes and back, without pickle.
 
     Values may be instances of `kinds`, None, booleans, numbers, strings, tuples, lists, sets, dictionaries and numpy arrays of
-    numbers, nested to any depth. Each is unpacked as the type that it was.
+    numbers, nested to any depth. Types are preserved.
 
     Args:
-        kinds: dataclasses and classes of AuroraError, of different names; of an error only the message travels.
+        kinds: allowed dataclasses and AuroraError classes, with different names; of an error only the message is sent.
     """
 
     def __init__(self, *kinds: type[Any]) -> None:
@@ -50,15 +50,14 @@ class WireFormat:
         assert len(self._kinds) == len(kinds), "two of one name"
 
     def pack(self, value: Any) -> bytes:
-        """Returns a value as bytes."""
+        """Returns a value serialized to bytes."""
         return msgspec.msgpack.encode(self._plain(value))
 
     def unpack(self, packed: bytes) -> Any:
-        """Returns the value that `pack` was given.
+        """Returns the value from which `pack` made these bytes.
 
         Raises:
-            Refused: if the bytes were not packed by a host with the same kinds, or a field has a value of a wrong type, or one
-                that its class refuses.
+            Refused: if the bytes are not from `pack` with the same kinds, or a field has a wrong type or an invalid value.
         """
         try:
             return self._value(msgspec.msgpack.decode(packed))
@@ -142,17 +141,17 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Certificate:
-    """TLS contexts of the leader's and of another host's end, from the certificate and key that all hosts of a run share."""
+    """TLS contexts for the leader and for joining hosts, from the one certificate and key that all hosts of a run share."""
 
     at_leader: ssl.SSLContext
     at_host: ssl.SSLContext
 
 
 def load_certificate(file: str) -> Certificate:
-    """Returns the certificate of a PEM file that has its key, too.
+    """Returns the certificate in a PEM file that also contains its key.
 
     Raises:
-        BadInput: if there is none.
+        BadInput: if the file has no certificate with its key.
     """
     found = []
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
@@ -173,10 +172,10 @@ def load_certificate(file: str) -> Certificate:
 
 
 def certificate_of_hosts(name: str) -> Certificate:
-    """Returns the certificate in the file that the environment variable AURORA_CERTIFICATE names, for a run over several hosts.
+    """Returns the certificate for a run over several hosts, from the file named by environment variable AURORA_CERTIFICATE.
 
     Args:
-        name: the parameter that asks for such a run, for the error message.
+        name: name of the parameter that requested such a run, for the error message.
 
     Raises:
         BadInput: if the variable is not set, or its file has no certificate with its key.
@@ -192,14 +191,14 @@ def certificate_of_hosts(name: str) -> Certificate:
 
 @dataclass(frozen=True)
 class JoinRun:
-    """Host to leader, as its first message: it wants to run ranks.
+    """First message from host to leader: request to run ranks.
 
     Args:
         name: name of the host, for messages to users.
-        process: random text that tells this process from earlier ones of the same name.
-        ranks: the ranks that it wants to run.
-        respawn: how often each of them may be started again, if hosts decide this for their own ranks.
-        about: values that must be the same on all hosts; see `difference`.
+        process: random text that distinguishes this process from earlier ones of the same name.
+        ranks: the ranks that it offers to run.
+        respawn: how often each of them may be restarted, if hosts decide this for their ranks.
+        about: values that must be the same on all hosts, by description; see `difference`.
     """
 
     name: str
@@ -217,35 +216,35 @@ class JoinRun:
 
 @dataclass(frozen=True)
 class HostAdmitted:
-    """Leader to host: the host takes part; `job` has the work for its ranks."""
+    """Message from leader to host: the host is admitted; `job` holds the arguments of its ranks."""
 
     job: Any
 
 
 @dataclass(frozen=True)
 class HostRefused:
-    """Leader to host, as its last message: the host cannot take part."""
+    """Last message from leader to host: the host is rejected."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class StartRank:
-    """Leader to host: start a process for this rank."""
+    """Message from leader to host: start a process for this rank."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class KillRank:
-    """Leader to host: this rank is lost; kill its process if it is there."""
+    """Message from leader to host: this rank is lost; kill its process if it exists."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class ToRank:
-    """Leader to host: a message for a rank."""
+    """Message from leader to host: pass `message` to a rank."""
 
     rank: int
     message: Any
@@ -253,7 +252,7 @@ class ToRank:
 
 @dataclass(frozen=True)
 class RankStarted:
-    """Host to leader: a rank's process runs."""
+    """Message from host to leader: a rank's process has started."""
 
     rank: int
     pid: int
@@ -261,7 +260,7 @@ class RankStarted:
 
 @dataclass(frozen=True)
 class FromRank:
-    """Host to leader: a message of a rank."""
+    """Message from host to leader: a message sent by a rank."""
 
     rank: int
     message: Any
@@ -269,7 +268,7 @@ class FromRank:
 
 @dataclass(frozen=True)
 class RankNotStarted:
-    """Host to leader: a rank's process could not be started."""
+    """Message from host to leader: a rank's process could not be started."""
 
     rank: int
     reason: str
@@ -277,7 +276,7 @@ class RankNotStarted:
 
 @dataclass(frozen=True)
 class RankEnded:
-    """Host to leader: a rank's process has ended."""
+    """Message from host to leader: a rank's process has ended."""
 
     rank: int
     reason: str
@@ -285,10 +284,10 @@ class RankEnded:
 
 @dataclass(frozen=True)
 class EndRun:
-    """Leader to host, as its last message: the run is over.
+    """Last message from leader to host: the run is over.
 
     Args:
-        complete: whether all work is done.
+        complete: True if all work is done.
     """
 
     complete: bool
@@ -301,17 +300,17 @@ HOST_MESSAGES = (
 
 
 class HostConnection:
-    """Sends and receives the messages of one connection between a leader and another host. Any thread may send, one receives.
+    """TLS connection for messages between the leader and another host. Any thread may send; only one may receive.
 
     Args:
-        connection: a connected socket, which this object takes over and the other end wraps likewise.
+        connection: a connected socket, which this object owns from now on; the other end must create a HostConnection, too.
         certificate: the certificate that all hosts share.
-        at_leader: True at the leader's end, False at the other.
-        wire: packs messages.
+        at_leader: True at the leader's end, False at the other end.
+        wire: serializes messages.
 
     Raises:
         Refused: if the other end has another certificate or none.
-        OSError: if the connection ends first, or the other end does not answer in time.
+        OSError: if the connection breaks, or the other end does not answer in time.
     """
 
     def __init__(self, connection: socket.socket, certificate: Certificate, at_leader: bool, wire: WireFormat) -> None:
@@ -336,7 +335,7 @@ class HostConnection:
         self.send_packed(self.pack(message))
 
     def pack(self, message: Any) -> bytes:
-        """Packs a message for `send_packed`."""
+        """Returns a message as bytes for `send_packed`."""
         return self._wire.pack(message)
 
     def send_packed(self, content: bytes) -> None:
@@ -348,10 +347,10 @@ class HostConnection:
                 left = left[self._perform(partial(self._socket.send, part)) :]
 
     def receive(self) -> Any:
-        """Waits for a message.
+        """Waits for the next message, and returns it.
 
         Raises:
-            Refused: if the bytes that arrive are no allowed message.
+            Refused: if the received bytes are not an allowed message.
             OSError: if the connection has ended.
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
@@ -365,7 +364,7 @@ class HostConnection:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection and frees its descriptor; nothing may use it any more."""
+        """Ends the connection and closes its descriptor; the object must not be used afterwards."""
         self.end()
         self._socket.close()
 
@@ -405,15 +404,15 @@ def fails_soon(connection: socket.socket) -> socket.socket:
 
 
 def this_version() -> dict[str, str]:
-    """Returns {description: version} of this host's aurora; hosts must have the same, because messages depend on it."""
+    """Returns {description: version} of the aurora installed here. Hosts need equal versions to understand each other."""
     return {"aurora's version": version("aurora-moe")}
 
 
 def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Returns a sentence on the first value in which a host differs from the leader; None if all are the same.
+    """Returns a sentence that names the first value in which a host differs from the leader; None if all are equal.
 
     Args:
-        expected, found: the leader's and the host's values, by their description in words.
+        expected, found: the leader's and the host's values, by description.
     """
     for what in [*expected, *(found.keys() - expected.keys())]:
         leaders, its = expected.get(what), found.get(what)

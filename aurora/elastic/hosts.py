@@ -1,4 +1,4 @@
-"""Ranks of a run over several hosts: as its leader sees them (`LedRanks`), and on a host that joins (`JoiningHost`).
+"""Ranks of a run over several hosts: `LedRanks` controls them at the leader, `JoiningHost` runs some on a joining host.
 
 A host joins over one connection of mutual TLS. When the connection ends, all ranks of the host are lost. It ends at once if the
 host's process dies, and after about half a second without acknowledgements if the host itself is gone.
@@ -46,10 +46,10 @@ FAREWELL_S = 1.0  # for what was sent last to be read
 
 
 def lighthouse_of(leader: tuple[str, int]) -> tuple[str, int]:
-    """Returns the address of the lighthouse of a run whose leader listens at `leader`: same host, next port.
+    """Returns the lighthouse's address for a run whose leader listens at `leader`: same host, port + 1.
 
     Raises:
-        BadInput: if there is no next port.
+        BadInput: if port + 1 is not a valid port.
     """
     host, port = leader
     if port == MOST_PORT:
@@ -59,16 +59,16 @@ def lighthouse_of(leader: tuple[str, int]) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Lead:
-    """Leader of a run over several hosts: its address, its ranks, and who may join.
+    """Settings of the leader of a run over several hosts: its address, its ranks, and which hosts may join.
 
     Args:
-        address: the only host and port on which it listens; its own ranks' process groups listen on this host, too.
+        address: the only host and port on which it listens; process groups of its ranks listen on the same host.
         certificate: the certificate that all hosts share; hosts with another one are rejected.
-        local: the ranks of this host.
-        wire: packs messages to and from ranks.
-        refusal: called with a host's JoinRun; returns a sentence on why the host cannot join; None: it can.
-        job: returns the job for the ranks of a host that joins now (`HostAdmitted`).
-        awaited: names of the hosts of ranks that belong to the run from its beginning, by rank.
+        local: the ranks that the leader's host runs.
+        wire: serializes messages to and from ranks.
+        refusal: called with a host's JoinRun; returns a sentence on why the host cannot join, or None if it can.
+        job: returns the `HostAdmitted.job` for a host that joins now.
+        awaited: ranks of other hosts for which the run waits at its start, each with the name of its host.
     """
 
     address: tuple[str, int]
@@ -118,16 +118,16 @@ class _JoinedRank(StartedRank):
 
 
 class LedRanks(RankProcesses):
-    """The ranks of the leader's host, and of the hosts that join.
+    """RankProcesses of the leader's host and of joined hosts.
 
     Args:
         main, args, ranks: as in RankProcesses.
-        lead: the ranks of this host, and the hosts that may join.
-        timeout_s: as in RankProcesses. Ranks whose hosts have not joined after so many seconds count as lost; the hosts may
-            still join later.
+        lead: the ranks of this host, and which hosts may join.
+        timeout_s: as in RankProcesses; also the time after which ranks of hosts that have not joined count as lost. These hosts
+            may still join later.
 
     Attributes:
-        address: host and port on which it listens.
+        address: host and port on which the leader listens.
 
     Raises:
         BadInput: if the address cannot be used.
@@ -173,10 +173,10 @@ class LedRanks(RankProcesses):
             self._asked.add(rank)
 
     def close(self, complete: bool = True) -> None:
-        """Ends the run on all hosts, and kills this host's processes; none is left on return.
+        """Ends the run on all hosts, kills this host's processes, and waits until they have ended.
 
         Args:
-            complete: whether all work is done; other hosts are told.
+            complete: True if all work is done; sent to the other hosts.
         """
         self._closed.set()
         with suppress(OSError):
@@ -336,19 +336,19 @@ RETRY_S = 0.2  # between two attempts to reach the leader
 
 
 class JoiningHost:
-    """Runs ranks of a run that another host leads.
+    """Runs some ranks of a run that is led by another host.
 
     Args:
         leader: the host and port on which the leader listens.
         certificate: the certificate that all hosts share.
         name, ranks, respawn, about: as in JoinRun.
-        wire: packs messages to and from ranks.
-        processes: called with the leader's job; returns the RankProcesses of this host, none of them started.
-        timeout_s: seconds without a leader after which this host gives up.
-        keeps_ranks: whether ranks go on while there is no leader; if not, they are killed.
+        wire: serializes messages to and from ranks.
+        processes: called with the leader's job; returns this host's RankProcesses, with no process started.
+        timeout_s: seconds without a leader after which this host ends.
+        keeps_ranks: True: ranks continue while there is no leader; False: they are killed.
 
     Attributes:
-        admitted: how many times a leader has admitted this host.
+        admitted: number of times that a leader has admitted this host.
     """
 
     def __init__(
@@ -374,10 +374,10 @@ class JoiningHost:
         self.admitted = 0
 
     def run(self) -> None:
-        """Takes part until the leader ends the run as complete. No process of this host is left on return.
+        """Joins the run, and returns when the leader ends it as complete; all ranks of this host have then ended.
 
         Raises:
-            BadInput: if the leader refuses this host.
+            BadInput: if the leader rejects this host.
             RankFailed: if the leader ends the run before it is complete, or cannot be reached for timeout_s.
         """
         name = address_text(self._leader)
@@ -403,18 +403,18 @@ class JoiningHost:
             self._close_processes()
 
     def heard(self, rank: int, message: Any) -> None:
-        """Takes note of a rank's message, which goes to the leader."""
+        """Hook, called with each message of a rank that is sent to the leader; does nothing here."""
 
     def ended(self, rank: int, reason: str) -> None:
-        """Takes note of a rank whose process has ended by itself."""
+        """Hook, called when a rank's process has ended by itself; does nothing here."""
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
-        """Returns (rank, message) pairs that an earlier leader may have received, and the present one needs again."""
+        """Hook: returns (rank, message) pairs to send again to a new leader, which an earlier leader may have received."""
         return ()
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of its ranks."""
+        """{rank: process id} of this host's running ranks."""
         return {} if self._processes is None else {rank: each.pid for rank, each in self._processes.running.items()}
 
     def _take_part(self) -> EndRun:

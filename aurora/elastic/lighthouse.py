@@ -1,7 +1,7 @@
-"""torchft's lighthouse in a child process: where the members of an elastic run meet.
+"""Runs torchft's lighthouse, the rendezvous of the members of an elastic run, in a child process.
 
-It takes no part in steps: if it is restarted, members find it again and have lost nothing. It trusts every process that reaches
-its port, so it listens on one address only, by default on loopback.
+It holds no state of steps: if it is restarted, members find it again and lose nothing. It trusts every process that reaches its
+port, so it listens on one address only, by default on loopback.
 """
 
 import os
@@ -24,10 +24,10 @@ _TICK_S = 0.05  # between two looks at whether a round is complete
 
 
 class Lighthouse:
-    """Keeps torchft's lighthouse for one run, until `close`; a context manager. It ends with the process that made it.
+    """Runs torchft's lighthouse in a child process until `close`, and restarts it when it dies; a context manager.
 
     Args:
-        host, port: the only address on which it listens; port 0: any free one.
+        host, port: the only address on which it listens; port 0 picks a free port.
 
     Attributes:
         address: the host and port on which it listens.
@@ -55,7 +55,7 @@ class Lighthouse:
         self._keeper.start()
 
     def close(self) -> None:
-        """Ends the lighthouse. Epochs that are under way go on without it."""
+        """Ends the lighthouse. Running epochs continue without it."""
         self._closed.set()
         self._child[0].kill()
         self._keeper.join()
@@ -92,13 +92,13 @@ class Lighthouse:
 
 
 def check_torchft() -> None:
-    """Raises MissingDependency if torchft is not installed; it is not imported."""
+    """Raises MissingDependency if torchft is not installed; does not import it."""
     if find_spec("torchft") is None:
         raise MissingDependency('runs that go on when ranks are lost need torchft: pip install "aurora-moe[elastic]"')
 
 
 def serve(host: str, port: int) -> tuple[Any, int]:
-    """Starts torchft's lighthouse in this process, with the settings of a run. Returns it and its port; see Lighthouse."""
+    """Starts torchft's lighthouse server in this process, with a run's settings. Returns the server and its port."""
     from torchft.coordination import LighthouseServer
 
     timeout_ms = round(HEARTBEAT_TIMEOUT_S * 1000)

@@ -1,6 +1,6 @@
-"""Member of an elastic run: takes part in round after round at the lighthouse, and makes each epoch's process groups.
+"""Member of an elastic run: takes part in rounds (torchft quorums) at the lighthouse, and creates an epoch's process groups.
 
-In a round each member gives an Entry, and all get the entries of all; so all come to the same conclusions, and need no other
+In a round every member submits an Entry and receives all entries. So all members draw the same conclusions, and need no other
 agreement. A member serves in an epoch, or waits for the next one. An epoch is over when one of its members is missing from a
 round or has left the epoch. The next epoch begins at the first round in which no member serves.
 """
@@ -33,21 +33,21 @@ from aurora.types.run_options import address_text
 
 
 class Entry(Struct, frozen=True):
-    """Entry of a member in a round: its identity and its state.
+    """Identity and state that a member submits in a round.
 
     Args:
         name: the member's unique name; ranks ascend with names.
-        process: random text that tells its process from another one of the same name.
-        since_ms: when the process began, in milliseconds since 1970; of two processes with one name the earlier keeps it.
-        store: address of the torch.distributed store that the member serves; an epoch uses the store of its first member.
+        process: random text that distinguishes its process from others with the same name.
+        since_ms: start of the process, in milliseconds since 1970; of two processes with one name, the earlier keeps it.
+        store: address of the torch.distributed store that the member hosts; an epoch uses the store of its first member.
         epoch: number of the last epoch that it was in; 0: none.
-        serving: whether it is still in that epoch.
-        agreed: whether it has left that epoch by agreement of all members, so that none of them has to be stopped.
-        unseen: number of that epoch's members that have been in no round since the lighthouse was lost and found again.
+        serving: True: it is still in that epoch.
+        agreed: True: all members agreed to leave that epoch (see `Member.vote`), so none of them has to be stopped.
+        unseen: number of that epoch's members that have not been in a round since the lighthouse was restarted.
         waited_s: seconds that it has waited for the next epoch.
-        expected: number of members for which the first epoch waits; the largest value of all entries counts.
-        least: least number of members of every epoch; the largest value of all entries counts.
-        data: JSON value for the members of the next epoch.
+        expected: number of members for which the first epoch waits; the largest value of all entries applies.
+        least: least number of members of every epoch; the largest value of all entries applies.
+        data: JSON value for the members of the next epoch, from `Member.join`.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Entry(Struct, frozen=True):
 
 
 def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Returns the entries by name, ascending; of two processes with one name, the one of the later epoch, else the earlier."""
+    """Returns the entries by ascending name. If processes share a name, the latest epoch wins, then the earliest start."""
     found: dict[str, Entry] = {}
     for entry in sorted(entries, key=lambda each: (each.name, -each.epoch, each.since_ms, each.process)):
         found.setdefault(entry.name, entry)
@@ -73,13 +73,13 @@ def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 
 def over(entries: Mapping[str, Entry], number: int, processes: Mapping[str, str], unseen: Collection[str] = ()) -> str | None:
-    """Returns a sentence on why an epoch is over; None: it goes on.
+    """Returns a sentence on why an epoch is over, or None if it continues.
 
     Args:
         entries: entries of a round, by name.
         number: the epoch's number.
         processes: `Entry.process` of the epoch's members, by name.
-        unseen: members that may be missing from the round, because the lighthouse was lost and has not heard them yet.
+        unseen: members that may be missing from the round, because they have not reached a restarted lighthouse yet.
     """
     for name, process in processes.items():
         entry = entries.get(name)
@@ -92,20 +92,20 @@ def over(entries: Mapping[str, Entry], number: int, processes: Mapping[str, str]
 
 
 def others_wait(entries: Mapping[str, Entry], processes: Mapping[str, str]) -> bool:
-    """Returns whether a process that is no member of the present epoch waits for the next one; arguments as in `over`."""
+    """Returns True if a process outside the present epoch waits for the next one; arguments as in `over`."""
     return any(not entry.serving and processes.get(name) != entry.process for name, entry in entries.items())
 
 
 def next_epoch(entries: Mapping[str, Entry], now_ms: int, absent_s: float) -> int:
-    """Returns the number of the epoch that begins with a round; 0: none begins.
+    """Returns the number of the epoch that begins with a round; 0: no epoch begins.
 
-    The number is greater than that of every earlier epoch. It is at least `now_ms`, so that this holds also for epochs that no
+    The number is greater than that of every earlier epoch. It is at least `now_ms`, so that this also holds for epochs that no
     present member remembers.
 
     Args:
         entries: entries of the round, by name.
-        now_ms: when the round ended, by the lighthouse's clock, in milliseconds since 1970.
-        absent_s: seconds after the last arrival for which the first epoch waits for `expected` members.
+        now_ms: end of the round, by the lighthouse's clock, in milliseconds since 1970.
+        absent_s: how long the first epoch waits for `expected` members, in seconds after the latest arrival.
     """
     everyone = entries.values()
     if any(entry.serving or entry.unseen for entry in everyone) or len(entries) < max(
@@ -129,7 +129,7 @@ HANG_S = 20.0
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that a member takes part in.
+    """Epoch, as one of its members sees it.
 
     Args:
         number: number of the epoch, greater than that of every earlier one.
@@ -147,29 +147,29 @@ class Epoch:
 
 
 class Member:
-    """Takes part in the epochs of a run, as `name`.
+    """Makes this process a member of an elastic run: joins epochs, connects their process groups, and votes on steps.
 
-    Two threads serve it from the first `join` on: one takes part in rounds, one sends signs of life.
+    From the first `join` on, it has two threads: one takes part in rounds, one sends heartbeats.
 
     Args:
-        lighthouse: host and port of torchft's lighthouse. The member's own store and process groups listen on the address from
-            which it reaches the lighthouse.
+        lighthouse: host and port of torchft's lighthouse. The member's store and process groups listen on the local address
+            from which it reaches the lighthouse.
         name: unique name of this member; ranks ascend with names.
         timeout_s: seconds to wait for an epoch to begin, and in it for the other members.
-        expected: number of members for which the first epoch waits; the largest value of all members counts.
-        least: least number of members of an epoch; the largest value of all members counts.
-        absent_s: seconds after the last arrival for which the first epoch waits for `expected` members. Also the seconds for
-            which an epoch waits for members that a restarted lighthouse has not heard yet.
-        hang_s: if the member's epoch is over and it does not call `join` within so many seconds, it takes part in no more
+        expected: number of members for which the first epoch waits; the largest value of all members applies.
+        least: least number of members of an epoch; the largest value of all members applies.
+        absent_s: how long the first epoch waits for `expected` members, in seconds after the latest arrival. Also how long an
+            epoch waits for members that have not reached a restarted lighthouse yet.
+        hang_s: if the member's epoch is over and it does not call `join` within `hang_s` seconds, it stops to take part in
             rounds until it does.
         patience_s: seconds after which a member that is missing from rounds counts as lost.
-        gpu: this member's GPU, for NCCL communicators of each epoch; None: its epochs have gloo groups only.
+        gpu: this member's GPU, for an NCCL communicator per group; None: epochs have gloo groups only.
 
     Attributes:
         name: as given.
         gpu: as given; may be set until `connect` is called.
-        stopped: set while the last epoch is over and the next has not begun.
-        leaving: True if others wait to join, so that the epoch's members have to agree to leave it; see `vote`.
+        stopped: event that is set from the end of an epoch to the start of the next one.
+        leaving: True if other processes wait to join, so that `vote` will make the epoch's members leave it.
     """
 
     def __init__(
@@ -212,23 +212,23 @@ class Member:
 
     @property
     def groups(self) -> EpochGroups:
-        """Process groups of the last epoch that had any."""
+        """Process groups from the last `connect`."""
         assert self._groups is not None
         return self._groups
 
     def join(
         self, data: Any = None, agreed: bool = False, timeout_s: float | None = None, seen: Callable[[], None] = lambda: None
     ) -> Epoch:
-        """Leaves the last epoch and waits for the next one.
+        """Leaves the present epoch, waits for the next one, and returns it.
 
         Args:
             data: JSON value for the other members (`Epoch.data`).
-            agreed: whether all members leave the last epoch by agreement; if not, the others are stopped.
+            agreed: True: all members leave the epoch by agreement (see `vote`); False: the other members are stopped.
             timeout_s: seconds to wait; None: the member's `timeout_s`.
-            seen: called, by another thread, when the other members have seen that this one waits.
+            seen: called, in another thread, when the other members know that this one waits.
 
         Raises:
-            RankFailed: if no epoch begins in time, another process has this name, or the member is closed meanwhile.
+            RankFailed: if no epoch begins in time, another process has this name, or `close` is called.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
@@ -254,16 +254,16 @@ class Member:
         return epoch
 
     def connect(self, epoch: Epoch, groups: int = 1, urgent: Collection[int] = ()) -> list[Any]:
-        """Makes gloo process groups of an epoch's members; a collective call. They end when the epoch is over.
+        """Returns new gloo process groups of an epoch's members, aborted when the epoch is over. A collective call.
 
         Args:
-            epoch: the epoch that `join` returned last.
+            epoch: the result of the last `join`.
             groups: number of groups.
             urgent: indices of the groups whose packets are marked as urgent; see `marked_urgent`.
 
         Raises:
-            RankFailed: if the epoch is over before all have joined.
-            RuntimeError: if this member's GPU cannot be used any more.
+            RankFailed: if the epoch is over before all members have connected.
+            RuntimeError: if this member's GPU has become unusable.
         """
         if self._groups is not None:
             self._groups.drain()
@@ -278,35 +278,33 @@ class Member:
         return found.groups
 
     def transport(self) -> Transport:
-        """Returns a transport over the first group that `connect` made last: NCCL for tensors if there are GPUs, else gloo."""
+        """Returns a transport over the first group of the last `connect`: NCCL if the member has a GPU, else gloo."""
         control = EpochTransport(self.groups.groups[0], self.perform)
         if (communicators := self.groups.communicators) is None:
             return control
         return EpochNcclTransport(communicators.calls[0], control, self._timeout_s)
 
     def perform(self, call: Callable[[], Any]) -> None:
-        """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over.
+        """Runs `call`, a collective of the epoch's process groups; raises RankFailed when the epoch is over.
 
-        `call` itself must hold a reference to its group. The thread that drops the last reference to a group waits for the
-        group's calls, perhaps until gloo's time-out. That must be the helper thread in which `call` was abandoned.
+        `call` must hold a reference to its group. The thread that drops the last reference to a group waits for the group's
+        calls, perhaps until gloo's time-out; that must be the helper thread in which `call` was abandoned.
         """
         with lost_others(self._epoch.rank):
             unless_stopped(self.stopped, call)
 
     def vote(self, group: Any, leave: bool) -> bool:
-        """Tells the other members of the epoch that this one has prepared its step; a collective call.
-
-        When it returns, all members have prepared the step.
+        """Announces to the other members that this one has prepared its step, and waits until all have. A collective call.
 
         Args:
             group: a process group of the epoch.
-            leave: whether this member wants all to leave the epoch after this step.
+            leave: True: request that all members leave the epoch after this step.
 
         Returns:
-            True if all members leave the epoch after this step, because at least one wants it.
+            True if all members must leave the epoch after this step, because at least one requested it or sees others wait.
 
         Raises:
-            RankFailed: if a member is lost; other members may have got all votes nevertheless.
+            RankFailed: if a member is lost; other members may have received all votes nevertheless.
         """
         # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
         wish_R = torch.full((group.size(),), leave or self.leaving, dtype=torch.uint8)
@@ -315,7 +313,7 @@ class Member:
         return bool(wishes_R.any())
 
     def on_stop(self, call: Callable[[], None]) -> None:
-        """Calls `call`, from any thread, when the present epoch is over; at once if it is over already."""
+        """Registers `call`, to be called (in any thread) when the present epoch is over; immediately if it is over already."""
         with self._changed:
             self._on_stop = call
             over = self.stopped.is_set()
@@ -323,23 +321,23 @@ class Member:
             call()
 
     def leave(self) -> None:
-        """Breaks off the epoch at this member, so that members that wait for it get an error and go on."""
+        """Aborts the epoch's process groups at this member, so that members that wait for it get an error and continue."""
         with self._changed:
             if self._groups is not None:
                 self._groups.abort()
 
     def stop(self, epoch: int) -> None:
-        """Ends an epoch at this member, as if another one were lost. May be called from any thread.
+        """Ends an epoch at this member, as if another member were lost. May be called from any thread.
 
         Args:
-            epoch: its number; if it is not the present one, nothing happens.
+            epoch: number of the epoch; if it is not the present one, nothing happens.
         """
         with self._changed:
             if self._epoch.number == epoch and self._asked_s is None and not self.stopped.is_set():
                 self._end()
 
     def close(self) -> None:
-        """Ends the process groups and the threads; the member takes part in no more rounds."""
+        """Aborts the process groups and ends the threads; the member leaves the run."""
         with self._changed:
             self._closed = True
             self._end()
@@ -456,7 +454,7 @@ class Member:
 
 
 def keep_collections_short() -> None:
-    """Exempts all present objects of this process from garbage collections, which would delay its signs of life.
+    """Exempts all present objects of this process from garbage collection, which would delay its heartbeats.
 
     No thread runs during a collection. A rank that has loaded its models has 400,000 objects; a collection takes 0.2 s of a
     core, and seconds on a loaded host.
@@ -466,7 +464,7 @@ def keep_collections_short() -> None:
 
 
 def own_address(lighthouse: tuple[str, int]) -> str:
-    """Returns the own address that this host uses towards the lighthouse; nothing is sent."""
+    """Returns this host's local IP address on the route to the lighthouse; sends nothing."""
     family, kind, protocol, _, address = socket.getaddrinfo(*lighthouse, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

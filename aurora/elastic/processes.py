@@ -1,4 +1,4 @@
-"""Processes of ranks: starts them in the background, receives their messages in a thread for each, and kills lost ones."""
+"""Processes of ranks: starts them in the background, receives their messages (one thread per rank), and kills lost ones."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
 
 
 class Outbox:
-    """Queue of messages to a reader that may be slow: `send` returns at once, and another thread writes them by `write`."""
+    """Queue of outgoing messages: `send` never waits for a slow reader; a background thread runs `write`."""
 
     def __init__(self) -> None:
         self._messages = SimpleQueue[Any]()  # None: no more
@@ -28,11 +28,11 @@ class Outbox:
         self._messages.put(message)
 
     def stop(self) -> None:
-        """Makes `write` return once it has written the messages that are queued now."""
+        """Makes `write` return after the messages that are queued now."""
         self._messages.put(None)
 
     def write(self, write: Callable[[Any], None]) -> None:
-        """Calls `write` with each queued message, in sequence, until `stop`. After an OSError it drops the messages."""
+        """Calls `write` with each queued message, in sequence, until `stop`; returns after an OSError of `write`."""
         with suppress(OSError):
             while (message := self._messages.get()) is not None:
                 write(message)
@@ -40,31 +40,31 @@ class Outbox:
 
 @dataclass(eq=False)
 class StartedRank(ABC):
-    """A rank whose process has been started, on this or another host."""
+    """Base of handles of a rank whose process has been started, on this or another host."""
 
     rank: int  # the rank's number
     pid: int  # its process id, on its host
 
     @abstractmethod
     def send(self, message: object) -> None:
-        """Sends a message, without waiting for the rank to read it. If the rank is lost, the message is dropped."""
+        """Queues a message to the rank. If the rank is lost, the message is dropped."""
 
     @abstractmethod
     def exit_reason(self) -> str:
-        """Returns in words how its process or connection ended, for error messages."""
+        """Returns a phrase for error messages on how the rank's process or connection ended."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kills its process, and does not wait until it has ended."""
+        """Kills the rank's process, without waiting for its end."""
 
     @abstractmethod
     def join(self) -> None:
-        """Waits for the end of its process, if that runs on this host."""
+        """Waits for the end of the rank's process, if it runs on this host."""
 
 
 @dataclass(eq=False)
 class RankProcess(StartedRank):
-    """A rank of this host, with its process and the pipe to it."""
+    """Handle of a rank on this host: its process, and the pipe to it."""
 
     process: Any  # its multiprocessing process
     connection: Connection
@@ -74,7 +74,7 @@ class RankProcess(StartedRank):
         self.outbox.send(ForkingPickler.dumps(message))
 
     def exit_reason(self) -> str:
-        """Waits at most EXIT_S seconds for the process to end, and returns how it ended, for error messages."""
+        """Returns how the process ended, for error messages; waits for its end, EXIT_S at most."""
         self.process.join(EXIT_S)
         code = self.process.exitcode
         if code is None:
@@ -89,21 +89,21 @@ class RankProcess(StartedRank):
 
 
 class RankProcesses:
-    """Starts the picklable `main(connection, rank_info, *args)` for ranks of this host and collects their events.
+    """Runs the picklable `main(connection, rank_info, *args)` in a process per rank of this host, and collects their events.
 
     Processes are started and joined in a background thread, so that working ranks do not wait for ranks that come or go.
 
     Args:
         main, args: function that each rank's process runs, and its further arguments.
         ranks: number of ranks of the whole run.
-        lighthouse: host and port of RankInfo.
+        lighthouse: host and port of the lighthouse, passed on in RankInfo.
         timeout_s: seconds that a rank waits for a peer.
-        local: the ranks that belong on this host; None: all.
+        local: the ranks that run on this host; None: all.
 
     Attributes:
-        inbox: (rank, who it is of, event), see `events`; of an OSError that is None.
-        running: started ranks by number, without those that were killed.
-        starting: ranks whose start was asked for and is no event yet; a rank may be there twice.
+        inbox: (rank, its StartedRank, event), see `events`; there is no StartedRank if the rank could not be started.
+        running: handles of the started ranks, by rank; killed ranks are removed.
+        starting: ranks that are starting or awaited; a rank may be listed twice.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class RankProcesses:
         self._background.submit(self._start_process, rank_info)
 
     def events(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yields (rank, event) of all events that have come; waits up to timeout_s seconds for the first.
+        """Yields (rank, event) for all events that have come; waits up to timeout_s seconds for the first.
 
-        An event is the StartedRank when a rank runs, an OSError if it could not be started, a message of the rank, or None when
-        its connection has ended.
+        An event is the rank's StartedRank once it runs, an OSError if it failed to start, a message that it sent, or None: its
+        connection has ended.
         """
         with suppress(Empty):
             for _ in range(max(1, self.inbox.qsize())):
@@ -155,7 +155,7 @@ class RankProcesses:
             self._background.submit(found.join)
 
     def close(self, complete: bool = True) -> None:
-        """Kills all processes, also those that are still starting. None is left on return. See `LedRanks.close`."""
+        """Kills all processes, also ones that are still starting, and waits for their end. `complete` is ignored."""
         self._background.submit(int).result()  # it comes after all that are starting
         for _ in self.events(0.0):
             pass

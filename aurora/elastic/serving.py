@@ -1,7 +1,7 @@
-"""Serving that goes on when ranks are lost, on this host and on others.
+"""Serving that survives lost ranks, on one host or several.
 
-`run_elastic` serves, and leads hosts that join; a joining host calls `join_run`. The run's coordinator is its `RequestJournal`,
-which lives in the parent process and so outlives every rank.
+`run_elastic` serves, and leads hosts that join; a joining host calls `join_run`. The run's coordinator is a `RequestJournal` in
+the parent process, which outlives every rank.
 """
 
 import hashlib
@@ -86,17 +86,17 @@ from aurora.types.run_options import parse_address
 
 
 class RequestJournal:
-    """Keeps every token that ranks produce, and assigns experts and unfinished requests to the members of each epoch.
+    """Records all produced tokens, and assigns experts and unfinished requests to the members of each epoch.
 
     Implements `aurora.elastic.coordinated_ranks.Coordinator`. Experts that no rank holds any more are placed by their loads
     `load_MLE`: for each model, (L, E) tokens of each expert. If the run `adapts`, ranks keep the experts that they hold until a
-    rank joins, and GPUs differ by `cost_MG`, see `controlled`. Tokens are also written to `file`; answers that it has from an
-    earlier run are not produced again. `arrivals_M` has the requests' arrivals, as in `serve_rank`.
+    rank joins, and GPUs differ by `cost_MG`, see `controlled`. Tokens are also written to `file`; answers that it contains from
+    an earlier run are not produced again. `arrivals_M`: arrival times of the requests, as in `serve_rank`.
 
     Attributes:
-        answers_M: the answers so far, by model; their seconds count from when ranks began to serve.
-        start_s: seconds until ranks began to serve.
-        changes: the changes of membership so far.
+        answers_M: the answers so far, by model; their seconds count from the start of serving.
+        start_s: seconds from the start of the run to the start of serving; None: serving has not begun.
+        changes: the membership changes so far.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RequestJournal:
 
     @property
     def finished(self) -> bool:
-        """True if every request has its answer."""
+        """True if every request is answered."""
         return not any(self._open_M)
 
     @property
@@ -138,13 +138,13 @@ class RequestJournal:
 
     @property
     def control_M(self) -> tuple[ControlReport, ...]:
-        """Reports of each model's control loop by epoch, also of lost ranks."""
+        """Reports of the placement controllers, by epoch and model, including those of lost ranks."""
         return tuple(report for _, report in sorted(self._decided.items(), key=itemgetter(0)))
 
     def on_progress(self, rank: int, progress: NewTokens | FetchedWeights | BeganServing | Decided) -> bool:
-        """Records a rank's progress: new tokens, seconds of moved weights, the start of serving, or decisions.
+        """Records a rank's progress: new tokens, seconds of the weight transfer, the start of serving, or decisions.
 
-        Returns whether there were new tokens.
+        Returns True if there are new tokens.
         """
         now_s = time.perf_counter() - self._began_s
         if isinstance(progress, Decided):
@@ -173,11 +173,11 @@ class RequestJournal:
         return True
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """Records the reason for which a rank was lost."""
+        """Records why a rank was lost, for the next MembershipChange."""
         self._lost[rank] = reason
 
     def assign(self, epoch: int, states: Mapping[int, HeldExperts]) -> dict[int, EpochWork]:
-        """Assigns experts and unfinished requests to the members of an epoch."""
+        """Returns the work of each member of an epoch, by rank: its program, expert transfers and unfinished requests."""
         members = tuple(states)
         held = list(states.values())
         held_R = [state.held_ML for state in held]
@@ -256,7 +256,7 @@ class RequestJournal:
 
 
 def fewest_first(busy_R: IntArray, count: int) -> IntArray:
-    """Deals `count` requests one by one, each to the rank that has the fewest; ties go to the lowest rank.
+    """Returns the ranks of `count` requests: each goes to the rank with the fewest so far (the lowest such rank).
 
     Example:
         >>> fewest_first(np.array([2, 0]), 3).tolist()
@@ -287,19 +287,19 @@ def run_elastic(
     cost_MG: FloatArray | None = None,
     arrivals: Sequence[Sequence[float]] = (),
 ) -> RunResult:
-    """Serves prompts and goes on with the remaining ranks when some are lost; see `aurora.run`.
+    """Serves prompts like `aurora.run`, and continues with the remaining ranks when some are lost.
 
     Args:
         plan, models, prompts, options: as in `aurora.run`.
-        load_MLE: for each model, (L, E) tokens of each expert, by which experts that no rank holds any more are placed. None:
-            all experts count as equal.
-        watch: called for each epoch with (its number, the process id of every member by rank).
+        load_MLE: for each model, (L, E) tokens of each expert, from which new places of lost experts are chosen. None: all
+            experts have equal load.
+        watch: called at the start of each epoch with (epoch number, {rank: process id} of its members).
         journal, resume: as in `aurora.run`.
         cost_MG: as in `controlled`.
         arrivals: as in `aurora.run`.
 
     Returns:
-        The result; if the run cannot go on, the result so far, with `failure` set.
+        The result. If the run cannot continue: the result so far, with `failure` set.
     """
     check_torchft()
     check_run(plan, models, prompts, options)
@@ -367,14 +367,14 @@ def _told_apart_by(
 def lead_of(
     plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions, began_s: float
 ) -> Lead | None:
-    """Returns the Lead of a run over several hosts; None: all ranks of the run are on this host.
+    """Returns the leader's settings for a run over several hosts; None if all ranks are on this host.
 
     Args:
         plan, models, prompts, options: as in `aurora.run`.
-        began_s: when the run began, by time.perf_counter.
+        began_s: start of the run, by time.perf_counter.
 
     Raises:
-        BadInput: if the certificate is missing, the address is invalid, or no GPU of the plan is on the node.
+        BadInput: if the certificate is missing, the address is invalid, or the plan has no GPU on `options.node`.
     """
     if options.lead is None:
         return None
@@ -400,19 +400,18 @@ def lead_of(
 
 
 def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> None:
-    """Serves on the ranks of `options.node` in the run that is led at `options.join`, until that is complete.
+    """Joins the run whose leader listens at `options.join`: runs the ranks of `options.node` until the run is complete.
 
-    The leader gives prompts and all other options. Times in traces differ from the leader's clock by at most the time of one
-    message.
+    The leader provides prompts and all other options. Clock error of this host's trace: at most the time of one message.
 
     Args:
-        plan, models: as in `aurora.run`; they must be the same as the leader's.
+        plan, models: as in `aurora.run`; must be the same as the leader's.
         options: only `join`, `node` and `timeout_s` are used; `timeout_s` is the longest time without a leader.
 
     Raises:
-        BadInput: if the leader refuses this host, or it has no certificate.
+        BadInput: if the leader rejects this host, or this host has no certificate.
         MissingDependency: if torchft is not installed.
-        RankFailed: if the leader ends the run before it is complete, or is gone for `timeout_s`.
+        RankFailed: if the leader ends the run before it is complete, or cannot be reached for `timeout_s`.
     """
     assert options.join is not None
     assert options.node is not None
@@ -434,19 +433,19 @@ def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> N
 
 
 def about_run(plan: Plan, models: Sequence[str | Path]) -> dict[str, str]:
-    """Returns values that must be the same on all hosts, by a description in words. Reads all of the models' files."""
+    """Returns {description: value} of versions and digests that must be equal on all hosts. Reads all model files."""
     files = {f"the files of {planned.model}": model_digest(path) for planned, path in zip(plan.models, models, strict=True)}
     return this_version() | {what: digest[:16] for what, digest in {"the plan": plan_digest(plan), **files}.items()}
 
 
 def ranks_by_node(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Returns the ranks of each of a plan's nodes."""
+    """Returns {node: its ranks} of a plan."""
     nodes = [gpu.node for gpu in plan.cluster.gpus]
     return {node: tuple(rank for rank, its in enumerate(nodes) if its == node) for node in sorted(set(nodes))}
 
 
 def name_of(node: int) -> str:
-    """Returns the name, for messages, of the host that runs the ranks of a node."""
+    """Returns the name, used in messages, of the host that runs a node's ranks: "node 0"."""
     return f"node {node}"
 
 

@@ -1,9 +1,9 @@
-"""Elastic steps: each step is done by the present members of an epoch, and committed by all of them or by none.
+"""Elastic steps: each step is computed by the members of an epoch, and committed by all of them or by none.
 
-A member prepares a step: it computes everything that the step needs, and changes nothing. Then the members vote. A member that
-gets all votes commits the step. If a member is lost during the vote, some may have committed, and others not know the outcome.
-But all of them have prepared the step, and keep it prepared until they join the next epoch. There every member tells which
-steps it has committed and prepared, and `settle` finds the same answer for all.
+A member prepares a step: it computes everything that the step needs, without changing its state. Then the members vote. A
+member that receives all votes commits the step. If a member is lost during the vote, some members may have committed, while
+others do not know the outcome. But all have prepared the step, and keep it until they join the next epoch. There every member
+reports which steps it has committed and prepared, and `settle` returns the same decision on all of them.
 """
 
 import time
@@ -19,11 +19,11 @@ from aurora.errors import RankFailed
 
 @dataclass(frozen=True, order=True)
 class Version:
-    """Version of the state, of which each member holds a part. Parts of equal versions fit together; later ones are greater.
+    """Version of the training state, of which each member holds a part. Parts are consistent if their versions are equal.
 
     Args:
-        epoch: the epoch in which the last step was voted on; 0: the state with which training began.
-        step: number of steps that the state has had.
+        epoch: the epoch in which the last step was voted on; 0: the state at the start or from a checkpoint.
+        step: number of steps that have been applied to the state.
     """
 
     epoch: int
@@ -35,11 +35,11 @@ NOTHING = Version(0, -1)  # version of a member that holds no usable state
 
 @dataclass(frozen=True)
 class MemberSteps:
-    """Steps that a member has committed and prepared.
+    """Versions that one member has committed and prepared.
 
     Args:
-        committed: version of the state that it holds.
-        prepared: version of the state after the step that it has prepared; None: it has prepared none.
+        committed: version of the state that the member holds.
+        prepared: version of the state after the prepared step; None: no step is prepared.
         epoch: the last epoch whose settlement it has applied, or in which it has fetched its state; 0: none.
     """
 
@@ -59,12 +59,12 @@ class MemberSteps:
 
 @dataclass(frozen=True)
 class Settlement:
-    """State from which the members of a new epoch go on, and the members that must change theirs for it.
+    """Decision on the state from which a new epoch continues, and on what each member must do to reach it.
 
     Args:
-        version: version of the state to go on from; NOTHING: no member holds a usable state.
-        commits: the members that must commit their prepared step. All others discard theirs.
-        stale: the members that hold another state or none, and must fetch this one.
+        version: version of the state to continue from; NOTHING: no member holds a usable state.
+        commits: members that must commit their prepared step; all others discard theirs.
+        stale: members that hold another state or none, and must fetch the state from other members.
     """
 
     version: Version
@@ -77,10 +77,10 @@ class Settlement:
 
 
 def settle(steps: Mapping[str, MemberSteps]) -> Settlement:
-    """Decides from which state the members of a new epoch go on, from the steps that each has committed and prepared.
+    """Returns the state from which a new epoch continues, given each member's committed and prepared versions, by name.
 
-    Members that have applied the latest settlement agree on all steps committed before it. A member that has not applied it has
-    missed an epoch, and its later commits are void. Among the former, a step that one member has committed, all have prepared.
+    Members that have applied the latest settlement agree on all steps committed before it; if one of them has committed a step,
+    all of them have prepared it. A member that has not applied it has missed an epoch, and its later commits are void.
     """
     latest = max(each.epoch for each in steps.values())
     version = max(each.committed for each in steps.values() if each.epoch == latest)
@@ -93,18 +93,18 @@ def settle(steps: Mapping[str, MemberSteps]) -> Settlement:
 
 @dataclass(frozen=True)
 class Pause:
-    """Pause between two committed steps of an elastic run, because members were lost or joined, without the steps themselves.
+    """Pause between two committed steps of an elastic run, caused by a change of members, with its consecutive parts.
 
-    Each part begins when the one before it ends.
+    The time of the steps themselves is not included.
 
     Attributes:
-        at_s: when the member noticed that its epoch was over, in seconds since 1970.
-        members: number of members of the epoch that began.
-        discarded_s: seconds of work since the last commit that was lost, waiting for lost members included.
-        quorum_s: seconds until the next epoch began.
-        connections_s: seconds until its members were connected.
-        planning_s: seconds until it was decided which member holds which experts.
-        moves_s: seconds until the members held them.
+        at_s: time at which the member noticed the end of its epoch, in seconds since 1970.
+        members: number of members of the new epoch.
+        discarded_s: seconds of discarded work since the last commit, including waits for lost members.
+        quorum_s: seconds until the new epoch began.
+        connections_s: seconds to connect its members.
+        planning_s: seconds to decide which member holds which experts.
+        moves_s: seconds to move the experts to these members.
     """
 
     at_s: float
@@ -133,7 +133,7 @@ class Pause:
 
 
 class PauseTimer:
-    """Measures a member's pauses, part by part. Time before its first commit does not count."""
+    """Measures the parts of a member's pauses. Time before its first commit does not count."""
 
     def __init__(self) -> None:
         self._parts: dict[str, float] = {}
@@ -147,16 +147,16 @@ class PauseTimer:
         self._since_s = now_s
 
     def epoch_over(self) -> None:
-        """Notes that the epoch is over; the time since the last call was lost work."""
+        """Records that the epoch is over; the time since the last call counts as discarded work."""
         self.add("discarded_s")
         self._ended_s = self._ended_s or time.time()
 
     def keep_work(self) -> None:
-        """Notes that the step at which the epoch ended is committed after all, so that its time was no lost work."""
+        """Records that the step during which the epoch ended is committed after all, so no work was discarded."""
         self._parts["discarded_s"] = 0.0
 
     def commit(self, members: int) -> Pause | None:
-        """Notes a commit in an epoch of `members` members. Returns the pause before the step; None: there was none."""
+        """Records a commit in an epoch of `members` members. Returns the pause before the step, or None if there was none."""
         found = None
         if self._committed and self._ended_s is not None:
             found = Pause(self._ended_s, members, **self._parts)
@@ -165,50 +165,50 @@ class PauseTimer:
 
 
 class StateLost(RankFailed):
-    """Error that the members of an epoch do not hold all of the state, so they must go back to the last checkpoint."""
+    """Exception raised if the members of an epoch together lack part of the state, so they must restore a checkpoint."""
 
 
 class StepWork(Protocol):
-    """Interface of a member's work in each step, and of the state that it holds. `begin` and `prepare` are collective calls."""
+    """Interface of the computation and the state of one member. `begin` and `prepare` are collective calls."""
 
     @property
     def step(self) -> int:
-        """Number of steps that the held state has had; -1: no state is held."""
+        """Number of steps that have been applied to the held state; -1: no state is held."""
 
     @property
     def steps(self) -> int:
-        """Number of steps of the whole run."""
+        """Total number of steps of the run."""
 
     def restore(self) -> int:
-        """Goes back to the last checkpoint, because no member holds a usable state. Returns its number of steps."""
+        """Restores the last checkpoint, when no member holds a usable state. Returns the checkpoint's number of steps."""
 
     def begin(self, epoch: Epoch, settlement: Settlement, groups: list[Any]) -> None:
-        """Moves state between members, so that together they hold all of it; those in `settlement.stale` hold none before.
+        """Moves state between members, so that together they hold all of it; members in `settlement.stale` start with none.
 
-        If the version is of epoch 0, parts that no member holds are read from the checkpoint of that step.
+        If the version's epoch is 0, parts that no member holds are read from the checkpoint of that step.
 
         Raises:
-            StateLost: if parts are held by no member; raised on all members.
-            RankFailed: if a member is lost. The state that was held before the call must then still be held.
+            StateLost: on all members, if no member holds some part.
+            RankFailed: if a member is lost. The member must then still hold the state that it held before the call.
         """
 
     def prepare(self) -> None:
         """Computes the next step without changing the state. Raises RankFailed if a member is lost."""
 
     def commit(self) -> None:
-        """Performs the prepared step."""
+        """Applies the prepared step to the state."""
 
     def discard(self) -> None:
-        """Forgets the prepared step, if there is one."""
+        """Drops the prepared step, if there is one."""
 
 
 def run_elastic(member: Member, work: StepWork, on_pause: Callable[[Pause], None] = lambda pause: None) -> None:
-    """Runs a member's steps until all are done, through all changes of membership.
+    """Runs one member's steps until all steps of the run are committed, across all changes of membership.
 
     Args:
-        member: takes part in the epochs.
-        work: the work of each step.
-        on_pause: called after the first step of an epoch, with the pause before it, if this member committed a step before.
+        member: joins the epochs.
+        work: the computation and the state of this member.
+        on_pause: called after the first step of an epoch with the pause before it, if this member had committed a step before.
 
     Raises:
         RankFailed: if no epoch begins in time.

@@ -1,4 +1,4 @@
-"""Plans and placements as JSON: in files of their own and in the output of `aurora place --json`."""
+"""Reads and writes plans and placements as JSON: their files, and the output of `aurora place --json`."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ PLACEMENT_FORMAT = "aurora placement"
 
 
 def layers_json(placement: Placement) -> list[dict[str, Any]]:
-    """Returns a dict per layer: "slots" has each GPU's experts; with replicas "split" has each expert's [GPU, share] pairs."""
+    """Converts a Placement to dicts, one per layer: "slots": experts by GPU; with replicas "split": [GPU, share] by expert."""
     layers: list[dict[str, Any]] = []
     for layer, held_G in enumerate(placement.slots_LG):
         layers.append({"slots": [list(held) for held in held_G]})
@@ -36,7 +36,7 @@ def layers_json(placement: Placement) -> list[dict[str, Any]]:
 
 
 def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
-    """Returns the placement that `layers_json` made into dicts.
+    """Returns the Placement of dicts that `layers_json` made.
 
     Args:
         layers: for each layer "slots" and perhaps "split"; without "split", replicas take even parts of an expert's load.
@@ -76,7 +76,7 @@ def save_placement(placement: Placement, method: str, path: Path) -> None:
 
     Args:
         placement: the placement.
-        method: name of the method that made it, for readers.
+        method: name of the method that made the placement, for people who read the file.
         path: exact path of the file.
     """
     layers = layers_json(placement)
@@ -134,7 +134,7 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Returns the SHA-256 of the contents of a plan's file, as hexadecimal digits; it tells one plan from another."""
+    """Returns the SHA-256 of the contents of a plan's file, as hexadecimal digits."""
     return _digest(_plan_to_json(plan))
 
 

@@ -1,9 +1,9 @@
-"""Local-first rule: divides an expert's tokens of all ranks over its replicas; a rank's own replicas take its own tokens first.
+"""Local-first rule: divides an expert's tokens of all ranks over its replicas; replicas take tokens of their own rank first.
 
 It runs as a kernel on a CUDA device with Triton, elsewhere in torch. Both cut an expert's tokens at the intervals of
-`token_split`, so that every rank finds the same division. Axes are those of `aurora.moe.expert_map`. Source: Lazarus
-(arXiv:2407.04656) Alg. 1; here the tokens that remain are divided by the sum of all residual shares, where the paper's printed
-sum leaves one out.
+`token_split`, so that every rank computes the same division. Axes are those of `aurora.moe.expert_map`. Source: Lazarus
+(arXiv:2407.04656) Alg. 1; here the remaining tokens are divided by the sum of all residual shares; the paper's printed sum
+leaves one out.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class TokenSplit:
 
 
 def token_split(slots_G: Sequence[Sequence[int]], split_G: Sequence[Sequence[float]] | None = None) -> TokenSplit:
-    """Returns the token split of one layer.
+    """Returns the TokenSplit of one layer, from the experts in each rank's slots.
 
     Args:
         slots_G: the experts in each rank's slots; every expert is in at least one. A rank that holds an expert twice takes
@@ -74,7 +74,7 @@ def _parts(
 
 
 class LocalFirst(nn.Module):
-    """Applies the local-first rule of one layer to one rank's tokens.
+    """Divides one rank's tokens of a layer over replicas by the local-first rule.
 
     Args:
         slots_G: the experts in each rank's slots.
@@ -83,8 +83,8 @@ class LocalFirst(nn.Module):
 
     Attributes:
         rank_EM: (E, M) the rank that holds each replica of an expert, ascending.
-        from_EM, upto_EM: (E, M) each replica's interval within 0..whole_E, the units that an expert's load is divided into.
-        phase_E: (E,) added before cutting at a unit, so that single tokens of different experts do not all go to one rank.
+        from_EM, upto_EM: (E, M) each replica's interval within 0..whole_E; an expert's load is divided into whole_E units.
+        phase_E: (E,) offset added before rounding, so that single tokens of different experts do not all go to one rank.
 
     Source: Lazarus Alg. 1 (arXiv:2407.04656).
     """
@@ -121,7 +121,7 @@ class LocalFirst(nn.Module):
         M is the largest number of replicas; an expert with fewer has, at the end of its row, replicas that get no tokens.
 
         Args:
-            tokens_SE: (S, E) how many tokens of each rank chose each expert.
+            tokens_SE: (S, E) number of tokens of each rank that chose each expert.
         """
         if uses_triton(tokens_SE):
             from aurora.moe import permutation_triton

@@ -69,7 +69,7 @@ RECORDED = "recorded"  # the profiles' own windows, in sequence
 
 @dataclass(frozen=True, eq=False)
 class ChangingTraffic:
-    """W windows of traffic that changes between D domains, such as chat and code.
+    """W windows of expert loads, drawn from traffic that changes between D domains, such as chat and code.
 
     Attributes:
         load_WLE: (W, L, E) float64, tokens of each expert by window.
@@ -83,12 +83,12 @@ class ChangingTraffic:
 
     @property
     def mean_WLE(self) -> FloatArray:
-        """(W, L, E) float64, the expected loads of each window: those of the domains' mean shares, without random draws."""
+        """(W, L, E) float64, the expected loads of each window: tokens x the domains' mean shares, without random draws."""
         return np.asarray(np.tensordot(self.part_WD, self.share_DLE, 1) * self.load_WLE.sum(axis=2, keepdims=True))
 
     @property
     def known_W(self) -> BoolArray:
-        """(W,) bool: windows with the same main domain as the window before. Only a clairvoyant can expect the others."""
+        """(W,) bool: True for windows with the same main domain as the window before, whose loads are predictable."""
         largest_W = self.part_WD.argmax(axis=1)
         return np.asarray(np.concatenate([[False], largest_W[1:] == largest_W[:-1]]))
 
@@ -98,8 +98,8 @@ def changing_traffic(
 ) -> ChangingTraffic:
     """Draws the loads of windows of traffic that changes between domains.
 
-    A window mixes domains. For each domain in the mix, tokens are drawn from the shares of one of its recorded windows, which
-    is drawn too. So windows of one domain differ as the recorded ones do, and by chance.
+    A window mixes domains. For each domain in the mix, a recorded window is drawn, and tokens are drawn from its shares. So
+    windows of one domain differ as the recorded ones do, and by chance.
 
     Args:
         profiles: one profile for each domain, all of one model.
@@ -142,10 +142,10 @@ def changing_traffic(
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """Result of replaying traffic under one way to follow it.
+    """Result of replaying traffic under one way to adapt the placement.
 
     Attributes:
-        name: the way, such as "controller" or "EPLB every 3".
+        name: name of the way, such as "controller" or "EPLB every 3".
         slowest_W: (W,) float64, load of the slowest GPU / mean load in each window, both summed over layers; 1 is balanced.
         bytes_W: (W,) int64, bytes of expert weights that moved before each window.
         stall_s: total seconds for which serving stopped while experts moved.
@@ -173,7 +173,7 @@ class FollowedTraffic:
     Attributes:
         change: the kind of change: a name in CHANGES, or "recorded".
         traffic: the windows.
-        ways: the result of each way to follow the traffic, the clairvoyant's last.
+        ways: the result of each way to adapt the placement, the clairvoyant's last.
     """
 
     change: str
@@ -182,7 +182,7 @@ class FollowedTraffic:
 
     @property
     def counted_W(self) -> BoolArray:
-        """(W,) bool: the windows that count in comparisons: `known_W` of the traffic, or all windows if none is known."""
+        """(W,) bool: the windows on which ways are compared: the predictable ones (`known_W`), or all if there are none."""
         known_W = self.traffic.known_W
         return known_W if known_W.any() else ~known_W
 
@@ -261,13 +261,13 @@ def follow_traffic(
     every: Sequence[int] = (1, 3, 10),
     server_G: IntArray | None = None,
 ) -> list[Followed]:
-    """Replays windows of traffic under each way to follow it.
+    """Replays windows of traffic under each way to adapt the placement; returns one result per way.
 
     - "as it is": the placement never changes.
-    - "planned once": it is rebalanced after the first window, for that window's loads.
+    - "planned once": the placement is rebalanced after the first window, for that window's loads.
     - "EPLB every N": EPLB places experts anew every N windows, for the loads of the last N. Serving stops while experts move,
       as in vLLM. EPLB takes all GPUs as equal, with the slots of the largest.
-    - "controller": aurora's controller. Its moves are in force after as many whole windows as they take at the ports' rate.
+    - "controller": aurora's controller. A change takes effect after the whole windows that its moves take at the ports' rate.
     - "mean known": rebalances before each window for its expected loads, without the random draws.
     - "clairvoyant": rebalances before each window for its actual loads.
 

@@ -1,7 +1,7 @@
 """Event-driven simulation of a Program: ranks, models, port arbiters and the switch.
 
-The port arbiter has the interface and rules of `aurora.runtime.port_arbiter`, in simulated time. Where the runtime's thread
-would wait, a simulated process yields a `Wait`, and is resumed when the wait is over.
+The port arbiter has the interface and rules of `aurora.runtime.port_arbiter`, in simulated time. Instead of blocking a thread,
+a simulated process yields a `Wait`, and is resumed when the wait is over.
 """
 
 import heapq
@@ -106,19 +106,19 @@ class _Port:
 
 
 class SimulatedPortArbiter:
-    """One model's access to the GPU and the port of its rank."""
+    """One model's access to the GPU and the port of one rank, in simulated time."""
 
     def __init__(self, compute: PriorityLock, port: _Port, model: int) -> None:
         self._compute, self._port, self._model = compute, port, model
 
     def start_compute(self, level: int = 0) -> Wait:
-        """Returns a Wait for the GPU, which goes to waiting work of higher levels first."""
+        """Returns a Wait until the model has the GPU; waiting work of higher levels gets it first."""
         return lambda resume: self._compute.acquire(resume, level)
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> Steps[bool]:
-        """Preemption point: lets waiting work of higher levels run first. Returns True if there was any.
+        """Preemption point: lets waiting work of higher levels run first. Returns True if there was such work.
 
-        `on_yield` is called before it runs.
+        `on_yield` is called before that work runs.
         """
         if not self._compute.priority_waits:
             return False
@@ -131,14 +131,14 @@ class SimulatedPortArbiter:
         self._compute.release()
 
     def exchange(self, transfers: Process, hold_port: bool = False) -> Process:
-        """Runs `transfers` with the port. With `hold_port`, the grant extends through the model's next exchange."""
+        """Takes the port, runs `transfers`, and releases it; with `hold_port`, only after the model's next exchange."""
         yield self.hold_port()
         yield from transfers
         self._port.slices.end(self._model, hold_port)
         self._port.wake()
 
     def hold_port(self) -> Wait:
-        """Returns a Wait for the port, which the model then keeps through its next exchange."""
+        """Returns a Wait until the model has the port, which it keeps through its next exchange."""
         return lambda resume: self._port.acquire(self._model, resume)
 
     @property
@@ -147,7 +147,7 @@ class SimulatedPortArbiter:
         return self._port.slices.joins_M[self._model]
 
     def draw(self) -> float:
-        """Returns a virtual time for the model to join at; see `SliceSequence.draw`."""
+        """Returns a virtual time at which the model can join; see `SliceSequence.draw`."""
         return self._port.slices.draw(self._model)
 
     def join(self, base: float, slices: int | None = None) -> None:
@@ -223,7 +223,7 @@ def simulate_plan(
 
 
 def batch_orders(plan: Plan, orders: str) -> OrderBatch | None:
-    """Returns a function that makes an order from the bytes of an all-to-all if `orders` is "batch"; otherwise None."""
+    """Returns the function that orders each all-to-all by its bytes if `orders` is "batch"; otherwise None."""
     check_one_of("orders", orders, SIMULATED_ORDERS)
     return batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
 
@@ -242,8 +242,8 @@ def simulate(
 
     On a rank one model computes at a time, first come first served. Models take time slices of its port in turn
     (`aurora.planner.arbitration`); a model that has finished is skipped. With time slices by layer, gates and aggregations run
-    before waiting expert compute, and interrupt running expert compute at its preemption points. So does all compute of an
-    interactive model.
+    before waiting expert compute, and interrupt running expert compute at its preemption points. All compute of an interactive
+    model does the same.
 
     Args:
         program: a program of any number of models.
@@ -273,7 +273,7 @@ def simulate(
 
 
 def simulated_span_s(program: Program, cluster: Cluster, profiles: Sequence[Profile]) -> float:
-    """Returns the seconds of the Trace that `simulate` predicts by default, without its rows, which may be millions."""
+    """Returns the predicted seconds of a program, as `simulate(program, cluster, profiles).seconds`, without making a Trace."""
     _Run(program, cluster, profiles, "gpu", None, True, False, span := _Span()).perform()
     return span.last_s - span.first_s if span.last_s >= span.first_s else 0.0
 

@@ -1,6 +1,6 @@
 """Simulates requests under continuous batching with chunked prefill: the ranks' schedulers, and the seconds of each step.
 
-A step's seconds depend on the tokens of each rank in it. They are simulated for a grid of token numbers, and interpolated.
+A step's seconds depend on the number of tokens on each rank. They are simulated for a grid of numbers, and interpolated.
 """
 
 import heapq
@@ -58,14 +58,14 @@ class RankScheduler:
 
     @property
     def score(self) -> int:
-        """Load of the rank: a new request goes to the rank with the lowest score."""
+        """Load of the rank; a new request is routed to the rank with the lowest score."""
         return 4 * (len(self.prompts) - self.begun) + self.generating + self.begun
 
     def prefill(self) -> tuple[int, list[int]]:
-        """Schedules the prompts of the next step, and counts requests whose prompt ends in it as generating.
+        """Schedules the prompts of the next step; requests whose prompt ends in it count as generating from then on.
 
         Returns:
-            (tokens, ended): the prompt tokens in the step, and the requests whose prompt ends in it.
+            (tokens, ended): number of prompt tokens in the step, and the requests whose prompt ends in it.
         """
         ended: list[int] = []
         left = budget = self.max_num_batched_tokens - self.generating
@@ -83,13 +83,13 @@ class RankScheduler:
 
 
 def drawn_requests(options: RequestOptions) -> Requests:
-    """Draws requests of one size that arrive at random (Poisson).
+    """Draws arrival times (Poisson) of requests of equal size, and returns the Requests.
 
     Args:
         options: `rate`, `isl` and `osl` must be given.
 
     Raises:
-        BadInput: if one of these is None, or the draw has no or too many requests.
+        BadInput: if one of the three is None, or the draw has no or too many requests.
     """
     if options.rate is None or options.isl is None or options.osl is None:
         missing = next(name for name in ("rate", "isl", "osl") if getattr(options, name) is None)
@@ -115,16 +115,16 @@ def serve(
     watch: Watch = lambda _tokens_G, _steps, _seconds: None,
     progress: Progress = untold,
 ) -> ServedRequests:
-    """Simulates an engine whose data-parallel ranks step together, each with a scheduler of its own.
+    """Simulates an engine whose data-parallel ranks step in lockstep, each with its own scheduler; returns the served requests.
 
     A request goes to the least loaded rank when it arrives, is scheduled from the next step on, and stays there. A rank without
-    requests computes one token in a step, as all ranks take part in its all-to-alls.
+    requests computes one dummy token per step, because all ranks take part in the all-to-alls.
 
     Args:
         requests: the requests.
         ranks: data-parallel ranks.
         step_s: a function that returns the seconds of a step from the tokens on each rank, (G,) int64.
-        options: of these, `max_num_batched_tokens` and `max_num_seqs` count.
+        options: only `max_num_batched_tokens` and `max_num_seqs` are used.
         watch: called with (tokens of each rank, number of steps, seconds of one step) for each run of steps with the same
             tokens.
         progress: called with (name of the work, requests served, requests in all) for each hundredth of the requests.
@@ -191,8 +191,8 @@ class StepPrices:
 
     A step is described by two numbers: the tokens of its busiest rank, and the mean tokens of the other ranks. Steps with both
     numbers on a grid are simulated when first needed, with equal tokens on the other ranks; seconds between are interpolated.
-    With several kinds of GPUs, this is done for the busiest rank of each kind, and the longest counts. If a step has more than
-    TRANSFERS transfers, only some of its layers are simulated for the grid, evenly spaced.
+    With several kinds of GPUs, the busiest rank of each kind gives a prediction, and the longest counts. If a step has more
+    than TRANSFERS transfers, only some of its layers are simulated for the grid, evenly spaced.
 
     Args:
         plan: a plan of one model.
@@ -202,7 +202,7 @@ class StepPrices:
         ordered: as in `aurora.simulator.interpreter.simulate`.
         staged: as in `aurora.simulate`.
         gathered: whether an allgather and a reduce-scatter replace all-to-alls.
-        seed: random seed of the draws. Plans with the same seed see the same traffic, unless just one of them is deduplicated.
+        seed: random seed of the draws. Plans with the same seed get the same traffic, unless only one of them is deduplicated.
 
     Raises:
         BadInput: if the plan is of several models, or the profile does not fit it.
@@ -248,7 +248,7 @@ class StepPrices:
     def simulated(self, tokens_XG: IntArray, seed: Sequence[int], layers: int | None = None) -> float:
         """Returns the simulated seconds of a step, averaged over draws of its traffic.
 
-        There are as many draws as the model's layers go into DRAWN_LAYERS, rounded up.
+        The number of draws is DRAWN_LAYERS / number of the model's layers, rounded up.
 
         Args:
             tokens_XG: (X, G) int64, tokens of each rank; draw i uses row i modulo X.
@@ -363,21 +363,21 @@ def simulate_requests(
 ) -> RequestSimulation:
     """Predicts tokens per second, time to first token and time per output token of requests that are served under a plan.
 
-    Every GPU is a data-parallel rank with vLLM's scheduling: continuous batching, chunked prefill. All ranks step together. A
-    step's seconds follow from the tokens on each rank (`StepPrices`): they are simulated for a grid of token numbers, with
+    Every GPU is a data-parallel rank with vLLM's scheduling: continuous batching, chunked prefill. All ranks step in lockstep.
+    A step's seconds depend on the tokens on each rank (`StepPrices`): they are simulated for a grid of token numbers, with
     experts drawn from the profile, and interpolated.
 
     Args:
         plan: the plan of one model.
         profile: the traffic that tokens' experts are drawn from.
         requests: arrival times and tokens of the requests; None: they are drawn as `options` say.
-        options: the requests to draw, and the engine's limits; with `requests`, `duration_s` cuts these off.
+        options: the requests to draw, and the engine's limits; given `requests` are cut off after `duration_s`.
         barriers, orders, staged: as in `aurora.simulate`.
         progress: called with (name of the work, requests served, requests in all).
 
     Returns:
-        The RequestSimulation: when each request got its first and its last token, how far interpolated steps are from
-        simulated ones, and what the seconds leave out.
+        The RequestSimulation: times of each request's first and last token, the error of interpolated steps against
+        simulated ones, and a list of effects that the prediction leaves out.
 
     Raises:
         BadInput: if the plan is of several models, the profile does not fit it, or there are no requests.

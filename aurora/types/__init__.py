@@ -1,4 +1,4 @@
-"""Frozen values that the packages hand to each other. Each name is fetched on first use."""
+"""Frozen values that the packages pass to each other. Each name is imported when it is first used."""
 
 from typing import TYPE_CHECKING
 

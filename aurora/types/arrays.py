@@ -82,8 +82,8 @@ def above_zero(what: str, names: tuple[str, str], one_X: ArrayLike, other_X: Arr
     """Returns locked float64 copies of two columns, after checking that they are of one length, not empty, and above zero.
 
     Args:
-        what: name of the pair of columns in errors.
-        names: name of each column in errors.
+        what: name of the pair of columns in error messages.
+        names: name of each column in error messages.
         one_X, other_X: (X,) the columns.
     """
     one, other = (numbers(f"{what}: {name}", column) for name, column in zip(names, (one_X, other_X), strict=True))
@@ -101,8 +101,8 @@ def set_checked(value: object, check: Callable[[str, ArrayLike, int], NDArray[An
     Args:
         value: the value; called from its `__post_init__`.
         check: `counts` or `numbers`.
-        what: the value's name in errors, which precedes the field's.
-        names: the fields' names. The letters after the last underscore are the axes to expect: load_LE has two.
+        what: the value's name in error messages; the field's name follows it.
+        names: the fields' names. The letters after the last underscore give the number of axes: load_LE has two.
     """
     for name in names:
         if (array := getattr(value, name)) is not None:
@@ -113,7 +113,7 @@ def layer_numbers(what: str, value: Sequence[int]) -> tuple[int, ...]:
     """Returns indices of decoder layers as a tuple, after checking them.
 
     Args:
-        what: name of the indices in errors.
+        what: name of the indices in error messages.
         value: the indices.
 
     Raises:
@@ -130,7 +130,7 @@ def check_name(what: str, name: object) -> None:
     """Raises BadInput unless a name is text without control characters, which could rewrite a terminal.
 
     Args:
-        what: how errors name it.
+        what: description of the name in error messages, such as "model".
         name: the name.
     """
     if not isinstance(name, str) or not name.isprintable():
@@ -146,16 +146,16 @@ def locked(array: NDArray[Any]) -> NDArray[Any]:
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
     """Returns a read-only view of an array, copied first if it is not in C order.
 
-    Numba compiles a function again for each memory layout and writability of its arguments; arrays from here share one.
+    Numba compiles a function again for each memory layout and writability of its arguments; so these are made the same.
     """
     view = np.ascontiguousarray(array).view()
     return locked(view)
 
 
 def square_bytes(what: str, value: ArrayLike) -> IntArray:
-    """Returns a traffic matrix as a locked (G, G) int64 array with a zero diagonal, because local tokens do not travel.
+    """Returns a traffic matrix as a locked (G, G) int64 array; the diagonal becomes zero, because local tokens are not sent.
 
-    A BadInput names it `what`, as in `counts`; also if its sum does not fit into 64 bits.
+    Raises BadInput as `counts`, also if its sum does not fit into 64 bits; messages call the matrix `what`.
     """
     matrix = counts(what, value, 2)
     if matrix.shape[0] != matrix.shape[1]:
@@ -169,7 +169,7 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
 
 
 def evenly_spaced(count: int, most: int) -> IntArray:
-    """Returns up to `most` of the numbers from 0 to count - 1, evenly spaced, the first and the last among them."""
+    """Returns up to `most` of the numbers from 0 to count - 1, evenly spaced, including the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
@@ -186,8 +186,8 @@ LONGEST = 4  # elements of a tuple or mapping that `repr` shows one by one
 class Value:
     """Gives a frozen dataclass (declared with eq=False, repr=False) `==`, `hash` and a `repr` that fits a screen.
 
-    Two values are equal when they are of one class and all their fields are, arrays element by element. Values must not be
-    changed after they are made, so their hash never changes.
+    Two values are equal if they have the same class and equal fields (arrays are compared by element). Values must not be
+    changed after they are made, so that their hash stays the same.
     """
 
     def __eq__(self, other: object) -> bool:

@@ -16,17 +16,17 @@ PCIE_LANE_Bps = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969e6, 5: 3938e6, 6: 7563e6
 
 @dataclass(frozen=True)
 class GpuKind:
-    """Figures that a vendor publishes of one kind of GPU.
+    """Datasheet figures of one kind of GPU.
 
     Attributes:
-        kind: its name, as NVML and torch give it.
-        memory_bytes: size of its memory.
-        memory_Bps: bandwidth of its memory, bytes per second.
+        kind: name of the kind, as NVML and torch report it.
+        memory_bytes: size of the GPU's memory.
+        memory_Bps: bandwidth of the memory, bytes per second.
         half_flops: peak operations per second at half precision, without sparsity.
         pcie: PCIe generation.
         source: the datasheet.
-        fp8_flops: the same at fp8; None if the GPU has no fp8.
-        link_Bps: bytes per second to the GPUs of its server, each way; None if only PCIe connects them.
+        fp8_flops: peak operations per second at fp8; None if the GPU has no fp8.
+        link_Bps: bytes per second to the other GPUs of the server (NVLink), each way; None if only PCIe connects them.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class GpuKind:
 
     @property
     def port_Bps(self) -> float:
-        """Bytes per second to the GPUs of its server, each way: `link_Bps`, or that of 16 PCIe lanes if it has no links."""
+        """Bytes per second to the other GPUs of the server, each way: `link_Bps`, or the rate of 16 PCIe lanes if None."""
         return self.link_Bps or 16 * PCIE_LANE_Bps[self.pcie]
 
 
@@ -62,17 +62,17 @@ class Gpu:
     """One GPU and its network port.
 
     Args:
-        name: its name.
-        kind: its model, by which a Profile's compute curves are found.
-        node: number of the node (server) that holds it.
-        out_Bps: bytes per second that its port sends.
-        in_Bps: bytes per second that its port receives, at the same time.
-        memory_bytes: memory that experts and the rest of the model may fill.
+        name: the GPU's name.
+        kind: the GPU's model; a Profile has compute curves by this name.
+        node: number of the node (server) that the GPU is in.
+        out_Bps: bytes per second that the port sends.
+        in_Bps: bytes per second that the port receives, at the same time.
+        memory_bytes: memory for weights, of experts and of the rest of the model.
         speed: compute speed relative to the reference GPU (1.0).
         startup_s: fixed seconds of one message.
-        rack: the name of its rack, which has a leaf switch of its own in a leaf/spine fabric; None if no GPU names one.
-        failure_rate: failures per unit of time, in one unit for all GPUs, because only their ratios count; a node fails at the
-            sum of its GPUs' rates. None if unknown.
+        rack: the name of the GPU's rack, each with its own leaf switch in a leaf/spine fabric; None if no GPU has a rack.
+        failure_rate: failures per unit of time; only the ratios between GPUs count. A node fails at the sum of its GPUs' rates.
+            None if unknown.
 
     Raises:
         BadInput: if a number is out of range, or a name has control characters.
@@ -111,8 +111,8 @@ class Cluster(Value):
     """The GPUs of a deployment; rank r is the r-th GPU.
 
     Args:
-        name: its name.
-        gpus: the GPUs, G of them.
+        name: the cluster's name.
+        gpus: the G GPUs.
         fabric: links between the GPUs; None: a big switch, where only the GPUs' ports limit transfers.
         incast: as in Network.
         link_curves: measured seconds of exchanges between its GPUs, as `curves` of Network.
@@ -168,7 +168,7 @@ class Cluster(Value):
         return len({(g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s) for g in self.gpus}) == 1
 
     def at_ranks(self, ranks: Sequence[int]) -> Self:
-        """Returns the cluster of the GPUs with the numbers `ranks`, in that sequence, on the servers that they are on here.
+        """Returns the cluster of the GPUs with the numbers `ranks`, in that sequence; each stays on its server.
 
         Args:
             ranks: numbers of GPUs, one or more.

@@ -42,8 +42,8 @@ def njit(*signature: Any, allocates: bool = True, **options: Any) -> Callable[[C
 
     Args:
         signature, options: arguments of numba's `njit`.
-        allocates: whether the function creates arrays. False: numba skips counting references to the function's arguments.
-            That takes most of the time of short functions that pass on tuples of many arrays.
+        allocates: whether the function creates arrays. False: numba does not count references to the arguments, which would
+            take most of the time of short functions with tuples of many arrays as arguments.
     """
     if not allocates and hasattr(DefaultOptions, "_nrt"):
         options["_nrt"] = False

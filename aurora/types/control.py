@@ -1,4 +1,4 @@
-"""Reports of control loops, with the loads that they saw and their decisions."""
+"""Reports of control loops: loads, decisions, moves."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -18,8 +18,8 @@ class PlacementChange:
         layers: the layers that change.
         moves: number of experts that GPUs fetch.
         bytes: bytes of these experts' weights.
-        took_s: seconds from the decision until the new placement was in force; None: it never was, because the run was dry, the
-            moves failed or the run ended first.
+        took_s: seconds from the decision until the new placement was in force; None if it never was, in a dry run, or because
+            the moves failed or the run ended first.
     """
 
     at_s: float
@@ -36,8 +36,8 @@ class PlacementChange:
 class ControlWindow:
     """One window of traffic as a control loop saw it, or several consecutive windows joined into one entry.
 
-    Of joined windows, both balancednesses are means; the other attributes are the last window's. Balancedness is the mean load
-    of the GPUs divided by the largest: 1 is balanced.
+    Balancedness is the mean load of the GPUs divided by the largest: 1 is balanced. For joined windows, both balancednesses are
+    means, and the other attributes are the last window's.
 
     Args:
         at_s: time of the window's decision, in seconds since the run began.
@@ -45,7 +45,7 @@ class ControlWindow:
         balancedness: balancedness under the placement in force.
         expected_balancedness: balancedness that the controller expects in the next window, under the placement that it wants.
         age_s: seconds since the placement in force came into force.
-        traffic: how many changes of traffic the controller had detected until then.
+        traffic: number of changes of traffic that the controller had detected so far.
     """
 
     at_s: float
@@ -58,13 +58,13 @@ class ControlWindow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ControlReport(Value):
-    """Loads that a control loop saw for one model, and its decisions, which a dry run does not carry out.
+    """Report of one model's control loop: the loads of its windows, its decisions, and the moves.
 
     Args:
         model: the model's name.
         dry_run: whether the loop only reported its decisions and moved nothing.
         windows: number of windows of traffic that the loop received.
-        skipped: number of these that a later window replaced before the loop looked at them.
+        skipped: number of received windows that were replaced by a later one before the loop read them.
         decisions: number of decisions by kind of reason.
         balancedness: mean load of the GPUs divided by the largest, in the last window; None: no window had tokens.
         expected_balancedness: the same ratio, as expected after the last decision.
@@ -72,8 +72,8 @@ class ControlReport(Value):
         bytes: bytes of expert weights that moved.
         move_s: seconds that the moves took.
         failures: number of exceptions while planning, moving or logging.
-        stuck: number of times the loop gave no sign of life for too long.
-        changes: the newest changes that were decided.
+        stuck: number of times that the loop missed its heartbeat.
+        changes: the newest decided changes of the placement.
         series: the windows that had tokens; in long runs neighbouring windows are joined.
 
     Raises:

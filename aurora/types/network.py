@@ -14,7 +14,7 @@ Vertex = int | str  # a GPU by its rank, a switch by its name
 
 
 def named(vertex: Vertex) -> str:
-    """Returns the name of a vertex in errors and reports: "rank 3" for GPU 3, and a switch's own name."""
+    """Returns the name of a vertex for messages and reports: "rank 3" for GPU 3, its name for a switch."""
     return vertex if isinstance(vertex, str) else f"rank {vertex}"
 
 
@@ -49,7 +49,7 @@ class Fabric:
     Switches forward, GPUs do not. The limits of the GPUs' own ports apply besides those of the links.
 
     Args:
-        gpus: number of GPUs; vertices 0..gpus-1 are GPUs, and all named vertices are switches.
+        gpus: number of GPUs. In links, the numbers 0..gpus-1 are GPUs, and names are switches.
         links: the links; every GPU must reach every other.
         nic_Bps: bytes per second of each NIC each way, for fabrics made by `servers`; None otherwise.
         server_G: (G,) the server of each GPU, numbered from zero, for fabrics made by `servers`; empty otherwise.
@@ -159,7 +159,7 @@ def servers(
 
 @dataclass(frozen=True)
 class Cut:
-    """Ports and links that some traffic must cross, which bounds its time from below.
+    """A set of ports and links that part of the traffic must cross, which gives a lower bound on the time.
 
     Attributes:
         bound_s: seconds that the traffic takes at least: load_bytes / summed rate of the ports and links.
@@ -177,7 +177,7 @@ MOST_PARTNERS = 4096  # as many as a cluster's GPUs
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TransferCurve(Value):
-    """Measured seconds of exchanges by size. In them each GPU sends equally many bytes to each partner, all posted at once.
+    """Measured seconds of exchanges by size; each GPU sends equally many bytes to each partner, all posted at once.
 
     Args:
         partners: number of GPUs that each GPU sends to, and receives from.
@@ -203,7 +203,7 @@ class TransferCurve(Value):
             raise BadInput(f"{what}: expected bytes that rise, and seconds that never fall")
 
     def at_rate(self, times: float) -> "TransferCurve":
-        """Returns the curve of ports with `times` the rate: bytes take 1 / `times` of their seconds, the start-up stays."""
+        """Returns the curve for ports that are `times` as fast: seconds of bytes are divided by `times`, the start-up stays."""
         return TransferCurve(self.partners, self.bytes_X * times, self.seconds_X)
 
 
@@ -213,11 +213,11 @@ def checked_curves(
     """Checks that a fabric, incast and link curves fit each other, and returns the curves by rising number of partners.
 
     Args:
-        what: name in errors of the cluster or network that has them.
-        gpus: its number of GPUs.
-        fabric: its fabric; None: a big switch.
-        incast: its incast.
-        curves: its link curves.
+        what: name of the cluster or network in error messages.
+        gpus: number of GPUs.
+        fabric: the fabric; None: a big switch.
+        incast: as in Network.
+        curves: the link curves.
 
     Raises:
         BadInput: if the fabric has another number of GPUs, incast lies outside 0 to 1, two curves have the same number of
@@ -245,12 +245,12 @@ class Network(Value):
     Args:
         out_Bps_G: (G,) float64, bytes per second that each port sends.
         in_Bps_G: (G,) float64, bytes per second that each port receives.
-        startup_s_G: (G,) float64, fixed seconds of one message; a transfer has the larger of its two ends. Zeros by default.
+        startup_s_G: (G,) float64, fixed seconds of one message; a transfer takes the larger of its two ends'. Zero by default.
         fabric: the links between the GPUs; None: a big switch, where only ports limit transfers (Aurora §2.4).
         incast: part of its rate, 0 to 1, that a receiving port loses for each concurrent sender beyond the first, down
-            to a tenth of the rate; zero loses nothing. Bounds leave incast out; timed schedules and simulations include it. It
-            is the simplest model of the measured throughput collapse: goodput falls with the number of senders, at worst by an
-            order of magnitude.
+            to a tenth of the rate; 0: no loss. Bounds leave incast out; timed schedules and simulations include it. It is the
+            simplest model of the measured throughput collapse: goodput falls with the number of senders, at worst by an order
+            of magnitude.
         curves: measured seconds of exchanges by bytes, one curve for each number of partners. If there are any, the start-up of
             a predicted transfer is the measured seconds minus bytes / port rate; startup_s_G then serves only to make orders.
 
@@ -310,7 +310,7 @@ class Network(Value):
 
     @cached_property
     def pair_Bps_GG(self) -> FloatArray:
-        """(G, G) float64: bytes per second of each transfer that has both of its ports to itself."""
+        """(G, G) float64: bytes per second of each transfer if it shares its two ports with no other."""
         return locked(np.minimum(self.out_Bps_G[:, None], self.in_Bps_G[None, :]))
 
     @cached_property

@@ -74,7 +74,7 @@ def check_options(options: Any) -> None:
 
 
 def check_value(name: str, value: Any, limits: OptionField) -> None:
-    """Raises BadInput if the value of an option, or one of its values, is neither None nor within the limits."""
+    """Raises BadInput unless an option's value (each value of a sequence) is None or within the limits."""
     if isinstance(value, list | tuple):
         for each in value:
             check_value(name, each, limits)
@@ -89,7 +89,7 @@ def check_value(name: str, value: Any, limits: OptionField) -> None:
 
 
 def at_most(name: str, value: float | None, most: float | None) -> None:
-    """Raises BadInput if an option of this name is more than `most`."""
+    """Raises BadInput, which names the option `name`, if `value` is more than `most`; None is no value or no limit."""
     if value is not None and most is not None and value > most:
         raise BadInput(f"`{name}`: expected at most {most}, found {value}")
 

@@ -20,7 +20,7 @@ HeldML = Sequence[Sequence[Sequence[int]]]  # by model and layer: the experts wh
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placement(Value):
-    """Placement of experts on GPUs in each layer, with the part of its expert's load that each replica takes.
+    """Placement of experts on GPUs in each layer, replicas included, and the division of each expert's load over its replicas.
 
     Args:
         slots_LG: slots_LG[l][g] are the experts that GPU g holds in layer l, ascending; each layer holds every expert at least
@@ -98,14 +98,14 @@ class Placement(Value):
         return len(self.slots_LG[0])
 
     def layer(self, number: int) -> "Placement":
-        """Returns the placement of layer `number`, from 0, as a placement of one layer."""
+        """Returns the placement of one layer, `number` counted from 0, as a Placement with one layer."""
         return Placement(
             self.slots_LG[number : number + 1], None if self.split_LG is None else self.split_LG[number : number + 1]
         )
 
     @classmethod
     def of_slots(cls, held_LGP: IntArray, share_LGP: FloatArray | None = None) -> "Placement":
-        """Returns the placement given by tables of slots.
+        """Returns the Placement made from the expert in each slot.
 
         Args:
             held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none.
@@ -123,7 +123,7 @@ class Placement(Value):
 
     @classmethod
     def unreplicated(cls, gpu_E: IntArray, gpus: int) -> "Placement":
-        """Returns the placement of one layer whose expert e is on GPU gpu_E[e] alone."""
+        """Returns the placement of one layer without replicas; expert e is on GPU gpu_E[e]."""
         return cls((tuple(tuple(np.flatnonzero(gpu_E == gpu).tolist()) for gpu in range(gpus)),))
 
     @classmethod
@@ -176,7 +176,7 @@ class Placement(Value):
         return Placement(relabelled(self.slots_LG), self.split_LG and relabelled(self.split_LG))
 
     def fewest_replicas(self, layer: int, node_G: ArrayLike) -> tuple[int, int]:
-        """Returns the smallest number of GPUs, and the smallest number of nodes, that hold an expert of a layer.
+        """Returns (GPUs, nodes): the minimum over a layer's experts of the number of GPUs, and of nodes, that hold the expert.
 
         (2, 1): every expert is on two GPUs or more, and some expert is on one node only.
 
@@ -195,13 +195,13 @@ class Placement(Value):
         return np.array([[(*held, *none[len(held) :]) for held in layer] for layer in self.slots_LG], dtype=np.int64)
 
     def gpu_E(self, layer: int) -> IntArray:
-        """Returns (E,) int64, the GPU that holds each expert of `layer`, for a placement that holds each expert once."""
+        """Returns (E,) int64, the GPU that holds each expert of `layer`, for a placement without replicas."""
         assert self.split_LG is None, "a replicated expert has no one GPU"
         expert_P, gpu_P = self._replicas(layer)
         return gpu_P[np.argsort(expert_P)]
 
     def holds_EG(self, layer: int) -> BoolArray:
-        """Returns (E, G) bool, which GPUs hold each expert of `layer`."""
+        """Returns (E, G) bool, True where a GPU holds an expert of `layer`."""
         holds_EG = np.zeros((self.experts, self.gpus), dtype=bool)
         holds_EG[self._replicas(layer)] = True
         return holds_EG
@@ -260,7 +260,7 @@ class GpuSlots(Value):
 
     @classmethod
     def equal(cls, gpus: int, slots: int, nodes: int = 1, groups: int = 1) -> Self:
-        """Returns equal GPUs with cost 1."""
+        """Returns GpuSlots of equal GPUs with cost 1."""
         for name, value in (("gpus", gpus), ("slots", slots)):
             if not 1 <= value <= MOST_EQUAL:
                 raise BadInput(f"`{name}`: expected from one to {MOST_EQUAL}, found {value}")
@@ -289,8 +289,8 @@ class ReplicaPlacement(Value):
         method: the method's name in REPLICAS.
         placement: the experts on each GPU, and how each expert's load splits over its replicas.
         max_load_L: (L,) float64, the largest load x cost of a GPU.
-        mean_load_L: (L,) float64, the value of max_load_L if any part of the load could go to any GPU.
-        bound_L: (L,) float64, a lower bound on max_load_L for all placements that these slots and the method's rules allow.
+        mean_load_L: (L,) float64, max_load_L under perfect balance, if any GPU could take any part of the load.
+        bound_L: (L,) float64, a lower bound on max_load_L for all placements that the slots and the method's rules allow.
         seconds: seconds that it took to find the placement.
     """
 
@@ -321,8 +321,8 @@ class Rebalanced(Value):
         held_LGP: (L, G, P) int64, the expert in each slot, -1 for none; an expert that stays on a GPU keeps its slot.
         moves_L: (L,) int64, number of experts that GPUs fetch because they did not hold them before.
         before_L: (L,) float64, the largest load x cost of a GPU under the previous placement, with the new loads.
-        max_load_L: (L,) float64, the same under this placement; never more.
-        mean_load_L: (L,) float64, the value of max_load_L if any part of the load could go to any GPU.
+        max_load_L: (L,) float64, the same under this placement; never more than before_L.
+        mean_load_L: (L,) float64, max_load_L under perfect balance, if any GPU could take any part of the load.
         seconds: seconds that it took to find the placement.
     """
 
@@ -349,7 +349,7 @@ def expert_loads(what: str, value: ArrayLike) -> FloatArray:
     Loads below TINY become zero, so that quotients by GPUs and slots stay normal floats.
 
     Raises:
-        BadInput: if they are no loads of zero or more; the message calls them `what`.
+        BadInput: if they are not numbers of zero or more; the message calls them `what`.
     """
     array = as_array(what, value)
     table = numbers(what, array[None, :] if array.ndim == 1 else array, 2)
@@ -374,8 +374,8 @@ class FailureDomains(Value):
     Attributes:
         slots_N: (N,) int64, experts that fit on each node, replicas included; one or more.
         domain_N: (N,) int64, the failure domain of each node, 0..D-1, every domain with at least one node.
-        odds_D: (D,) float64 above zero, how likely each domain fails, relative to the others. If failures are rare, these can
-            be failure rates.
+        odds_D: (D,) float64 above zero, odds that each domain fails, relative to the other domains. If failures are rare,
+            failure rates can be given.
 
     Raises:
         BadInput: if lengths differ, domains are not numbered from 0, or odds differ by more than a factor of MAX_ODDS_RATIO.
@@ -413,13 +413,13 @@ class FailureDomains(Value):
 
     @classmethod
     def equal(cls, nodes: int, slots: int, domains: Sequence[int] | None = None, odds: Sequence[float] | None = None) -> Self:
-        """Returns nodes with equal slots.
+        """Returns FailureDomains of nodes with equal slots.
 
         Args:
             nodes: number of nodes.
-            slots: experts that fit on each.
-            domains: the failure domain of each node; None: each is one of its own.
-            odds: how likely each domain fails, relative to the others; None: all equally.
+            slots: experts that fit on each node.
+            domains: the failure domain of each node; None: each node is a failure domain.
+            odds: odds that each domain fails, relative to the other domains; None: equal odds.
         """
         for name, value in (("nodes", nodes), ("slots", slots)):
             if not 1 <= value <= MOST_EQUAL:
@@ -440,12 +440,12 @@ class FailureDomains(Value):
 
     @property
     def slots_D(self) -> IntArray:
-        """(D,) int64: the slots of each domain."""
+        """(D,) int64: number of slots of each failure domain, over its nodes."""
         return np.bincount(self.domain_N, weights=self.slots_N).astype(np.int64)
 
     @property
     def nodes_D(self) -> IntArray:
-        """(D,) int64: the nodes of each domain."""
+        """(D,) int64: number of nodes of each failure domain."""
         return np.bincount(self.domain_N).astype(np.int64)
 
 

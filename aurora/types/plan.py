@@ -33,8 +33,8 @@ class ModelPlan(Value):
 
     Args:
         model: the model's name.
-        fingerprint: a hash of its router weights, as in Profile.
-        profile_path: the file that its profile was read from, relative to the plan's file; empty if it came from memory.
+        fingerprint: hashes of its router weights, as in Profile.
+        profile_path: file of the model's profile, relative to the plan's file; empty if the profile was not read from a file.
         profile_digest: the profile's digest.
         top_k: experts per token, as in Profile.
         dispatch_bytes: payload of one (token, expert) pair, as in Profile.
@@ -48,10 +48,10 @@ class ModelPlan(Value):
         one_to_one_bound_s_L: (L,) float64, the one-to-one bound on dispatch_s_L.
         cut_L: the cut that limits each layer's dispatch on a fabric; empty on a big switch.
         load_LE: (L, E) int64, the tokens of each expert in the traffic that the plan was made for.
-        dense_layers: indices, among all decoder layers, of those without experts, as in Profile.
-        deduplicated: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
+        dense_layers: indices, among all decoder layers, of the layers without experts, as in Profile.
+        deduplicated: True: a token is sent once to a GPU that holds several of its experts; seconds and orders assume this.
         hierarchy: the servers and chunks of its hierarchical all-to-alls; None if they are flat.
-        traffic_digest: the profile's digest without its compute curves; empty in plans of earlier versions.
+        traffic_digest: the profile's `traffic_digest`; empty in plans of earlier versions.
 
     Raises:
         BadInput: if a layer lacks loads or one of its two orders, top_k or a size is out of range, a deduplicated model with
@@ -132,8 +132,8 @@ class Plan(Value):
     Args:
         cluster: the machines that the plan is for.
         models: each model's placement and orders.
-        options: how the plan was made, resolved: strategies by name where "auto" was asked for. `assign` and `order` stay
-            "auto" where they decide nothing, or each layer for itself.
+        options: the options that the plan was made with, each "auto" replaced by the chosen name. `assign` and `order` stay
+            "auto" if they have no effect, or were chosen for each layer separately.
         objective_s: predicted seconds of all layers by the formula that `objective` names; windows and domains are summed, or
             weighted as `options.aim` says. The formula covers ports and the NICs of servers, but not the links of other
             fabrics; the times of orders (`dispatch_s_L`) cover these too.
@@ -145,13 +145,13 @@ class Plan(Value):
         epoch: number of plans that were in force before this one.
         survival_LK: (L, D-1) float64: with `options.min_replicas`, the probability that every expert is still held after 1, 2,
             ... of the D nodes failed; None if failures were not planned for.
-        unseen_s: expected seconds on future windows of the same traffic, which the profiles have not recorded, weighted as
-            `objective_s`; None if not estimated: for several models, and for deduplicated tokens.
+        unseen_s: expected seconds on future windows of the same traffic (drawn from a forecast), weighted as `objective_s`;
+            None if not estimated: for several models, and for deduplicated tokens.
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; if aurora chose the slots, share of the
-            simulated step on windows kept aside. None if memory has no room for a slot, or if not estimated.
+            simulated step on held-out windows. None if memory has no room for a slot, or if not estimated.
         notes: remarks on how the plan was made.
-        between_s: (least, most) seconds that objective_s can be, if it is estimated because profiles have only counts, from
-            which the rows of hierarchical all-to-alls do not follow; None if it is exact.
+        between_s: (lower, upper) limit of objective_s, if it is estimated: profiles with token counts only do not determine
+            the rows of hierarchical all-to-alls. None if it is exact.
 
     Raises:
         BadInput: if the models do not fit the cluster or each other.
@@ -196,7 +196,7 @@ class Plan(Value):
         )
 
     def named(self, model: str | None = None) -> ModelPlan:
-        """Returns one model's part.
+        """Returns the ModelPlan of one model.
 
         Args:
             model: the model's name, or its number from 0; None: the plan's only model.
@@ -238,7 +238,7 @@ class Plan(Value):
 
     @property
     def strategies(self) -> dict[str, str]:
-        """Maps the name of each option that decided this plan to its value, leaving out those that played no part."""
+        """Maps the name of each option that had an effect on this plan to its value."""
         options = self.options
         found = {"place": options.place, "assign": options.assign}
         if self.colocated:
@@ -274,10 +274,10 @@ class Plan(Value):
 
 
 def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
-    """Returns the plan with hierarchical all-to-alls for each model that can have them.
+    """Returns the plan with hierarchical all-to-alls for each model that supports them.
 
-    A model can if the cluster has several servers, one with several GPUs at least, and the model is deduplicated, chooses
-    several experts per token and has no replicas. A hierarchy that the plan already has stays.
+    A model does if it is deduplicated, has several experts per token and no replicas, and the cluster has several servers, at
+    least one with several GPUs. A hierarchy that the plan already has stays.
 
     Args:
         plan: the plan.

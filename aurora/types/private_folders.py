@@ -1,4 +1,4 @@
-"""Folders that no other user can access, for files that processes share or that are read back without checks."""
+"""Makes folders that no other user can access, for files that processes share or that are read back without checks."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ def make_private(folder: Path) -> None:
     """Makes a folder that no other user can read or write; an existing folder is only checked.
 
     Raises:
-        BadInput: if it cannot be made, or exists and other users can access it.
+        BadInput: if the folder cannot be made, or exists and other users can access it.
     """
     try:
         folder.mkdir(mode=0o700)

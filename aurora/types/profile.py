@@ -1,4 +1,4 @@
-"""Profile: measurements of one model: how its tokens are routed, how long its phases take, and what identifies it."""
+"""Profile: measurements of one model: the routing of its tokens, the seconds of its phases, and its fingerprint."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ EARLIER = "; profiles of earlier versions know a model at one precision only: if
 
 
 def same_model(found: str, planned: str) -> bool:
-    """Returns whether two fingerprints can belong to one model.
+    """Returns whether two fingerprints can belong to the same model.
 
     A fingerprint has one hash of the router weights for each precision that they may be loaded in, separated by dots;
     fingerprints of earlier versions have one hash. Two fingerprints match if they have a hash in common: weights that were
@@ -55,12 +55,12 @@ class ModelIdentity:
     def check_same(self, expected: "ModelIdentity", subject: str) -> None:
         """Checks that this model can be the expected one.
 
-        Fingerprints with a hash in common prove it. If one is missing, sizes are compared: layers, experts, top-k, and the
-        bytes of experts and rows, which may differ as between two precisions.
+        Fingerprints must have a hash in common. If a fingerprint is missing, sizes are compared: layers, experts, top-k, and
+        the bytes of experts and rows, which may differ by a precision.
 
         Args:
             expected: the model that it should be.
-            subject: name of the checked thing in the message, such as a file.
+            subject: name of this model's file or option in the message.
 
         Raises:
             BadInput: if it is another model.
@@ -78,14 +78,14 @@ class ModelIdentity:
             )
 
     def check_routing(self, layers: int, experts: int, fingerprint: str, subject: str) -> str:
-        """Checks that a model of which only layers, experts and perhaps the fingerprint are known can be this one.
+        """Checks that recorded routing can be of this model, by its number of layers and experts, and its fingerprint if known.
 
         Args:
-            layers, experts, fingerprint: of the model that is checked; an empty fingerprint is not compared.
-            subject: name of the checked thing in the message, such as a file.
+            layers, experts, fingerprint: of the routing's model; an empty fingerprint is not compared.
+            subject: name of the routing's file or option in the message.
 
         Returns:
-            The sentence that says what was expected and found, for errors of the caller's further comparisons.
+            A sentence with the expected and the found sizes, for error messages of further checks by the caller.
 
         Raises:
             BadInput: if it is another model.
@@ -115,7 +115,7 @@ ALIGNED_BYTES = 16  # alignment of the parts of a deduplicated message
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Curve(Value):
-    """Seconds against tokens: straight lines between measured points, the last slope beyond them.
+    """Seconds by number of tokens: linear between measured points, and with the last slope beyond them.
 
     Attributes:
         tokens_X: (X,) float64, token counts, rising from zero or more.
@@ -145,12 +145,12 @@ class Curve(Value):
         """Returns (...) float64, the expected seconds of one expert in a step.
 
         Each of the step's tokens chooses the expert with the same probability, tokens / of. The expert is active with
-        probability p = 1 - (1 - tokens / of)^of, and an active expert has tokens / p tokens on average, whose seconds count.
-        This is exact if the curve is a straight line. With of = 64 and tokens = 6.4, p is 0.999.
+        probability p = 1 - (1 - tokens / of)^of; if active, it takes the seconds of its mean number of tokens, tokens / p. This
+        is exact if the curve is a straight line. With of = 64 and tokens = 6.4, p is 0.999.
 
         Args:
-            tokens: (...) tokens that choose the expert, on average.
-            of: (...) tokens of the step.
+            tokens: (...) mean number of tokens that choose the expert.
+            of: (...) number of tokens of the step.
         """
         at, most = np.asarray(tokens, dtype=np.float64), np.asarray(of, dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -177,7 +177,7 @@ MOST_UNEVEN = 10  # tokens of one layer over those of another: recorders begin a
 
 
 def check_counts(load_LE: IntArray, top_k: int) -> None:
-    """Checks that counts can come from a router: every token passes every layer, and chooses top_k different experts there.
+    """Checks that counts can come from a router: in every layer each token chooses top_k different experts.
 
     Args:
         load_LE: (L, E) tokens of each expert.
@@ -216,7 +216,7 @@ def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Value):
-    """The measured routing and compute times of one model. It knows no placement.
+    """The measured routing and compute times of one model, which do not depend on the placement.
 
     Attributes:
         model: the model's name.
@@ -224,28 +224,28 @@ class Profile(Value):
         tokens_TLSE: (T, L, S, E) int64, how many (token, expert) pairs source rank s sent to expert e in window t, MoE layer l.
             A token counts once for each of its `top_k` experts. A window is one forward pass of every source rank, or several.
         top_k: experts per token.
-        dispatch_bytes: payload of one (token, expert) pair on the way to its expert.
-        combine_bytes: payload of one pair on the way back.
-        expert_bytes: weights of one expert in one layer.
-        other_bytes: all other weights, which every rank holds.
+        dispatch_bytes: payload bytes of one (token, expert) pair in the dispatch.
+        combine_bytes: payload bytes of one (token, expert) pair in the combine.
+        expert_bytes: bytes of one expert's weights in one layer.
+        other_bytes: bytes of all other weights, which every rank holds.
         curves: by GPU kind, a Curve of seconds for each of PHASES; the first kind is the reference. `gate`: work of a rank
             between two MoE layers (attention, norms, router), by its tokens. `expert`: one expert, by the tokens that it
-            receives. `aggregate`: the weighted sum, by the rank's own tokens. A kind may also have OVERHEAD: the seconds of the
-            grouped kernel of all experts of a rank beyond its active experts', by the layer's (token, expert) pairs on all
-            ranks. A rank's experts take OVERHEAD plus the `expert` seconds of each active expert.
+            receives. `aggregate`: the weighted sum, by the tokens that start on the rank. A kind may also have OVERHEAD: the
+            seconds of the grouped kernel besides its active experts, by the layer's (token, expert) pairs on all ranks. A
+            rank's experts take OVERHEAD plus the `expert` seconds of each active expert.
         provenance: notes by name on how, where and from what it was measured, such as "tool" and "date".
         routing: the routing token by token, whose counts are exactly tokens_TLSE; None if it was not kept.
         stage_T: the stage of each window's tokens, one of STAGES; None if unknown.
         coactivation: pair counts of all tokens, whose sums fit tokens_TLSE; None if they were not counted.
-        dense_layers: indices, among all decoder layers, of those without experts, ascending; the other decoder layers are the L
-            layers of tokens_TLSE.
-        expert_groups: (n, m): experts form n groups of equally many consecutive ones, and a token's experts lie in at most m of
-            these; (1, 1) for a router without groups, or if unknown.
+        dense_layers: indices, among all decoder layers, of the layers without experts, ascending; the other decoder layers are
+            the L layers of tokens_TLSE.
+        expert_groups: (n, m) for group-limited routing: n groups of equally many consecutive experts; a token's experts lie in
+            at most m groups. (1, 1) for a router without groups, or if unknown.
         kv_bytes: bytes of the KV cache that a token takes on a GPU, at 16 bits a number; None if unknown.
-        token_spread: one of TOKEN_SPREADS: the assumption on how many servers and GPUs hold the experts of one token, which
-            counts alone do not tell. Not saved to files.
-        step_tokens: (fewest, most) tokens of all sources in a step. `seconds` then takes the tokens of a window as spread over
-            many steps of such sizes. None: each window is one step. Not saved to files.
+        token_spread: one of TOKEN_SPREADS: without token-level routing, the assumption on how many servers and GPUs hold the
+            experts of one token. Not saved to files.
+        step_tokens: (fewest, most) tokens of all sources in a step. `seconds` then assumes that a window's tokens are spread
+            over many steps of such sizes. None: each window is one step. Not saved to files.
 
     Raises:
         BadInput: if a field is out of range, or fields contradict each other.
@@ -355,7 +355,7 @@ class Profile(Value):
         return replace(self, tokens_TLSE=self.tokens_TLSE[:windows], stage_T=stage_T, routing=routing, coactivation=None)
 
     def in_steps(self, step_tokens: tuple[int, int] | None) -> Self:
-        """Returns the profile with this value of `step_tokens`."""
+        """Returns the profile whose windows count as many steps of `step_tokens` tokens each; None: as one step each."""
         return self if step_tokens == self.step_tokens else replace(self, step_tokens=step_tokens)
 
     def at_layers(self, layers: Sequence[int] | IntArray) -> Self:
@@ -365,11 +365,11 @@ class Profile(Value):
         return replace(self, tokens_TLSE=self.tokens_TLSE[:, some], routing=routing, coactivation=None, dense_layers=())
 
     def at_sources(self, sources: int) -> Self:
-        """Returns the same traffic from another number of source ranks; itself if the number is the same.
+        """Returns the profile with its tokens redistributed to `sources` source ranks; itself if it has as many.
 
-        Old and new ranks are cut into as many groups of consecutive ranks as the greatest common divisor of both numbers. Each
-        old group's tokens are dealt in turn to the ranks of the new group, as whole prompts where these are known. So from 8
-        ranks to 4 each pair is merged, from 4 to 8 each rank is halved, and from 4 to 6 each pair is dealt to three ranks.
+        With n the greatest common divisor of both numbers, old and new ranks form n groups of consecutive ranks. Each old
+        group's tokens are dealt in turn to the ranks of the new group, as whole prompts where these are known. So from 8 ranks
+        to 4 each pair is merged, from 4 to 8 each rank is halved, and from 4 to 6 each pair is dealt to three ranks.
 
         Args:
             sources: the new number of source ranks, such as the GPUs of a cluster.
@@ -430,10 +430,10 @@ class Profile(Value):
 
     @property
     def required_routing(self) -> TokenRouting:
-        """The token-level routing.
+        """The token-level routing, `routing`.
 
         Raises:
-            BadInput: if only counts were kept.
+            BadInput: if the profile has counts only.
         """
         if self.routing is None:
             found = "found counts alone; `aurora profile --tokens` keeps tokens"
@@ -451,12 +451,12 @@ class Profile(Value):
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of everything that planning reads; a plan stores it to recognise its profile."""
+        """The sha256 of all fields that planning reads; a plan stores it to recognise its profile."""
         return self._digest(curves=True)
 
     @cached_property
     def traffic_digest(self) -> str:
-        """The sha256 of what `digest` covers, without the points of compute curves, because each measurement gives others."""
+        """The sha256 of the fields of `digest` without the points of compute curves, which differ in each measurement."""
         return self._digest(curves=False)
 
     def _digest(self, curves: bool) -> str:
@@ -478,16 +478,16 @@ class Profile(Value):
     def seconds(self, phase: str, gpu: Gpu, tokens: ArrayLike, of: ArrayLike | None = None) -> FloatArray:
         """Returns the seconds of a phase on a GPU, in the shape of `tokens`.
 
-        They follow from the curve of the GPU's kind or, if there is none, from the reference kind's, divided by the GPU's
-        speed.
+        They are read from the curve of the GPU's kind or, if there is none, from that of the reference kind, divided by the
+        GPU's speed.
 
         Args:
-            phase: one of PHASES, or OVERHEAD, which takes no time if the kind has no curve of it.
+            phase: one of PHASES, or OVERHEAD, which takes zero seconds if the kind has no such curve.
             gpu: the GPU.
             tokens: token counts.
-            of: tokens of all sources in the window of each count. The count is then an average: tokens choose an expert
-                independently (`Curve.expected`), in steps of the sizes `step_tokens` if given. None: `tokens` are the exact
-                counts of one step.
+            of: number of tokens of all sources in the window of each count; counts are then averages over tokens that choose
+                independently (`Curve.expected`), in steps of `step_tokens` tokens if set. None: `tokens` are the exact counts
+                of one step.
         """
         own = self.curves.get(gpu.kind)
         phases, speed = (next(iter(self.curves.values())), gpu.speed) if own is None else (own, 1.0)
@@ -518,7 +518,7 @@ def _turn(window_U: IntArray, group_U: IntArray, sequence_U: IntArray | None) ->
 
 
 def step_sizes(least: int, most: int) -> list[int]:
-    """Returns step sizes from `least` to `most` tokens, each the same factor of at most two above the one before.
+    """Returns step sizes from `least` to `most` tokens, as a geometric sequence with a factor of at most two.
 
     Example:
         >>> step_sizes(16, 64), step_sizes(100, 100)
@@ -535,7 +535,7 @@ class ComputeCurves(Value):
         model: the model's name.
         fingerprint: a hash of its router weights; empty if unknown.
         top_k: experts per token.
-        row_bytes: bytes of one token's hidden state, which tells width and precision.
+        row_bytes: bytes of one token's hidden state, to compare width and precision.
         expert_bytes: bytes of one expert's weights.
         kinds: by GPU kind, a Curve for each of PHASES, and for OVERHEAD if it was measured, as `curves` of Profile.
         provenance: notes by name on how each kind was measured.
@@ -562,7 +562,7 @@ class ComputeCurves(Value):
     @overload
     def into(self, other: "ComputeCurves") -> "ComputeCurves": ...
     def into(self, other: "Profile | ComputeCurves") -> "Profile | ComputeCurves":
-        """Returns `other` with these curves added; they replace curves of the same kind. Its first kind stays the reference.
+        """Returns `other` with these curves added, or replaced for GPU kinds that it has; its first kind stays the reference.
 
         Raises:
             BadInput: if `other` is of another model, or of the same model at another precision.

@@ -1,6 +1,6 @@
 """Program: the operations of every rank, in order. The simulator predicts its time and the runtime executes it.
 
-A Program holds orders and shares of a pair's bytes, not sizes.
+A Program holds no sizes: its orders give the sequence of transfers and each transfer's share of its pair's bytes.
 """
 
 from collections.abc import Sequence
@@ -46,14 +46,14 @@ class Barrier:
 class Exchange:
     """An all-to-all. On every rank it runs in the model's time slice of the port.
 
-    Models of equal weight take slices in turn: model 0, model 1, ..., then model 0 again.
+    Models of equal weight take time slices in turn: model 0, model 1, ..., then model 0 again.
 
     Args:
         phase: "dispatch" or "combine".
         order: the order of its transfers.
-        hold_port: the time slice lasts through the model's next exchange, instead of ending with this one.
-        hierarchy: the servers of a hierarchical all-to-all; each of its steps is an exchange in this order, and all steps share
-            one time slice. None: the all-to-all is flat.
+        hold_port: True: the time slice lasts through the model's next exchange; False: it ends with this one.
+        hierarchy: the servers and chunks of a hierarchical all-to-all; all its steps use `order` and share one time slice.
+            None: the all-to-all is flat.
     """
 
     phase: str
@@ -79,8 +79,8 @@ class SlicePolicy:
     """Rules by which a model shares its ranks' ports and GPUs with other models.
 
     Args:
-        weight: time slices of a port that the model has for each one of a model of weight 1.
-        interactive: its computation goes before that of batch models, which yield to it at preemption points.
+        weight: number of time slices of a port that the model gets per time slice of a model of weight 1.
+        interactive: True: its computation runs before that of batch models, which yield to it at preemption points.
         slice_s: maximum seconds of one time slice of a port; a flat exchange that takes longer is cut into several slices.
             Infinity: every exchange is one slice.
     """
@@ -120,16 +120,16 @@ class Program(Value):
     Args:
         ranks: number of ranks.
         names_M: the models' names.
-        placements_M: which rank holds which experts of each model.
+        placements_M: the Placement of each model's experts on the ranks.
         ops_ML: ops_ML[m][l] are the operations of model m in MoE layer l, in every step.
         deduplicated_M: per model, whether a token is sent once to a rank that holds several of its experts, instead of once
             per expert.
         policies_M: how each model shares ports and GPUs; empty: all models have the default policy.
-        plan_model_M: for each model, the index in the plan of the model that it is, or that it is a micro-batch of; empty:
-            model m is the plan's model m.
+        plan_model_M: for each model of the program, the index of the plan's model; micro-batches of a model have the same
+            index. Empty: model m is the plan's model m.
         preemption_s: seconds of expert compute between two preemption points.
-        gathered: whether an allgather and a reduce-scatter replace all-to-alls, in simulations only: every rank gets all
-            tokens, and sends to every rank its partial sums of that rank's tokens.
+        gathered: for simulations only: an allgather and a reduce-scatter replace all-to-alls; every rank gets all tokens, and
+            sends to every rank its partial sums of that rank's tokens.
     """
 
     ranks: int
@@ -164,8 +164,8 @@ class Program(Value):
         """Length of a model's time slice of a port, one of TIME_SLICES.
 
         - "exchange": one all-to-all.
-        - "layer": from a layer's combine through the next layer's dispatch, so that one model's experts compute while the other
-          model combines, gates and dispatches. Gates and aggregations are then high-priority work: they run before waiting
+        - "layer": from a layer's combine through the next layer's dispatch, so that one model's experts compute during the
+          other model's combine, gate and dispatch. Gates and aggregations are then high-priority work: they run before waiting
           expert compute, and interrupt running expert compute at its preemption points.
         - "step": a whole forward pass; the model takes the port before it computes.
         """

@@ -1,4 +1,4 @@
-"""Parses numbers from outside: text in options, tables and the environment, and values in JSON. All readers use one grammar."""
+"""Parses numbers in options, tables, environment variables and JSON; all readers of the package accept the same forms."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests to a serving engine: when each arrives, how many tokens it reads and writes, and when it is served."""
+"""Requests to a serving engine: arrival times, input and output tokens, and the times at which they were served."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Requests(Value):
     Attributes:
         arrival_s_Q: (Q,) float64, seconds from zero, never falling.
         input_tokens_Q: (Q,) int64, tokens of each prompt, one or more.
-        output_tokens_Q: (Q,) int64, tokens that are generated for it, one or more.
+        output_tokens_Q: (Q,) int64, tokens generated for each request, one or more.
 
     Raises:
         BadInput: if there are none or too many, shapes differ, times fall, or a request has no tokens.
@@ -51,7 +51,7 @@ class Requests(Value):
         """Returns the requests that arrive before `seconds`.
 
         Raises:
-            BadInput: if no request does.
+            BadInput: if no request arrives before.
         """
         upto = int(np.searchsorted(self.arrival_s_Q, seconds))
         if not upto:
@@ -92,7 +92,7 @@ class RequestOptions:
 
 @dataclass(frozen=True)
 class RequestLoad:
-    """A constant load: requests of one size, with equally many in flight on every GPU.
+    """A constant load of requests of equal size, with equally many in flight on every GPU.
 
     Args:
         isl: tokens of a prompt.
@@ -179,7 +179,7 @@ class ServedRequests:
     def queue_grows(self) -> bool:
         """True if requests arrive faster than they are served.
 
-        The criterion: the mean queue of the last quarter is more than GROWTH times the second quarter's, plus one per rank.
+        Criterion: the mean queue length in the last quarter is more than GROWTH times that in the second, plus one per rank.
         """
         ranks = int(self.rank_Q.max()) + 1
         return self.waiting(0.75, 1.0) > GROWTH * self.waiting(0.25, 0.5) + ranks
@@ -192,9 +192,9 @@ class RequestSimulation:
     Attributes:
         served: when each request was served.
         points: number of simulated steps, between which the seconds of all other steps are interpolated.
-        off_C: (C,) float64, interpolated / simulated seconds - 1 of C steps of the run. To check the interpolation, these were
-            drawn in proportion to their time, and simulated with all layers and other draws of the traffic.
-        assumptions: sentences on what the seconds leave out.
+        off_C: (C,) float64, interpolated / simulated seconds - 1 for C steps of the run: the error of the interpolation. The
+            steps are drawn in proportion to their time, and simulated with all layers and other draws of the traffic.
+        assumptions: sentences on effects that the prediction leaves out.
     """
 
     served: ServedRequests

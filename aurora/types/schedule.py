@@ -1,4 +1,4 @@
-"""Order, Hierarchy and Schedule: the sequence of transfers of one all-to-all, its steps over servers, its timed transfers."""
+"""Order, Hierarchy and Schedule of an all-to-all: sequence of its transfers, its steps over servers, its timed transfers."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -45,8 +45,8 @@ class SubChannels(Value):
 def rotated_pairs(ranks: int) -> IntArray:
     """Returns (X, 2) int64, every ordered pair of ranks: (i, i + 1) for all ranks i, then (i, i + 2), ..., modulo `ranks`.
 
-    For 3 ranks: (0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (2, 1). At each time ranks then send to different ranks, as in engines'
-    own all-to-alls.
+    For 3 ranks: (0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (2, 1). So ranks send to different ranks at any time, as in the
+    all-to-alls of NCCL and serving engines.
     """
     src_X, step_X = np.tile(np.arange(ranks), max(ranks - 1, 0)), np.repeat(np.arange(1, ranks), ranks)
     return np.stack([src_X, (src_X + step_X) % ranks], axis=1)
@@ -67,7 +67,7 @@ class Order(Value):
         share_X2: (X, 2) float64, the part of its pair's bytes that each row carries, as an interval within 0 to 1: (0, 0.25) is
             the first quarter. None: every pair is one row.
         paced: whether rates are limited so that all rows end at the same time.
-        sub_channels: limits the transfers under way instead of sends_open and recvs_open; None: those two do.
+        sub_channels: limits the transfers under way instead of sends_open and recvs_open; None: not used.
         tier_X: (X,) int64, the tier of each row, from zero. A rank has separate ports in each tier: sequence and limits hold
             among its rows of one tier, and rows of different tiers do not wait for each other. None: all rows are in one tier.
 
@@ -121,7 +121,7 @@ class Order(Value):
         return Order(self.method, self.pairs_X2[::-1, ::-1], *windows, share_X2, self.paced, sub_channels, tier_X)
 
     def opened(self, transfers: int) -> "Order":
-        """Returns the order with sends_open and recvs_open set to `transfers`; itself unless both are one here.
+        """Returns the order with sends_open and recvs_open set to `transfers`; itself unless both are one in it.
 
         In stages (`stage_X`), a rank then has up to `transfers` sends and receives per stage. The result is cached.
         """
@@ -160,7 +160,7 @@ class Order(Value):
 
     @cached_property
     def in_sequence_X(self) -> BoolArray:
-        """(X,) bool: the rows whose sequence matters, because one of their ports has more rows than it may have open."""
+        """(X,) bool: True for rows whose sequence matters, because a port of the row has more rows than it may have open."""
         port_X2, _, _, in_sequence_P = self._ports
         return locked(np.asarray(in_sequence_P[port_X2].any(axis=1)))
 
@@ -188,13 +188,13 @@ class Order(Value):
         """(X,) int64, the stage of each row, from zero, for transfers that run in stages, as in grouped calls of NCCL.
 
         A rank's stage consists of all its rows with one stage number. It starts when the rank's previous stage has ended, and
-        ends as a whole; a rank does not wait for stages of other ranks. Rows get their numbers in sequence: each the smallest
-        that is no less than those of the earlier rows at its two ports, and at which both ports have room for it (sends_open
-        and recvs_open, or sub-channels). Ports that may have all of their rows open do not count. Tiers are numbered
-        independently; a stage has the rows of all tiers with its number.
+        ends as a whole; a rank does not wait for stages of other ranks. Rows are numbered in sequence: a row gets the smallest
+        number that is no less than the numbers of earlier rows at its two ports, and at which both ports have room for it
+        (sends_open and recvs_open, or sub-channels). Ports that may have all of their rows open do not count. Each tier is
+        numbered independently; a stage has the rows of all tiers with its number.
 
         Ranks cannot deadlock: a transfer waits only for stages with smaller numbers, so by induction every stage ends. Rows
-        without bytes may be left out, if both of their ends do so.
+        without bytes may be left out, if both of their ends leave them out.
         """
         port_X2, takes_X, capacity_P, in_sequence_P = self._ports
         in_sequence, capacity = in_sequence_P.tolist(), capacity_P.tolist()
@@ -210,10 +210,10 @@ class Order(Value):
         return locked(np.array(stages, dtype=np.int64))
 
     def cuts(self, sizes_X: IntArray, rows_X: IntArray | None = None) -> IntArray:
-        """Returns the range of its pair's units (bytes or tokens, say) that each row carries.
+        """Divides each pair's units (bytes or tokens, say) over its rows; returns the range of units that each row carries.
 
-        The rows of a pair cover its units without gap or overlap. A row of share (0.25, 0.5) of a pair with 100 units carries
-        units 25 to 49, returned as (25, 50).
+        The ranges of a pair have no gaps or overlaps. A row of share (0.25, 0.5) of a pair with 100 units carries units 25 to
+        49, returned as (25, 50).
 
         Args:
             sizes_X: (X,) int64, units of each row's pair.
@@ -230,9 +230,9 @@ class Order(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule(Value):
-    """A timed all-to-all: one row per transfer, sorted by start. A transfer whose rate changes has one row for each rate.
+    """A timed all-to-all: one row per transfer, sorted by start; several rows for a transfer whose rate changes.
 
-    A transfer's start-up lies before its first row.
+    A row starts when its bytes begin to flow, after the transfer's start-up.
 
     Args:
         method: the order's name.
@@ -294,21 +294,22 @@ MOST_PARTS = 8  # of a chunk: ranks tell each other the rows of each
 class Hierarchy(Value):
     """An all-to-all in which a token travels once to each server that needs it, and from there once to each GPU.
 
-    The dispatch has two hops. A rank sends a token to one rank of each other server that holds experts of it, its gateway
-    there. The gateway sends it to the ranks of its server that hold them. Tokens for the rank's own server take the second hop
-    alone. The combine goes the same way back: a gateway adds up what its server computed for a token, and sends one row back.
+    The dispatch has two hops. A rank sends a token to its gateway, one rank, on each other server that holds experts of the
+    token. The gateway sends it on to the ranks of its server that hold these experts. Tokens for experts on the rank's own
+    server take only the second hop. The combine goes the same way back: a gateway sums its server's results for a token, and
+    sends the sum back as one row.
 
-    The rows from a rank to a server are cut into chunks. An all-to-all has `steps`, each one exchange between all ranks: step s
-    of a dispatch carries chunk s between servers, chunk s of what stays inside a server, and to its ranks what their gateways
-    have received in the step before. So both networks are busy at the same time. A combine has the dispatch's steps backwards.
+    The rows from a rank to a server are cut into chunks. An all-to-all has `steps`, each an exchange between all ranks: step s
+    of a dispatch carries chunk s between servers, chunk s of the rows inside servers, and the rows that gateways received in
+    step s - 1 on to their servers' ranks. So both networks are busy at the same time. A combine has the same steps backwards.
 
-    A levelled all-to-all also evens out what the NICs of a server carry. Chunks are cut into parts. A rank that has many more
-    rows for a server than its peers hands them parts, inside the server; in the step after, the peers send these rows to their
-    own gateways, as they do their own rows. So there is one step more.
+    A levelled all-to-all also balances the load of a server's NICs. Chunks are cut into parts. A rank with many more rows for a
+    server than its peers hands parts to the peers, inside the server; in the next step the peers send these rows to their
+    gateways, like their own rows. This takes one more step.
 
     Args:
         server_G: (G,) int64, the server of each rank, numbered from zero.
-        chunks: how many chunks; more of them overlap the hops better, and cost more start-ups.
+        chunks: number of chunks; more chunks overlap the hops better, and cost more start-ups.
         level_from: a rank hands parts to its peers if it has at least this many rows more for another server than the ranks of
             its own server have on average; None: never.
 
@@ -358,7 +359,7 @@ class Hierarchy(Value):
 
     @cached_property
     def member_G(self) -> IntArray:
-        """(G,) int64: all ranks sorted by server; `first_N` tells where each server's begin."""
+        """(G,) int64: all ranks sorted by server; `first_N` is the index of each server's first rank."""
         return locked(np.argsort(self.server_G, kind="stable"))
 
     @cached_property
@@ -368,7 +369,7 @@ class Hierarchy(Value):
 
     @cached_property
     def gateway_GN(self) -> IntArray:
-        """(G, N) int64: the gateway of each rank on each server, which receives what the rank sends there.
+        """(G, N) int64: the gateway of each rank on each server, which receives the rank's rows for the server.
 
         The gateways of a server's i-th rank are the i-th ranks of the other servers, so that between servers of equal size each
         NIC sends to one NIC. Where a server has fewer ranks, counting begins again with its first. On its own server a rank is

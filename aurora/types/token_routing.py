@@ -1,4 +1,4 @@
-"""Token-level routing: which experts each token chose in each layer, and which experts the same tokens choose together."""
+"""Token-level routing: the experts that each token chose in each layer; counts of experts that tokens chose together."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -75,7 +75,7 @@ class TokenRouting(Value):
         return self.experts_ULK[some, number], self.source_U[some]
 
     def first_windows(self, windows: int) -> Self:
-        """Returns the routing of the tokens in the windows before number `windows`."""
+        """Returns the routing of the tokens in the first `windows` windows."""
         upto = int(np.searchsorted(self.window_U, windows))
         sequence_U = None if self.sequence_U is None else self.sequence_U[:upto]
         return replace(
@@ -87,7 +87,7 @@ class TokenRouting(Value):
         )
 
     def tokens_TLSE(self, windows: int, sources: int, experts: int) -> IntArray:
-        """Returns (T, L, S, E) int64, the (token, expert) pairs as a Profile holds them.
+        """Counts (token, expert) pairs: returns (T, L, S, E) int64 by window, layer, source rank and expert, as in Profile.
 
         Raises:
             BadInput: if a token lies outside the windows, sources or experts.
@@ -115,7 +115,7 @@ BLOCK = 1 << 16  # tokens that are counted at a time
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CoActivation(Value):
-    """Pair counts of experts.
+    """Counts of pairs of experts that tokens choose together, in a layer and in consecutive layers.
 
     Attributes:
         together_LEE: (L, E, E) int64, tokens that chose both experts in a layer; the diagonal counts the tokens of each expert.
@@ -151,12 +151,12 @@ class CoActivation(Value):
 
     @classmethod
     def sum(cls, parts: Iterable[Self]) -> Self:
-        """Returns the pair counts of several sets of tokens, summed."""
+        """Returns the sum of the pair counts of several sets of tokens."""
         within, after = zip(*((part.together_LEE, part.next_LEE) for part in parts), strict=True)
         return cls(sum(within[1:], start=within[0]), sum(after[1:], start=after[0]))
 
     def check(self, load_LE: IntArray, top_k: int) -> None:
-        """Raises BadInput unless shapes, diagonals and sums fit the load of each expert."""
+        """Raises BadInput unless shapes, diagonals and sums fit load_LE (L, E), the tokens of each expert."""
         if self.together_LEE.shape != (*load_LE.shape, load_LE.shape[1]):
             raise BadInput(
                 f"pairs: expected {load_LE.shape[1]} experts in {load_LE.shape[0]} layers, found {self.together_LEE.shape}"

@@ -30,15 +30,14 @@ class Trace(Value):
         step_X: (X,) int64, the step of the run.
         layer_X: (X,) int64, the MoE layer.
         phase_X: (X,) int64, index into TRACE_PHASES; "head" is the work after the last layer, which predictions spread over
-            the gates; "moves" is what follows a step while experts move, all in layer 0: slices of weights, and layers that
-            change over.
+            the gates; "moves" is work after a step while experts move: transfers of weights and changes of layers to the new
+            placement, all recorded as layer 0.
         peer_X: (X,) int64, the other rank of a transfer; -1 otherwise.
         sent_X: (X,) bool, whether the row is the sender's end of a transfer.
         start_s_X: (X,) float64, seconds since the start of the run.
         end_s_X: (X,) float64, seconds since the start of the run.
         bytes_X: (X,) int64, payload bytes of a transfer.
-        control_M: the report of each model's control loop; with `survive` one for each epoch too. Empty unless experts follow
-            traffic.
+        control_M: reports of the models' control loops; with `survive`, one per model and epoch. Empty without `adapt`.
 
     Raises:
         BadInput: if columns differ in length or hold invalid numbers, or a control loop is of another model.
@@ -94,11 +93,11 @@ LOCAL: TransferEnd = (-1, False, 0)  # of a phase without a transfer
 
 
 class TraceRecorder:
-    """Collects events and makes a Trace of them. Simulator and runtime both use it.
+    """Collects events of the simulator or the runtime and makes a Trace of them.
 
     Args:
         kind, names_M, ranks: as in Trace.
-        most: maximum number of rows; the latest are kept. None: all rows are kept.
+        most: maximum number of rows; the newest are kept. None: all rows are kept.
     """
 
     def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int, most: int | None = None) -> None:
@@ -121,7 +120,7 @@ class TraceRecorder:
             rank: the rank, numbered as in the epoch.
             model, step, layer, phase: as the columns of Trace; the phase is a name in TRACE_PHASES.
             start_s, end_s: seconds since the start of the run.
-            end: of a transfer, the other rank, whether `rank` is the sender, and the bytes; LOCAL: no transfer.
+            end: for a transfer: the other rank, whether `rank` is the sender, and the bytes. LOCAL: no transfer.
         """
         here, there = self._ranks_R[rank], -1 if end is LOCAL else self._ranks_R[end[0]]
         which = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))

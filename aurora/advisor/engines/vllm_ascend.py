@@ -29,7 +29,7 @@ CHOSEN = "by device and batch"
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns the reasons for which vllm-ascend may be unable to serve in a way, and for each whether it applies."""
+    """Checks whether vllm-ascend can serve in a way; returns a dict from each possible reason against it to its truth."""
     layout = way.layout
     return {
         f"`expert`: experts are divided over all {layout.copy_gpus} devices of a copy or over none": layout.expert

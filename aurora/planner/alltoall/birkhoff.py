@@ -22,13 +22,13 @@ SLOTS = 8  # slots per rank at most; Birkhoff's largest-first matchings need few
 
 
 def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
-    """Decomposes the traffic (Birkhoff) into slots with one partner per rank; a pair's bytes may be split over several slots.
+    """Decomposes the traffic (Birkhoff) into slots: rounds in which each rank has one partner. Pairs may be split over slots.
 
-    Apart from start-ups, of which every slot has one, it meets the one-to-one bound exactly: on equal ports in bytes, on mixed
-    ports in units of a 2^40th of the bound.
+    Without start-ups, of which every slot has one, it meets the one-to-one bound: exactly on equal ports, and up to rounding by
+    a 2^40th of the bound on mixed ports.
 
     Args: as in `registry.OrderStrategy`; `rng` is not used.
-        most: maximum number of slots; None: SLOTS * G. The bytes left after them go last, by `openshop`.
+        most: maximum number of slots; None: SLOTS * G. Bytes left after them are sent last, in the order `openshop`.
 
     Source: Aurora Thm 4.2.
     """
@@ -45,7 +45,7 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
 def split_order(
     method: str, work_GG: IntArray, row_X4: IntArray, sub_channels: tuple[IntArray, IntArray] | None = None
 ) -> Order:
-    """Returns an order that splits transfers: first the given rows, then the work that they leave, in open-shop order.
+    """Returns an order with split transfers: first the given rows, then the remaining work, in open-shop order.
 
     Args:
         method: the order's name.
@@ -53,7 +53,7 @@ def split_order(
         row_X4: (X, 4) int64: source, destination, units of the pair's work in the row, and the number of sub-channels that the
             row takes at each of its ports.
         sub_channels: (n,) int64 each, the number of sub-channels of the sending ports and of the receiving ports; None: one
-            partner at a time. The work left takes all sub-channels that both of its ports have.
+            partner at a time. A row of remaining work takes as many sub-channels as both of its ports have.
     """
     n = len(work_GG)
     left_GG = work_GG.copy()
@@ -87,7 +87,7 @@ def _shares(work_GG, row_X4, rows):
 
 
 def ticks(work_GG: IntArray | FloatArray, whole: float) -> IntArray:
-    """Returns work as integers in units of whole / 2^40, rounded up."""
+    """Returns work_GG as integers in units of whole / 2^40, rounded up."""
     return np.ceil(work_GG / max(whole, 1e-300) * 2**40).astype(np.int64)
 
 
@@ -96,13 +96,13 @@ LOSS = 0.002  # accepted, as a share of the bound, because rates are not whole n
 
 
 def sub_channels(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
-    """Makes slots in which a fast port serves several slow ports at once, each over a whole number of its sub-channels.
+    """Orders transfers in rounds (slots) in which a fast port serves several slow ports at once, over sub-channels of its rate.
 
-    It meets the fluid bound up to start-ups and rounding: of rates to sub-channels (`sub_channel_counts`), and of parts to
+    It meets the fluid bound up to start-ups, the rounding of rates to sub-channels (`sub_channel_counts`) and of parts to
     bytes. A pair's bytes may be split over several slots, and each part has a start-up.
 
     Args: as in `registry.OrderStrategy`; `rng` is not used.
-        most: maximum number of slots; None: SLOTS * G. The bytes left after them go last, one partner at a time.
+        most: maximum number of slots; None: SLOTS * G. Bytes left after them are sent last, one partner at a time.
 
     Source: the fluid bound of Aurora Thm 5.2, which orders with one partner at a time miss on mixed ports.
     """
@@ -118,8 +118,8 @@ def sub_channels(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
 def sub_channel_counts(bytes_GG: IntArray, network: Network) -> tuple[IntArray, IntArray]:
     """Chooses how many sub-channels each port has for sending, and for receiving: (out_G, in_G), (G,) int64 each.
 
-    All sub-channels have about one rate. The slowest port that carries bytes gets the smallest number of sub-channels with
-    which rounding costs at most LOSS of the fluid bound; if no number up to MOST_SUB_CHANNELS does, the best one.
+    All sub-channels have about the same rate. The slowest port that carries bytes gets the smallest number of sub-channels for
+    which rounding costs at most LOSS of the fluid bound; if no number up to MOST_SUB_CHANNELS does, the best number.
     """
     load = np.concatenate([bytes_GG.sum(axis=1), bytes_GG.sum(axis=0)])
     rates = np.concatenate([network.out_Bps_G, network.in_Bps_G])
@@ -138,17 +138,17 @@ def sub_channel_counts(bytes_GG: IntArray, network: Network) -> tuple[IntArray, 
 
 
 def sub_channel_slots(work_GG: IntArray, out_G: IntArray, in_G: IntArray, most: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yields slots that fill the sub-channels of all ports.
+    """Divides work into slots (rounds) that use all sub-channels of all ports; yields them.
 
     A slot's length is the number of units of work that one sub-channel carries in it. The lengths sum to the largest work /
     sub-channels of a port, rounded up, and every unit is served once. The matrix is padded until every port is busy to the end.
-    Each slot is a flow that fills every sub-channel; of such flows, the one whose smallest work per sub-channel is largest.
+    Each slot is the flow through all sub-channels whose smallest work per sub-channel is largest.
 
     Args:
         work_GG: (n, n) int64, units of work from each sender to each receiver.
         out_G: (n,) int64, sub-channels of each sending port.
         in_G: (n,) int64, sub-channels of each receiving port.
-        most: maximum number of slots; the caller serves the work left.
+        most: maximum number of slots; the remaining work is left to the caller.
 
     Yields:
         (sub_channels_GG, units_GG), (n, n) int64 each: the number of sub-channels that every pair takes in the slot, and the

@@ -8,16 +8,16 @@ from aurora.types.compiled import njit
 
 @njit(cache=True)
 def slots(work_GG: IntArray, most: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Decomposes work (Birkhoff) into slots.
+    """Decomposes work (Birkhoff) into slots: rounds of one-to-one transfers.
 
     In a slot every sender serves one receiver, and no receiver has two senders. The slots' lengths sum exactly to the largest
     row or column sum, and every unit of work is served once. Each slot is the perfect matching whose smallest entry is largest;
-    that takes about 4-5 n slots instead of up to n^2 - 2n + 2. The search for a matching begins with the pairs of the slot
-    before that are still large enough, and finds the others by augmenting paths.
+    that takes about 4-5 n slots instead of up to n^2 - 2n + 2. The search for a matching begins with those pairs of the
+    previous slot that are still large enough, and completes it by augmenting paths.
 
     Args:
         work_GG: (n, n) int64, units of work from each sender to each receiver.
-        most: maximum number of slots; the caller serves the work left.
+        most: maximum number of slots; the remaining work is left to the caller.
 
     Returns:
         (length_X, partner_XG, units_XG): in slot x, of length_X[x] units, sender i serves units_XG[x, i] <= length_X[x] units
@@ -94,7 +94,7 @@ def _padding(work_GG):
 
 @njit(cache=True)
 def north_west(lacks_row: IntArray, lacks_column: IntArray) -> IntArray:
-    """Returns (n, n) int64 with the given row and column sums, by the north-west corner rule; both must have one total."""
+    """Returns (n, n) int64 with the given row and column sums, of equal totals, by the north-west corner rule."""
     lacks_row, lacks_column = lacks_row.copy(), lacks_column.copy()
     padding_GG = np.zeros((len(lacks_row), len(lacks_column)), np.int64)
     i = j = 0

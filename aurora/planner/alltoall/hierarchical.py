@@ -40,9 +40,9 @@ def carriers(sent_GN: IntArray, hierarchy: Hierarchy) -> IntArray:
 
 
 def level_from(chunks: int, row_bytes: int, network: Network) -> int | None:
-    """Returns `Hierarchy.level_from`: the excess of rows at which levelling saves as much as an extra message per chunk costs.
+    """Returns the number of excess rows from which levelling saves more than its extra message per chunk costs.
 
-    Returns None if ports inside servers are no faster than NICs: levelling then saves nothing.
+    Returns None if ports inside servers are no faster than NICs: levelling then saves nothing. See `Hierarchy.level_from`.
 
     Args:
         chunks: number of chunks of an all-to-all.
@@ -93,7 +93,7 @@ def _hand_over(carrier_GNC, sent_GN, member_G, first_N, chunks, level_from):
 
 
 class HierarchicalRows(NamedTuple):
-    """Rows of a hierarchical dispatch by source, before they are laid out in steps.
+    """Rows of a hierarchical dispatch by source, before they are assigned to steps.
 
     Attributes:
         sent_GN: (G, N) int64, tokens of each rank that need experts of each server.
@@ -162,7 +162,7 @@ def hop_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> HopRows:
 
 
 def step_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> IntArray:
-    """Returns the number of rows that travel from rank to rank in each step of a dispatch; rows that stay do not count.
+    """Returns the number of rows sent from rank to rank in each step of a dispatch, without rows that stay on their rank.
 
     A combine has the same steps in reverse, each matrix transposed.
 

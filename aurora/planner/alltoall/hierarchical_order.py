@@ -1,4 +1,4 @@
-"""The order of a hierarchical all-to-all: an open shop of servers, whose NICs all follow one sequence. Compiled."""
+"""Orders hierarchical all-to-alls: an open shop of servers; all NICs of a server follow the same sequence. Compiled."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,18 +17,18 @@ TRIES = 15
 
 
 def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Network, *, rng: np.random.Generator) -> Order:
-    """Returns the order of every step of a hierarchical dispatch; a combine has it reversed.
+    """Returns one order for all steps of a hierarchical dispatch; the combine uses it reversed.
 
     Between servers, all ranks of a server follow one sequence of servers, each rank with its own gateways. The sequence is a
-    dense open shop of servers, in which a pair of servers takes as long as its busiest NIC. Inside a server, a rank serves the
-    next rank first, then the next but one, and so on. The rows between servers are one tier; those inside servers are divided
-    into enough further tiers to need no more stages than the first.
+    dense open shop of servers, in which a pair of servers takes as long as its busiest NIC. Inside a server, rank i sends to
+    i + 1, then to i + 2, and so on. The rows between servers are one tier; those inside servers are divided into enough further
+    tiers to need no more stages than the first.
 
     Args:
         bytes_GG: (G, G) int64, bytes from each rank to each other in all steps together, as measured or expected.
         hierarchy: the servers.
         network: the NICs of its fabric of servers count; without a fabric, its ports take their place.
-        rng: draws priorities, which are tried on up to FEW_SERVERS servers.
+        rng: draws random priorities, tried if there are at most FEW_SERVERS servers.
 
     Returns:
         An Order of all ordered pairs of ranks.
@@ -46,7 +46,7 @@ def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Networ
 
 
 def hierarchical(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Returns `hierarchical_order` over the servers of the network's fabric; without servers, each rank counts as one.
+    """Returns `hierarchical_order` over the servers of the network's fabric; without servers, each rank counts as a server.
 
     Args: as in `registry.OrderStrategy`.
     """

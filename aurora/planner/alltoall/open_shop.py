@@ -1,4 +1,4 @@
-"""Dense open-shop schedules: one message per pair, one partner per port at a time, found in microseconds. Compiled.
+"""Dense open-shop schedules: one message per pair, one partner per port at a time, computed in microseconds. Compiled.
 
 A schedule is dense if it never leaves both a sender and a receiver free while the sender has traffic for the receiver. For
 nearly equal traffic, where dense schedules are up to 15 % above the bound, ring schedules are tried too. Without numba's JIT
@@ -16,7 +16,7 @@ from aurora.types.compiled import njit
 
 
 def all_pairs(ranks: int) -> IntArray:
-    """Returns (X, 2) int64, every (source, destination) with different ranks, by source."""
+    """Returns (X, 2) int64, every pair (source, destination) of different ranks, sorted by source."""
     return np.argwhere(~np.eye(ranks, dtype=np.bool_))
 
 
@@ -87,16 +87,16 @@ def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) 
 def search(
     seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator, known: DenseSchedule | None = None
 ) -> DenseSchedule:
-    """Returns the shortest schedule found among dense ones, rings and `known`; stops as soon as one meets bound_s.
+    """Searches dense schedules, rings and `known` for the shortest, and returns it; stops at one that takes only bound_s.
 
     Deterministic for the state of rng.
 
     Args:
-        seconds_GG: (G, G) float64, seconds of each transfer if it is alone; zero if there is none.
-        tries: number of random priorities to try, after largest load first; and number of random rings.
+        seconds_GG: (G, G) float64, seconds of each transfer if it is alone; zero for no transfer.
+        tries: number of random priorities to try after the rule "largest load first"; also number of random rings.
         bound_s: a lower bound on the makespan, in seconds.
         rng: draws priorities and rings.
-        known: a schedule found before; None: there is none.
+        known: a schedule to beat; None: there is none.
     """
     pairs_X2, span_s_X2, dense_s, ring_s = _plain(seconds_GG)
     best = DenseSchedule(pairs_X2, span_s_X2, min(dense_s, ring_s))
@@ -111,7 +111,7 @@ def search(
 
 
 def relieved(seconds_GG: FloatArray, bound_s: float, known: DenseSchedule) -> DenseSchedule:
-    """Returns the shortest dense schedule found by squeaky-wheel optimisation, or `known` if that is not longer.
+    """Searches dense schedules by squeaky-wheel optimisation; returns the shortest, or `known` if none is shorter.
 
     Each schedule gives a higher priority to the ports that ended late in the schedules before it.
 
@@ -185,7 +185,7 @@ def _by_start(made):
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def dense(seconds_GG, bias_s, cut_C4, limit_s):
-    """Makes a dense schedule: of ports that become free, the one with the most load left first takes its busiest free partner.
+    """Makes a dense schedule: of ports that become free, the one with most remaining load first takes its busiest free partner.
 
     Only pairs with a port that has just become free are examined: two ports that were both free before have no traffic for each
     other. Ports are numbered senders first. Sets of partners are bits, 32 to a word, so that the search for a partner touches
@@ -410,9 +410,9 @@ def _drop(heap_s, heap_p, last):
 
 @njit(cache=True)
 def ring(seconds_GG, ring_G, limit_s):
-    """Makes a ring schedule: each rank sends to the next rank of the ring, then to the next but one, and so on.
+    """Makes a ring schedule: the i-th rank of the ring sends to the ranks i + 1, i + 2, ... of it, in this sequence.
 
-    There are no barriers between the steps: a transfer starts when both of its ports have ended the one before.
+    There are no barriers between the steps: a transfer starts when both of its ports have ended their previous transfer.
 
     Args:
         seconds_GG: (G, G) float64, as in `search`.

@@ -21,7 +21,7 @@ from aurora.types.schedule import rotated_pairs
 
 
 def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Starts every transfer at once, so that transfers share ports. Ranks post the message to the next rank first."""
+    """Starts every transfer at once, so that transfers share ports. Rank i posts its message to i + 1 first."""
     return Order.all_at_once(len(bytes_GG))
 
 

@@ -25,10 +25,10 @@ BEST_RANKS = 64  # most ranks to search for: 2 % shorter at 16 ranks, half a per
 
 
 def auto_orders(ranks: int) -> tuple[str, str]:
-    """Returns the names of the two orders that "auto" tries; it keeps the one with the shorter schedule.
+    """Returns the names of the two orders of which "auto" keeps the one with the shorter schedule.
 
-    The first has one partner at a time: a search, or above BEST_RANKS ranks a single open shop. On mixed ports it can take
-    twice the fluid bound; the second, all-at-once, covers that case. From MANY_RANKS ranks on, all-at-once is tried only if the
+    The first has one partner at a time: `openshop-best`, or above BEST_RANKS ranks `openshop`. On mixed ports it can take twice
+    the fluid bound; the second, `all-at-once`, covers that case. From MANY_RANKS ranks on, `all-at-once` is tried only if the
     first is not within NEAR of its bound.
     """
     return ("openshop-best" if ranks <= BEST_RANKS else "openshop"), "all-at-once"
@@ -48,7 +48,7 @@ def order(
         cluster: the GPUs and their network; None: equal ports of 100 Gbit/s.
         method: a name in ORDER; "auto", the shorter of two orders; a function as in ORDER; or an Order to time.
         seed: random seed of orders that draw.
-        startup_s: fixed seconds of a message, in place of the cluster's; None: the cluster's.
+        startup_s: fixed seconds of a message, instead of the cluster's start-ups; None: those of the cluster.
 
     Returns:
         The Schedule, with the fluid bound and the one-to-one bound.
@@ -139,7 +139,7 @@ def _made(method: str | Order | OrderStrategy, bytes_GG: IntArray, network: Netw
 def hierarchical_order_s(
     bytes_SGG: IntArray, hierarchy: Hierarchy, network: Network, method: str, *, rng: np.random.Generator
 ) -> tuple[Order, float]:
-    """Makes the one order that every step of a hierarchical dispatch uses, and predicts the seconds of all steps.
+    """Makes one order for all steps of a hierarchical dispatch; returns it and the predicted seconds of all steps.
 
     Args:
         bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
@@ -166,7 +166,7 @@ def _hierarchical_orders(
 def scheduled_steps(
     bytes_SGG: IntArray, hierarchy: Hierarchy | None, network: Network, method: str, *, rng: np.random.Generator
 ) -> tuple[Order, Schedule]:
-    """Makes the order of a dispatch and its checked schedule.
+    """Makes the order of a flat or hierarchical dispatch; returns it and its checked schedule.
 
     Args:
         bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step; S is 1 if it is flat.
@@ -194,7 +194,7 @@ def both_ways(
     """Makes the orders of a layer's dispatch and combine, and the dispatch's schedule; all are checked.
 
     If each rank has one partner at a time, or all-to-alls are hierarchical, the combine's order is the dispatch's reversed.
-    Otherwise only senders keep a sequence, and each direction gets an order of its own.
+    Otherwise only senders keep a sequence, and dispatch and combine are ordered separately.
 
     Args:
         there_SGG: (S, G, G) int64, bytes of the dispatch in each step.

@@ -1,7 +1,7 @@
-"""openshop-best: the shortest open-shop schedule that a search finds, with a few transfers cut in two if that shortens it.
+"""The order `openshop-best`: searches for a short open-shop schedule, and cuts a few transfers in two if that shortens it.
 
-If all transfers take nearly equally long, rounds of perfect matchings without barriers are tried too. The order `matchings` has
-such rounds as stages, for NCCL.
+If all transfers take nearly equally long, rounds of perfect matchings without barriers are tried too. The order `matchings`
+runs such rounds as stages, for NCCL.
 """
 
 import math
@@ -36,17 +36,17 @@ ENOUGH = 5e-4  # above the bound, as a share of it: nearer is not searched for
 
 
 def matched_rounds(seconds_GG: FloatArray, bound_s: float, rng: np.random.Generator) -> DenseSchedule | None:
-    """Returns the shortest schedule found that gives each of n ranks a partner in each of n - 1 rounds.
+    """Searches for a short schedule of n - 1 rounds in which each of n ranks has a partner, and returns it.
 
     Returns None below three ranks, or if the longest transfer takes more than MOST_SPREAD times the shortest one.
 
-    There are no barriers: a transfer starts when both of its ports have ended the one before. Each round is the perfect
-    matching of least cost among the pairs that are left. The cost of a pair has two terms:
+    There are no barriers: a transfer starts when both of its ports have ended their previous transfer. Each round is the
+    perfect matching of least cost among the remaining pairs. The cost of a pair has two terms:
 
-    - The wait of a port, squared, relative to its slack: the time that the port can lose without passing the bound. So the
+    - The wait of a port, squared, relative to its slack, the time that the port can lose without exceeding the bound. So the
       ports with the largest load hardly wait.
-    - How far the transfer's end is from number of rounds x bound / (n - 1), the pace of all ports. So ports end a round at
-      about the same time, and later rounds find free partners.
+    - The distance of the transfer's end in round r from r x bound / (n - 1), the common pace. So ports end a round at about
+      the same time, and later rounds have free partners.
 
     The first try is deterministic; the others add noise to the costs.
 
@@ -102,9 +102,9 @@ POWERS = (1.0, 2.0, 4.0)  # how much more a long transfer counts than a short on
 def matchings(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """Orders transfers in rounds of matchings, long transfers first: each pair has one message, and each round is a stage.
 
-    A round is the matching of largest weight among the pairs that are left. The weight of a pair grows with a power of its
-    seconds, so that the transfers of a round take nearly equally long; and with the seconds that its ports have left, so that
-    the busiest ports have no idle round. Of the orders for several POWERS, the fastest in stages is kept.
+    A round is the matching of largest weight among the remaining pairs. The weight of a pair grows with a power of its seconds,
+    so that the transfers of a round take nearly equally long; and with its ports' remaining seconds, so that the busiest ports
+    have no idle round. Of the orders for several POWERS, the fastest in stages is kept.
 
     Args: as in `registry.OrderStrategy`; `rng` is not used.
     """
@@ -133,10 +133,10 @@ MOST_RANKS = 4  # takes well under a millisecond; each further rank takes tens o
 
 
 def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, float] | None:
-    """Finds the shortest schedule with one message a pair and one partner at a time (non-preemptive open shop).
+    """Finds the shortest schedule with one message per pair and one partner at a time (non-preemptive open shop).
 
-    It tries every active schedule, that is, one in which no transfer can start earlier without delaying another, except those
-    that a port's remaining load rules out. One of the active schedules is an optimum.
+    It is a branch and bound over active schedules, in which no transfer can start earlier without delaying another; one of
+    them is optimal. Branches are cut by the ports' remaining load.
 
     Args:
         seconds_GG: (n, n) float64, seconds of each transfer if it is alone.
@@ -211,14 +211,13 @@ Cut = tuple[int, int, int]  # source, destination, bytes of the first part
 
 
 def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Returns the shortest of many dense open-shop schedules with drawn priorities, with a few transfers split.
+    """Orders by the shortest of many dense open-shop schedules with random priorities, with a few transfers split.
 
     If all transfers take nearly equally long, `matched_rounds` are tried too. The search takes tens of milliseconds.
 
-    Up to branch_and_bound.MOST_RANKS ranks the search starts from the shortest schedule with one message a pair. If the start
-    is above the bound, up to open_shop.MOST_CUTS pairs are cut in two messages, as long as each further message saves WORTH of
-    the bound, start-ups counted. The result is never longer than without cuts, and seldom has more than one or two. Where
-    `CutShop.tight` is true, nothing is cut.
+    Up to MOST_RANKS ranks the search starts from the optimum with one message per pair. If that takes longer than the bound, up
+    to open_shop.MOST_CUTS pairs are cut in two messages, as long as each further message saves WORTH of the bound, start-ups
+    included. Cuts never make the result longer, and are seldom more than two. Where `CutShop.tight` is true, nothing is cut.
 
     Args: as in `registry.OrderStrategy`.
     """
@@ -267,7 +266,7 @@ class CutShop:
         return self.ranks > MANY_RANKS and makespan_s > self.bound_s * (1 + TIGHT)
 
     def run(self, bias_s: FloatArray, cuts: Sequence[Cut], limit_s: float = np.inf) -> DenseSchedule:
-        """Returns the dense schedule in which the transfers of `cuts` are cut; bias_s (2 n,) and limit_s as in `dense`."""
+        """Returns the DenseSchedule with the transfers of `cuts` cut in two; bias_s (2 n,) and limit_s as in `dense`."""
         cut_C4 = np.empty((len(cuts), 4))
         for at, (src, dst, first) in enumerate(cuts):
             startup_s, rate_Bps = self._startups[src][dst], self._rates[src][dst]
@@ -290,7 +289,7 @@ class CutShop:
         return more
 
     def split(self, schedule: DenseSchedule, cuts: Sequence[Cut]) -> SplitSchedule:
-        """Converts a schedule made with `cuts` to a SplitSchedule, which adds the part of its pair's bytes to each row."""
+        """Converts a schedule made with `cuts` to a SplitSchedule, where each row has its part of the pair's bytes."""
         share_X2 = np.tile([0.0, 1.0], (len(schedule.pairs_X2), 1))
         for src, dst, first in cuts:
             before, after = np.flatnonzero((schedule.pairs_X2 == (src, dst)).all(axis=1))
@@ -299,7 +298,7 @@ class CutShop:
 
 
 def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSchedule:
-    """Returns the shortest schedule found with one message per pair; up to MOST_RANKS ranks, it is an optimum.
+    """Searches for the shortest schedule with one message per pair, and returns it; optimal up to MOST_RANKS ranks.
 
     Args:
         shop: the all-to-all.
@@ -322,10 +321,10 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSche
 def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.Generator) -> SplitSchedule:
     """Shortens a schedule by cutting the transfers of up to MOST_CUTS pairs in two messages each.
 
-    Each further message must save WORTH of the bound. For each of many drawn priorities, cuts are made one after the other,
-    each time the one that shortens the schedule most. A candidate is a transfer that blocks a port which ends last: it occupies
-    a partner for which that port waits, and is cut at the instant at which the wait begins. Each part pays the start-up.
-    Deterministic for the state of rng.
+    Each further message must save WORTH of the bound. For each of many random priorities, cuts are made one after the other,
+    each time the one that shortens the schedule most. Candidates are transfers that occupy a partner for which a port that ends
+    last waits; the cut is at the instant at which the wait begins. Each part pays the start-up. Deterministic for the state of
+    rng.
 
     Args:
         shop: the all-to-all.

@@ -46,7 +46,7 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
 
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other, as everywhere in this module.
-        network: of it, the port rates count.
+        network: only its port rates are used.
 
     Source: Aurora Thm 4.2.
     """
@@ -107,9 +107,9 @@ def longest_port(seconds_GG: FloatArray) -> float:
 
 
 def spread_split(cost_GE: FloatArray) -> float:
-    """Returns a lower bound on the largest cost of a GPU, over all ways to divide experts over GPUs, in parts if need be.
+    """Returns a lower bound on the largest cost of a GPU, over all assignments of experts to GPUs that may divide experts.
 
-    Half an expert e on GPU g costs cost_GE[g, e] / 2 there; a GPU's cost is the sum over its parts. The bound is a dual
+    A share x of expert e on GPU g costs x * cost_GE[g, e]; a GPU's cost is the sum over its shares. The bound is a dual
     solution of this fractional assignment: sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v_g inverse to
     the cost of all experts on GPU g. If GPUs differ only in speed, it is total work / total speed.
 
@@ -133,7 +133,7 @@ def spread(cost_GE: FloatArray) -> float:
 
 
 def spread_beside(fixed_G: FloatArray, cost_GE: FloatArray, replicas: bool) -> float:
-    """Returns a lower bound on the largest cost of a GPU, as `spread_split`, if GPUs also have costs without experts.
+    """Returns a lower bound on the largest cost of a GPU, as `spread_split`, if GPUs also have fixed costs.
 
     Args:
         fixed_G: (G,) float64, the cost of each GPU without experts.
@@ -183,16 +183,16 @@ class Nics:
 
     @property
     def as_ports_Bps_G(self) -> FloatArray:
-        """(G,) float64: bytes per second that each GPU sends in all if its NIC limits it and all other GPUs get equally much.
+        """(G,) float64: each GPU's total send rate, limited by its NIC, if it sends equally much to every other GPU.
 
-        A GPU has an equal part of a NIC that its server shares.
+        If a server has one NIC, each of its GPUs has an equal part of it.
         """
         size_G = self.size_N[self.server_G]
         far_G = (len(size_G) - size_G) / (len(size_G) - 1)
         return np.asarray(self.Bps_G / (size_G if self.shared else 1.0) / far_G)
 
     def across(self, rows_XGG: IntArray) -> IntArray:
-        """Returns rows_XGG (X, G, G), from GPU to GPU, with zeros where both GPUs are on one server."""
+        """Returns rows_XGG (X, G, G), from GPU to GPU, with zeros where both GPUs are on the same server."""
         return np.where(self.server_G[:, None] != self.server_G, rows_XGG, 0)
 
     def seconds(self, bytes_GG: IntArray) -> FloatArray:

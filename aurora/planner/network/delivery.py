@@ -1,6 +1,6 @@
-"""Deliveries: the ways in which GPUs carry out an all-to-all, their fixed costs, and the sizes from which each pays.
+"""Deliveries: ways in which GPUs carry out an all-to-all, such as ordered push; their fixed costs, and when each is fastest.
 
-The costs are estimates from the sources of NCCL, DeepEP and Triton; none was measured on a GPU.
+The costs are estimates from the source code of NCCL, DeepEP and Triton; none was measured on a GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ PAYS = 0.98  # of the seconds without an order: an order must take less to be ch
 
 @dataclass(frozen=True)
 class Delivery:
-    """A way to carry out an all-to-all.
+    """A way in which GPUs carry out an all-to-all; DELIVERY has them by name.
 
     Attributes:
-        once_s: fixed seconds of an exchange: launches, and the flag that ends it.
-        transfer_s: fixed seconds of a transfer; zero if its flags travel while the next transfer's bytes do.
+        once_s: fixed seconds of an exchange: kernel launches, and the flag that ends it.
+        transfer_s: fixed seconds of a transfer; zero if its flags are sent while the next transfer's bytes are.
         keeps: the part of an order that it obeys: "nothing"; "senders": the sequence at each sender; "stages": stages, at
             senders and receivers.
         brings_counts: whether counts travel with the rows, so that ranks need not exchange counts before.
@@ -49,10 +49,10 @@ class Delivery:
         return replace(network, startup_s_G=np.full(network.gpus, self.transfer_s), curves=())
 
     def seconds(self, order: Order, bytes_SGG: IntArray, network: Network) -> float:
-        """Returns the seconds of one all-to-all.
+        """Returns the predicted seconds of one all-to-all by this delivery.
 
         Args:
-            order: its order.
+            order: the order of the all-to-all.
             bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
             network: ports, fabric and incast.
         """
@@ -74,7 +74,7 @@ DELIVERY: Mapping[str, Delivery] = {
 def delivery_seconds(
     bytes_GG: IntArray, network: Network, sizes_X: Sequence[float], methods: Sequence[str] = ("openshop", "matchings")
 ) -> dict[str, FloatArray]:
-    """Returns the seconds of one all-to-all in each delivery, at each size: (X,) float64 by name of the delivery.
+    """Returns a dict from each delivery's name to (X,) float64, the predicted seconds of one all-to-all at each size.
 
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other; they are scaled to each size.
@@ -100,7 +100,7 @@ def delivery_seconds(
 
 
 def chosen(seconds: Mapping[str, float]) -> str:
-    """Returns the name of the push to use, from the seconds of each push.
+    """Returns the name of the push delivery to use: "unordered push", "ordered push" or "gated push".
 
     A push that obeys an order is used only if it takes at most PAYS times the seconds of the unordered push.
     """
@@ -109,16 +109,16 @@ def chosen(seconds: Mapping[str, float]) -> str:
 
 
 def pays_from(seconds: Mapping[str, FloatArray], sizes_X: Sequence[float]) -> dict[str, float]:
-    """Returns, for each delivery that obeys an order, the smallest size from which on it pays.
+    """Returns, for each delivery that obeys an order, the smallest size from which on it is worth using.
 
     It pays if it takes at most PAYS times the seconds of the unordered push.
 
     Args:
         seconds: as `delivery_seconds` returns them.
-        sizes_X: (X,) their sizes, rising.
+        sizes_X: (X,) the sizes of these all-to-alls, rising.
 
     Returns:
-        Sizes by name of the delivery; infinity if it does not pay at the largest size.
+        A dict from the delivery's name to the size; infinity if it does not pay at the largest size.
     """
     found = {}
     for name, seconds_X in seconds.items():

@@ -19,7 +19,7 @@ HEAP, STAMP, DIRTY, DONE, LOGGED = range(5)  # indices into SharedResources.coun
 
 
 class FlowRows(NamedTuple):
-    """The rows of all all-to-alls under way, as columns (X,); `next` and `prev` are (X, K)."""
+    """The rows (transfers) of all all-to-alls under way, as columns (X,); `next` and `prev` are (X, K)."""
 
     src: IntArray  # sending rank
     dst: IntArray  # receiving rank
@@ -100,9 +100,9 @@ def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, ra
 
 @njit(cache=True, allocates=False, nogil=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
-    """Advances the time until a rank is done with an all-to-all, or to until_s, as `Switch.run`.
+    """Advances the simulated time until a rank has ended an all-to-all, or to until_s; see `Switch.run`.
 
-    Returns True when that time is reached; False if `log` is full, so that the caller must enlarge it and call again. `log` is
+    Returns True if that time was reached; False if `log` was full, so that the caller must enlarge it and call again. `log` is
     filled only if `logging` is true.
     """
     count = net.counter
@@ -154,15 +154,15 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
 def perform(
     rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, slot_S: IntArray, step_G: IntArray
 ) -> bool:
-    """Advances the time until every rank has ended a sequence of all-to-alls, each of which it joins when the one before ends.
+    """Advances the simulated time until every rank has run a sequence of all-to-alls, one after the other.
 
     Args:
         rows, queues, net, log, logging: as in `run`.
         slot_S: (S,) numbers of the all-to-alls, in sequence.
-        step_G: (G,) number of these that each rank has ended, -1 before it joins the first; changed in place.
+        step_G: (G,) how many of these each rank has ended, -1 before it joins the first; changed in place.
 
     Returns:
-        False if `log` is full, as `run`.
+        True; False if `log` was full, as in `run`.
     """
     count = net.counter
     for rank in range(len(step_G)):

@@ -1,4 +1,4 @@
-"""Measured links: a link's start-up and rate from message times, and the servers of a cluster from the rates of its links."""
+"""Fits a link's start-up and rate to measured message times, and finds a cluster's servers by the rates of its links."""
 
 from dataclasses import dataclass
 
@@ -60,16 +60,16 @@ def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike | None = None) -> Int
     """Finds which ranks share a server: links inside a server are clearly faster than those between servers.
 
     Ranks are clustered by the logarithms of the rates (average linkage), and the coarsest clear partition is taken. A partition
-    is clear if at least two of its servers have several ranks and, in each of these, the slowest link inside is
+    is clear if at least two of its servers have several ranks and, in each of these servers, the slowest internal link is
 
     - more than TIERS times as fast as the fastest link to other servers, and
-    - faster by more than the spread of the links inside that the ranks' ports do not explain.
+    - faster by more than the spread of internal links that the ranks' ports do not explain.
 
     If no partition is clear, hosts are the servers if the median rate of links inside hosts is more than TIERS times the median
     rate of all others.
 
-    A server consists of whole hosts: between ranks of one host there is no NIC; faster links there are pairs or rings of
-    NVLink. Ranks with slow ports do not form a server: a slow port is slow to all ranks.
+    A server consists of whole hosts: ranks of one host reach each other without a NIC, and faster links among them are NVLink
+    pairs or rings. Ranks with slow ports do not form a server: a slow port is slow to all ranks.
 
     Args:
         rate_Bps_GG: (G, G) float64, bytes per second from rank to rank, measured one pair at a time; above zero except on the

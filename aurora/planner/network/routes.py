@@ -38,7 +38,7 @@ class Routes:
         return load_R.astype(np.float64)
 
     def seconds(self, bytes_GG: IntArray) -> float:
-        """Returns the fluid optimum on these routes: seconds until the slowest resource has carried its part of bytes_GG."""
+        """Returns the fluid optimum: seconds in which the busiest resource carries its part of bytes_GG (G, G)."""
         return float((self.load_R(bytes_GG) / self.capacity_Bps_R).max(initial=0.0))
 
 
@@ -137,7 +137,7 @@ def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntA
 
 
 def row_pacing(order: Order, bytes_GG: IntArray, network: Network) -> tuple[FloatArray, FloatArray]:
-    """Computes when each row of a paced order, or of one with sub-channels, starts and at which rate it flows.
+    """Computes the start and the rate of each row (transfer) of an order that is paced or has sub-channels.
 
     All rows of a paced order start at once, each at its bytes over the fluid optimum on its routes (coflow MADD). With
     sub-channels, a row starts when the rows before it have left enough sub-channels of both of its ports, and flows at its
@@ -201,7 +201,7 @@ class FlowNetwork:
         return len(self.block_V)
 
     def load(self, sets_CV: BoolArray, bytes_GG: IntArray) -> IntArray:
-        """Returns (C,) int64, the bytes of bytes_GG (G, G) that start in each set of sets_CV (C, V) and end outside of it."""
+        """Returns (C,) int64, the bytes of bytes_GG (G, G) that start in each vertex set of sets_CV (C, V) and end outside."""
         n = self.gpus
         begun_CG = sets_CV[:, :n].astype(np.float64) @ bytes_GG.astype(np.float64)  # exact below 2^53 bytes, and by BLAS
         return np.asarray((begun_CG * ~sets_CV[:, n : 2 * n]).sum(axis=1)).astype(np.int64)
@@ -253,9 +253,9 @@ class FlowNetwork:
 
     @cached_property
     def hanging(self) -> BoolArray:
-        """(C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
+        """(C, V) bool: for each switch, the parts that the fabric splits into without it, and the complement of each part.
 
-        On a tree, every link is the cut of one of these sets in either direction.
+        On a tree, every link in either direction is the cut of one of these sets.
         """
         import networkx as nx  # a fifth of a second, which only fabrics are worth
 
@@ -293,7 +293,7 @@ class FlowNetwork:
                 inside = tried[int(self._seconds(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
 
     def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
-        """Returns (V,) bool, the source side of a minimum cut for traffic that one GPU sends, or receives, alone.
+        """Returns (V,) bool, the source side of a minimum cut for the traffic that a single GPU sends, or receives.
 
         Args:
             bytes_GG: (G, G) bytes, all in one row or one column.

@@ -34,7 +34,7 @@ FIRST_LOG = 4096  # rows that a log holds before it grows
 
 @dataclass(frozen=True)
 class Transfers:
-    """Transfers of an all-to-all, in its order, as columns (X,): ranks, bytes, start (of the start-up) and end in seconds."""
+    """Timed transfers of an all-to-all, in its order, as columns (X,). start_s_X is when a transfer's start-up begins."""
 
     src_X: IntArray
     dst_X: IntArray
@@ -65,8 +65,8 @@ class Switch:
     Args:
         network: ports, start-ups or curves, fabric and incast.
         logging: True: record the parts of transfers that flowed at one rate, for `pieces`; no port then exceeds its rate.
-            False: ports that have rested carry the bytes of their measured burst (`port_bursts`) in no time.
-        rows: transfers that there is memory for from the beginning; further ones make it grow.
+            False: after a rest, ports carry their measured burst (`port_bursts`) in no time.
+        rows: initial capacity, in transfers; it grows as needed.
     """
 
     def __init__(self, network: Network, logging: bool = False, rows: int = 0) -> None:
@@ -97,10 +97,10 @@ class Switch:
         return bool(self._net.counter[HEAP])
 
     def open(self, order: Order, bytes_GG: IntArray, staged: bool = False) -> int:
-        """Adds an all-to-all in which no rank takes part yet.
+        """Adds an all-to-all, which ranks can `join`; returns its number.
 
         Args:
-            order: its order.
+            order: the order of its transfers.
             bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
             staged: whether transfers run in stages (`Order.stage_X`): a rank's next transfers start when all that it has under
                 way have ended, as NCCL's grouped calls do.
@@ -139,10 +139,10 @@ class Switch:
         return not self._queues.unfinished[number, :, rank].any()
 
     def run(self, until_s: float = float("inf")) -> list[tuple[int, int]]:
-        """Advances the time to the first end of an all-to-all on a rank, or to until_s if that is earlier.
+        """Advances the simulated time until an all-to-all ends on some rank, or to until_s if that is earlier.
 
         An all-to-all ends on a rank when the rank has sent and received everything. Returns (number of the all-to-all, rank)
-        for each that ends at that time; empty if until_s came first.
+        for every end at that time; empty if until_s came first.
         """
         while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
             self._grow_log()
@@ -152,7 +152,7 @@ class Switch:
         return done
 
     def perform(self, numbers: Sequence[int]) -> None:
-        """Runs all-to-alls in sequence until all have ended; a rank joins the next as soon as the one before ends on it."""
+        """Simulates all-to-alls in sequence until all have ended; a rank joins the next when the previous ends on it."""
         step_G = np.full(self._ranks, -1)
         while not perform(self._rows, self._queues, self._net, self._log, self._logging, np.array(numbers), step_G):
             self._grow_log()
@@ -170,9 +170,9 @@ class Switch:
         return Transfers(src_X, dst_X, bytes_X, rows.start_s[own].copy(), rows.end_s[own].copy())
 
     def pieces(self) -> Pieces:
-        """Returns the parts of transfers that have flowed at one rate since the beginning.
+        """Returns all parts of transfers so far, each of constant rate, with whole bytes that sum to each transfer's bytes.
 
-        Needs `logging`, and that no all-to-all has been closed. Bytes are integers and sum to each transfer's bytes.
+        Needs `logging`, and that no all-to-all has been closed.
         """
         count, log = int(self._net.counter[LOGGED]), self._log
         row_X = log.row[:count]
@@ -263,17 +263,17 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
 
 
 def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False, bounded: bool = True) -> Schedule:
-    """Computes the schedule of an all-to-all of one step or several when all ranks begin at once.
+    """Computes the schedule of a flat (one step) or hierarchical (several steps) all-to-all when all ranks begin at once.
 
-    Each rank begins the next step as soon as its own transfers of a step have ended, as in the runtime. On a fabric, transfers
-    share links as well as ports, and the schedule names the cut that limits it.
+    A rank begins the next step as soon as its transfers of the current step have ended, as in the runtime. On a fabric,
+    transfers share links as well as ports, and the schedule names the cut that limits it.
 
     Args:
         order: the order of every step.
         bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
         network: ports, start-ups, fabric and incast.
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
-        bounded: whether bounds are computed, which takes half of the time; if not, they are zero, and `cut` is None.
+        bounded: whether to compute bounds, which takes half of the time; if not, they are zero, and `cut` is None.
 
     Returns:
         A Schedule, with `step_X` if there are several steps. Its bounds are for the summed bytes of all steps.
@@ -309,7 +309,7 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
 
 
 def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> float:
-    """Predicts the seconds of one all-to-all of one step or several; arguments as in `timed_steps`.
+    """Returns the predicted seconds of a flat or hierarchical all-to-all; arguments as in `timed_steps`.
 
     Unlike a schedule, a prediction lets ports exceed their rates for the bursts that measured curves show (`port_bursts`).
     """
@@ -319,7 +319,7 @@ def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: b
 
 
 def by_start(made: Pieces) -> Pieces:
-    """Returns pieces in the sequence of their starts."""
+    """Returns pieces sorted by start; ties by source, destination and further columns."""
     row_X = np.argsort(made.start_s_X, kind="stable")
     equal_X = np.diff(made.start_s_X[row_X], prepend=np.nan, append=np.nan) == 0
     at_once = np.flatnonzero(equal_X[:-1] | equal_X[1:])  # few, of millions
@@ -332,7 +332,7 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
     """Returns the timed pieces of an order with `one_to_one`, sorted by start and source.
 
     The order must have one tier and not be paced; the network must have no curves, and no links that several ports share. A
-    transfer starts when both of its ports have ended the one before, and flows at one rate, because it shares neither port.
+    transfer starts when both of its ports have ended their previous transfer; its rate is constant, as it shares neither port.
     """
     src_X, dst_X = (rank_X.copy() for rank_X in order.pairs_X2.T)
     size_X = np.empty(len(src_X), np.int64)

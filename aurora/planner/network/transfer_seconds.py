@@ -13,10 +13,10 @@ COUNT_BYTES = 8  # that a rank tells every other of each
 
 
 def fit_transfer_curve(partners: int, bytes_X: ArrayLike, seconds_X: ArrayLike) -> TransferCurve:
-    """Makes a curve from measured exchanges.
+    """Makes a TransferCurve (seconds by bytes) from measured exchanges.
 
     Each size gets the geometric mean of its measured seconds. If a larger exchange was faster than a smaller one, the smaller
-    one gets its seconds too, because measurements are too long more often than too short.
+    one gets the larger one's seconds, because measurements are too long more often than too short.
 
     Args:
         partners: number of GPUs that each GPU sends to, and receives from.
@@ -38,10 +38,10 @@ def exchange_seconds(curves: Sequence[TransferCurve], bytes_X: ArrayLike, partne
     In bytes: logarithms are interpolated by monotone cubics. Below the smallest measured size, an exchange takes that size's
     seconds; above the largest, it runs at that size's bytes per second.
 
-    In the number of partners, n - 1 on n GPUs: compared are exchanges of one buffer per GPU, of which the part (n - 1) / n
+    In the number of partners, n - 1 on n GPUs, exchanges are compared at equal bytes per buffer, of which the part (n - 1) / n
     leaves the GPU. Between two measured numbers, seconds are interpolated linearly in that part. Below the fewest measured
-    partners, the fewest's curve is used. Above the most, the growth between the two largest numbers tells the limit: a port,
-    whose seconds grow with (n - 1) / n; or a path that all GPUs share, whose seconds grow with n - 1 or a power of it.
+    partners, the curve of the fewest is used. Above the most, the growth between the two largest numbers shows the limit: a
+    port, with seconds in proportion to (n - 1) / n; or a path that all GPUs share, with seconds as a power of n - 1.
 
     Args:
         curves: one curve or more, by rising partners.
@@ -66,7 +66,7 @@ def exchange_seconds(curves: Sequence[TransferCurve], bytes_X: ArrayLike, partne
 
 
 def counts_seconds(network: Network) -> float:
-    """Returns the seconds in which ranks tell each other their token counts.
+    """Returns the predicted seconds of the exchange of token counts before an all-to-all.
 
     With measured link curves: an exchange of that size. Without: the start-ups of an allgather by recursive doubling.
     """
@@ -127,16 +127,16 @@ def row_startups(
 
     Without curves: the larger start-up of the row's two ends. With curves: at each end, the measured seconds of an exchange of
     all messages that the port has open at the same time, minus their bytes / port rate; the larger of both ends counts. So a
-    predicted exchange takes the seconds that were measured, but never less than the ports need for its bytes. If ports differ,
-    the rate of the slowest is used, because a measured exchange waits for it; but no lower rate than the curves' largest
-    exchanges had.
+    predicted exchange takes its measured seconds, but never less than the ports need for its bytes. If ports differ, the
+    slowest port's rate is used, because a measured exchange waits for it; but at least the rate of the curves' largest
+    exchanges.
 
     Args:
         order: the order.
         row_X: (X,) indices of its rows.
         size_X: (X,) int64, bytes of each of these rows, above zero.
-        network: of it, ports and curves count.
-        flowing_X: (X,) the part of each row's bytes that takes time at its ports; the rest is in their burst, see
+        network: only its ports and curves are used.
+        flowing_X: (X,) the part of each row's bytes that takes time at its ports; the rest passes in their burst, see
             `port_bursts`.
     """
     src_X, dst_X = order.pairs_X2[row_X].T
@@ -171,7 +171,7 @@ def port_bursts(src_X: IntArray, dst_X: IntArray, size_X: IntArray, network: Net
         src_X: (X,) the sending rank of each message.
         dst_X: (X,) the receiving rank of each message.
         size_X: (X,) int64, bytes of each message, above zero.
-        network: of it, ports and curves count.
+        network: only its ports and curves are used.
     """
     burst_2G = np.zeros((2, network.gpus))
     if not network.curves or not len(size_X):

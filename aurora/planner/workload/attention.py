@@ -1,4 +1,4 @@
-"""Reads from a model's config.json the sizes outside routed experts: attention layers by kind, their cache, weights and work.
+"""Reads the sizes of attention and shared experts from a model's config.json: KV cache, weights, operations by kind of layer.
 
 A config that does not name kinds of attention is taken to have full attention in all decoder layers.
 """
@@ -18,21 +18,21 @@ class AttentionLayers:
     """Attention layers of one kind and size.
 
     Attributes:
-        kind: "full", "sliding", "mla" (latent), "sparse" (the indexer's choice of latent or compressed entries) or "linear"
-            (a state of fixed size: gated delta rule, Mamba, lightning attention).
+        kind: "full", "sliding", "mla" (latent), "sparse" (an indexer chooses latent or compressed entries) or "linear" (a state
+            of fixed size: gated delta rule, Mamba, lightning attention).
         layers: number of these layers.
         split_weights: number of parameters of a layer that tensor parallelism splits over ranks.
         whole_weights: number of parameters of a layer that every rank holds.
         kv_heads: number of KV heads, over which tensor parallelism splits the cache; 1: every rank caches everything.
         cached: number of values in one cache entry, over all KV heads.
-        state: number of values cached per sequence whatever its length, such as the state of linear attention; without windows.
-        state_bits: bits of each of these values.
-        pair_flops: operations for a new token and one entry that it attends to, over all heads.
-        index_flops: operations for a new token and one entry that the indexer scores.
+        state: number of values cached per sequence at any length, such as the state of linear attention; without windows.
+        state_bits: bits of each value of `state`.
+        pair_flops: operations per pair of a new token and a cache entry that it attends to, over all heads.
+        index_flops: operations per pair of a new token and a cache entry that the indexer scores.
         index_bytes: bytes of one entry of the indexer's cache.
         window: maximum number of newest entries that a token attends to; 0: no window.
         ratio: number of tokens that are compressed to one entry.
-        chosen: maximum number of entries outside the window that a token attends to; 0: no limit.
+        chosen: maximum number of entries outside the window that a token attends to (sparse attention); 0: no limit.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class AttentionLayers:
 
     @property
     def grows(self) -> bool:
-        """True if the cache grows with the sequence beyond a window."""
+        """True if a longer sequence always takes more cache, unlike sliding windows and linear attention."""
         return self.kind not in ("linear", "sliding") and self.ratio > 0
 
     def held(self, length: float) -> float:
@@ -70,9 +70,9 @@ INDEX_BYTES = 132  # of an indexer's cached key of 128 numbers: fp8, and a scale
 
 
 def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
-    """Returns the bytes of KV cache by which each further token of a long sequence grows the cache of one GPU.
+    """Returns the bytes of KV cache that each further token of a long sequence takes on one GPU.
 
-    Sliding windows and linear attention do not grow; `kv_bytes_per_sequence` counts them.
+    Caches of sliding windows and linear attention do not grow; `kv_bytes_per_sequence` counts them.
 
     Args:
         config: the content of a transformers config.json.
@@ -101,7 +101,7 @@ def known_kv_bytes(config: Mapping[str, Any]) -> float | None:
 
 
 def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
-    """Returns the bytes that a long sequence takes on one GPU whatever its length, for sliding windows and linear attention.
+    """Returns the bytes of cache of fixed size that a long sequence takes on one GPU: sliding windows and linear attention.
 
     Args:
         config: the content of a transformers config.json.
@@ -119,10 +119,10 @@ def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1, kv_bits
 
 
 def entry_bytes(layers: AttentionLayers, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
-    """Returns the bytes of one cache entry of a layer on one GPU, with the indexer's.
+    """Returns the bytes of one cache entry of a layer on one GPU, its indexer's entry included.
 
     Args:
-        layers: the layers.
+        layers: layers of one kind, of which it prices one.
         tensor: ranks of tensor parallelism.
         kv_bits: bits of a cached number.
     """
@@ -143,7 +143,7 @@ def attention_layers(config: Mapping[str, Any]) -> tuple[AttentionLayers, ...]:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a config that describe its language model, and the type's defaults if transformers knows it.
+    """Returns the config's entries on the language model; with transformers' defaults of the model type, if it knows the type.
 
     Args:
         config: the content of a transformers config.json.

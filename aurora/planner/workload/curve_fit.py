@@ -54,9 +54,9 @@ def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLE
 
 
 def fewest_knots(at_X: FloatArray, height_X: FloatArray, tolerance: float) -> IntArray:
-    """Returns the indices of the fewest points (knots) whose straight connections pass near all points.
+    """Returns the indices of the fewest points (knots) whose straight connections pass within tolerance of all points.
 
-    Near is within `tolerance` x the point's height. The result is a shortest path over all straight pieces that are near.
+    The tolerance is `tolerance` x the point's height. The result is a shortest path over all straight pieces within it.
 
     Args:
         at_X: (X,) rising positions of the points.
@@ -106,10 +106,10 @@ class BalancedPoints:
 
     @property
     def launch_s(self) -> float:
-        """Seconds of the kernel without experts; zero if there are too few points to tell.
+        """Estimated seconds of the kernel if no expert has rows; zero if there are too few points for an estimate.
 
-        It is the value at zero of a straight line of seconds over busy experts, fitted to the points with at most one row per
-        expert by least squares of relative errors; limited to the range from zero to the shortest point.
+        A straight line of seconds over busy experts is fitted to the points with at most one row per expert, by least squares
+        of relative errors; the result is its value at zero, limited to the range from zero to the shortest point.
         """
         few_X = self.rows_X <= self.experts
         if few_X.sum() < LEAST_POINTS:
@@ -121,12 +121,12 @@ class BalancedPoints:
 
 
 def grouped_curves(points: BalancedPoints, fewer_ranks: BalancedPoints | None = None) -> tuple[Curve, Curve]:
-    """Returns two curves: the seconds of one expert by its rows, and the overhead by all rows of the layer.
+    """Returns two curves: seconds of one expert by its number of rows, and overhead by the number of rows of the layer.
 
-    With several expert-parallel ranks, a kernel also spends time on rows of other ranks. If rows are balanced, these grow with
-    an expert's own rows, so that the expert's seconds come out too long; on fewer ranks, less so. The expert's curve is
-    therefore the shorter of both measurements. The rest of the kernel's seconds is the overhead, fitted by a curve that never
-    falls (least squares of relative errors).
+    With several expert-parallel ranks, a kernel also spends time on other ranks' rows. In balanced measurements these grow with
+    an expert's rows, so that the expert's seconds are overestimated, less so on fewer ranks. The expert's curve is therefore
+    the shorter of both measurements. The rest of the kernel's seconds is the overhead, fitted by a curve that never falls
+    (least squares of relative errors).
 
     Args:
         points: the measurements; points with less than one row per expert count only for the overhead, if there are others.

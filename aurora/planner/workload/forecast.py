@@ -1,12 +1,12 @@
 """Forecast of one layer's traffic in future windows, of which recorded windows are a sample.
 
-The forecast separates the part of recorded counts that will come again from the part that is chance:
+The forecast separates lasting properties of the recorded counts from sampling noise:
 
-- The shares of the experts are shrunk towards equal shares, as far as chance alone would spread them (empirical Bayes).
-- Domains keep their own shares, shrunk towards the shares of all as far as they differ by chance. So do windows that come in
-  few kinds. Windows that differ each in its own way are further draws around the shares of all: none comes again.
-- A source rank's volume, and its preference for experts, count as far as they come again in another quarter of the windows.
-  A profile of fewer windows shows neither, since one prompt cannot be told from a lasting difference there.
+- The experts' shares are shrunk towards equal shares, by as much as chance alone would spread them (empirical Bayes).
+- A domain's shares are shrunk towards the shares of all domains, by as much as they differ by chance. The same holds for
+  windows of a few recurring kinds. If all windows differ, each is a random draw around the common shares.
+- A source rank's volume, and its preference for experts, count as far as they recur in another quarter of the windows. With
+  fewer windows neither counts, since a lasting difference cannot be told from a single prompt.
 - Tokens of a prompt choose alike, so counts vary more than single tokens would (a design effect, measured between windows or,
   within a single window, between source ranks).
 
@@ -92,11 +92,11 @@ def layer_forecast(profiles: Sequence[Profile], layer: int, summed: bool) -> For
 
 
 def forecast(evidence_W: Sequence[IntArray], each_window: bool, recorded_TSE: IntArray | None = None) -> Forecast:
-    """Makes the forecast of one layer.
+    """Makes the forecast of one layer from recorded windows, grouped into W traffic cases.
 
     Args:
         evidence_W: the recorded windows of each traffic case, (T, S, E) int64 (token, expert) pairs; T may differ.
-        each_window: True: a case stands for one future window like its own; False: for all of its windows together.
+        each_window: True: a case stands for one future window; False: for all of its windows together.
         recorded_TSE: (T, S, E) int64, all recorded windows in sequence; None: those of evidence_W.
     """
     count_WE = np.array([tokens_TSE.sum(axis=(0, 1)) for tokens_TSE in evidence_W], dtype=np.float64)

@@ -20,7 +20,7 @@ MIN_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval at LEVEL around the measured value."""
+    """A measured value with its confidence interval at LEVEL."""
 
     low: float
     value: float
@@ -40,7 +40,7 @@ class LoadIntervals:
         share_LE: (L, E) float64, every expert's share of its layer's tokens.
         low_LE: (L, E) float64, the lower end of its interval.
         high_LE: (L, E) float64, the upper end of its interval.
-        bottleneck: the fullest GPU's tokens divided by the mean over all GPUs, averaged over layers.
+        bottleneck: the most loaded GPU's tokens divided by the mean over all GPUs, averaged over layers.
         drawn: what was resampled, "rounds" or "tokens".
     """
 
@@ -94,7 +94,7 @@ def rounds_of(tokens_TLSE: IntArray, stage_T: tuple[str, ...] | None) -> IntArra
 
 
 def rounds_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
-    """Returns (B, L, E) float64 tokens in B resamples: rounds drawn with replacement, for each source rank independently."""
+    """Bootstraps rounds: returns (B, L, E) float64 tokens of B resamples, drawn with replacement per source rank."""
     rounds, layers, sources, experts = rounds_ULSE.shape
     load_BX = np.zeros((replicates, layers * experts))
     for source in range(sources):
@@ -104,7 +104,7 @@ def rounds_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
 
 
 def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
-    """Returns (B, L, E) float64 tokens in B resamples: each layer's tokens drawn one by one from its experts' shares.
+    """Bootstraps tokens: returns (B, L, E) float64 tokens of B resamples, each drawn by the shares of its layer's experts.
 
     Every resample of a layer has as many tokens as the layer. rounds_ULSE is what `rounds_of` returns.
     """
@@ -117,7 +117,7 @@ def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
 
 
 def bottleneck(share_BLE: FloatArray, split_LEG: FloatArray) -> FloatArray:
-    """Returns (B,) the fullest GPU's load / the mean over all GPUs, averaged over layers.
+    """Returns (B,) the most loaded GPU's load / the mean over all GPUs, averaged over layers.
 
     Args:
         share_BLE: (B, L, E) each expert's share of its layer's tokens, in B samples.
@@ -137,7 +137,7 @@ def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
 
 
 def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -> FloatArray:
-    """Returns (X,) the total variation between the experts' shares in two tables of loads, row by row.
+    """Returns (X,) the total variation distance between the experts' shares in rows of load_XE and of other_XE.
 
     0: equal shares; 1: no expert in common. It is 0 if a row has no loads.
     """
@@ -152,8 +152,8 @@ def variation_by_chance(
     """Draws the `variation` that chance alone causes between two samples of the same traffic, token by token.
 
     Args:
-        load_LE, other_LE: (L, E), tokens by layer and expert. Both samples are drawn from the sum of these tables, and have as
-            many tokens as the one and the other.
+        load_LE, other_LE: (L, E), tokens by layer and expert. Two samples, of as many tokens as each table has, are drawn from
+            the sum of the tables.
         rng: for the samples.
         replicates: number of draws.
 
@@ -167,7 +167,7 @@ def variation_by_chance(
 
 
 def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
-    """Computes `load_intervals` of a profile under `contiguous_split`, a placement that does not depend on the counts."""
+    """Computes `load_intervals` of a profile under `contiguous_split`, experts placed by index."""
     from aurora.planner.workload.traffic import contiguous_split  # loads estimates of rows, which a worker does not need
 
     split_EG = contiguous_split(profile.experts, profile.sources)
@@ -183,7 +183,7 @@ def shrunk_shares(count_XE: FloatArray, effect: float) -> FloatArray:
 
     Args:
         count_XE: (E,) or (X, E) float64, how often each expert was chosen; each row is shrunk by itself.
-        effect: variance of such counts / variance if choices were independent.
+        effect: variance of the counts / their variance if choices were independent (design effect).
     """
     experts, total_X1 = count_XE.shape[-1], np.maximum(count_XE.sum(axis=-1, keepdims=True), 1.0)
     squares_X1 = ((count_XE / total_X1 - 1 / experts) ** 2).mean(axis=-1, keepdims=True)

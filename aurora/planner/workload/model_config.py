@@ -1,4 +1,4 @@
-"""Reads a model's sizes from its transformers config.json, and makes a Profile with compute times that follow from them.
+"""Reads a model's sizes from its transformers config.json, and makes a Profile with compute times computed from the sizes.
 
 If transformers knows the model's type, sizes are read from the model built from the config (`model_structure`); otherwise from
 the config's entries by their usual names.
@@ -43,9 +43,9 @@ class Shape:
     """Sizes of a MoE model.
 
     Attributes:
-        model: its name.
+        model: the model's name.
         layers: number of MoE layers.
-        dense_layers: indices, among all decoder layers, of those without experts, ascending.
+        dense_layers: indices, among all decoder layers, of the layers without experts, ascending.
         experts: number of experts of a layer.
         top_k: experts per token.
         hidden: width of a token between layers.
@@ -54,9 +54,9 @@ class Shape:
         expert_weights: number of parameters of an expert.
         groups: number of groups of equally many consecutive experts, for group-limited routing.
         token_groups: maximum number of groups that a token's experts are in.
-        weight_bits: bits per parameter of an expert, with its part of the scales.
-        remarks: sentences on assumptions made where the config says nothing.
-        mtp_layers: number of layers of multi-token prediction after the decoder layers; plans leave them out.
+        weight_bits: bits per parameter of an expert, scales included.
+        remarks: sentences on assumptions about entries that the config lacks.
+        mtp_layers: number of layers of multi-token prediction after the decoder layers; plans ignore them.
 
     Example:
         >>> mixtral = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "hidden_size": 4096}
@@ -135,7 +135,7 @@ class Shape:
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The indices, among all decoder layers, of those with experts."""
+        """The indices, among all decoder layers, of the layers with experts."""
         return moe_layers(self.layers, self.dense_layers)
 
     def profile(
@@ -155,7 +155,7 @@ class Shape:
             provenance: notes by name on the source of the traffic.
             routing: token-level routing; None if unknown.
             pairs: co-activation counts; None if unknown.
-            recorded: indices, among all decoder layers, of those that the tokens are of; None: all that have experts.
+            recorded: indices, among all decoder layers, of the L layers of tokens_TLSE; None: all layers with experts.
             kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
             kv_bytes: bytes of the KV cache that a token takes; None if unknown.
         """
@@ -247,9 +247,9 @@ def weight_format(config: Mapping[str, Any]) -> str:
 
 
 def weight_bits(config: Mapping[str, Any]) -> float | None:
-    """Returns the bits per parameter of an expert, with its part of scales and zero points; None if they are not known.
+    """Returns the bits per parameter of an expert, scales and zero points included; None if the format is not known.
 
-    It knows these methods of `quantization_config`: fp8 in all its names, mxfp4, nvfp4, GPTQ, AWQ, AutoRound,
+    Known methods of `quantization_config`: fp8 under all its names, mxfp4, nvfp4, GPTQ, AWQ, AutoRound,
     compressed-tensors, ModelOpt, Quark, bitsandbytes, HQQ, torchao, quanto.
 
     Args:
@@ -278,9 +278,9 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def other_weight_bits(config: Mapping[str, Any]) -> float:
-    """Returns the bits per parameter outside routed experts: of attention, dense layers and shared experts.
+    """Returns the bits per parameter of attention, dense layers and shared experts.
 
-    16 if nothing is quantised, if the method is MXFP4, which is for experts only, or if the config exempts attention.
+    It is 16 if nothing is quantised, if the method is MXFP4 (for experts only), or if the config exempts attention.
 
     Args:
         config: the content of a transformers config.json.

@@ -35,14 +35,14 @@ class ModelStructure:
 
     Attributes:
         decoder_layers: number of decoder layers, with and without experts.
-        moe_layers: indices, among all decoder layers, of those with experts, ascending.
-        experts: number of experts of a layer, without those that compute nothing.
+        moe_layers: indices, among all decoder layers, of the layers with experts, ascending.
+        experts: number of experts of a layer, without identity experts, which have no weights.
         expert_weights: number of parameters of an expert, biases included.
         hidden: width of a token between layers.
         dispatched: width of a token on the way to its experts; `hidden` unless experts work on a projection of it.
         inner: width between an expert's matrices.
         shared_weights: number of parameters of a layer's shared experts.
-        text: entries of the config of the language model, defaults of the type included.
+        text: config entries of the language model, with transformers' defaults for its type.
     """
 
     decoder_layers: int
@@ -231,10 +231,9 @@ def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the indices, among all decoder layers, of those without experts, ascending.
+    """Returns the indices, among all decoder layers, of the layers without experts, ascending.
 
-    If transformers does not know the model's type, a layer has experts unless one of the config's entries on layers excludes
-    it.
+    If transformers does not know the model's type, a layer has experts unless a config entry on layers excludes it.
 
     Args:
         config: the content of a transformers config.json.
@@ -343,10 +342,10 @@ _EXPERT_COUNTS = (  # names of the number of experts of a layer
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config as one flat dict, with the entries of its text part (in multimodal models) and its feed-forward part.
 
-    If no part with a usual name has a number of experts, the only part that has one is used.
+    If no part with a usual name has a number of experts, the only part that has such a number is used.
 
     Raises:
-        BadInput: if several such parts have one.
+        BadInput: if several such parts have a number of experts.
     """
     flat, parts = dict(config), ("thinker_config", "text_config", "language_config", "llm_config", "ffn_config", "moe")
     for part in parts:

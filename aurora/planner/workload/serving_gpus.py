@@ -1,8 +1,8 @@
-"""Serving GPUs: chooses the GPU that computes each (token, expert) pair, where experts may have replicas.
+"""Serving GPUs: chooses the GPU that computes each (token, expert) pair if experts have replicas.
 
-In a hierarchical all-to-all, the servers that a token visits must be known before anything is counted. So all tokens for an
-expert that start on one server are served by one server, which follows from the placement alone. Replicas inside that server
-share these tokens as in flat all-to-alls.
+In a hierarchical all-to-all, the servers that a token is sent to must be known before tokens are counted. So all tokens for an
+expert that start on one server are computed on one server, which depends on the placement only. Replicas inside that server
+share the tokens as in flat all-to-alls.
 """
 
 import numpy as np
@@ -41,9 +41,9 @@ def _served_inside(split_EG: FloatArray, server_G: IntArray) -> tuple[FloatArray
 def serving_servers(share_EN: FloatArray, weight_N: FloatArray) -> IntArray:
     """Returns (N, E) int64, the server that serves the tokens for expert e that start on server n.
 
-    A server with a share of an expert serves its own tokens. Each other server, in sequence, is served by the holder with the
-    most left of its share, that is, share minus the tokens it serves so far, if all ranks have equally many tokens; among equal
-    ones, by the first.
+    A server with a share of an expert serves the tokens that start on it. The other servers, in sequence, are each served by
+    the holder with the largest remaining share: its share minus what it serves so far, with equally many tokens on all ranks.
+    Ties go to the first.
 
     Args:
         share_EN: (E, N) float64, the share of each expert's tokens that each server takes.
@@ -63,8 +63,8 @@ def serving_servers(share_EN: FloatArray, weight_N: FloatArray) -> IntArray:
 def serving_gpus(experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray) -> IntArray:
     """Returns (U, K) int64, the GPU that computes each of the K chosen experts of each token, in hierarchical all-to-alls.
 
-    Each rank divides its own tokens for an expert, in their sequence, over the GPUs of the server that serves them
-    (`server_split`), cut as in `split_by_share`.
+    Each rank divides its tokens for an expert, in their sequence, over the GPUs of the server that serves them
+    (`server_split`), as `split_by_share` does.
 
     Args:
         experts_UK: (U, K) int64, the experts of each token.
@@ -129,7 +129,7 @@ def served_split(tokens_SE: IntArray | FloatArray, split_EG: FloatArray, server_
 def replica_tokens(
     tokens_SE: IntArray, split_EG: FloatArray, server_G: IntArray | None = None
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Returns the tokens of each replica: divided as by `split_by_share` in flat all-to-alls, else as by `serving_gpus`.
+    """Divides tokens over replicas: by `split_by_share` in flat all-to-alls, by `serving_gpus` in hierarchical ones.
 
     Args:
         tokens_SE: (S, E) int64, tokens of each expert from each rank.
@@ -174,8 +174,7 @@ def _replica_tokens(tokens_SE: IntArray, share_NP: FloatArray, server_S: IntArra
 def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatArray:
     """Returns (N, E) float64, the part of each expert's tokens that starts on each server.
 
-    If an expert has no tokens, it is each server's part of all ranks. tokens_SE (S, E) are tokens from each rank to each
-    expert.
+    An expert without tokens gets each server's part of all ranks. tokens_SE (S, E) are tokens from each rank to each expert.
     """
     ranks_N = np.bincount(server_G)
     tokens_NE = (np.arange(len(ranks_N))[:, None] == server_G) @ np.asarray(tokens_SE, dtype=np.float64)
@@ -184,7 +183,7 @@ def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatA
 
 
 def is_unreplicated(split_EG: FloatArray) -> bool:
-    """Returns whether one GPU takes all tokens of each expert; split_EG (E, G) are the shares that GPUs take."""
+    """Returns whether every expert is computed on a single GPU; split_EG (E, G) are the shares that GPUs take."""
     return bool((split_EG == 1).any(axis=1).all())
 
 

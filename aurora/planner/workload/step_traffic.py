@@ -1,4 +1,4 @@
-"""Makes traffic of single steps from a profile: draws it for given tokens on each rank, or cuts it into micro-batches."""
+"""Makes the traffic of single steps from a profile: draws tokens for each rank, or cuts windows into micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -79,17 +79,17 @@ def drawn_steps(profile: Profile, step_tokens: tuple[int, int] | None, seed: int
 
 
 def set_aside(profile: Profile, seed: int) -> tuple[Profile, Profile, str]:
-    """Divides traffic in two: one part to make plans from, and one kept aside to compare plans on.
+    """Divides traffic in two: one part to make plans from, and one held out to compare plans on.
 
-    Windows are divided into ASIDE blocks of consecutive ones, of which every second block is kept aside. If there are fewer
-    windows than that, half of the tokens, drawn at random, are kept aside.
+    Windows are divided into ASIDE blocks of consecutive windows; every second block is held out. If there are fewer than ASIDE
+    windows, half of the tokens, drawn at random, are held out.
 
     Args:
         profile: the traffic.
         seed: random seed for the draw of tokens.
 
     Returns:
-        (planned, aside, words): the two parts, and a description of the part kept aside.
+        (planned, aside, words): the two parts, and a description of the held-out part.
     """
     rng, blocks, windows = np.random.default_rng(seed), np.arange(profile.windows) * ASIDE // profile.windows, profile.windows
     aside_T, routing = blocks % 2 == 1, profile.routing
@@ -172,10 +172,10 @@ def micro_batches(profile: Profile, parts: int) -> list[Profile]:
 
 
 def cut_traffic(plan: Plan, profiles: Sequence[Profile]) -> tuple[Plan, Sequence[Profile]]:
-    """Cuts traffic into the plan's micro-batches; returns (plan, profiles), one profile for each model of the plan's program.
+    """Cuts traffic into a plan's micro-batches; returns (plan, profiles), one profile per micro-batch.
 
-    Without micro-batches, and if there are several profiles (of several models, or already cut), both are returned unchanged.
-    If no rank has enough tokens in any window, the returned plan has fewer micro-batches.
+    Both are returned unchanged if the plan has no micro-batches, or there are several profiles (of several models, or already
+    cut). If no rank has enough tokens in any window, the returned plan has fewer micro-batches.
 
     Args:
         plan: the plan.

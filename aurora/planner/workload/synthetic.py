@@ -1,4 +1,4 @@
-"""Synthetic profiles for planning before there is traffic: routing drawn from a named skew, compute times by arithmetic."""
+"""Synthetic profiles for planning before traffic is recorded: routing is drawn by a named skew, compute times are computed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,7 +91,7 @@ def draw(
         top_k: experts of a token, K.
         rng: random generator.
         groups: (n, m) for group-limited routing: of n groups of equally many consecutive experts, a token chooses from the m
-            groups whose fastest experts are ahead.
+            groups whose fastest experts are the fastest.
 
     Source:
         Yellott 1977; Efraimidis & Spirakis 2006; group-limited routing: DeepSeek-V2 (arXiv:2405.04434) §2.2.2.

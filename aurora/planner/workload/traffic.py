@@ -353,7 +353,7 @@ def exchange_bytes(rows_SGG: IntArray, profile: Profile, phase: str, deduplicate
 
     Args:
         rows_SGG: rows of the dispatch, as `exchange_rows` returns them.
-        profile: tells the bytes of a row.
+        profile: the model, for the bytes of a row.
         phase: "dispatch" or "combine".
         deduplicated: whether a row is a token instead of a (token, expert) pair.
     """
@@ -365,8 +365,8 @@ def exchange_bytes(rows_SGG: IntArray, profile: Profile, phase: str, deduplicate
 def gathered_bytes(profile: Profile, layer: int, window: int, phase: str) -> IntArray:
     """Returns (S, G, G) int64 bytes of an allgather ("dispatch") or a reduce-scatter ("combine"), as in vLLM.
 
-    In the allgather every rank sends all of its tokens to every other: hidden states, then weights, then expert numbers, 4
-    bytes each; these are the steps. In the reduce-scatter it sends every rank its partial sums of that rank's tokens.
+    In the allgather every rank sends all of its tokens to every other, in three steps: hidden states, router weights, expert
+    numbers (4 bytes each). In the reduce-scatter it sends every rank its partial sums of that rank's tokens.
     """
     tokens_S = profile.tokens_TLSE[window, layer].sum(axis=1) // profile.top_k
     rows_SS = tokens_S[:, None] * (1 - np.eye(len(tokens_S), dtype=np.int64))
@@ -409,7 +409,7 @@ def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
 
 
 class CountedTokens(NamedTuple):
-    """The tokens of a layer, if only the counts of each expert are known.
+    """The tokens of a layer whose profile has counts per expert, but no token-level routing.
 
     Attributes:
         tokens_SE: (S, E) int64, tokens from each source rank to each expert.
@@ -456,9 +456,9 @@ def hierarchical_steps(tokens: KnownTokens | CountedTokens, split_EG: FloatArray
 def steps_by_chunks(
     tokens: KnownTokens | CountedTokens, split_EG: FloatArray, server_G: IntArray
 ) -> Callable[[Hierarchy], IntArray]:
-    """Returns a function from a hierarchy of these servers to its `hierarchical_steps`; what chunks do not change is done once.
+    """Returns a function from a Hierarchy over server_G to its `hierarchical_steps`, to compare numbers of chunks.
 
-    The other arguments are those of `hierarchical_steps`.
+    Work that does not depend on the chunks is done once. Other arguments as in `hierarchical_steps`.
     """
     if isinstance(tokens, CountedTokens):
         needed = _needed_tokens(tokens, split_EG, server_G)
