@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AggregationJob:
-    """Job with which workers are started: the computation of a batch, and the codes, of which each round uses one."""
+    """Arguments with which workers are started: the computation of a batch, the codes (one per round), and delays for tests."""
 
     work: Work
     codes: tuple[GradientCode, ...]
@@ -45,12 +45,12 @@ class AggregationJob:
 
 @dataclass(frozen=True)
 class Round(Generic[T]):
-    """Message to a worker that a round has begun.
+    """Message from master to worker: a round has begun.
 
     Attributes:
         number: the round's number.
         code: index of the code that it uses.
-        arguments: arguments of the computation by name: arrays at a worker, pickled arrays at the master.
+        arguments: arguments of the computation, by name: arrays at a worker, pickled arrays at the master.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Round(Generic[T]):
 
 
 class Newest(Generic[T]):
-    """Slot from one thread to another that keeps only the newest value; values that were not taken in time are skipped."""
+    """Hand-over of values between two threads that keeps only the newest one; older values that were not read are lost."""
 
     def __init__(self) -> None:
         self._values = 0  # how many were put
@@ -73,18 +73,18 @@ class Newest(Generic[T]):
             self._changed.notify()
 
     def after(self, seen: int, timeout_s: float | None = None) -> tuple[int, T]:
-        """Waits, at most timeout_s, until more than `seen` values were put. Returns the number put and the newest value."""
+        """Waits, at most timeout_s, until more than `seen` values were put. Returns (number of values put, newest value)."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_after(seen), timeout_s)
             return self._values, self._newest
 
     def is_after(self, seen: int) -> bool:
-        """Returns whether more than `seen` values were put."""
+        """Returns True if more than `seen` values were put."""
         return self._values > seen
 
 
 def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
-    """Main function of a worker's process: serves rounds, and sends an unexpected error to the master."""
+    """Main function of a worker process: runs `serve_rounds`, and sends an unexpected error to the master."""
     try:
         serve_rounds(connection, rank_info.rank, job)
     except BaseException as error:
@@ -93,12 +93,12 @@ def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob)
 
 
 def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> None:
-    """Serves the newest round, again and again, until the process is killed.
+    """Computes and sends this worker's sum for each newest round, until the process is killed.
 
-    If a round ends before the worker has computed its sum, the worker sends nothing for it, and goes on with the newest round.
+    If a newer round begins before the sum is computed, the worker abandons it, and continues with the newest round.
 
     Args:
-        connection: pipe to the master; the process ends when the master is gone.
+        connection: pipe to the master; the process exits when the master closes it.
         worker: the worker's number.
         job: the work and the codes.
     """
@@ -119,17 +119,17 @@ def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> No
 
 
 def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Arguments, over: Callable[[], bool]) -> Array | None:
-    """Returns the sum of the worker's batches by the code's weights; None if it holds none.
+    """Returns the sum of a worker's batch results, weighted by the code; None if it has no batches.
 
     Args:
         work: computes a batch.
-        code: tells the worker's batches and their weights.
+        code: assigns batches and weights to workers.
         worker: the worker's number.
         arguments: arguments of the round.
-        over: returns whether the round is over; if so, the sum is abandoned.
+        over: returns True once the round is over; the sum is then incomplete, and must not be sent.
 
     Raises:
-        BadInput: if batches' results have different shapes.
+        BadInput: if batch results have different shapes.
     """
     total: Array | None = None
     for batch in np.flatnonzero(code.code_WB[worker]).tolist():
@@ -145,7 +145,7 @@ def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Argumen
 
 
 def send_rounds(connection: Connection, rounds: Newest[Round[bytes] | None]) -> None:
-    """Sends a worker each new round, the newest if several came, with the arguments that changed; returns at a round None."""
+    """Sends each new round (only the newest of several) to a worker, with the arguments that changed, until a round is None."""
     sent, (seen, newest) = dict[str, bytes](), rounds.after(0)
     with suppress(OSError):  # the worker is gone
         while newest is not None:
@@ -372,16 +372,16 @@ class CodedAggregator:
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """The workers whose processes have ended, and the reason of each in words."""
+        """{worker: reason as text} of the workers whose processes have ended."""
         return dict(self._lost)
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process id of each worker that was not lost."""
+        """{worker: process id} of the workers that were not lost."""
         return {worker: process.pid for worker, process in self._workers.running.items()}
 
     def aggregate(self, like: Array, arguments: Arguments | None = None, code: int = 0) -> AggregationResult:
-        """Performs one round: sums work(batch, arguments) over all batches.
+        """Runs one round: returns the sum of work(batch, arguments) over all batches, and the workers' reports.
 
         Args:
             like: an array with the sum's shape and type.
@@ -389,7 +389,7 @@ class CodedAggregator:
             code: index of the code of this round.
 
         Raises:
-            RankFailed: if the workers that are left do not determine the sum, or nothing arrives for timeout_s.
+            RankFailed: if the remaining workers cannot determine the sum, or nothing arrives for timeout_s.
         """
         self._number += 1
         told = Round(self._number, code, self._pickle(arguments or {}))

@@ -50,7 +50,7 @@ Watch = Callable[[int, dict[int, int]], None]
 
 @dataclass(frozen=True)
 class FinalStep:
-    """Member to launcher: a committed step, which all members know to be committed; `version` is that of the state after it."""
+    """Message from member to launcher: a step that all members know to be committed, and the version of the state after it."""
 
     version: Version
     step: CommittedStep
@@ -58,7 +58,7 @@ class FinalStep:
 
 @dataclass(frozen=True)
 class MemberFinished:
-    """Member to launcher: all steps are done."""
+    """Message from member to launcher: all steps are done."""
 
     remarks: tuple[str, ...]
 
@@ -82,7 +82,7 @@ class KeptSteps:
         return len(self.finals)
 
     def take(self, final: FinalStep) -> tuple[bool, bool]:
-        """Takes a report of a step. Returns (whether it has something new, whether it is the first report of its epoch)."""
+        """Adds a report of a step. Returns (True if it changes the kept steps, True if it is the first report of its epoch)."""
         before = self.finals.get(final.step.step)
         told = before is not None and final.version <= before.version  # by another member: it may have joined after a pause
         new = before is None or not told or (final.step.pause is not None and before.step.pause is None)
@@ -91,7 +91,7 @@ class KeptSteps:
         return new, not told
 
     def result(self, output: Path, options: TrainOptions, ranks: int) -> TrainResult:
-        """Returns the result of the run that made these steps."""
+        """Returns the TrainResult with these steps."""
         steps = tuple(self.finals[number].step for number in sorted(self.finals))
         return TrainResult(
             output / MODEL, ranks, options.transport, options.min_replicas_among(ranks), options.batch * options.length,
@@ -104,7 +104,7 @@ class Launcher:
 
     Args:
         options, output: as in `aurora.train`.
-        watch: called after each new step with its number and the process id of every rank of this host.
+        watch: called after each new step with (step number, {rank of this host: process id}).
     """
 
     def __init__(self, options: TrainOptions, output: Path, watch: Watch) -> None:
@@ -116,7 +116,7 @@ class Launcher:
         self._ended_s: float | None = None  # when the first member had finished
 
     def run(self, processes: RankProcesses) -> TrainResult:
-        """Runs until all members have finished or are lost. None of this host's processes is left."""
+        """Runs until all members have finished or are lost, ends this host's processes, and returns the result."""
         self._processes = processes
         try:
             for rank in range(self._options.ranks):
@@ -129,7 +129,7 @@ class Launcher:
         return self._steps.result(self._output, self._options, self._most)
 
     def refusal(self, shared: Mapping[str, str], host: JoinRun) -> str | None:
-        """Returns a sentence on why a host cannot join; None: it can.
+        """Returns a sentence on why a host cannot join, or None if it can.
 
         Args:
             shared: values of this host that must be the same on all hosts; see `shared_by_hosts`.
@@ -199,7 +199,7 @@ WIRE = WireFormat(*HOST_MESSAGES, CommittedStep, FinalStep, MemberFinished, Paus
 def train_elastic(
     path: str, samples_NT: IntArray, options: TrainOptions, output: Path, watch: Watch = lambda step, pids: None
 ) -> TrainResult:
-    """Trains on local processes, and with `options.lead` on those of other hosts; goes on when some are lost.
+    """Trains on local processes, with `options.lead` also on other hosts, and continues when ranks are lost.
 
     Args:
         path: the model's folder.
@@ -210,7 +210,7 @@ def train_elastic(
     Raises:
         BadInput: if a rank raises it.
         MissingDependency: if torchft is not installed.
-        RankFailed: if fewer than `min_ranks` ranks are left.
+        RankFailed: if fewer than `min_ranks` ranks remain.
     """
     check_torchft()
     options = replace(options, transport=transport_of_host(options.transport, options.ranks))
@@ -235,18 +235,18 @@ def train_elastic(
 def join_training(
     path: str, files: Sequence[str | Path], options: TrainOptions, output: Path, watch: Watch = lambda step, pids: None
 ) -> TrainResult:
-    """Trains on local processes in the run that is led at `options.join`.
+    """Joins the training run whose leader listens at `options.join`, and trains there with local processes.
 
     Args:
         path: the model's folder.
         files, output: `text` and `output` of `aurora.train`; the same as the leader's.
-        options: only options that each host sets for itself are used; the others are taken from the leader.
+        options: only per-host options are used; the others are taken from the leader.
         watch: as in `train_elastic`.
 
     Raises:
         BadInput: if a rank raises it, or if this host's model, files or version differ from the leader's.
         MissingDependency: if torchft is not installed.
-        RankFailed: if the host that leads is lost, or ends the run.
+        RankFailed: if the leader is lost, or ends the run.
     """
     check_torchft()
     joined = JoinedTraining(path, files, options, output, watch)
@@ -255,7 +255,7 @@ def join_training(
 
 
 class JoinedTraining(JoiningHost):
-    """A host's part of a run that another host leads; arguments as in `join_training`."""
+    """JoiningHost of a training run that another host leads; arguments as in `join_training`."""
 
     def __init__(self, path: str, files: Sequence[str | Path], options: TrainOptions, output: Path, watch: Watch) -> None:
         assert options.join is not None
@@ -282,7 +282,7 @@ class JoinedTraining(JoiningHost):
         return self._steps.result(self._output, self._options, self._options.ranks)
 
     def heard(self, rank: int, message: Any) -> None:
-        """Keeps the steps and remarks of this host's ranks."""
+        """Records the steps and remarks that a rank of this host reports."""
         match message:
             case FinalStep():
                 _, first = self._steps.take(message)
@@ -293,12 +293,12 @@ class JoinedTraining(JoiningHost):
                 self._finished.add(rank)
 
     def ended(self, rank: int, reason: str) -> None:
-        """Notes that a rank was lost."""
+        """Records that a rank was lost."""
         if rank not in self._finished:
             self._steps.lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
-        """Returns (rank, message) pairs of the steps that the present leader's log lacks."""
+        """Returns (rank, message) pairs with the final steps that are missing in the present leader's log."""
         if self.admitted > 1 and self.pids:
             rank, logged = min(self.pids), logged_steps(self._output / LOG)
             yield from ((rank, self._steps.finals[number]) for number in sorted(self._steps.finals.keys() - logged))
@@ -350,7 +350,7 @@ def train_member(
     options: TrainOptions,
     output: Path,
 ) -> None:
-    """Trains as a member of an elastic run, and reports each step, and the end or the error, to the launcher.
+    """Trains as a member of an elastic run; reports each step, and at the end success or an error, to the launcher.
 
     Args:
         connection: pipe to the launcher.
