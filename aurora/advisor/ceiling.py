@@ -359,7 +359,7 @@ class ImbalanceSplit:
 
     @property
     def static_suffices(self) -> bool:
-        """True if a static map is expected to reach the share SUFFICES of the ceiling."""
+        """True if a static map is expected to reach at least the part SUFFICES of the ceiling; see `static_share`."""
         return self.static_share >= SUFFICES
 
 

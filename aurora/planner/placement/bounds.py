@@ -393,7 +393,7 @@ def hierarchical_bound_s(
 def exact_hierarchical_s(
     costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool
 ) -> float | None:
-    """Returns the least seconds of one model's layer with hierarchical all-to-alls; None if it is large (`exact_server_s`).
+    """Returns the optimum of one model's layer with hierarchical all-to-alls in seconds; None if it is too large to compute.
 
     Args: as in `hierarchical_bound_s`, for one model.
     """
