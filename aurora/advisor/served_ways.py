@@ -98,7 +98,7 @@ class ComparedWay:
 
     @property
     def starts(self) -> str:
-        """When the method starts to work: "at once", "with a record" of past traffic, or "after N steps" of EPLB."""
+        """Start of the method's effect: "at once", "with a record" of past traffic, or "after N steps" of EPLB."""
         if self.method in AT_START:
             return "at once"
         return f"after {self.way.eplb.interval} steps" if self.way and self.way.eplb else "with a record"

@@ -323,7 +323,7 @@ class Peers(NamedTuple):
         stages: number of stages of an exchange, the rows of each lane's table.
         lanes: number of Triton programs of a launch.
         polls: number of reads of an unchanged word after which a lane reports the word's peer as lost.
-        told: number of counts that a rank sends to each peer: 1 (rows) + the peer's number of experts (choices of each).
+        told: number of counts that a rank sends to each peer: 1 (rows) + experts of a rank, if rows carry PushedChoices.
     """
 
     address_R: torch.Tensor
@@ -340,12 +340,12 @@ class Peers(NamedTuple):
 class Rows(NamedTuple):
     """Rows to push, and the byte offsets in a slot of their parts.
 
-    A row of a slot belongs to the entry c of `row_of_RX` (see `push`), which selects its parts.
+    Each slot is filled for one entry c of `row_of_RX` (see `push`), a choice of a token.
 
     Attributes:
-        source: (X, H), of which row c // choices is written at the beginning of the slot.
+        source: (X, H); row c // choices is written at the beginning of the slot.
         choices: see `source`; K if `source` has a row per token, 1 if it has one per choice.
-        tail: (Y, T) uint8, of which row c // tail_choices is written at byte `tail_at`; None: nothing.
+        tail: (Y, T) uint8; row c // tail_choices is written at byte `tail_at`; None: nothing.
         tail_choices: see `tail`.
         tail_at: byte of a slot.
         row_bytes: size of a slot.

@@ -52,10 +52,10 @@ class ComputeRequest:
 class ComputeQueue:
     """Decides which compute request runs next on a GPU.
 
-    A request is made (`ask`), begins (`begin`) once it is `first`, and ends (`end`) or gives way (`give_way`).
+    A request is made (`ask`), begins (`begin`) once it is `first`, and ends (`end`) or is interrupted (`give_way`).
 
     Attributes:
-        waiting: the requests that have not begun, or have given way.
+        waiting: the requests that have not begun, or were interrupted.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class ComputeQueue:
         return self.waiting[-1]
 
     def begin(self, request: ComputeRequest) -> None:
-        """Gives the GPU to the `first` request."""
+        """Gives the GPU to a request, which must be `first`."""
         self.waiting.remove(request)
         self._holder, request.overtaken = request, 0
         for other in self.waiting:

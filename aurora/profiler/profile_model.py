@@ -449,7 +449,7 @@ class PartialProfile:
             self._saved_s = self._clock()
 
     def save_interrupted(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> str:
-        """Saves the profile build(counts) after an interruption, unless nothing is counted. Returns a sentence for the user."""
+        """Saves the profile build(counts) after an interruption, if any prompt was counted. Returns a sentence for the user."""
         if self._path is None or not counts.prompts:
             return "nothing is kept"
         self._save(build(counts), counts.prompts, self._path)

@@ -69,12 +69,12 @@ class PriorityLock:
         return self._queue.priority_waits
 
     def yield_to_priority(self, resume: Resume) -> None:
-        """Hands the lock to a waiting caller of a higher level; the holder waits again, as the next of its level."""
+        """Gives the lock to a waiting caller of a higher level; the holder waits again, as the next of its level."""
         self._resume[self._queue.give_way()] = resume
         self._wake()
 
     def release(self) -> None:
-        """Hands the lock to the next caller, or frees it."""
+        """Gives the lock to the next waiting caller, or frees it."""
         self._queue.end()
         self._wake()
 

@@ -71,7 +71,7 @@ def refuses(way: ServingWay) -> dict[str, bool]:
 
 
 def launch(way: ServingWay, model: str, file: Path) -> str:
-    """Returns the commands that start SGLang in that way.
+    """Returns the shell commands that start SGLang with the settings of a way of serving.
 
     Args:
         way: the way of serving.

@@ -64,7 +64,7 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
 
     Args:
         way: the way of serving.
-        file: the placement file, for ways that place experts by a plan.
+        file: the placement file, for ways with a planned placement.
     """
     layout = way.layout
     found: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
@@ -89,7 +89,7 @@ def files(way: ServingWay, file: Path) -> dict[str, str]:
 
 
 def launch(way: ServingWay, model: str, file: Path) -> str:
-    """Returns the commands that start TensorRT-LLM in that way.
+    """Returns the shell commands that start TensorRT-LLM with the settings of a way of serving.
 
     Args:
         way: the way of serving.

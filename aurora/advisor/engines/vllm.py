@@ -95,7 +95,7 @@ def serve_words(way: ServingWay, model: str, place: LaunchPlace) -> list[str]:
 
 
 def launch(way: ServingWay, model: str, file: Path) -> str:
-    """Returns the commands that start vLLM in that way.
+    """Returns the shell commands that start vLLM with the settings of a way of serving.
 
     Args:
         way: the way of serving.
@@ -118,7 +118,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
 
 def share(way: ServingWay, models: Sequence[str], files: Sequence[Path], memory: Sequence[float]) -> list[str]:
-    """Returns the commands of servers that share GPUs; aurora's plugin gives GPU and port to one server at a time.
+    """Returns the shell commands of servers that share GPUs; aurora's plugin gives GPU and port to one server at a time.
 
     Args:
         way: the way in which every server serves, with all ranks on one machine.

@@ -225,7 +225,7 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
     Args: as in `registry.OrderStrategy`.
     """
     shop, tries = CutShop(bytes_GG, network), search_tries(len(bytes_GG))
-    found, cuts = best_whole(shop, tries, rng), []
+    found, cuts = best_whole(shop, tries, rng), list[Cut]()
     if not shop.tight(found.makespan_s):
         found, cuts = best_split(shop, found, min(CUT_RUNS, tries // 2), rng)
     pairs_X2 = with_silent_pairs(found.pairs_X2, bytes_GG)

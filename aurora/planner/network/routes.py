@@ -238,7 +238,7 @@ def _reach(reached_VG, tail_A, head_A, kept_A):
 
 @lru_cache(maxsize=8)
 def flow_network(network: Network) -> FlowNetwork:
-    """Returns the flow network of a network that has a fabric.
+    """Converts a network with a fabric to a FlowNetwork of arcs and vertices.
 
     Arcs are in the sequence of the resources of `routes.route`: sending ports, receiving ports, links.
     """

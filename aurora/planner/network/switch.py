@@ -88,7 +88,7 @@ class Switch:
 
     @property
     def now_s(self) -> float:
-        """The present time in seconds."""
+        """The present simulated time in seconds."""
         return float(self._net.now_s[0])
 
     @property

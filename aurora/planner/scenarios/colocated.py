@@ -46,7 +46,7 @@ class GroupedLayer:
 
 
 class Colocated(Scenario):
-    """Places models that share every GPU. Layer l runs beside layer l modulo a shorter model's length, which is placed once."""
+    """Places models that share every GPU, layer by layer. Layers of shorter models are placed once, and then reused in turn."""
 
     def costs(self, layer: int) -> list[LayerCosts]:
         """Returns the LayerCosts of a layer, one per model."""

@@ -58,7 +58,7 @@ SPARE = (1.0, 0.5, 0.0)  # parts of a server's spare slots that are tried for re
 
 
 class Servers(Scenario):
-    """Places one model or several whose all-to-alls are hierarchical, by server search."""
+    """Places one or several models with hierarchical all-to-alls, by `server_search`: few tokens cross between servers."""
 
     def costs(self, layer: int) -> list[LayerCosts]:
         """Returns the LayerCosts of a layer with deduplicated tokens, one per model."""

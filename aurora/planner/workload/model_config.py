@@ -82,7 +82,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Reads the sizes from a config.
+        """Returns the Shape of the model that a config describes.
 
         Args:
             config: the content of a transformers config.json.

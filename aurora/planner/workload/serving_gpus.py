@@ -168,7 +168,7 @@ def _replica_tokens(tokens_SE: IntArray, share_NP: FloatArray, server_S: IntArra
 def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatArray:
     """Returns (N, E) float64, the part of each expert's tokens that starts on each server.
 
-    An expert without tokens gets each server's part of all ranks. tokens_SE (S, E) are tokens from each rank to each expert.
+    For an expert without tokens it is each server's part of all ranks. tokens_SE (S, E) are tokens from rank to expert.
     """
     ranks_N = np.bincount(server_G)
     tokens_NE = (np.arange(len(ranks_N))[:, None] == server_G) @ np.asarray(tokens_SE, dtype=np.float64)
