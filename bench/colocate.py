@@ -7,7 +7,6 @@ their time in the simulator, with the faster time slice of each; ratios are mean
 import statistics
 import time
 from dataclasses import replace
-from itertools import product
 
 from assign import drawn, mixed
 from machine import machine
@@ -15,9 +14,8 @@ from order import ratios
 from scipy.stats import spearmanr
 from tables import Table, today, write
 
-from aurora.planner.placement.objective import objectives
 from aurora.planner.plan import make_plan
-from aurora.planner.simulated_choice import with_time_slice
+from aurora.planner.simulated_choice import candidates, soonest, with_time_slice
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile
 
@@ -25,22 +23,18 @@ GPUS, LAYERS, CASES, DRAWS = 8, 4, 4, 12
 TRAFFIC = ("uniform", "zipf 0.8", "lognormal")
 ORDER = "openshop"
 CONTIGUOUS = PlanOptions("contiguous", "contiguous", "contiguous", ORDER)
-COLOCATIONS = ("local-search", "matching", "decoupled")
 OTHERS = {
-    "simulated": None,  # the fastest of all pairs of objectives and COLOCATIONS
+    "simulated": PlanOptions(objective="simulated", order=ORDER),
     "matching": PlanOptions(colocate="matching", order=ORDER),
     "decoupled": PlanOptions(colocate="decoupled", order=ORDER),
     "contiguous": CONTIGUOUS,
 }
 
 
-def planned(cluster: Cluster, profiles: list[Profile], options: PlanOptions | None) -> tuple[float, float]:
+def planned(cluster: Cluster, profiles: list[Profile], options: PlanOptions) -> tuple[float, float]:
     """(seconds by the objective, seconds in the simulator)."""
-    pairs = product(objectives(len(profiles)), COLOCATIONS)
-    tried = [options] if options else [PlanOptions(objective=each, colocate=way, order=ORDER) for each, way in pairs]
-    plans = [make_plan(cluster, profiles, candidate) for candidate in tried]
-    soonest = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds) if len(plans) > 1 else plans[0]
-    plan = with_time_slice(soonest, profiles)
+    plans = [make_plan(cluster, profiles, candidate) for candidate in candidates(options, profiles)]
+    plan = with_time_slice(soonest(plans, profiles), profiles)
     return plan.objective_s, simulate_plan(plan, profiles).seconds
 
 

@@ -46,6 +46,12 @@ def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tu
     return choices(PlanOptions(min_replicas=min_replicas), models)[field]
 
 
+def _objectives() -> Iterable[str]:
+    from aurora.planner.simulated_choice import SIMULATED
+
+    return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED, "auto")
+
+
 CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the names are, or a function that returns them
     "place": lambda: _planned("place"),
     "colocated_place": lambda: _planned("place", models=2),
@@ -53,7 +59,7 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     "assign": lambda: (*_planned("assign"), "auto"),
     "colocate": lambda: (*_planned("colocate"), "auto"),
     "order": lambda: (*_planned("order"), "auto"),
-    "objective": lambda: (*_planned("objective", models=2), *_planned("objective", models=3), "auto"),
+    "objective": _objectives,
     "aim": lambda: (*_planned("aim"), "auto"),
     "replicas": "aurora.planner.replication.registry.REPLICAS",
     "train_scheme": lambda: (name for name in _at("aurora.planner.gradient_codes.SCHEMES") if name != "uncoded"),

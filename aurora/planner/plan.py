@@ -18,7 +18,7 @@ from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.replication.survival_probability import plan_survival
 from aurora.planner.resolve_options import GIVEN, resolve
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario
-from aurora.planner.simulated_choice import SimulatedChoice, with_micro_batches
+from aurora.planner.simulated_choice import SIMULATED, SimulatedChoice, with_micro_batches
 from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile
@@ -40,7 +40,8 @@ def plan(
         cluster: the machines; rank r is its r-th GPU.
         profiles: one model's profile, or several models' to colocate them. Each must come from as many source ranks as the
             cluster has GPUs.
-        options: strategies by name; "auto" follows the scenario.
+        options: strategies by name; "auto" follows the scenario. The objective "simulated" plans by several strategies and
+            keeps the plan that the simulator finds shortest.
         domains: further profiles of the one model that the plan must serve as well; `options.aim` says how they count.
         profile_paths: the profiles' files, as the plan should name them.
         progress: called with (what is being done, layers done, layers in all).
@@ -65,6 +66,8 @@ def plan(
     """
     profiles = [profiles] if isinstance(profiles, Profile) else profiles
     options, progress = options or PlanOptions(), progress or untold
+    if options.objective == SIMULATED and domains:
+        raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
     make = partial(make_plan, profile_paths=profile_paths, domains=domains, progress=progress)
     choice = SimulatedChoice(make, options, profiles, domains)
     slots = choice.worthwhile_slots(cluster)

@@ -1,11 +1,12 @@
 """Chooses between candidate plans by simulation, which includes effects that the planner's formulas leave out.
 
-It chooses between flat and hierarchical all-to-alls, time slices and their weights, seconds between preemption
+It chooses between placements, flat and hierarchical all-to-alls, time slices and their weights, seconds between preemption
 points, and numbers of micro-batches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
 from operator import itemgetter
 
@@ -14,6 +15,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.compile import compile_plan
+from aurora.planner.placement.objective import objectives
 from aurora.planner.placement.slot_counts import SlotRoom, memory_slots_G
 from aurora.planner.resolve_options import coactivation_reason, flat_reason
 from aurora.planner.scenarios.scenario import seconds_between
@@ -25,6 +27,8 @@ from aurora.types.arrays import evenly_spaced
 from aurora.types.options import AUTO_SLOTS, MICRO_BATCH_COUNTS, MOST_WEIGHT
 from aurora.types.program import AUTO_TIME_SLICES
 
+SIMULATED = "simulated"
+EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
 FEW_TRANSFERS = 40_000  # of a window, for which all-to-alls are chosen on some of a large model's layers
 LEAST_LAYERS = 4  # that they are chosen on
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
@@ -33,6 +37,7 @@ MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, 
 RUNTIME_LAYER_S = 8e-3  # of a micro-batch in runs, whose host works 2 to 3 ms for it (bench/network/micro_batches.py)
 SLOT_PAYS = 0.01  # of the simulated step, that a further slot on every GPU saves at least
 ASIDE_WINDOWS = 4  # of the traffic kept aside, which slots are compared on
+COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 TIE = 1.02  # what is slower than the fastest by at most this is as fast, such as a number of micro-batches
 LAYER_SHARE = 1 / 10  # of an interactive model's layer, between two preemption points
 LAYERS = 4  # of an interactive model that are simulated
@@ -100,25 +105,57 @@ class SimulatedChoice:
         few, some = few_layers(cluster, self.profiles) if len(ways) > 1 else (cluster, self.profiles)
         plan, way, note = self._fastest(ways, few, some)
         if some is not self.profiles:
-            plan = self._planned(way, cluster, self.profiles)
+            plan = self._shortest(way, cluster, self.profiles)
         return replace(plan, notes=(*plan.notes, note)) if note else plan
 
     def _fastest(
         self, ways: Mapping[str, PlanOptions], cluster: Cluster, profiles: Sequence[Profile]
     ) -> tuple[Plan, PlanOptions, str]:
         """The plan whose all-to-alls are fastest, its options, and what was chosen and why."""
-        plans = {name: self._planned(way, cluster, profiles) for name, way in ways.items()}
+        plans = {name: self._shortest(way, cluster, profiles) for name, way in ways.items()}
         simulated = self.steps(profiles) if len(ways) > 1 else profiles
         name, note = faster_all_to_all(plans, self.options, simulated, self.domains, self.profiles[0].layers)
         return plans[name], ways[name], note
 
-    def _planned(self, options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
-        """The plan by `options`, with preemption points and time slices."""
+    def _shortest(self, options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
+        """The shortest of all plans of `candidates`."""
         simulated = self.steps(profiles)
-        chosen = with_preemption(self.make(cluster, profiles, options), simulated)
+        plans = [self.make(cluster, profiles, candidate) for candidate in candidates(options, profiles)]
+        chosen = with_preemption(soonest(plans, simulated), simulated)
         if self.options.time_slice == "auto" and (chosen.colocated or self.options.micro_batches > 1):
             return with_time_slice(chosen, simulated)
         return chosen
+
+
+def candidates(options: PlanOptions, profiles: Sequence[Profile]) -> list[PlanOptions]:
+    """Returns the options of each candidate plan: the given ones alone, unless their objective is "simulated".
+
+    For several models the candidates are every objective with every colocation of COLOCATIONS, for one model every placement of
+    EXCLUSIVE_PLACES. A strategy that `options` name is kept.
+
+    Raises:
+        BadInput: if the objective is "simulated" and the options leave nothing to choose.
+    """
+    if options.objective != SIMULATED:
+        return [options]
+    if len(profiles) == 1:
+        places = EXCLUSIVE_PLACES if options.place == "auto" else (options.place,)
+        found = [replace(options, place=place, objective=PlanOptions.objective) for place in places]
+    else:
+        colocations = COLOCATIONS if options.colocate == "auto" else (options.colocate,)
+        pairs = product(objectives(len(profiles)), colocations)
+        found = [replace(options, colocate=colocate, objective=objective) for objective, colocate in pairs]
+    if len(found) < 2:
+        raise BadInput(f"`objective` {SIMULATED}: expected `place` or `colocate` left to auto, found nothing to choose between")
+    return found
+
+
+def soonest(plans: Sequence[Plan], profiles: Sequence[Profile]) -> Plan:
+    """Returns the plan with the shortest simulated time of the profiles' windows; of equal plans the first."""
+    if len(plans) == 1:
+        return plans[0]
+    best = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds)
+    return replace(best, notes=(*best.notes, "chosen by simulation"))
 
 
 def with_time_slice(plan: Plan, profiles: Sequence[Profile], among: Sequence[str] = AUTO_TIME_SLICES) -> Plan:
@@ -225,7 +262,7 @@ def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Seque
         BadInput: if `kv_tokens` is given although the slots are not chosen.
     """
     left_open = options.place == options.assign == "auto" and not options.coactivation and options.min_replicas is None
-    one = len(profiles) == 1 and not domains
+    one = len(profiles) == 1 and not domains and options.objective != SIMULATED
     found = options.slots_per_gpu == AUTO_SLOTS and left_open and one
     if options.kv_tokens is not None and not found:
         raise BadInput("`kv_tokens`: is for a plan of one model that chooses `slots_per_gpu` and placement by itself")

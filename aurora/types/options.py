@@ -214,7 +214,8 @@ class PlanOptions:
         colocate: how the groups of further models are placed on the GPUs of the first model.
         order: order of each all-to-all.
         seed: random seed of strategies that draw.
-        objective: formula for a layer's time with colocated models ("paper": Aurora's Table 2).
+        objective: formula for a layer's time with colocated models ("paper": Aurora's Table 2); "simulated": the fastest of
+            several plans by simulation.
         time_limit_s: seconds after which exact searches stop and return the best plan found, with its bound.
         slots_per_gpu: experts that each GPU holds, replicas included; 0, auto: with replicas where these pay; None, memory: as
             many as its memory holds.

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import (
+    COLOCATIONS,
+    EXCLUSIVE_PLACES,
     TIE,
     WEIGHTS_PAY,
+    candidates,
+    soonest,
     with_micro_batches,
     with_time_slice,
 )
@@ -22,6 +26,22 @@ from aurora.types.program import AUTO_TIME_SLICES
 from tests.conftest import cluster
 from tests.simulator.test_interpreter import profile
 from tests.strategies import clusters, profiles
+
+
+@pytest.mark.full
+@settings(max_examples=10)
+@given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), st.lists(profiles(n), min_size=1, max_size=2))))
+def test_no_candidate_is_simulated_shorter(case):
+    machines, sources = case
+    ways = candidates(PlanOptions(objective="simulated"), sources)
+    chosen = soonest([make_plan(machines, sources, options) for options in ways], sources)
+    assert chosen.notes == ("chosen by simulation",)
+    took = simulate_plan(chosen, sources).seconds
+    if len(sources) == 1:
+        others = [PlanOptions(place=place) for place in EXCLUSIVE_PLACES]
+    else:
+        others = [PlanOptions(colocate=name, objective=objective) for name in COLOCATIONS for objective in ("causal", "paper")]
+    assert took == min(simulate_plan(make_plan(machines, sources, options), sources).seconds for options in others)
 
 
 @pytest.mark.full
@@ -53,6 +73,11 @@ def test_turns_are_chosen_by_as_many_windows_as_a_second_or_two_allow(monkeypatc
 def test_turns_on_one_gpu():
     sources = [profile([[[[4, 4]]]], name=name) for name in "ab"]
     assert with_time_slice(make_plan(cluster(1.0), sources), sources).options.time_slice == "exchange"
+
+
+def test_something_must_be_left_to_choose():
+    with pytest.raises(BadInput, match="found nothing to choose between"):
+        candidates(PlanOptions(objective="simulated", place="balanced"), [None])
 
 
 def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
