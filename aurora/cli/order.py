@@ -11,6 +11,7 @@ from aurora.errors import BadInput
 from aurora.types.options import OptionField
 
 if TYPE_CHECKING:
+    from aurora.types import Cluster
     from aurora.types.arrays import IntArray
 
 
@@ -22,6 +23,7 @@ def order(
     startup_s: Annotated[float | None, OptionField(flag="--startup")] = None,
     layer: int | None = None,
     seed: int = 0,
+    on_gpus: bool = False,
     output: Path | None = None,
     as_json: bool = False,
 ) -> None:
@@ -34,24 +36,39 @@ def order(
         startup_s: fixed seconds per message; default: the cluster's.
         layer: for a profile: the MoE layer, whose experts are placed contiguously.
         seed: random seed of random orders and random priorities.
+        on_gpus: also estimate how long GPUs take: by pushes into peers' memory, ordered or not, and by NCCL; and from how many
+            bytes of a rank an order pays.
         output: write the JSON to a file.
     """
     from aurora.io import load_cluster, write_text
-    from aurora.reports.json_objects import schedule_json
-    from aurora.reports.plan_tables import cut_line, gantt, order_table
+    from aurora.reports.json_objects import deliveries_json, schedule_json
+    from aurora.reports.plan_tables import cut_line, delivery_table, gantt, order_table
 
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
     methods = [name for name in names("order") if name != "auto"] if method == "all" else [method]
     made = [aurora.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
     each = [schedule_json(one, len(bytes_GG)) for one in made]
-    found = {"schedules": each} if method == "all" else each[0]
+    found, priced = {"schedules": each} if method == "all" else each[0], None
+    if on_gpus:
+        priced = _prices(bytes_GG, machines)
+        found |= deliveries_json(*priced)
     if output is not None:
         write_text(output, json_text(found) + "\n")
     console = terminal()
     drawn = gantt(made[0], len(bytes_GG), console.width) if console.is_terminal and len(made) == 1 else None
     cut, wrote = made[0].cut, None if output is None else f"wrote {output}"
-    show(as_json, found, order_table(made), None if cut is None else cut_line(cut), drawn, wrote)
+    deliveries = None if priced is None else delivery_table(*priced)
+    show(as_json, found, order_table(made), None if cut is None else cut_line(cut), drawn, deliveries, wrote)
+
+
+def _prices(bytes_GG: "IntArray", machines: "Cluster | None") -> tuple[dict[str, float], dict[str, float]]:
+    from aurora.planner.alltoall.schedule import equal_network
+    from aurora.planner.network.delivery import delivery_prices
+    from aurora.types.arrays import square_bytes
+
+    matrix = square_bytes("traffic", bytes_GG)
+    return delivery_prices(matrix, equal_network(len(matrix)) if machines is None else machines.network)
 
 
 def _bytes(traffic: Path, layer: int | None) -> "IntArray":

@@ -12,6 +12,7 @@ from aurora.io.clusters import fabric_json, link_curves_json
 from aurora.io.plans import by_failures, layers_json
 from aurora.planner.evaluate import Drift, Evaluation
 from aurora.planner.migrate import Migration
+from aurora.planner.network.delivery import chosen
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.reports.advice import second_model_advice
 from aurora.reports.trace_tables import ServedModel, percentiles
@@ -146,6 +147,12 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
         "gap": schedule.gap,
         "transfers": rows_json(**{name: getattr(schedule, f"{name}_X") for name in names}),
     }
+
+
+def deliveries_json(seconds: Mapping[str, float], pays_from: Mapping[str, float]) -> Found:
+    """Returns the seconds of each delivery (`delivery_prices`), the bytes from which it pays, and the push to use."""
+    rows = [{"delivery": name, "seconds": took_s, "pays_from_bytes": pays_from.get(name)} for name, took_s in seconds.items()]
+    return {"deliveries": rows, "push": chosen(seconds)}
 
 
 def cluster_json(cluster: Cluster) -> Found:

@@ -1,6 +1,6 @@
 """Tables of plans and of their inputs: profiles, drift, clusters, links, compute curves, schedules, explained layers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,6 +8,7 @@ from rich.table import Table
 
 from aurora.io.engine_placements import Export
 from aurora.planner.network.bounds import nics_of
+from aurora.planner.network.delivery import chosen
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.planner.placement.objective import letters
 from aurora.planner.workload.load_statistics import LEVEL
@@ -164,6 +165,19 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
     table = table_of({"method": text, **times, "gap": percent, "rows": str, "one to one": str}, rows)
     table.columns[0].no_wrap = True
     return table
+
+
+def delivery_table(seconds_by_name: Mapping[str, float], pays_from: Mapping[str, float]) -> Table:
+    """Returns a table of the seconds of each way to deliver an all-to-all, and the bytes from which an order pays.
+
+    Args: as `aurora.planner.network.delivery.delivery_prices` returns them.
+    """
+    rows = []
+    for name, took_s in seconds_by_name.items():
+        least = pays_from.get(name)
+        pays = DASH if least is None else "never" if least == float("inf") else f"from {size(least)} a rank"
+        rows.append((f"{name}, estimated", took_s, pays, "yes" if name == chosen(seconds_by_name) else ""))
+    return table_of({"delivery": text, "time": seconds, "its order pays": text, "to use": text}, rows)
 
 
 def cut_line(cut: Cut) -> str:

@@ -19,6 +19,7 @@ from aurora_vllm.worker_integration import WorkerIntegration
 from aurora.errors import BadInput
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
+from aurora.planner.network.delivery import DELIVERY
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.profiler import devices
@@ -238,6 +239,10 @@ def test_a_rank_that_cannot_push_is_a_reason_for_all(fails, said, monkeypatch):
     else:
         assert made[0] == made[1]
         assert said in made[0]
+
+
+def test_ways_by_push_are_the_deliveries_that_bring_counts():
+    assert [name for name, delivery in DELIVERY.items() if delivery.brings_counts] == [*PUSHES]
 
 
 def test_push_goes_by_no_messages():

@@ -7,8 +7,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.network.bounds import fluid_bound
-from aurora.types import Network, Order
-from bench.deliveries import (
+from aurora.planner.network.delivery import (
     DELIVERY,
     FLAG_S,
     LAUNCH_S,
@@ -19,6 +18,7 @@ from bench.deliveries import (
     delivery_seconds,
     pays_from,
 )
+from aurora.types import Network, Order
 
 RING = np.array([[0, 6, 0], [0, 0, 6], [6, 0, 0]]) * 10**6  # each rank sends to the next
 

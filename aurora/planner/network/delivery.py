@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aurora.errors import check_one_of
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.switch import steps_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -31,11 +29,13 @@ class Delivery:
         transfer_s: fixed seconds of a transfer; zero if its flags are sent while the next transfer's bytes are.
         keeps: the part of an order that it obeys: "nothing"; "senders": the sequence at each sender; "stages": stages, at
             senders and receivers.
+        brings_counts: whether counts travel with the rows, so that ranks need not exchange counts before.
     """
 
     once_s: float
     transfer_s: float
     keeps: str
+    brings_counts: bool = False
 
     def order(self, order: Order) -> Order:
         """Returns the order relaxed to the part that this delivery obeys (`keeps`)."""
@@ -56,14 +56,16 @@ class Delivery:
             bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
             network: ports, fabric and incast.
         """
+        from aurora.planner.network.switch import steps_seconds  # which workers that only push need not
+
         steps_s = steps_seconds(self.order(order), bytes_SGG, self.network(network), self.keeps == "stages")
         return self.once_s * len(bytes_SGG) + steps_s
 
 
 DELIVERY: Mapping[str, Delivery] = {
-    "unordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "nothing"),
-    "ordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "senders"),  # flags travel beside the next transfer
-    "gated push": Delivery(LAUNCH_S + FLAG_S, 2 * FLAG_S, "stages"),  # the arrival before, and the permit
+    "unordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "nothing", True),
+    "ordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "senders", True),  # flags travel beside the next transfer
+    "gated push": Delivery(LAUNCH_S + FLAG_S, 2 * FLAG_S, "stages", True),  # the arrival before, and the permit
     "put and signal": Delivery(FLAG_S, PUT_S, "senders"),
     "stages": Delivery(0.0, STAGE_S, "stages"),
 }
@@ -83,6 +85,8 @@ def delivery_seconds(
     Raises:
         BadInput: if there is no such order.
     """
+    from aurora.planner.alltoall.registry import ORDER
+
     for method in methods:
         check_one_of("methods", method, ORDER)
     seconds: dict[str, list[float]] = {name: [] for name in DELIVERY}
