@@ -29,8 +29,6 @@ from tables import Table, write
 
 from aurora.elastic.steps import Pause
 from aurora.io import shipped
-from aurora.planner.placement.slot_counts import failure_domains
-from aurora.planner.recovery import recover
 from aurora.training.data import read_samples
 from aurora.training.migration import next_placement
 from aurora.training.run import train
@@ -169,16 +167,16 @@ Outcome = tuple[int, float, bool]  # ranks lost, exact probability that nothing 
 
 
 def _drawn(count: int) -> list[Outcome]:
-    """Draws failures, and asks the planner's recovery what is lost."""
+    """Draws failures of a placement that the planner made, and counts those after which every expert is held."""
     dice, cluster, slots, found = np.random.default_rng(0), alike_ranks(NODES), -(-EXPERTS * 2 // NODES), []
-    domains = failure_domains(cluster, np.full(NODES, slots, dtype=np.int64))
     for number in range(count):
         load_LE = dice.permuted(np.tile((1.0 + np.arange(EXPERTS)) ** -dice.uniform(0.4, 1.6), (LAYERS, 1)), axis=1)
         placement = next_placement([[()] * LAYERS] * NODES, load_LE, cluster, slots, 2)
         alive_N, lost = np.ones(NODES, dtype=bool), 2 + number % 3
         alive_N[dice.permutation(NODES)[:lost]] = False
-        after = recover(placement.slots_LG, alive_N, load_LE, domains, cluster, 1, 2)
-        found.append((lost, model_survival(placement.slots_LG, lost), not any(after.lost_L)))
+        left = np.flatnonzero(alive_N).tolist()
+        held = all(len(set().union(*(held_N[node] for node in left))) == EXPERTS for held_N in placement.slots_LG)
+        found.append((lost, model_survival(placement.slots_LG, lost), held))
     return found
 
 

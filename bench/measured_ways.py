@@ -35,7 +35,7 @@ from aurora.io import load_cluster, shipped
 from aurora.models.loading import load_tokenizer
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import with_micro_batches, with_time_slice
-from aurora.planner.workload.step_traffic import steps_profile
+from aurora.planner.workload.step_traffic import drawn_windows
 from aurora.runtime.run import run
 from aurora.types import Cluster, Plan, Profile, RunOptions
 from aurora.types.profile import STAGES
@@ -137,7 +137,8 @@ def _measured(
     given = [profiles[of] for of in OF]
     plan_M = [make_plan(ports, [profile]) for profile in given]
     two, three = make_plan(ports, given[:2]), make_plan(ports, given)
-    drawn_M = [steps_profile(each, np.full(len(cluster), cell.batch), steps, np.random.default_rng(0)) for each in given]
+    tokens_TS = np.full((steps, len(cluster)), cell.batch)
+    drawn_M = [drawn_windows(each, tokens_TS, np.random.default_rng(0)) for each in given]
     alone_M = [serve(plan, model) for model, plan in enumerate(plan_M)]
     served = {IN_SEQUENCE: one_after_the_other(alone_M[:2])}
     if of_step > 1:

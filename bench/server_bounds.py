@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 from machine import machine
 from routed_tasks import deepseek
+from server_program import exact_hierarchical_s
 from tables import Table, today, write
 
-from aurora.planner.placement.bounds import exact_hierarchical_s, hierarchical_bound_s, server_counts
+from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape

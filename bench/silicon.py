@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from kernel_curves import curves_on_ranks
 from silicon_database import ENGINES, EXCHANGES, newest, package, system_specs, tables
 
 from aurora.errors import AuroraError, BadInput, check_one_of
 from aurora.io import load_model_config, save, save_cluster
 from aurora.planner.workload.attention import shared_width
-from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
-from aurora.planner.workload.model_config import Shape, weight_format
+from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve
+from aurora.planner.workload.model_config import Shape
 from aurora.planner.workload.model_structure import flat_config, number
 from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 from aurora.types.arrays import FloatArray
@@ -58,6 +59,23 @@ def device(system: str) -> str:
     return str(newest(system, "comm", "nccl", "nccl_perf", op_name="alltoall")["device"][0])
 
 
+def weight_format(config: Mapping[str, Any]) -> str:
+    """Returns the number format of experts' weights, by aiconfigurator's names.
+
+    "bfloat16" without `quantization_config`; "fp8", or "fp8_block" with scales per block; "w4a16_mxfp4"; for other methods
+    their own name.
+
+    Args:
+        config: the content of a transformers config.json.
+    """
+    quantised = flat_config(config).get("quantization_config") or config.get("quantization_config")
+    if not quantised:
+        return "bfloat16"
+    method = str(quantised.get("quant_method"))
+    block = "_block" if quantised.get("weight_block_size") else ""
+    return {"fp8": f"fp8{block}", "mxfp4": "w4a16_mxfp4"}.get(method, method)
+
+
 def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: int) -> ComputeCurves:
     """Returns the compute curves of a model on a system, as an engine's kernels were measured there.
 
@@ -94,7 +112,7 @@ def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: in
 
 
 def _expert(shape: Shape, system: str, engine: str, ranks: int, dtype: str) -> tuple[Curve, Curve, str]:
-    """Seconds of one expert and of the overhead, as `grouped_curves`, and the kernel's name, of the newest version."""
+    """Seconds of one expert and of the overhead, as `curves_on_ranks`, and the kernel's name, of the newest version."""
     sizes = {"hidden_size": shape.hidden, "inter_size": shape.inner, "topk": shape.top_k, "num_experts": shape.experts}
     known, wanted = set(), tuple(sizes.values())
     for columns in tables(system, "moe", engine, "moe_perf", moe_dtype=dtype, distribution="balanced", moe_tp_size=1):
@@ -111,7 +129,7 @@ def _expert(shape: Shape, system: str, engine: str, ranks: int, dtype: str) -> t
                 _points(shape, columns, [index for index in same if ep_X[index] == each], each)
                 for each in dict.fromkeys((ep, min(ep_X[index] for index in same)))
             )
-            return *grouped_curves(points, *fewer), f"{kernel} on {ep} expert-parallel ranks"
+            return *curves_on_ranks(points, *fewer), f"{kernel} on {ep} expert-parallel ranks"
     what = f"silicon measurements of {system} with {engine}"
     if not known:
         raise BadInput(f"{what}: expected grouped kernels of {dtype} for balanced tokens, found none")

@@ -7,10 +7,11 @@ are not recorded; they are drawn again here as the recording's authors draw them
 from collections.abc import Iterator
 
 import numpy as np
+from kernel_curves import curves_on_ranks
 from silicon_database import ENGINES, systems, tables
 
 from aurora.errors import BadInput
-from aurora.planner.workload.curve_fit import BalancedPoints, grouped_curves
+from aurora.planner.workload.curve_fit import BalancedPoints
 from aurora.types import Curve
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -56,7 +57,7 @@ class Kernel:
     def __init__(self, model: Model, points: BalancedPoints, fewer_ranks: BalancedPoints | None) -> None:
         self.model, self.points = model, points
         self.whole = Curve(*np.array(sorted(zip(points.rows_X.tolist(), points.seconds_X.tolist(), strict=True))).T)
-        self.expert, self.overhead = grouped_curves(points, fewer_ranks)
+        self.expert, self.overhead = curves_on_ranks(points, fewer_ranks)
 
     def seconds(self, rng: np.random.Generator, tokens: int, exponent: float) -> tuple[float, float, float]:
         """Seconds of the most loaded rank, by each of WAYS."""

@@ -1,11 +1,11 @@
-"""BALANCERS: load-balancing methods by name; and the part of the ceiling (`ceiling.py`) that each reaches on other traffic.
+"""BALANCERS: load-balancing methods by name; and the part of the ceiling (`ceiling.py`) that each reaches on held-out traffic.
 
-A method is a function that takes a BalancingCase and returns Served. The traffic is divided into blocks, and a method may know
+A method is a function that takes a BalancingCase and returns Served. The traffic is divided into blocks, and a method knows
 only a part of it:
 
 - Methods that plan once serve each block by a placement planned from the other blocks.
-- Methods that plan while serving know past windows. They warm up in the first block, which is not judged for any method.
-- Methods that see the batch know its token counts, and nothing else of the block.
+- Methods that plan while serving know past windows. They warm up in the first block, which is not evaluated for any method.
+- Methods that balance each batch know its token counts, and nothing else of the block.
 
 A new method takes one such function and one line in BALANCERS.
 """
@@ -47,12 +47,12 @@ RECORDED_RANGE = "recorded_balance.json"  # shipped
 
 
 class Served(NamedTuple):
-    """Result of a method.
+    """Result of serving a BalancingCase by a balancing method.
 
     Attributes:
         seconds_D: (D,) seconds of all layers of each step.
-        fetched: mean number of experts that GPUs fetch in a window.
-        slots: slots per GPU in each layer.
+        fetched: number of experts whose weights GPUs fetch per window, on average.
+        slots: mean number of slots per GPU in a layer.
     """
 
     seconds_D: FloatArray
@@ -62,15 +62,15 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BalancingCase:
-    """Input of a method.
+    """Input of a balancing method: traffic, GPUs and limits.
 
     Attributes:
         traffic: windows, steps and blocks.
         gpus: number of GPUs, which are equal.
-        slots: number of experts that fit on each.
+        slots: number of experts that fit on each GPU in a layer.
         curve: seconds of a rank's experts.
         expert_bytes: bytes of an expert's weights in one layer.
-        every: interval in windows at which EPLB plans again, from the loads of these windows.
+        every: interval in windows at which EPLB plans again, from the loads of the last `every` windows.
         lag: number of windows from planning until the new map is in force.
         shared: work of a token's shared expert / work of a token's routed expert; 0: the model has no shared expert, or
             computes it separately.
@@ -105,17 +105,17 @@ class BalancingCase:
         return -(-self.experts // self.gpus)
 
     def held_out(self, method: str, slots: int | None) -> list[SlotMap]:
-        """Returns the map for each block, planned from the other blocks by a method of REPLICAS; slots as in `planned_map`."""
+        """Returns one SlotMap per block, planned from the other blocks by a method of REPLICAS; slots as in `planned_map`."""
         if (method, slots) not in self.maps:
             self.maps[method, slots] = self.traffic.held_out(lambda load: self.plan(load, method, slots))
         return self.maps[method, slots]
 
     def plan(self, load_LE: FloatArray, method: str, slots: int | None) -> SlotMap:
-        """Returns the map planned from loads load_LE (L, E); arguments as in `planned_map`."""
+        """Returns the SlotMap planned for loads load_LE (L, E), cached in `maps`; arguments as in `planned_map`."""
         return planned_map(load_LE, self.gpus, slots, method, self.seed)
 
     def once(self, method: str, slots: int | None) -> Served:
-        """Returns the result of serving each block by its map of `held_out`; nothing moves. `slots` None: no replicas."""
+        """Returns the result of serving each block by a fixed map, planned from the other blocks. `slots` None: no replicas."""
         maps = self.held_out(method, slots)
         return Served(self.traffic.seconds_D(maps, self.traffic.block_T, self.curve), 0.0, slots or self.fewest)
 
@@ -261,18 +261,18 @@ BALANCERS: dict[str, Balancer] = {
 
 @dataclass(frozen=True)
 class MethodReach:
-    """Result of a method on traffic that it was not planned for, and the part of the ceiling that it reaches.
+    """Result of a balancing method on held-out traffic, and the part of the ceiling that it reaches.
 
     Attributes:
         name: a name in BALANCERS.
-        ratio: seconds of the slowest GPUs / seconds with perfect balance, over all layers and judged steps; 1 is perfect.
+        ratio: seconds of the slowest GPUs / seconds with perfect balance, over all layers and evaluated steps; 1 is perfect.
         low, high: 95 % interval of `ratio`.
-        share: time that the method saves against the linear placement / time that perfect balance would save; 1 is all.
+        share: time saved against the linear placement / time that perfect balance would save; 1 is perfect.
         share_low, share_high: 95 % interval of `share`.
         slots: mean number of slots per GPU in a layer.
         memory_bytes: bytes per GPU, over all layers, of slots beyond those that the experts need.
         moved_bytes: bytes of expert weights that all GPUs together fetch in a recorded window.
-        worst: the ratio in the worst judged window.
+        worst: `ratio` in the worst evaluated window.
     """
 
     name: str
@@ -302,15 +302,15 @@ def reach(
     shared: float = 0.0,
     progress: Progress = untold,
 ) -> tuple[MethodReach, ...]:
-    """Computes the part of the ceiling that balancing methods reach, on windows that they were not planned for.
+    """Computes the part of the ceiling that each balancing method reaches on held-out windows.
 
     Args:
-        profile: the traffic; its sources are summed, so that any number of GPUs can be asked about.
+        profile: the traffic; its sources are summed, so that `gpus` may be any number.
         gpus: number of GPUs, which are equal.
         slots_per_gpu: slots of methods with replicas; None: as few as the experts need.
         methods: names in BALANCERS.
         step_tokens: tokens of a step on all GPUs; None: as many as in a window of the profile.
-        curve: seconds of a rank's experts.
+        curve: seconds of a rank's experts by its tokens.
         seed: random seed for cutting windows into steps, and of strategies that draw.
         every: interval in windows at which EPLB plans again while serving.
         lag: number of windows from planning until a map planned while serving is in force.
@@ -369,15 +369,15 @@ def _reached(case: BalancingCase, name: str, served: Served, linear_D: FloatArra
 
 @dataclass(frozen=True)
 class RecordedRange:
-    """Range of imbalance and of methods' results over recorded models.
+    """Range of imbalance and of balancing methods' results over recorded models.
 
-    Of each model, the recordings with the nearest number of GPUs and of tokens in a step count.
+    For each model, only recordings with the nearest number of GPUs and of tokens per step are used.
 
     Attributes:
         models: names of the recorded models.
-        gpus: the numbers of GPUs of these recordings.
-        parts: (least, most) over the models of "whole", "stable", "drifting" and "per_step", as in ImbalanceSplit.
-        ratios: (least, most) over the models of each method's `ratio`, as in MethodReach.
+        gpus: the numbers of GPUs of the used recordings.
+        parts: (smallest, largest) value over the models of each part of ImbalanceSplit: "whole", "stable", "drifting", ...
+        ratios: (smallest, largest) value over the models of each method's `ratio`, as in MethodReach.
     """
 
     models: tuple[str, ...]
@@ -393,7 +393,7 @@ def recorded_range(gpus: int, step_tokens: float | None = None) -> RecordedRange
 
     Args:
         gpus: number of GPUs that share the experts.
-        step_tokens: tokens of a step on all of them; None: recordings with any number count.
+        step_tokens: tokens of a step on all GPUs; None: recordings with any number are used.
     """
     rows: list[dict[str, Any]] = json.loads(shipped(RECORDED_RANGE).read_text())["recordings"]
     chosen = []

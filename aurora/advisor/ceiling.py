@@ -1,20 +1,20 @@
 """Ceiling of load balancing: the time that perfect balance would save, and its stable, drifting and per-step parts.
 
-A layer's step ends with its slowest GPU. Imbalance = seconds of the slowest GPUs / seconds with perfect balance - 1, summed
-over all layers and steps. A map says which GPU holds which experts. The imbalance is split by the loads that a map can know:
+A layer's step ends when its slowest GPU has ended. Imbalance = seconds of the slowest GPUs / seconds with perfect balance - 1,
+summed over all layers and steps. A map gives the GPU of each expert. With three maps, A linear (experts in index order), B
+planned for the mean loads of other traffic, and C planned for the loads shortly before and after a step, the parts are:
 
-    stable    imbalance of the linear map - imbalance of a map that knows the mean loads of other traffic
-    drifting  imbalance of that map       - imbalance of a map that knows the loads shortly before and after, but not these
-    per step  imbalance of that map       - 0, which only methods that see the counts of a batch can reach
+    stable    imbalance of A - imbalance of B: a static map removes it
+    drifting  imbalance of B - imbalance of C: maps that follow slow changes remove it
+    per step  imbalance of C: only methods that know the counts of a batch remove it
 
-The three sum to the whole by construction. No map knows the steps that it is judged by, so that luck does not count as balance.
-The per-step part is mostly chance: n tokens of a GPU vary by about sqrt(n), so this part falls with the square root of a step's
-tokens. It also contains the imbalance that remains in these slots even if loads are known (`by_slots`), which more slots
-remove.
+The three sum to the whole by construction. No map knows the steps that it is evaluated on, so that luck does not count as
+balance. The per-step part is mostly chance: n tokens of a GPU vary by about sqrt(n), so it falls with the square root of a
+step's tokens. It also contains the imbalance that remains with known loads for lack of slots (`by_slots`).
 
 Windows of a profile are not steps. Steps are cut from them in sequence: parts of a window are drawn without replacement, so
-that every token is used at most once. This takes the tokens of one window as exchangeable. If steps are shorter than windows,
-real steps are somewhat less even, because the tokens of a prompt follow each other.
+that every token is used at most once. This assumes that the tokens of a window are exchangeable. If steps are shorter than
+windows, real steps are less balanced, because the tokens of a prompt follow each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,6 @@ FEWEST_WINDOWS = 8  # fewer are cut into as many, which shows no drift
 MOST_STEPS = 240  # that judge
 MOST_DRAWN = 10**9  # tokens that are drawn without replacement; of more, with
 NEAR = (1.0, 3.0, 10.0)  # windows within which loads count for the map that knows what is near, in the mean
-SUFFICES = 0.95  # share of the ceiling from which a static map is enough
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class RankCurve:
     """Seconds of a rank's experts in one layer: overhead_s + active_s x active experts + token_s x their tokens.
 
     Args:
-        overhead_s: seconds of a grouped kernel without experts.
-        active_s: seconds of each active expert, that is, one that has tokens.
+        overhead_s: seconds of a grouped kernel without active experts.
+        active_s: seconds per active expert (an expert that has tokens).
         token_s: seconds of each (token, expert) pair.
     """
 
@@ -62,9 +61,9 @@ class RankCurve:
 
     @classmethod
     def of(cls, profile: Profile, gpu: Gpu, step_tokens: float, experts: float) -> Self:
-        """Makes a RankCurve from a profile's curves: a straight line through the seconds of an expert at two numbers of pairs.
+        """Makes a RankCurve from a profile's curves: an expert's seconds become a straight line through two points.
 
-        These numbers are one pair, and the mean number of pairs of an expert in a step.
+        The points are one (token, expert) pair, and the mean number of pairs of an expert in a step.
 
         Args:
             profile: the profile with the compute curves.
@@ -87,14 +86,14 @@ TOKENS = RankCurve()  # seconds in units of a token
 
 
 class SlotMap(NamedTuple):
-    """A map of experts: the expert in each slot, and the part of its load there, both (L, G, P)."""
+    """Placement of experts in slots: the expert in each slot, and the part of its load there, both (L, G, P)."""
 
     held_LGP: IntArray
     part_LGP: FloatArray
 
     @classmethod
     def of_gpus(cls, gpu_E: IntArray, gpus: int, layers: int) -> Self:
-        """Returns the map of all layers with expert e on GPU gpu_E[e] alone."""
+        """Returns the map without replicas in which expert e is on GPU gpu_E[e] in every layer."""
         held_GP = np.full((gpus, int(np.bincount(gpu_E).max())), EMPTY)
         for gpu in range(gpus):
             expert_X = np.flatnonzero(gpu_E == gpu)
@@ -109,7 +108,7 @@ def linear_map(layers: int, experts: int, gpus: int) -> SlotMap:
 
 
 def planned_map(load_LE: FloatArray, gpus: int, slots: int | None, method: str = "equal-split", seed: int = 0) -> SlotMap:
-    """Plans a map for given loads by a method of REPLICAS.
+    """Plans a SlotMap for given loads by a method of REPLICAS.
 
     Args:
         load_LE: (L, E) the loads to plan for.
@@ -130,7 +129,7 @@ def slot_seconds(tokens_DLGP: FloatArray, curve: RankCurve) -> FloatArray:
     """Returns (D, L), the seconds of the slowest GPU in each step and layer.
 
     Args:
-        tokens_DLGP: (D, L, G, P) tokens of each slot; a slot with less than one token counts as that part of an active expert.
+        tokens_DLGP: (D, L, G, P) tokens of each slot; a slot with x < 1 tokens on average counts as x active experts.
         curve: seconds of a rank's experts.
     """
     return np.asarray(curve(tokens_DLGP.sum(axis=3), np.minimum(tokens_DLGP, 1.0).sum(axis=3)).max(axis=2))
@@ -153,9 +152,9 @@ def map_seconds(load_DLE: FloatArray, experts: SlotMap, curve: RankCurve) -> Flo
 
 
 def perfect_seconds(load_DLE: FloatArray, gpus: int, curve: RankCurve) -> FloatArray:
-    """Returns (D, L), the seconds if all GPUs have equal tokens and equally many active experts, which no map can beat.
+    """Returns (D, L), the seconds of perfect balance: all GPUs have equally many tokens and active experts.
 
-    load_DLE (D, L, E) are the tokens of each expert in each step.
+    No map is faster. load_DLE (D, L, E) are the tokens of each expert in each step.
     """
     return curve(load_DLE.sum(axis=2) / gpus, np.minimum(load_DLE, 1.0).sum(axis=2) / gpus)
 
@@ -179,8 +178,8 @@ def serving_steps(load_TLE: IntArray, step_pairs: float, most: int, rng: np.rand
 
     Args:
         load_TLE: (T, L, E) int64, pairs of each window.
-        step_pairs: pairs of a step in a layer, in the mean over layers; need not be whole.
-        most: maximum number of steps; if there are more, this number is cut, evenly spaced.
+        step_pairs: pairs of a step per layer, averaged over layers; need not be whole.
+        most: maximum number of steps; of more, `most` evenly spaced ones are cut.
         rng: draws the parts of windows.
 
     Raises:
@@ -227,10 +226,10 @@ def _part_of(load_LE: IntArray, size_L: IntArray, rng: np.random.Generator) -> I
 
 @dataclass(frozen=True, eq=False)
 class ServedTraffic:
-    """Recorded traffic in blocks of windows: maps are planned from windows, and judged by the steps that are cut from them.
+    """Recorded traffic in blocks of windows: maps are planned from windows, and evaluated on steps that are cut from them.
 
     Attributes:
-        load_TLE: (T, L, E) float64, the windows' loads; if many windows were recorded, neighbours are summed.
+        load_TLE: (T, L, E) float64, the windows' loads; if many windows were recorded, neighbouring ones are summed.
         step_DLE: (D, L, E) float64, (token, expert) pairs of the steps.
         window_D: (D,) int64, the window of each step.
         block_T: (T,) int64, the block of each window.
@@ -303,7 +302,7 @@ class ServedTraffic:
         return np.bincount(self.block_D, seconds_D).astype(np.float64)
 
     def seconds_D(self, maps_of: Sequence[SlotMap], of_T: IntArray, curve: RankCurve) -> FloatArray:
-        """Returns (D,) the seconds of each step, summed over layers, if window t is served by the map maps_of[of_T[t]]."""
+        """Returns (D,) the seconds of each step, summed over layers; window t is served by the map maps_of[of_T[t]]."""
         seconds_D = np.zeros(len(self.step_DLE))
         for number, experts in enumerate(maps_of):
             at_D = of_T[self.window_D] == number
@@ -311,13 +310,13 @@ class ServedTraffic:
         return seconds_D
 
     def held_out(self, plan: Callable[[FloatArray], SlotMap]) -> list[SlotMap]:
-        """Returns the map of each block, planned from the summed loads (L, E) of all other blocks."""
+        """Returns one map per block, made by `plan` from the summed loads (L, E) of all other blocks."""
         blocks = range(int(self.block_T[-1]) + 1)
         return [plan(self.load_TLE[self.block_T != block].sum(axis=0)) for block in blocks]
 
 
 def ratio_interval(above_B: FloatArray, below_B: FloatArray) -> Interval:
-    """Returns sum of above_B / sum of below_B over blocks, with its interval at LEVEL by a jackknife over blocks (Student's t).
+    """Returns sum(above_B) / sum(below_B) over blocks with its confidence interval, by a jackknife over blocks (Student's t).
 
     Source: Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 11.
     """
@@ -332,16 +331,16 @@ def ratio_interval(above_B: FloatArray, below_B: FloatArray) -> Interval:
 
 @dataclass(frozen=True)
 class ImbalanceSplit:
-    """The imbalance of the linear map and its three parts, which sum to it; 0.2 is 20 % longer than with perfect balance.
+    """The imbalance of the linear map and the three parts that sum to it; 0.2 is 20 % longer than with perfect balance.
 
     Attributes:
         whole: the imbalance of the linear map, with its interval.
         stable: the part that a static map removes.
-        drifting: the further part that a map removes which follows slow changes.
-        per_step: the rest, which only methods that see a batch can remove.
-        by_slots: the part of `per_step` that remains in these slots even if loads are known, and that more slots remove.
+        drifting: the further part that maps remove if they follow slow changes.
+        per_step: the rest, which only methods that know the counts of a batch remove.
+        by_slots: the part of `per_step` that remains even if loads are known, for lack of slots.
         step_tokens: tokens of a step; fewer than asked for if a fifth of the profile has fewer.
-        windows: number of recorded windows; fewer than FEWEST_WINDOWS show no drift.
+        windows: number of recorded windows; with fewer than FEWEST_WINDOWS, drift cannot be measured.
     """
 
     whole: Interval
@@ -354,13 +353,8 @@ class ImbalanceSplit:
 
     @property
     def static_share(self) -> float:
-        """stable / whole: the part of the ceiling that a static map is expected to reach on other traffic of this kind."""
+        """stable / whole: the expected part of the ceiling that a static map reaches on other traffic of the same kind."""
         return self.stable.value / self.whole.value if self.whole.value else 1.0
-
-    @property
-    def static_suffices(self) -> bool:
-        """True if a static map is expected to reach the share SUFFICES of the ceiling."""
-        return self.static_share >= SUFFICES
 
 
 def imbalance_split(
@@ -374,7 +368,7 @@ def imbalance_split(
     """Splits the imbalance of the linear map into its stable, drifting and per-step parts, with intervals.
 
     Args:
-        profile: the traffic; its sources are summed, so that any number of GPUs can be asked about.
+        profile: the traffic; its sources are summed, so that `gpus` may be any number.
         gpus: number of GPUs, which are equal.
         step_tokens: tokens of a step on all GPUs; None: as many as in a window of the profile.
         slots_per_gpu: slots of planned maps; None: as few as the experts need, without replicas.

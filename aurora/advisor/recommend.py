@@ -1,4 +1,4 @@
-"""Recommends a way to serve a model on given GPUs, with its gain and its launch command; or nothing, if nothing is faster."""
+"""Recommends a way to serve a model on given GPUs, with its gain and its launch command; or None if the default is fastest."""
 
 import re
 from collections import Counter
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from aurora.advisor.balancers import RecordedRange, recorded_range
@@ -38,7 +37,6 @@ from aurora.types.arrays import FloatArray
 from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.network import servers
 from aurora.types.options import GATHERED
-from aurora.types.placement import EMPTY
 
 SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that is drawn if there is no profile
 AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
@@ -50,11 +48,11 @@ TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
 def save_recommendation(found: "Recommendation", folder: Path, model: str) -> str | None:
-    """Writes the files of a recommendation: cluster and profile and, if it serves by a plan, the plan and the engine's files.
+    """Writes the files of a recommendation: cluster and profile; for a planned placement also the plan and the engine's files.
 
     Args:
         found: the recommendation.
-        folder: the folder, which is created.
+        folder: the folder to create and write to.
         model: the model's name or path, as the engine loads it.
 
     Returns:
@@ -82,15 +80,15 @@ def save_recommendation(found: "Recommendation", folder: Path, model: str) -> st
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan compared with the engine's default by simulated steps, of which only MoE layers are simulated.
+    """A plan compared with the engine's default by simulating the MoE layers of steps.
 
     Attributes:
-        name: a description of the plan.
-        way: the engine's settings, as simulated and as in the launch command.
+        name: description of the plan.
+        way: the engine's settings, for the simulation and the launch command.
         plan: the plan, made from all of the traffic.
         seconds: simulated seconds of a step's MoE layers under the plan, mean over the profile's windows.
-        gain: seconds of a whole step by the engine's default / by the plan; above 1 the plan is faster.
-        low: lower end of the interval for the gain on a block of further traffic; None if there are too few windows for one.
+        gain: seconds of a whole step under the engine's default / under the plan; above 1 the plan is faster.
+        low: lower end of the gain's prediction interval for further traffic; None if there are too few windows for one.
         high: upper end of the interval.
     """
 
@@ -113,7 +111,7 @@ class SimulatedPlans:
     """Plans compared with the engine's default by simulated MoE layers, for GPUs of several kinds or a model without a config.
 
     Attributes:
-        default: the engine's settings if only expert parallelism over data-parallel ranks is set.
+        default: the engine's default way of serving (expert parallelism over data-parallel ranks).
         default_s: simulated seconds of a step's MoE layers under the default, mean over the profile's windows.
         tokens: tokens of a step, mean over the profile's windows.
         share: seconds of MoE layers / seconds of a whole step; 1 if the rest of a step is unknown.
@@ -143,12 +141,12 @@ class Recommendation:
         drawn: whether the traffic was drawn rather than recorded; then nothing is recommended.
         served: comparison of ways of serving, for equal GPUs and a known config; None in other cases.
         simulated: comparison of plans, for GPUs of several kinds or a model without a config; None if `served` is given.
-        recorded: range of imbalance and of balancing methods over recorded models, if the traffic was drawn; None otherwise.
-        at_most: (least, most) gain of perfect balance over the engine's default, if traffic is as even, or as uneven, as that
-            of recorded models; None for recorded traffic, and if `simulated` is given.
-        plan: the plan by which the recommended way serves; None if it serves by none, or nothing is recommended.
-        sharing: comparison with a second model of the same kind that shares the GPUs: in turns on the same GPUs or, on GPUs of
-            several kinds, a copy on each half. None if the traffic was drawn, or the engine can do neither.
+        recorded: range of imbalance and of balancing results over recorded models, if the traffic was drawn; None otherwise.
+        at_most: (lower, upper) estimate of the gain of perfect balance over the engine's default, for traffic as balanced, and
+            as imbalanced, as that of recorded models; None for recorded traffic, and if `simulated` is given.
+        plan: the plan of the recommended way; None if the way has no planned placement, or nothing is recommended.
+        sharing: simulated comparison of ways to serve a second copy of the model on the same GPUs: in turns or, on GPUs of
+            several kinds, a copy on each half. None if the traffic was drawn, or the engine supports neither.
     """
 
     engine: str
@@ -164,7 +162,7 @@ class Recommendation:
 
     @property
     def default(self) -> ServingWay:
-        """The engine's settings if only expert parallelism over data-parallel ranks is set."""
+        """The engine's default way of serving (expert parallelism over data-parallel ranks)."""
         if self.simulated is not None:
             return self.simulated.default
         assert self.served is not None
@@ -173,7 +171,7 @@ class Recommendation:
 
     @property
     def best(self) -> ComparedWay | Candidate | None:
-        """The recommended way or plan; None if none is faster with enough certainty, or the traffic was drawn."""
+        """The recommended way or plan; None if none is faster beyond its interval, or the traffic was drawn."""
         if self.drawn:
             return None
         if self.served is not None:
@@ -187,12 +185,12 @@ class Recommendation:
 
 
 def best_way(served: WaysOfServing) -> ComparedWay | None:
-    """Returns the way to recommend; None if none is worth it.
+    """Returns the way to recommend; None if no way qualifies.
 
-    A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval. The layout and
-    exchange are chosen first. Their computed steps have an error of COMPUTED_ERROR; of those within it of the most tokens per
-    second, one that needs nothing installed is preferred, then the fewest changes. Then, of the ways with this layout and
-    exchange within TIE of the most tokens per second, the one with the fewest changes is returned.
+    A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval. First the layout and
+    exchange are chosen: of those within the error of computed steps (COMPUTED_ERROR) of the most tokens per second, one that
+    needs nothing installed is preferred, then the one with the fewest changes. Then, of the ways with this layout and exchange
+    within TIE of the most tokens per second, the one with the fewest changes is returned.
     """
     sure = [other for other in served.others if other.way is not None and other.low > WORTH]
     if not sure:
@@ -213,16 +211,16 @@ def best_way(served: WaysOfServing) -> ComparedWay | None:
 
 
 def installs(served: WaysOfServing, other: ComparedWay) -> str:
-    """Returns the software or hardware that a way needs beyond the engine's default, in words; empty: none."""
+    """Returns a text with the software or hardware that a way needs beyond the engine's default; empty: none."""
     assert served.default.way is not None
     return "" if other.way is None or other.way.exchange == served.default.way.exchange else EXCHANGES[other.way.exchange].needs
 
 
 def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int = 8) -> Cluster:
-    """Returns the cluster that a short text describes.
+    """Returns the Cluster that a text like "h20:8,a100:8" describes.
 
     Args:
-        gpus: kinds and numbers, such as "h20:8,a100:8". A kind is named by words of its datasheet's name; of several kinds with
+        gpus: kinds and numbers, such as "h20:8,a100:8". A kind is given by words of its datasheet's name; of several kinds with
             these words, the one with the fastest links, then with the most memory, is taken.
         kinds: datasheets by name.
         nic_Bps: bytes per second of a GPU's NIC to other servers, each way.
@@ -266,7 +264,7 @@ def _kind(name: str, kinds: dict[str, GpuKind]) -> GpuKind:
 
 
 def with_datasheet_curves(profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind]) -> Profile:
-    """Returns the profile with compute curves added, computed from datasheets, for each GPU kind that it has no curves of.
+    """Adds compute curves computed from datasheets to a profile, for the GPU kinds that it has no curves for.
 
     Args:
         profile: the profile.
@@ -298,12 +296,12 @@ def recommend(
     per_server: int = 8,
     progress: Progress = untold,
 ) -> Recommendation:
-    """Recommends a way to serve a model on given GPUs, with its gain over the engine's default; or nothing.
+    """Recommends a way to serve a model on given GPUs, with its gain over the engine's default; or no change.
 
-    On equal GPUs, the engine's ways of serving (layouts, exchanges, placements, replicas, its own balancer) and methods that it
-    lacks are compared by `compare_ways_of_serving`, on traffic for which nothing was planned. A way is recommended only if the
-    lower end of its gain's interval is above WORTH. If the traffic is drawn, nothing is recommended; the answer is the range of
-    balancing results over recorded models.
+    On equal GPUs, the engine's ways of serving (layouts, exchanges, placements, replicas, its own balancer) and balancing
+    methods that it lacks are compared by `compare_ways_of_serving`, on held-out traffic. A way is recommended only if the lower
+    end of its gain's interval is above WORTH. For drawn traffic nothing is recommended; the result is the range of balancing
+    results over recorded models.
 
     On GPUs of several kinds, or without a config, steps of MoE layers are simulated under the engine's default and under plans.
     The windows are cut into BLOCKS blocks in sequence; each is served by plans made from the other blocks. With a config, the
@@ -314,8 +312,8 @@ def recommend(
         engine: "vllm", "sglang", "trtllm" or "vllm-ascend".
         model: config.json (its content or path), folder or shipped name of the model, from which the seconds of steps are
             computed; None: only MoE layers are simulated.
-        profile: the model's traffic; if it has another number of source ranks, it is dealt to the GPUs. None: synthetic traffic
-            is drawn for `model` (Zipf, 0.8).
+        profile: the model's traffic; its tokens are redistributed if there are more or fewer GPUs than source ranks. None:
+            synthetic traffic is drawn for `model` (Zipf, 0.8).
         load: the requests.
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
         per_server: with `gpus` as text: GPUs of a server.
@@ -380,12 +378,12 @@ def recommend(
 
 
 def takes_turns(engine: str, cluster: Cluster) -> bool:
-    """Returns whether several servers of an engine can take turns on the cluster's GPUs, which must be in one machine."""
+    """Returns whether an engine supports several server processes that take turns on the cluster's GPUs, all in one machine."""
     return SERVING_ENGINES[engine].share is not None and len({gpu.node for gpu in cluster.gpus}) == 1 < len(cluster)
 
 
 def served_alone(engine: str, cluster: Cluster) -> ServedAlone:
-    """Returns the engine's default way to serve a model that shares its GPUs with no other."""
+    """Returns the engine's default way to serve a single model, as the reference for `compare_sharing`."""
     way = SERVING_ENGINES[engine].default(len(cluster), per_server_of(cluster), nvlink=has_nvlink(cluster))
     return ServedAlone(engine_default, orders_of(way), weighted=False)
 
@@ -397,32 +395,26 @@ def has_nvlink(cluster: Cluster) -> bool:
 
 
 def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: str) -> Plan:
-    """Makes, from all of the traffic, the plan of a way with a planned placement.
+    """Makes the plan to serve with, from all of the traffic, for a way with a planned placement.
 
     Args:
         cluster: the GPUs, which are equal.
         profile: the traffic.
-        best: the way.
+        best: the way of serving.
         replicate: a name in REPLICAS: the method that places replicas.
     """
     assert best.way is not None
     redundant = best.way.redundant > 0
     slots = -(-(profile.experts + best.way.redundant) // len(cluster)) if redundant else None
     table = planned_map(profile.load_LE.astype(np.float64), len(cluster), slots, replicate if redundant else "equal-split")
-
-    def rows(column_LGP: NDArray[Any]) -> tuple[tuple[tuple[Any, ...], ...], ...]:
-        """Returns the values of used slots, by layer and GPU."""
-        layers = zip(column_LGP, table.held_LGP != EMPTY, strict=True)
-        return tuple(tuple(tuple(row[used].tolist()) for row, used in zip(*layer, strict=True)) for layer in layers)
-
-    placement = Placement(rows(table.held_LGP), rows(table.part_LGP) if redundant else None)
+    placement = Placement.of_slots(table.held_LGP, table.part_LGP if redundant else None)
     return price(cluster, profile, placement, PlanOptions(order=AT_ONCE))
 
 
 def moe_share(
     cluster: Cluster, profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind], way: ServingWay, isl: int
 ) -> float:
-    """Returns seconds of experts and exchanges / seconds of a whole step of prompts.
+    """Returns the share of a prefill step that experts and exchanges take: their seconds / seconds of the whole step.
 
     With several kinds of GPUs, each part of the step takes its seconds on the kind that is slowest at it.
 
@@ -458,7 +450,7 @@ def simulate_plans(
         cluster: the GPUs.
         profile: the traffic, with one source rank per GPU and curves of all kinds.
         way: the engine's default.
-        share: seconds of MoE layers / seconds of a whole step, from which the gains of whole steps follow (Amdahl's law).
+        share: seconds of MoE layers / seconds of a whole step, to convert gains to whole steps (Amdahl's law).
         progress: called with (name of the work, amount done, amount in all).
 
     Raises:
@@ -488,7 +480,7 @@ def simulate_plans(
 
 
 def engine_default(cluster: Cluster, profile: Profile) -> Plan:
-    """Returns the plan that corresponds to an engine's default: experts in sequence, all transfers of an all-to-all at once.
+    """Returns the Plan that models an engine's default: experts in index order, all transfers of an all-to-all at once.
 
     Args:
         cluster: the GPUs.
@@ -507,7 +499,7 @@ def per_server_of(cluster: Cluster) -> int:
 
 
 def orders_of(way: ServingWay) -> str:
-    """Returns the argument `orders` of `simulate_plan` that simulates the exchange of a way, one of SIMULATED_ORDERS."""
+    """Returns the value of `orders` with which `simulate_plan` simulates a way's exchange, one of SIMULATED_ORDERS."""
     return GATHERED if EXCHANGES[way.exchange].sends == "gather" else "plan"
 
 
@@ -545,7 +537,7 @@ def _gain(
 
 
 def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
-    """Returns (mean gain, low, high): the interval low to high contains one further gain with probability CONFIDENCE.
+    """Returns (mean gain, low, high), a prediction interval: the next gain lies in it with probability CONFIDENCE.
 
     Args:
         log_gain_W: (W,) logarithms of measured gains, two or more, assumed to be normal and independent.
@@ -557,7 +549,7 @@ def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
 
 
 def step_seconds(plan: Plan, profile: Profile, orders: str = "plan") -> FloatArray:
-    """Returns (W,) simulated seconds of the MoE layers in each of the first W windows; W is as large as TRANSFERS allows.
+    """Returns (W,) simulated seconds of the MoE layers in each of the first W windows, at most TRANSFERS transfers.
 
     Args:
         plan: the plan.

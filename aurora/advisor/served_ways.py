@@ -1,9 +1,9 @@
 """Compares ways of serving one model on equal GPUs: tokens per second, time to first token and time per output token.
 
 Steps are computed from datasheets (`step_seconds`). The seconds of experts, and of exchanges that depend on the placement, are
-multiplied by the slowest GPU's seconds / those with perfect balance, on traffic for which nothing was planned (`reach`). A
-data-parallel rank has L requests in flight, each with a prompt of `isl` and an answer of `osl` tokens; in a cycle of osl decode
-steps and L prompts it serves each of them once.
+multiplied by (seconds of the slowest GPU / seconds with perfect balance) on held-out traffic (`reach`). A data-parallel rank
+has L requests in flight, each with a prompt of `isl` and an answer of `osl` tokens; in a cycle of osl decode steps and L
+prompts it serves each request once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,8 +55,8 @@ class Service:
 
     Attributes:
         tokens_per_s: generated tokens per second, of all GPUs together.
-        ttft_s: time to first token in seconds, of a request that need not wait for its turn.
-        tpot_s: time per output token in seconds, with the steps in between that compute other requests' prompts.
+        ttft_s: time to first token in seconds, of a request that does not queue.
+        tpot_s: time per output token in seconds, including steps that compute other requests' prompts.
     """
 
     tokens_per_s: float
@@ -69,20 +69,19 @@ class ComparedWay:
     """A way of serving, compared with the engine's default.
 
     Attributes:
-        changes: the differences from the engine's default, in words.
-        method: the name in BALANCERS of its balancing method; "" if each expert is cut over GPUs.
-        way: the engine's settings; None: the engine does not have this way.
-        service: its rates and latencies.
-        gain: its tokens per second / the default's.
-        low, high: ends of the gain's interval. It covers balance (95 %, over blocks of traffic for which nothing was planned)
-            and, if layout or exchange differ from the default's, the error of computed steps (COMPUTED_ERROR).
+        changes: the differences from the engine's default, as phrases.
+        method: the balancing method's name in BALANCERS; "" if each expert is cut over GPUs.
+        way: the engine's settings; None: the engine does not support this way.
+        service: predicted rates and latencies.
+        gain: tokens per second / tokens per second of the default.
+        low, high: ends of the gain's interval. It covers balance (95 %, over blocks of held-out traffic) and, if layout or
+            exchange differ from the default's, the error of computed steps (COMPUTED_ERROR).
         share: time saved / time that perfect balance would save in the default's layout; None for other layouts or exchanges,
             and if perfect balance would gain less than SHARED_OUT.
-        memory_bytes: bytes of a GPU for replicas.
-        moved_bytes: mean bytes of weights that all GPUs together fetch in a step of answers. If the step waits for them
-            (methods in FETCHED_FIRST, and EPLB in engines that move experts between steps), the mean GPU's time is counted.
-        worst: seconds of the slowest GPU's experts / seconds with perfect balance, in the worst window of prompts or of
-            answers.
+        memory_bytes: bytes of replicas on a GPU.
+        moved_bytes: mean bytes of weights that all GPUs together fetch in a decode step. If the step waits for them (methods in
+            FETCHED_FIRST, and EPLB in engines that move experts between steps), the mean time of a GPU is added to it.
+        worst: seconds of the slowest GPU's experts / seconds with perfect balance, in the worst window of prefill or decode.
     """
 
     changes: tuple[str, ...]
@@ -99,28 +98,28 @@ class ComparedWay:
 
     @property
     def starts(self) -> str:
-        """Requirement before the method works: "at once", "with a record" of past traffic, or "after N steps" of EPLB."""
+        """Start of the method's effect: "at once", "with a record" of past traffic, or "after N steps" of EPLB."""
         if self.method in AT_START:
             return "at once"
         return f"after {self.way.eplb.interval} steps" if self.way and self.way.eplb else "with a record"
 
     @property
     def name(self) -> str:
-        """The changes in one phrase."""
+        """The differences from the engine's default as one phrase."""
         return ", ".join(self.changes) or "the engine's default"
 
 
 @dataclass(frozen=True)
 class WaysOfServing:
-    """Ways of serving a model, compared.
+    """Result of `compare_ways_of_serving`.
 
     Attributes:
         load: the requests.
-        step_tokens: tokens of all GPUs in a step of prompts and in one of answers.
-        splits: the parts of the default's imbalance, in a step of prompts and in one of answers.
+        step_tokens: tokens of all GPUs in a prefill step and in a decode step.
+        splits: the parts of the default's imbalance, in a prefill step and in a decode step.
         default: the engine's default.
         ceiling: the default's layout and exchange with perfect balance in every step and layer.
-        others: all other ways compared, most tokens per second first.
+        others: all other compared ways, most tokens per second first.
         left_out: ways that were not compared, each with the reason.
         layers: number of layers on which methods were compared.
     """
@@ -137,11 +136,11 @@ class WaysOfServing:
 
 @dataclass(frozen=True)
 class ServingCase:
-    """A model on GPUs, and the requests that it serves.
+    """A model on GPUs, and the requests that it serves; computes step sizes, memory and rates.
 
     Args:
-        config: the content of its config.json.
-        kind: the GPUs.
+        config: the content of the model's config.json.
+        kind: the GPUs' datasheet.
         load: the requests.
         nic_Bps: bytes per second of a GPU's NIC to other servers; None: there is one server.
         per_server: GPUs of a server.
@@ -162,7 +161,7 @@ class ServingCase:
         return max(1, min(self.requests(layout), BATCHED_TOKENS // self.load.isl))
 
     def step_tokens(self, layout: Layout) -> tuple[int, int]:
-        """Returns the tokens of all ranks of a copy in a step of prompts and in one of answers."""
+        """Returns (prefill, decode): the tokens of all ranks of a copy in a step of each kind."""
         chunk = min(self.load.isl, BATCHED_TOKENS)
         return self.prompts(layout) * chunk * layout.data, self.requests(layout) * layout.data
 
@@ -171,7 +170,7 @@ class ServingCase:
 
         Args:
             layout: division of the model over GPUs.
-            more_slots: number of slots of a GPU in each layer beyond those that the experts need.
+            more_slots: number of slots for replicas on a GPU, in each layer.
             expert_bytes: bytes of an expert's weights in one layer.
             layers: number of MoE layers.
         """
@@ -182,12 +181,12 @@ class ServingCase:
     def service(
         self, way: ServingWay, ratios: tuple[float, float] = PERFECT, fetch_bytes: tuple[float, float] = (0.0, 0.0)
     ) -> Service:
-        """Returns the rates and latencies of a way of serving.
+        """Returns the predicted rates and latencies of a way of serving.
 
         Args:
             way: the way.
-            ratios: seconds of the slowest GPU's experts / seconds with perfect balance, in steps of prompts and of answers.
-            fetch_bytes: bytes of weights for which a GPU waits, in a step of prompts and in one of answers.
+            ratios: (prefill, decode): seconds of the slowest GPU's experts / seconds with perfect balance, by kind of step.
+            fetch_bytes: (prefill, decode): bytes of weights for which a GPU waits in a step.
         """
         layout, load, sizes = way.layout, self.load, ServedSizes.of(self.config)
         requests, together, from_tokens = self.requests(layout), self.prompts(layout), SERVING_ENGINES[way.engine].halves_from
@@ -221,7 +220,7 @@ def method_of(way: ServingWay, replicate: str) -> str:
 
     Args:
         way: the way.
-        replicate: the method of REPLICAS whose placements the engine serves.
+        replicate: the method of REPLICAS whose placements the engine supports.
     """
     if way.layout.expert == 1:
         return ""
@@ -237,14 +236,14 @@ def method_of(way: ServingWay, replicate: str) -> str:
 
 
 def priced_by(way: ServingWay) -> EngineExchange:
-    """Returns the properties of a way's exchange on which predicted times depend; ways with equal ones take equally long."""
+    """Returns a way's exchange without the fields that predictions do not read; ways with equal results take equally long."""
     sent = EXCHANGES[way.exchange]
     per = "gpu" if way.hosts == 1 and sent.once_per != "expert" else sent.once_per  # servers are between servers
     return replace(sent, once_per=per, about="", nvlink="", needs="", maker="", source="")
 
 
 def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
-    """Returns the differences of a way from the default, in words.
+    """Returns the differences of a way from the default, as phrases.
 
     Example:
         >>> from aurora.advisor.engines import SERVING_ENGINES
@@ -280,7 +279,7 @@ def compare_ways_of_serving(
     nvlink: bool = True,
     progress: Progress = untold,
 ) -> WaysOfServing:
-    """Compares an engine's ways of serving a model on equal GPUs, and methods that it lacks, by computed steps.
+    """Compares an engine's ways of serving a model on equal GPUs, and balancing methods that it lacks, by computed steps.
 
     Args:
         profile: recorded or drawn traffic, of any number of source ranks, with compute curves of the GPUs' kind.

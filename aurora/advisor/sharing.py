@@ -11,8 +11,9 @@ from aurora.planner.check.fit import check_profile
 from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.plan import make_plan
+from aurora.planner.scenarios.colocated import lacking_memory
 from aurora.planner.simulated_choice import TIE, with_time_slice
-from aurora.planner.workload.step_traffic import micro_batches, steps_profile
+from aurora.planner.workload.step_traffic import drawn_windows, micro_batches
 from aurora.simulator.interpreter import batch_orders, simulate, simulate_plan
 from aurora.types import Cluster, Plan, PlanOptions, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
@@ -38,12 +39,12 @@ COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
 
 
 class ServedAlone(NamedTuple):
-    """Way in which a model is served that shares its GPUs with no other model; the reference for ways of sharing.
+    """How a single model is served without sharing its GPUs; the reference for ways of sharing.
 
     Args:
         plan: a function (cluster, profile) that returns the plan of one model.
-        orders: orders of its all-to-alls, one of SIMULATED_ORDERS.
-        weighted: whether models that do share GPUs may have time slices of unequal weights.
+        orders: orders of the model's all-to-alls, one of SIMULATED_ORDERS.
+        weighted: whether models that share GPUs may have time slices of unequal weights.
     """
 
     plan: Callable[[Cluster, Profile], Plan]
@@ -56,16 +57,16 @@ BY_PLANS = ServedAlone(lambda cluster, profile: make_plan(cluster, [profile]))  
 
 @dataclass(frozen=True)
 class WayOutcome:
-    """Simulated result of one way.
+    """Simulated result of one way of sharing GPUs.
 
     Attributes:
         way: one of WAYS.
         seconds: seconds until all requests are served.
         gain: seconds of the same requests if models run one after the other / `seconds`.
-        tokens_per_s: tokens per second, of all models' steps.
-        tpot_s_M: by model (p50, p99) of the seconds between the ends of two steps that one request is in.
-        utilisation: part of the GPUs' time in which they compute.
-        how: options chosen within the way, in words; empty if there are none.
+        tokens_per_s: tokens per second, of all models together.
+        tpot_s_M: by model, (p50, p99) of the seconds between the ends of consecutive steps of a request (its time per token).
+        utilisation: part of the time in which GPUs compute.
+        how: description of options that were chosen within the way; empty if there are none.
     """
 
     way: str
@@ -98,13 +99,13 @@ class WaysCompared:
 
     @property
     def winner(self) -> WayOutcome:
-        """The simplest of the ways that are as fast as the fastest."""
+        """The first way, in the sequence of WAYS (simplest first), whose gain is within TIE of the largest."""
         first = winners(self.gains)[0]
         return next(outcome for outcome in self.outcomes if outcome.way == first)
 
 
 def winners(gains: Mapping[str, float]) -> list[str]:
-    """Returns the ways whose gain is within TIE of the largest gain, in the sequence of WAYS, so the simplest first.
+    """Returns the names of ways whose gain is within TIE of the largest, in the sequence of WAYS (simplest first).
 
     Args:
         gains: the gain of each way, by its name; at least one.
@@ -119,7 +120,7 @@ def winners(gains: Mapping[str, float]) -> list[str]:
 
 @dataclass(frozen=True)
 class ServedSteps:
-    """Steps of one model or of several.
+    """Times of served steps of one or several models, and the GPUs' compute time.
 
     Attributes:
         seconds: seconds from the first start to the last end.
@@ -144,7 +145,8 @@ def served_steps(trace: Trace, plan_model_M: Sequence[int] | None = None) -> Ser
 
     Args:
         trace: a predicted or measured trace.
-        plan_model_M: for each model of the trace, the model that it is a micro-batch of; None: it is a whole model.
+        plan_model_M: for each model of the trace, the index of its model in the plan; micro-batches of a model have the same
+            index. None: no micro-batches.
     """
     of_M = range(len(trace.names_M)) if plan_model_M is None else plan_model_M
     streams: dict[int, list[FloatArray]] = {model: [] for model in dict.fromkeys(of_M)}
@@ -174,7 +176,7 @@ def step_times(trace: Trace, model: int) -> tuple[FloatArray, FloatArray]:
 
 
 def one_after_the_other(parts: Sequence[ServedSteps]) -> ServedSteps:
-    """Joins parts in sequence, each of which begins when the one before has ended; returns the steps of all their models."""
+    """Joins parts as if each began when the previous one ended; returns the steps of all their models."""
     began, ends_M = 0.0, []
     for part in parts:
         ends_M += [tuple(ends_T + began for ends_T in streams) for streams in part.ends_M]
@@ -219,12 +221,12 @@ def compare_ways(
         skew: exponent on the experts' shares: 1 leaves them as they are in the profiles, 0 makes them equal.
         steps: steps of each model, two or more.
         seed: random seed of the draws.
-        ways: names in WAYS to simulate; "one after the other" always is.
+        ways: names in WAYS to simulate; "one after the other" is always simulated.
         progress: called with (name of the work, ways done, ways in all).
-        alone: how models are served if they share their GPUs with no other.
+        alone: how models are served if they do not share GPUs.
 
     Raises:
-        BadInput: if a number is out of range, there are no profiles or more than three, or one does not fit the cluster.
+        BadInput: if a number is out of range, there are no profiles or more than three, or a profile does not fit the cluster.
         InfeasiblePlan: if the GPUs' memory does not hold a model.
     """
     if not 1 <= len(profiles) <= MODELS:
@@ -297,7 +299,7 @@ class _Case:
     def _drawn(self, model: int, tokens_G: IntArray, *use: str) -> Profile:
         """Steps of a model with these tokens on each rank."""
         rng = np.random.default_rng([self.seed, model, len(use), *tokens_G.tolist()])
-        return steps_profile(self.routing_M[model], tokens_G, self.steps, rng, self.skew)
+        return drawn_windows(self.routing_M[model], np.tile(tokens_G, (self.steps, 1)), rng, skew=self.skew)
 
     def check_memory(self, models: int) -> None:
         """Raises InfeasiblePlan unless each GPU holds an equal share of the first models' experts, and all other weights."""
@@ -306,16 +308,7 @@ class _Case:
 
     def _short(self, models: int) -> str | None:
         """Returns a sentence on the memory that the first models lack; None if there is enough."""
-        weakest = min(self.cluster.gpus, key=lambda gpu: gpu.memory_bytes)
-        need = sum(
-            each.other_bytes + -(-each.experts // len(self.cluster)) * each.layers * each.expert_bytes
-            for each in self.models[:models]
-        )
-        if need <= weakest.memory_bytes:
-            return None
-        return (
-            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of {models} models needs {need}"
-        )
+        return lacking_memory(self.cluster, self.models[:models])
 
     def outcome(self, way: str) -> WayOutcome:
         """Simulates a way."""
@@ -426,14 +419,14 @@ def compare_sharing(
     ways: Sequence[str] = ADVISED,
     alone: ServedAlone = BY_PLANS,
 ) -> WaysCompared:
-    """Compares ways as `compare_ways`, with as many tokens per step and rank as in the first profile's windows.
+    """Calls `compare_ways` with as many tokens per step and rank as in the first profile's windows.
 
     Args:
         cluster: the GPUs.
         profiles: the models' traffic; missing models are copies of the first.
         ways: names in WAYS to simulate.
         progress: called with (name of the work, ways done, ways in all).
-        alone: how models are served if they share their GPUs with no other.
+        alone: how models are served if they do not share GPUs.
 
     Raises:
         BadInput: if the profile does not fit the cluster.
@@ -446,11 +439,11 @@ def compare_sharing(
 
 
 class ApartSeconds(NamedTuple):
-    """Simulated seconds of a colocated plan's models if they are served one after the other.
+    """Simulated seconds of a colocated plan's models if they run one after the other.
 
     Args:
-        by_plan: seconds if each model uses its part of the colocated plan.
-        by_own: seconds if each model uses a plan made for it alone.
+        by_plan: seconds if each model uses its placement and orders of the colocated plan.
+        by_own: seconds if each model uses an exclusive plan, made for it.
     """
 
     by_plan: float
@@ -467,12 +460,12 @@ def apart_seconds(
 ) -> ApartSeconds:
     """Simulates the models of a colocated plan one after the other on the same GPUs.
 
-    If a model has more than ALONE_LAYERS layers, its plan of its own is made for that number of layers, evenly spaced, and is
+    If a model has more than ALONE_LAYERS layers, its exclusive plan is made for ALONE_LAYERS evenly spaced layers, and is
     assumed to save the same share on all layers.
 
     Args:
         plan: a plan of several models.
-        profiles: their traffic, one profile for each.
+        profiles: the traffic, one profile per model.
         barriers, orders, staged: as in `simulate_plan`.
         progress: called with (name of the work, models done, models in all).
     """

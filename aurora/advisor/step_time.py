@@ -38,7 +38,7 @@ class SchedulerStep:
     Attributes:
         prefill_tokens: number of prompt tokens in the step.
         decode_requests: number of requests that generate, with one token each.
-        kv_tokens: tokens in the KV cache before the step, over all its requests.
+        kv_tokens: tokens in the KV cache before the step, over all requests of the step.
         prefill_kv_tokens: the part of `kv_tokens` from earlier chunks of the prompts.
         prefill_requests: number of requests to which the prompt tokens belong.
 
@@ -82,7 +82,7 @@ class StepSeconds:
         experts_s: seconds of routers and routed experts.
         collectives_s: seconds of transfers between GPUs.
         head_s: seconds of the logits.
-        host_s: seconds that the host adds: a fixed time, plus the time by which launching exceeds all the rest.
+        host_s: seconds that the host adds: a fixed time, plus the time by which kernel launches exceed all other parts.
     """
 
     attention_s: float
@@ -103,8 +103,8 @@ class StepConstants:
     """Constants of an engine on a host that datasheets do not give.
 
     The defaults are of vLLM 0.20.1 on a server of B300. Kernels, launches, the step, experts and linear attention are fitted to
-    one configuration, Qwen3.6-35B-A3B on one GPU, and rounded; others are from AISimulate's tables of B300, or as
-    `bench/steps.py` says, which fits them.
+    one configuration, Qwen3.6-35B-A3B on one GPU, and rounded; others are from AISimulate's tables of B300, or from the fits
+    of `bench/steps.py`.
 
     Attributes:
         memory_share: memory bandwidth that kernels reach / the datasheet's.
@@ -113,15 +113,15 @@ class StepConstants:
         attention_share: the same for attention over many pairs of tokens.
         linear_share: the same for linear attention in prefill.
         index_share: the same for an indexer of sparse attention, with its choice of entries.
-        evenness: 1 / variance of (an expert's popularity / its mean): the smaller it is, the fewer experts few tokens choose.
+        evenness: 1 / variance of (an expert's popularity / mean popularity): with small values, tokens share few experts.
         kernel_s: fixed seconds of a kernel within a CUDA graph.
         launch_s: seconds of the host, with the engine's Python, to launch attention in steps with prompts, where graphs break.
         eager_s: seconds of the host for any other launch in a step too large for graphs.
         step_s: seconds of a step outside its layers: scheduler, inputs, sampling.
         reduce_s: seconds of an all-reduce without bytes, on GPUs of one server, within a CUDA graph.
         collective_s: seconds of any other collective without bytes, on GPUs of one server.
-        collective_rank_s: seconds that each rank adds to such a collective.
-        link_share: bandwidth that collectives reach / that of the links, each way.
+        collective_rank_s: seconds that each rank adds to a collective other than an all-reduce.
+        link_share: bandwidth that collectives reach / bandwidth of the links, each way.
         coordination_s: seconds in which data-parallel ranks agree on the size of a step.
     """
 
@@ -143,7 +143,7 @@ class StepConstants:
     coordination_s: float = 5e-4
 
     def beside(self, sent: EngineExchange) -> Self:
-        """Returns the constants that hold while kernels of the exchange `sent` occupy part of a GPU's multiprocessors."""
+        """Returns the constants during overlap, while the exchange `sent` occupies part of a GPU's multiprocessors."""
         names = ("flops_share", "grouped_share", "attention_share", "linear_share", "index_share")
         return replace(self, **{name: getattr(self, name) * (1 - sent.processors) for name in names})
 
@@ -161,7 +161,7 @@ TILE = 32  # rows by half of which a grouped product is rounded up, for each act
 
 @dataclass(frozen=True)
 class ServedSizes:
-    """Sizes of a model by which a step's time is computed.
+    """Sizes of a model, from which a step's time is computed.
 
     Attributes:
         hidden: width of a token between layers.
@@ -169,7 +169,7 @@ class ServedSizes:
         vocabulary: number of logits.
         attention: attention layers by kind.
         dense: number of decoder layers without experts.
-        dense_weights: number of feed-forward parameters of such a layer.
+        dense_weights: number of feed-forward parameters of a layer without experts.
         shared_weights: number of parameters of a layer's shared experts.
         weight_bytes: bytes per parameter outside routed experts.
         streams: number of residual streams that hyper-connections mix; 1 without hyper-connections.
@@ -198,7 +198,7 @@ class ServedSizes:
         """Reads the sizes from a transformers config.json's content, of a model with or without experts.
 
         Raises:
-            BadInput: if it does not describe a model.
+            BadInput: if the content does not describe a model.
         """
         flat = text_config(config)
         hidden, vocabulary = number(flat, "hidden_size", "d_model", "dim"), number(flat, "vocab_size")
@@ -302,12 +302,12 @@ def step_seconds(
         step: the work of one data-parallel rank.
         imbalance: expected load of the busiest expert-parallel rank / mean load; chance comes on top.
         exchange: name of the exchange, one of EXCHANGES.
-        overlap: whether the step is cut in halves, of which one computes while the other's tokens travel.
+        overlap: whether the step is cut in halves, so that one computes during the other's exchanges.
         constants: constants of the engine on its host.
         nic_Bps: bytes per second of a GPU's NIC, each way; None: all GPUs are in one server.
         per_server: GPUs of a server.
-        ratio: seconds of the slowest rank's experts / seconds with perfect balance; replaces `imbalance` and chance. None:
-            those two count.
+        ratio: seconds of the slowest rank's experts / seconds with perfect balance, used instead of `imbalance` and chance.
+            None: not used.
 
     Raises:
         BadInput: if the layout spans servers and `nic_Bps` is None, or an argument is out of range.
@@ -526,10 +526,10 @@ def _launches(
 
 @dataclass(frozen=True)
 class MemoryBytes:
-    """Bytes that a GPU holds.
+    """Bytes of a served model in one GPU's memory.
 
     Attributes:
-        weights: bytes of weights outside routed experts.
+        weights: bytes of all weights but routed experts.
         experts: bytes of routed experts.
         cache: bytes of the KV cache.
     """
@@ -545,13 +545,13 @@ class MemoryBytes:
 
 
 def memory_bytes(config: Mapping[str, Any], layout: Layout, kv_tokens: int, *, sequences: int = 0) -> MemoryBytes:
-    """Returns the bytes that one GPU holds of a served model; activations and CUDA graphs come on top.
+    """Returns the bytes of a served model in one GPU's memory, without activations and CUDA graphs.
 
     Args:
         config: the content of a transformers config.json.
         layout: how the model is split over GPUs.
         kv_tokens: tokens in the KV cache of one data-parallel rank.
-        sequences: number of requests in it, which also have sliding windows and states of linear attention.
+        sequences: number of requests in the cache; each also needs fixed bytes for sliding windows and linear attention.
 
     Raises:
         BadInput: if the config does not describe a model.

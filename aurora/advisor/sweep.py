@@ -1,4 +1,4 @@
-"""Sweeps: simulates one MoE layer of drawn traffic, or ways of sharing GPUs, over a grid of settings."""
+"""Sweeps: simulates one MoE layer with synthetic traffic, or ways of sharing GPUs, over a grid of settings."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ MOST_BATCH, MOST_FACTOR, MOST_SKEW = 1 << 20, 1e6, 99.0
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid."""
+    """Values of the swept settings at one point of the grid."""
 
     bandwidth: float | None = None  # bytes per second of the fastest port, the others in proportion; None: as in the cluster
     skew: float = 1.0  # Zipf exponent of the experts' popularity; 0 is uniform
@@ -41,7 +41,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Point:
-    """Simulated times of one setting."""
+    """Result of `sweep` at one point of the grid: the settings and the simulated times."""
 
     setting: Setting  # the point of the grid
     order_s: Mapping[str, float]  # seconds of one model alone, by the name of its order
@@ -57,7 +57,7 @@ class Point:
 
     @property
     def pays(self) -> str:
-        """Returns which speed-ups are above PAYS: "order" (over every other order), "colocating", "both" or "neither"."""
+        """Returns the speed-ups that exceed PAYS: "order" (over every other order), "colocating", "both" or "neither"."""
         *orders, colocated = self.speedups.values()
         return {(True, True): "both", (True, False): "order", (False, True): "colocating", (False, False): "neither"}[
             min(orders) > PAYS, colocated > PAYS
@@ -70,7 +70,7 @@ class Point:
 
 
 def read_axis(text: str) -> Axis:
-    """Reads an axis from text.
+    """Parses an axis of the grid: the name of a setting and its values.
 
     Args:
         text: "KEY=FIRST:LAST:COUNT" for evenly spaced values, or "KEY=FIRST:LAST:logCOUNT" for even ratios.
@@ -165,14 +165,14 @@ def _machines(cluster: Cluster, setting: Setting) -> Cluster:
 
 
 def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a config.json's content for a model with one decoder layer, which has experts."""
+    """Returns a copy of a config.json's content with a single decoder layer, an MoE layer."""
     rules = (*LAYER_RULES, *LAYER_KINDS, "model_type", "layer_types")
     return {key: value for key, value in flat_config(config).items() if key not in rules} | {"num_hidden_layers": 1}
 
 
 @dataclass(frozen=True)
 class GridCell:
-    """One setting of the grid, and the comparison of ways of sharing GPUs there.
+    """One point of the grid of `compare_over_grid`: its settings, and the comparison of ways of sharing GPUs.
 
     Attributes:
         bandwidth: factor on the bytes per second of the cluster's ports.
@@ -201,7 +201,7 @@ def compare_over_grid(
     ways: Sequence[str] = WAYS,
     progress: Progress = untold,
 ) -> list[GridCell]:
-    """Simulates each way at each combination of skew, bandwidth and batch; in the result the batch varies fastest.
+    """Simulates each way of sharing GPUs at each combination of skew, bandwidth and batch; in the result, batch varies fastest.
 
     Args:
         cluster, profiles, steps, seed, ways: as in `compare_ways`.

@@ -1,4 +1,4 @@
-"""Recommends how two models use the same GPUs: each on half of them, both on all of them, or one after the other."""
+"""Recommends a way for two models to use the same GPUs: each on half of them, both on all of them, or one after the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from aurora.io.files import make_folder, write_text
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.slot_counts import USABLE
 from aurora.planner.plan import make_plan, price
+from aurora.planner.scenarios.colocated import share_bytes
 from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
 from aurora.types import Cluster, Plan, PlanOptions, Profile
 
@@ -37,7 +38,7 @@ class TwoModels:
         engine: the engine, one of SERVING_ENGINES.
         cluster: the GPUs.
         profiles: the traffic of each model.
-        drawn: whether some of it was drawn rather than recorded; then nothing is recommended.
+        drawn: whether some of the traffic was drawn rather than recorded; then nothing is recommended.
         compared: the comparison; the reference of gains is the engine's default, one model after the other, each on all GPUs.
         plans: the plan of each model, if it is recommended that they share all GPUs; empty otherwise.
     """
@@ -51,7 +52,7 @@ class TwoModels:
 
     @property
     def best(self) -> WayOutcome:
-        """The simplest way within TIE of the fastest, of the ways that engines have."""
+        """The simplest way within TIE of the fastest, of the ways that engines support."""
         gains = self.compared.gains
         best = winners({way: gains[way] for way in (IN_SEQUENCE, HALVES, BY_EXCHANGE) if way in gains})[0]
         return next(outcome for outcome in self.compared.outcomes if outcome.way == best)
@@ -97,9 +98,9 @@ class TwoModels:
 
 
 def memory_shares(cluster: Cluster, profiles: Sequence[Profile]) -> list[float]:
-    """Returns the part of a GPU's memory for each model's server: its weights, and an equal part of what all weights leave."""
+    """Returns the part of a GPU's memory for each model's server: its weights, and an equal part of the remaining memory."""
     have = USABLE * min(gpu.memory_bytes for gpu in cluster.gpus)
-    need_M = [each.other_bytes + -(-each.experts // len(cluster)) * each.layers * each.expert_bytes for each in profiles]
+    need_M = [share_bytes(each, len(cluster)) for each in profiles]
     rest = (have - sum(need_M)) / len(profiles)
     return [USABLE * (need + rest) / have for need in need_M]
 
@@ -110,10 +111,10 @@ def _default(engine: str, cluster: Cluster, gpus: int) -> ServingWay:
 
 
 def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile], progress: Progress = untold) -> TwoModels:
-    """Recommends how two models use the same GPUs: each half of them, or both all of them, at once or one after the other.
+    """Recommends a way for two models to use the same GPUs: each on half, or both on all, at once or one after the other.
 
-    Models that do not share are served by the engine's default placement and exchange. Those that share are served by a plan of
-    both, in its order, where the engine has servers that take turns.
+    Models that do not share GPUs are served with the engine's default placement and exchange. Models that share are served with
+    a plan of both and its orders, if the engine supports servers that take turns.
 
     Args:
         cluster: the GPUs.

@@ -5,26 +5,20 @@ joined an epoch sends `Joined`, and receives `EpochStart` when all members have 
 the rank and the process that started it hold.
 """
 
-import faulthandler
 import math
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
-from aurora.elastic.member import Epoch, Member, keep_collections_short
+from aurora.elastic.member import Epoch, Member
 from aurora.errors import AuroraError, RankFailed
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
-
-LATE_S = 60.0  # since its start, after which a rank that is not ready for its first epoch says where it is
-OURS = str(Path(__file__).parents[1])  # the folder of aurora's files
 
 
 @dataclass(frozen=True)
@@ -114,13 +108,11 @@ class ControlChannel:
     Attributes:
         member: as given.
         epoch: the epoch that the rank has joined last.
-        ready: event that is set when the rank first waits for an epoch.
     """
 
     def __init__(self, connection: Connection, member: Member) -> None:
         self.member = member
         self.epoch = Epoch(0, (), {}, 0)
-        self.ready = threading.Event()
         self._connection, self._sending = connection, threading.Lock()
         self._changed = threading.Condition()
         self._start: EpochStart | None = None  # what came last
@@ -142,9 +134,6 @@ class ControlChannel:
         Raises:
             RankFailed: if another process is a member under this rank's name.
         """
-        if not self.ready.is_set():
-            keep_collections_short()
-        self.ready.set()
         while not self._finish.is_set():
             try:
                 epoch = self.epoch = self.member.join(timeout_s=math.inf, seen=partial(self._send, Waits(lost)))
@@ -237,31 +226,12 @@ def run_member(
     except AuroraError as error:
         connection.send(MemberResult(error))
         return
-    late = rank_info.rank, control.ready, threading.get_ident()
-    threading.Thread(target=_tell_if_late, args=late, daemon=True, name="aurora-late").start()
     try:
         target(rank_info, control, *args)
     except AuroraError as error:
         control.send_result(error)
     except BaseException as error:
         control.send_result(MemberCrashed(describe_error(error)))
-
-
-def _tell_if_late(rank: int, ready: threading.Event, thread: int) -> None:
-    """Says on stderr where a rank's main thread is, if it is not ready LATE_S after its start; AURORA_DEBUG: all threads."""
-    if ready.wait(LATE_S):
-        return
-    print(f"aurora: rank {rank} is not ready {LATE_S:g} s after its start; it is in {_whereabouts(thread)}", file=sys.stderr)
-    if os.environ.get("AURORA_DEBUG"):
-        faulthandler.dump_traceback(all_threads=True)
-
-
-def _whereabouts(thread: int) -> str:
-    """The innermost function of aurora that a thread of this process is in, and what that has called."""
-    stack = traceback.extract_stack(sys._current_frames()[thread])
-    ours = next((frame for frame in reversed(stack) if frame.filename.startswith(OURS)), stack[0])
-    where = [f"{each.name} ({os.path.basename(each.filename)}:{each.lineno})" for each in (ours, stack[-1])]
-    return where[0] if where[0] == where[1] else ", which has called ".join(where)
 
 
 def silence_native_code() -> None:

@@ -25,7 +25,7 @@ from aurora.elastic.control_channel import (
 from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
 from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.member import ABSENT_S
-from aurora.elastic.processes import RankProcesses, StartedRank
+from aurora.elastic.processes import RankProcesses
 from aurora.errors import AuroraError, RankFailed
 
 LOOK_S = 0.1  # at most, between two looks at processes
@@ -100,7 +100,6 @@ class CoordinatedRanks:
         self.address: tuple[str, int] | None = None
         self._timeout_s, self._hang_s = timeout_s, hang_s
         self._respawns_left = [respawn] * ranks
-        self._running: dict[int, StartedRank] = {}
         self._waiting: set[int] = set()  # ranks that wait for an epoch
         self._joined: _JoinedEpoch | None = None
         self._epoch, self._number = 0, 0  # the epoch in force, and its number here
@@ -126,36 +125,32 @@ class CoordinatedRanks:
                 self._step()
             return self._collect_results()
 
-    def _started_from(self, stack: ExitStack) -> RankProcesses | LedRanks:
+    def _started_from(self, stack: ExitStack) -> RankProcesses:
         """Returns the processes of the ranks; opens what they need until `stack` is closed."""
         lead = self._lead
         absent_s = ABSENT_S if lead is None else self._timeout_s  # hosts may take long to join
         args = (self._target, self._args, self._hang_s, absent_s)
-        found: RankProcesses | LedRanks
         if lead is None:
             lighthouse = stack.enter_context(Lighthouse())
             found = RankProcesses(run_member, args, self._ranks, lighthouse.address, self._timeout_s)
         else:
-            found = LedRanks(run_member, args, self._ranks, lead, self._timeout_s)
+            found = led = LedRanks(run_member, args, self._ranks, lead, self._timeout_s)
+            self.address = led.address
         stack.callback(lambda: found.close(self._coordinator.finished))
-        if isinstance(found, LedRanks):
-            stack.enter_context(Lighthouse(*lighthouse_of(found.address)))
-            self.address = found.address
+        if self.address is not None:
+            stack.enter_context(Lighthouse(*lighthouse_of(self.address)))
         return found
 
     def _step(self) -> None:
-        """Adopts new processes, handles messages, and ends the epoch where a new one is due."""
-        for rank, started in self._processes.adopt_started():
-            if isinstance(started, OSError):
-                self._record_loss(rank, f"did not start: {started}")
+        """Handles events of ranks, and ends the epoch where a new one is due."""
+        for rank, event in self._processes.events(LOOK_S):
+            if isinstance(event, OSError):
+                self._record_loss(rank, f"did not start: {event}")
+            elif event is None:
+                self._lose(rank, self._processes.running[rank].exit_reason())
             else:
-                self._running[rank] = started
-        for rank, message in self._processes.messages(LOOK_S):
-            if message is None:
-                self._lose(rank, self._running[rank].exit_reason())
-            else:
-                self._handle(rank, message)
-        if not self._running and not self._processes.starting:
+                self._handle(rank, event)
+        if not self._processes.running and not self._processes.starting:
             raise RankFailed(f"all ranks are lost; the last, {self._last_loss}")
         self._give_up_joined()
         joins = self._waiting - self._serving
@@ -168,7 +163,7 @@ class CoordinatedRanks:
         if joined is None or time.monotonic() - joined.since_s < SETTLE_S or self._waiting >= set(joined.members):
             return
         for rank in joined.states:
-            self._running[rank].send(Stop(joined.number))
+            self._processes.running[rank].send(Stop(joined.number))
         self._joined = None
 
     def _stop_epoch(self) -> None:
@@ -176,10 +171,10 @@ class CoordinatedRanks:
         if not self._stopped:
             self._stopped = True
             for rank in self._serving:
-                self._running[rank].send(Stop(self._epoch))
+                self._processes.running[rank].send(Stop(self._epoch))
 
     def _handle(self, rank: int, message: Any) -> None:
-        """Handles one message from a rank. Raises what the rank raised."""
+        """Handles one message from a rank, if it is one. Raises what the rank raised."""
         match message:
             case Waits(lost):
                 self._waiting.add(rank)
@@ -204,7 +199,6 @@ class CoordinatedRanks:
 
     def _lose(self, rank: int, reason: str) -> None:
         """Kills a rank, and ends the epoch if it served in it."""
-        del self._running[rank]
         self._waiting.discard(rank)
         if self._joined is not None:
             self._joined.states.pop(rank, None)
@@ -236,9 +230,9 @@ class CoordinatedRanks:
         self._waiting -= self._serving
         assignments = self._coordinator.assign(self._number, states)
         if self._watch is not None:
-            self._watch(self._number, {rank: self._running[rank].pid for rank in states})
+            self._watch(self._number, {rank: self._processes.running[rank].pid for rank in states})
         for rank in states:
-            self._running[rank].send(EpochStart(self._epoch, self._number, self._members, assignments[rank]))
+            self._processes.running[rank].send(EpochStart(self._epoch, self._number, self._members, assignments[rank]))
 
     def _count_idle(self, members: tuple[int, ...]) -> None:
         """Counts the epoch that ended if it was without progress. Raises RankFailed after too many of the same members."""
@@ -251,12 +245,12 @@ class CoordinatedRanks:
         self._respawns_left = [0] * self._ranks
         expected = self._serving | self._waiting
         for rank in expected:
-            self._running[rank].send(Finish())
+            self._processes.running[rank].send(Finish())
         until_s = time.monotonic() + self._hang_s
-        while time.monotonic() < until_s and expected & self._running.keys() - self._results.keys():
-            for rank, message in self._processes.messages(LOOK_S):
-                if message is not None:
-                    self._handle(rank, message)
+        while time.monotonic() < until_s and expected & self._processes.running.keys() - self._results.keys():
+            for rank, event in self._processes.events(LOOK_S):
+                if event is not None:
+                    self._handle(rank, event)
                 elif rank not in self._results:
                     expected.discard(rank)
         return {rank: self._results[rank] for rank in sorted(expected & self._results.keys())}

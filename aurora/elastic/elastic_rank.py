@@ -4,9 +4,7 @@ Between epochs a rank keeps its experts and its requests. At the start of an epo
 """
 
 import logging
-import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import torch
 from aurora.elastic.control_channel import ControlChannel, EpochStart
 from aurora.elastic.epoch_groups import EpochGroups
 from aurora.elastic.epoch_nccl import EpochNcclTransport, gpu_of_rank
+from aurora.elastic.member import keep_collections_short
 from aurora.errors import RankFailed
 from aurora.moe.transport import Transport
 from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions
@@ -28,8 +27,6 @@ from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.live_placement import LivePlacement
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
-from aurora.runtime.order_calibration import OrderCalibration, calibrate, planned_method
-from aurora.runtime.order_choice import OrdersUsed, OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
@@ -52,13 +49,11 @@ class HeldExperts:
         held_ML: the rank's experts, by model and layer.
         serving_M: numbers of the requests that the rank is decoding, by model.
         expert_bytes_M: bytes of one expert's weights in one layer, by model.
-        calibration: measured times of the orders; None: not measured.
     """
 
     held_ML: HeldML
     serving_M: tuple[tuple[int, ...], ...]
     expert_bytes_M: tuple[int, ...]
-    calibration: OrderCalibration | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,6 @@ class EpochWork:
         moves: weight transfers of experts that members lack.
         order: the order of these transfers.
         requests_M: for each model, new requests for this rank: {request number: tokens of its answer so far}.
-        calibration: calibration from an earlier epoch; None: no member has one.
         cost_MG: as in `controlled`.
         arrives_s_M: for each model, {request number: arrival in seconds after the start of serving}; empty: all requests have
             arrived.
@@ -83,7 +77,6 @@ class EpochWork:
     moves: tuple[ExpertTransfer, ...]
     order: Order
     requests_M: tuple[dict[int, tuple[int, ...]], ...]
-    calibration: OrderCalibration | None = None
     cost_MG: FloatArray | None = None
     arrives_s_M: tuple[dict[int, float], ...] = ()
     served_s: float | None = None
@@ -118,52 +111,6 @@ class Decided:
     report: ControlReport
 
 
-class EpochOrders:
-    """Provides the OrderWatch objects of a rank in all epochs, if the run's order is "auto".
-
-    Orders are timed at the start of the first epoch. Later epochs, with other members, start from these times.
-
-    Args:
-        planned: the planned method, as `planned_method` returns it.
-        names_M: the models' names.
-    """
-
-    def __init__(self, planned: str | Order, names_M: Sequence[str]) -> None:
-        self.calibration: OrderCalibration | None = None
-        self._planned, self._names_M = planned, names_M
-        self._watches_M: list[list[OrderWatch]] = [[] for _ in names_M]
-
-    def begin(self, work: EpochWork, transport: Transport, stopped: threading.Event, device: str = "cpu") -> list[OrderWatch]:
-        """Returns the OrderWatch of each model for an epoch. A collective call.
-
-        Raises RankFailed if a peer is lost or the epoch ends.
-        """
-
-        def measure() -> None:
-            with _current(device):
-                self.calibration = calibrate(transport, work.cluster, self._planned, device)
-
-        if work.calibration is None:
-            unless_stopped(stopped, measure)
-        else:
-            self.calibration = work.calibration.among(work.cluster)
-        assert self.calibration is not None
-        for name, watches in zip(self._names_M, self._watches_M, strict=True):
-            say = LOG.info if transport.rank == 0 else None
-            watches.append(OrderWatch(self.calibration, name, work.cluster.gpus[transport.rank], say))
-        return [watches[-1] for watches in self._watches_M]
-
-    @property
-    def used_M(self) -> list[OrdersUsed]:
-        """Counts of the methods that each model's exchanges have used so far."""
-        found = []
-        for watches in self._watches_M:
-            used_X = [watch.used for watch in watches]
-            exchanges = sum((Counter(used.exchanges) for used in used_X), Counter())
-            found.append(OrdersUsed(dict(exchanges), tuple(change for used in used_X for change in used.changes)))
-        return found
-
-
 def serve_elastic_rank(
     rank_info: RankInfo,
     channel: ControlChannel,
@@ -183,32 +130,29 @@ def serve_elastic_rank(
         worker.hold(planned.placement, rank_info.rank)
     names_M = tuple(model.model for model in plan.models)
     recorder = TraceRecorder("measured", names_M, rank_info.ranks, MOST_EVENTS)
-    orders = EpochOrders(planned_method(plan), names_M) if options.order == "auto" else None
     if options.adapt is not None:  # what is compiled before an epoch delays nobody
         compile_orders(plan)
         compile_decisions()
         log_decisions()
+    keep_collections_short()
     lost: str | None = None
     while True:
         held_ML = tuple(tuple(layer.held for layer in worker.layers) for worker in workers)
         serving_M = tuple(tuple(worker.serving) for worker in workers)
-        calibration = None if orders is None else orders.calibration
-        state = HeldExperts(held_ML, serving_M, tuple(worker.expert_bytes for worker in workers), calibration)
+        state = HeldExperts(held_ML, serving_M, tuple(worker.expert_bytes for worker in workers))
         if (message := channel.await_epoch(state, lost)) is None:
             break
         lost = None
         try:
             least = plan.options.min_replicas
-            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders, least)
+            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, least)
         except RankFailed as error:
             lost = None if channel.stopped.is_set() else str(error)
         for worker in workers:
             worker.rewind()
     seconds = time.perf_counter() - began_s
-    calibration, orders_M = (None, []) if orders is None else (orders.calibration, orders.used_M)
     answers_M = [worker.answers for worker in workers]
-    found = RankResult(answers_M, seconds, list(recorder.rows), options.transport, calibration, orders_M, [], None)
-    channel.send_result(found)
+    channel.send_result(RankResult(answers_M, seconds, list(recorder.rows), options.transport, None, [], [], None))
 
 
 def _send_tokens(channel: ControlChannel, model: int, tokens: Sequence[Token]) -> None:
@@ -224,7 +168,6 @@ def _serve_epoch(
     options: RunOptions,
     recorder: TraceRecorder,
     began_s: float,
-    orders: EpochOrders | None,
     min_replicas: int | None,
 ) -> None:
     """Serves until no member has requests left.
@@ -255,13 +198,12 @@ def _serve_epoch(
     try:
         transports = _transports(groups, work.cluster, rank, options)
         _fetch_experts(workers, work, transports[0], channel, device)
-        watches = orders.begin(work, transports[0], channel.stopped, device) if orders is not None else [None] * len(workers)
         recorder.begin(epoch.number, epoch.members)
         timers = [None if device == "cpu" else StreamTimer(began_s) for _ in workers]
         recorders = [PhaseRecorder(recorder, rank, index, began_s, timer) for index, timer in enumerate(timers)]
         contexts += [
-            LayerContext(index, *each, channel.stopped.wait)
-            for index, each in enumerate(zip(transports, arbiters, recorders, watches, strict=True))
+            LayerContext(index, *each, sleep=channel.stopped.wait)
+            for index, each in enumerate(zip(transports, arbiters, recorders, strict=True))
         ]
         arrives_s_M = work.arrives_s_M or (None,) * len(workers)
         serving_s = time.perf_counter() if work.served_s is None else assigned_s - work.served_s

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from aurora.elastic.epoch_nccl import EpochCommunicators, RankGpu
+from aurora.elastic.epoch_nccl import EpochCommunicators, NcclGpu
 from aurora.errors import RankFailed, first_line
 from aurora.moe.transport import Observe
-from aurora.runtime.distributed.connections import call_ends, connected, kept_apart, marked_urgent, open_sockets
+from aurora.runtime.distributed.connections import call_ends, connected, marked_urgent, open_sockets
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Order
 
@@ -39,8 +39,7 @@ class EpochGroups:
             connections, self._connections = self._connections, []
         for connection in connections:
             with suppress(OSError):  # the other end was faster
-                if not kept_apart(connection):
-                    connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
         if self.communicators is not None:
             self.communicators.abort(RankFailed("the epoch is over"))
@@ -59,7 +58,7 @@ def connect_groups(
     groups: int,
     timeout_s: float,
     stopped: threading.Event,
-    gpu: RankGpu | None = None,
+    gpu: NcclGpu | None = None,
     urgent: Collection[int] = (),
 ) -> EpochGroups:
     """Creates the process groups of an epoch. A collective call of the epoch's members.

@@ -8,39 +8,21 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
 from aurora.errors import BadInput, RankFailed, first_line
 from aurora.moe.transport import peer_lost
+from aurora.runtime.distributed.connections import call_ends
 from aurora.runtime.phase_recorder import StreamTimer, Timer
 from aurora.runtime.transports.nccl import End, NcclTransport, first_call
 from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_the_process
 
 
-class RankGpu(Protocol):
-    """Interface through which an epoch's communicators use this rank's GPU; tests implement it with an emulation."""
-
-    device: str
-
-    def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Returns a torchft NCCL group with its communicator. A collective call, which may wait for a lost rank."""
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """Context manager that queues this thread's work on a new stream, on which no other stream waits."""
-
-    def timer(self) -> Timer:
-        """Returns a timer of the calling thread's current stream."""
-
-    def synchronize(self) -> None:
-        """Waits until all queued work has ended. Raises RuntimeError if the GPU has failed."""
-
-
 class NcclGpu:
-    """RankGpu of a CUDA device and torchft's NCCL groups.
+    """This rank's GPU: a CUDA device, and how its NCCL groups are made.
 
     Args:
         device: the device, such as "cuda:0".
@@ -50,7 +32,10 @@ class NcclGpu:
         self.device = device
 
     def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Returns a group with a non-blocking communicator, whose calls fail after timeout_s; see `RankGpu.new_group`."""
+        """Returns a torchft NCCL group with its communicator. A collective call, which may wait for a lost rank.
+
+        The communicator is non-blocking: its calls fail after timeout_s.
+        """
         from torchft.process_group import ProcessGroupNCCL  # takes a while
 
         keep_watchdogs_from_ending_the_process()
@@ -61,18 +46,18 @@ class NcclGpu:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Uses a new stream of the device; see `RankGpu.aside`."""
+        """Context manager in which this thread's work is queued on a new stream, for which no other stream waits."""
         with torch.cuda.device(self.device):
             stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
                 yield
 
     def timer(self) -> Timer:
-        """Returns a StreamTimer; see `RankGpu.timer`."""
+        """Returns a StreamTimer of the calling thread's current stream."""
         return StreamTimer(0.0)
 
     def synchronize(self) -> None:
-        """Waits for all streams of the device; see `RankGpu.synchronize`."""
+        """Waits until all queued work has ended. Raises RuntimeError if the GPU has failed."""
         torch.cuda.synchronize(self.device)
 
 
@@ -94,7 +79,7 @@ def transport_of_host(asked: str, ranks: int) -> str:
     return "nccl" if asked == "nccl" or 0 < ranks <= found else "gloo"
 
 
-def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> RankGpu | None:
+def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> NcclGpu | None:
     """Returns a rank's GPU, after making it this thread's current device; None if the transport uses no GPU.
 
     Args:
@@ -111,7 +96,6 @@ def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> RankGpu | 
 
 
 POLL_S = 2e-5  # between two looks at a mark on a stream
-LOOK_S = 0.02  # between two looks at a communicator that is being made
 POSTING_S = 0.3  # that an abort waits for a call that is being posted
 DRAIN_S = 60.0  # in which all that is queued on the GPU has to end, once the communicators are aborted
 
@@ -198,7 +182,7 @@ class EpochCommunicators:
         calls: EpochCalls of the communicators, once `make` has returned.
     """
 
-    def __init__(self, gpu: RankGpu) -> None:
+    def __init__(self, gpu: NcclGpu) -> None:
         self.gpu, self.calls = gpu, list[EpochCalls]()
         self._reason: str | None = None  # why the communicators were aborted
         self._changing = threading.Lock()
@@ -223,30 +207,23 @@ class EpochCommunicators:
         Raises:
             RankFailed: if `stopped` is set before all have connected, or the others do not join within timeout_s.
         """
-        made: Future[list[EpochCalls]] = Future()
+        made: list[EpochCalls] = []
 
         def run() -> None:
-            try:
-                with self.gpu.aside():
-                    stores = [f"{store}/epoch{epoch}/nccl{index}" for index in range(count)]
-                    made.set_result([self._made(each, epoch, rank, ranks, timeout_s) for each in stores])
-            except BaseException as error:
-                made.set_exception(error)
+            with self.gpu.aside():
+                for index in range(count):
+                    made.append(self._made(f"{store}/epoch{epoch}/nccl{index}", epoch, rank, ranks, timeout_s))
 
-        threading.Thread(target=run, daemon=True, name="aurora-communicators").start()
-        end_s = time.monotonic() + timeout_s
-        reason = "the epoch was over before all had joined"
-        while not stopped.is_set() and not wait([made], LOOK_S).done:
-            if time.monotonic() > end_s:
-                reason = f"nothing within {timeout_s:g} s"
-                break
         try:
-            self.calls = made.result(0.0)
-        except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
-            reason = reason if isinstance(error, TimeoutError) else first_line(error)
-            self.abort(RankFailed(f"rank {rank}: cannot make communicators with the other ranks of epoch {epoch}: {reason}"))
-            assert self.failure is not None
-            raise self.failure from None
+            if call_ends(run, stopped, 0.0, timeout_s):
+                self.calls = made
+                return
+            reason = "the epoch was over before all had joined" if stopped.is_set() else f"nothing within {timeout_s:g} s"
+        except (RuntimeError, OSError) as error:
+            reason = first_line(error)
+        self.abort(RankFailed(f"rank {rank}: cannot make communicators with the other ranks of epoch {epoch}: {reason}"))
+        assert self.failure is not None
+        raise self.failure
 
     def _made(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> EpochCalls:
         """Makes one communicator. Each pair's connections are made in its first call, which takes all ranks."""
@@ -284,20 +261,8 @@ class EpochCommunicators:
         Raises:
             RuntimeError: if the work does not end within DRAIN_S seconds, or the GPU has failed; the GPU is then unusable.
         """
-        drained: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                self.gpu.synchronize()
-                drained.set_result(None)
-            except BaseException as error:
-                drained.set_exception(error)
-
-        threading.Thread(target=run, daemon=True, name="aurora-drain").start()
-        try:
-            drained.result(DRAIN_S)
-        except TimeoutError:
-            raise RuntimeError(f"the GPU's aborted calls did not end within {DRAIN_S:g} s") from None
+        if not call_ends(self.gpu.synchronize, threading.Event(), 0.0, DRAIN_S):
+            raise RuntimeError(f"the GPU's aborted calls did not end within {DRAIN_S:g} s")
 
 
 class EpochNcclTransport(NcclTransport):

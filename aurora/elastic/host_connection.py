@@ -12,9 +12,9 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from importlib.metadata import version
@@ -24,7 +24,6 @@ import msgspec
 import numpy as np
 
 from aurora.errors import AuroraError, BadInput, BrokenPlan, InfeasiblePlan, MissingDependency, RankFailed
-from aurora.runtime.distributed.connections import HELLO_S, watched
 
 
 class Refused(Exception):
@@ -132,6 +131,8 @@ def _array(dtype: str, shape: list[int], content: bytes) -> np.ndarray:
 CERTIFICATE = "AURORA_CERTIFICATE"  # environment variable: a PEM file with the certificate that all hosts share, and its key
 EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 MOST_RANKS = 4096  # of a host
+HELLO_S = 10.0  # for a new connection to show its certificate
+UNACKNOWLEDGED_S = 0.2  # after the first retransmission, which the kernel sends 0.2 s after what it repeats
 FRAME_BYTES = 2**30  # no frame is longer
 _LENGTH = struct.Struct(">Q")
 _CHUNK = 2**20
@@ -321,18 +322,13 @@ class HostConnection:
         try:
             self._perform(self._socket.do_handshake, time.monotonic() + HELLO_S)
         except ssl.SSLCertVerificationError as error:
-            self.end()
+            self.close()
             if error.verify_code == EXPIRED:
                 raise Refused(f"the certificate in {CERTIFICATE} has expired") from None
             raise Refused(f"it has another certificate; is {CERTIFICATE} the same on both hosts?") from None
         except BaseException:
-            self.end()
+            self.close()
             raise
-
-    @property
-    def address(self) -> str:
-        """Local address of the connection."""
-        return str(self._socket.getsockname()[0])
 
     def send(self, message: Any) -> None:
         """Sends a message. Raises OSError if the connection has ended."""
@@ -362,14 +358,14 @@ class HostConnection:
             raise Refused(f"a frame of {length} bytes")
         return self._wire.unpack(self._read(length))
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Ends the connection; `receive` then raises OSError at both ends."""
         with suppress(OSError):  # it has ended
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Ends the connection and closes its descriptor; the object must not be used afterwards."""
-        self.close()
+        self.end()
         self._socket.close()
 
     def _read(self, length: int) -> bytes:
@@ -399,29 +395,12 @@ class HostConnection:
             ready.poll(None if left_s is None else left_s * 1000)
 
 
-@contextmanager
-def secured(
-    connection: socket.socket,
-    certificate: Certificate,
-    at_leader: bool,
-    wire: WireFormat,
-    tried: Callable[[], None] = lambda: None,
-) -> Iterator[HostConnection]:
-    """Context manager that yields a HostConnection over a connected socket, and closes it at the end.
-
-    Args:
-        connection, certificate, at_leader, wire: as in HostConnection.
-        tried: called after the TLS handshake, whether or not it has succeeded.
-    """
-    with closing(connection), watched(connection):
-        try:
-            found = HostConnection(connection, certificate, at_leader, wire)
-        finally:
-            tried()
-        try:
-            yield found
-        finally:
-            found.end()
+def fails_soon(connection: socket.socket) -> socket.socket:
+    """Makes a connection fail once the other host has acknowledged nothing for UNACKNOWLEDGED_S. Returns it."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNACKNOWLEDGED_S * 1000))
+    return connection
 
 
 def this_version() -> dict[str, str]:

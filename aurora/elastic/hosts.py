@@ -10,10 +10,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any
 
 from aurora.elastic.host_connection import (
@@ -33,11 +32,11 @@ from aurora.elastic.host_connection import (
     StartRank,
     ToRank,
     WireFormat,
-    secured,
+    fails_soon,
 )
-from aurora.elastic.processes import Outbox, RankProcess, RankProcesses, StartedRank
+from aurora.elastic.processes import Outbox, RankProcesses, StartedRank
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.connections import CONNECT_S, listen
+from aurora.runtime.distributed.connections import listen
 from aurora.types.options import MOST_PORT
 from aurora.types.run_options import address_text
 
@@ -102,13 +101,7 @@ class _JoinedRank(StartedRank):
     """A rank of another host."""
 
     host: _Host
-    its_pid: int
     reason: str | None = field(default=None, init=False)  # why it has ended
-    early: list[Any] | None = field(default_factory=list, init=False)  # messages before it is adopted; None: it is
-
-    @property
-    def pid(self) -> int:
-        return self.its_pid
 
     def send(self, message: object) -> None:
         self.host.send(ToRank(self.rank, message))
@@ -124,12 +117,11 @@ class _JoinedRank(StartedRank):
         """The host itself does."""
 
 
-class LedRanks:
-    """Starts, kills and receives from ranks on the leader's host and on joined hosts; has the methods of RankProcesses.
+class LedRanks(RankProcesses):
+    """RankProcesses of the leader's host and of joined hosts.
 
     Args:
-        main, args: function that each rank's process on this host runs, and its further arguments.
-        ranks: as in RankProcesses.
+        main, args, ranks: as in RankProcesses.
         lead: the ranks of this host, and which hosts may join.
         timeout_s: as in RankProcesses; also the time after which ranks of hosts that have not joined count as lost. These hosts
             may still join later.
@@ -144,25 +136,17 @@ class LedRanks:
     def __init__(self, main: Callable[..., None], args: tuple[Any, ...], ranks: int, lead: Lead, timeout_s: float) -> None:
         self._listener = listen(*lead.address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._lead, self._timeout_s = lead, timeout_s
-        self._local = RankProcesses(main, args, ranks, lighthouse_of(self.address), timeout_s, lead.local)
+        super().__init__(main, args, ranks, lighthouse_of(self.address), timeout_s, lead.local)
+        self._lead = lead
         self._late_s = time.monotonic() + timeout_s
         self._lock = threading.RLock()
         self._hosts: dict[str, _Host] = {}  # by name
         self._awaited: set[int] = set()  # ranks of hosts that have not joined yet
         self._asked: set[int] = set()  # ranks whose start was asked for
-        self._started: SimpleQueue[tuple[int, _JoinedRank | OSError]] = SimpleQueue()
         self._closed = threading.Event()
         self._unproved = threading.Semaphore(MOST_UNPROVED)
         for target in (self._accept, self._beat):
             threading.Thread(target=target, daemon=True, name=f"aurora-hosts{target.__name__}").start()
-
-    @property
-    def starting(self) -> int:
-        """Number of ranks that are starting or awaited, or that `adopt_started` has not yet yielded."""
-        with self._lock:
-            asked = sum(len(host.starting) for host in self._hosts.values())
-            return self._local.starting + len(self._awaited) + asked + self._started.qsize()
 
     @property
     def joined(self) -> list[JoinRun]:
@@ -177,7 +161,7 @@ class LedRanks:
     def start(self, rank: int) -> None:
         """Starts a rank's process on its host, as soon as that host has joined."""
         if rank in self._lead.local:
-            self._local.start(rank)
+            super().start(rank)
             return
         with self._lock:
             host = next((each for each in self._hosts.values() if rank in each.about.ranks), None)
@@ -185,36 +169,8 @@ class LedRanks:
                 self._start(host, rank)
             elif rank in self._lead.awaited and (rank not in self._asked or time.monotonic() < self._late_s):
                 self._awaited.add(rank)
+                self.starting.append(rank)
             self._asked.add(rank)
-
-    def adopt_started(self) -> Iterator[tuple[int, RankProcess | _JoinedRank | OSError]]:
-        """Yields (rank, process) for ranks started since the last call, and (rank, OSError) for ranks that failed to start."""
-        yield from self._local.adopt_started()
-        if self._awaited and time.monotonic() > self._late_s:
-            with self._lock:
-                late, self._awaited = self._awaited, set()
-            for rank in sorted(late):
-                yield rank, OSError(f"{self._lead.awaited[rank]} did not join within {self._timeout_s:g} s")
-        for _ in range(self._started.qsize()):
-            rank, found = self._started.get()
-            if isinstance(found, OSError):
-                yield rank, found
-            elif not self._local.adopt(found):  # a message on the end of the one before is on its way
-                self._started.put((rank, found))
-            else:
-                yield rank, found
-                with self._lock:
-                    early, found.early = found.early or [], None
-                    for message in early:
-                        self._local.inbox.put((found, message))
-
-    def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yields (rank, message) for received messages; see `RankProcesses.messages`."""
-        yield from self._local.messages(timeout_s)
-
-    def kill(self, rank: int) -> None:
-        """Kills a rank's process on whichever host it runs. Its further messages are dropped."""
-        self._local.kill(rank)
 
     def close(self, complete: bool = True) -> None:
         """Ends the run on all hosts, kills this host's processes, and waits until they have ended.
@@ -230,16 +186,17 @@ class LedRanks:
             hosts = list(self._hosts.values())
         for host in hosts:
             host.send(EndRun(complete))
-        self._local.close()
+        super().close()
         until_s = time.monotonic() + FAREWELL_S
         while time.monotonic() < until_s and any(host.lost is None for host in hosts):  # they end their connections
             time.sleep(0.01)
         for host in hosts:
-            host.connection.close()
+            host.connection.end()
 
     def _start(self, host: _Host, rank: int) -> None:
         if rank not in host.starting:
             host.starting.add(rank)
+            self.starting.append(rank)
             host.send(StartRank(rank))
 
     def _accept(self) -> None:
@@ -254,21 +211,33 @@ class LedRanks:
             if not self._unproved.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._talk, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
+            threading.Thread(target=self._hear_host, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
 
     def _beat(self) -> None:
-        """Sends signs of life, by which a host that is gone is noticed: its kernel has something to acknowledge."""
+        """Sends signs of life, by which a host that is gone is noticed: its kernel has something to acknowledge.
+
+        Also gives up ranks whose hosts have not joined in time.
+        """
         while not self._closed.wait(ALIVE_S):
             with self._lock:
                 for host in self._hosts.values():
                     host.send(Alive())
+                while self._awaited and time.monotonic() > self._late_s:
+                    rank = min(self._awaited)
+                    self._awaited.remove(rank)
+                    late = f"{self._lead.awaited[rank]} did not join within {self._timeout_s:g} s"
+                    self.inbox.put((rank, None, OSError(late)))
 
-    def _talk(self, connection: socket.socket) -> None:
+    def _hear_host(self, connection: socket.socket) -> None:
         """Serves one connection until it ends."""
         host: _Host | None = None
         reason = "its connection ended"
         try:
-            with secured(connection, self._lead.certificate, True, self._lead.wire, self._unproved.release) as talk:
+            try:
+                talk = HostConnection(fails_soon(connection), self._lead.certificate, True, self._lead.wire)
+            finally:
+                self._unproved.release()
+            with closing(talk):
                 message = talk.receive()
                 if not isinstance(message, JoinRun):
                     raise Refused("it did not ask to join")
@@ -309,7 +278,9 @@ class LedRanks:
             writer.start()
             self._hosts[name] = host
             for rank in message.ranks:
-                self._awaited.discard(rank)
+                if rank in self._awaited:
+                    self._awaited.remove(rank)
+                    self.starting.remove(rank)
                 self._start(host, rank)
             return host
 
@@ -323,29 +294,23 @@ class LedRanks:
                     pass
                 case RankStarted(rank, pid) if rank in host.starting:
                     host.starting.remove(rank)
-                    host.members[rank] = member = _JoinedRank(rank, host, pid)
-                    self._started.put((rank, member))
+                    host.members[rank] = member = _JoinedRank(rank, pid, host)
+                    self.inbox.put((rank, member, member))
                 case RankNotStarted(rank, reason) if rank in host.starting:
                     host.starting.remove(rank)
-                    self._started.put((rank, OSError(reason)))
+                    self.inbox.put((rank, None, OSError(reason)))
                 case RankEnded(rank, reason) if rank in host.members:
                     self._end(host.members.pop(rank), reason)
                 case FromRank(rank, said) if rank in host.members:
-                    self._deliver(host.members[rank], said)
+                    self.inbox.put((rank, host.members[rank], said))
                 case FromRank() | RankEnded():
                     pass  # of a rank that was killed
                 case _:
                     raise Refused(type(message).__name__)
 
-    def _deliver(self, member: _JoinedRank, message: Any) -> None:
-        if member.early is None:
-            self._local.inbox.put((member, message))
-        else:
-            member.early.append(message)
-
     def _end(self, member: _JoinedRank, reason: str) -> None:
         member.reason = reason
-        self._deliver(member, None)
+        self.inbox.put((member.rank, member, None))
 
     def _lose(self, host: _Host, reason: str) -> None:
         """Gives up a host, and with it all its ranks."""
@@ -356,16 +321,17 @@ class LedRanks:
             if self._hosts.get(host.about.name) is host:
                 del self._hosts[host.about.name]
             for rank in sorted(host.starting):
-                self._started.put((rank, OSError(reason)))
+                self.inbox.put((rank, None, OSError(reason)))
             host.starting.clear()
             for member in host.members.values():
                 self._end(member, reason)
             host.members.clear()
         host.outbox.stop()
-        host.connection.close()
+        host.connection.end()
 
 
 LOG = logging.getLogger(__name__)
+CONNECT_S = 2.0  # for one attempt: the kernel's own next one may be a minute away when a link comes back
 RETRY_S = 0.2  # between two attempts to reach the leader
 
 
@@ -403,7 +369,6 @@ class JoiningHost:
         self._request = JoinRun(name, secrets.token_hex(8), ranks, respawn, about)
         self._make, self._keeps_ranks = processes, keeps_ranks
         self._processes: RankProcesses | None = None
-        self._connection: HostConnection | None = None
         self._end: EndRun | Refused | OSError | None = None  # how the connection ended
         self._spoken_s = 0.0
         self.admitted = 0
@@ -459,7 +424,8 @@ class JoiningHost:
             Refused: if the leader refuses this host or sends what it should not.
             OSError: if the connection cannot be made, or ends.
         """
-        with secured(socket.create_connection(self._leader, CONNECT_S), self._certificate, False, self._wire) as connection:
+        leader = fails_soon(socket.create_connection(self._leader, CONNECT_S))
+        with closing(HostConnection(leader, self._certificate, False, self._wire)) as connection:
             connection.send(self._request)
             answer = connection.receive()
             if isinstance(answer, HostRefused):
@@ -470,25 +436,26 @@ class JoiningHost:
             self._processes = self._processes or processes
             self.admitted += 1
             LOG.info("%s joined; it runs %d ranks", self._request.name, len(self._request.ranks))
-            self._connection, self._end = connection, None
+            self._end = None
             for rank, pid in self.pids.items():  # they have gone on without a leader
                 connection.send(RankStarted(rank, pid))
             for rank, message in self.unheard():
                 connection.send(FromRank(rank, message))
-            return self._serve()
+            return self._serve(connection, self._processes)
 
-    def _serve(self) -> EndRun:
+    def _serve(self, connection: HostConnection, processes: RankProcesses) -> EndRun:
         """Serves until the leader ends the run: one thread hears the leader, this one the ranks."""
-        assert self._connection is not None
-        hearing = threading.Thread(target=self._hear_leader, daemon=True, name="aurora-from-leader")
+        hearing = threading.Thread(
+            target=self._hear_leader, args=(connection, processes), daemon=True, name="aurora-from-leader"
+        )
         hearing.start()
         try:
             while self._end is None:
-                self._hear_ranks()
+                self._hear_ranks(connection, processes)
         except OSError as error:
             self._end = self._end or error
         finally:
-            self._connection.close()
+            connection.end()
             hearing.join()
             if not self._keeps_ranks:
                 self._close_processes()
@@ -502,49 +469,43 @@ class JoiningHost:
             self._processes.close()
             self._processes = None
 
-    def _hear_ranks(self) -> None:
-        """Tells the leader what its ranks do and say."""
-        assert self._processes is not None
-        assert self._connection is not None
-        for rank, started in self._processes.adopt_started():
-            if isinstance(started, OSError):
-                self._connection.send(RankNotStarted(rank, f"did not start: {started}"))
-            else:
-                self._connection.send(RankStarted(rank, started.pid))
-        for rank, message in self._processes.messages(ALIVE_S):
-            if message is not None:
-                self.heard(rank, message)
-                self._connection.send(FromRank(rank, message))
-            elif (member := self._processes.running.get(rank)) is not None:
+    def _hear_ranks(self, connection: HostConnection, processes: RankProcesses) -> None:
+        """Tells the leader which ranks have started or ended, and what they send."""
+        for rank, event in processes.events(ALIVE_S):
+            if isinstance(event, OSError):
+                connection.send(RankNotStarted(rank, f"did not start: {event}"))
+            elif isinstance(event, StartedRank):
+                connection.send(RankStarted(rank, event.pid))
+            elif event is not None:
+                self.heard(rank, event)
+                connection.send(FromRank(rank, event))
+            elif (member := processes.running.get(rank)) is not None:
                 reason = member.exit_reason()
+                processes.kill(rank)  # before the leader is told, which may start the rank again at once
                 self.ended(rank, reason)
-                self._connection.send(RankEnded(rank, reason))
-                self._processes.kill(rank)
+                connection.send(RankEnded(rank, reason))
         if time.monotonic() - self._spoken_s > ALIVE_S:  # so that the kernel notices when the leader's host is gone
             self._spoken_s = time.monotonic()
-            self._connection.send(Alive())
+            connection.send(Alive())
 
-    def _hear_leader(self) -> None:
-        """Does what the leader says, until it ends the run or the connection."""
-        assert self._connection is not None
+    def _hear_leader(self, connection: HostConnection, processes: RankProcesses) -> None:
+        """Handles the leader's messages, until it ends the run or the connection."""
         try:
             while self._end is None:
-                self._handle(self._connection.receive())
+                self._handle(connection.receive(), processes)
         except (OSError, Refused) as error:
             self._end = self._end or error
 
-    def _handle(self, message: Any) -> None:
-        assert self._processes is not None
-        assert self._connection is not None
+    def _handle(self, message: Any, processes: RankProcesses) -> None:
         match message:
             case ToRank(rank, content):
-                if (member := self._processes.running.get(rank)) is not None:
+                if (member := processes.running.get(rank)) is not None:
                     member.send(content)
             case StartRank(rank) if rank in self._request.ranks:
-                if rank not in self._processes.running:
-                    self._processes.start(rank)
+                if rank not in processes.running and rank not in processes.starting:
+                    processes.start(rank)
             case KillRank(rank):
-                self._processes.kill(rank)
+                processes.kill(rank)
             case EndRun():
                 self._end = message
             case Alive():

@@ -23,7 +23,7 @@ import torch
 from msgspec import Struct
 
 from aurora.elastic.epoch_groups import EpochGroups, EpochTransport, connect_groups
-from aurora.elastic.epoch_nccl import EpochNcclTransport, RankGpu
+from aurora.elastic.epoch_nccl import EpochNcclTransport, NcclGpu
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Transport, lost_others
@@ -169,6 +169,7 @@ class Member:
         name: as given.
         gpu: as given; may be set until `connect` is called.
         stopped: event that is set from the end of an epoch to the start of the next one.
+        leaving: True if other processes wait to join, so that `vote` will make the epoch's members leave it.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Member:
         absent_s: float = ABSENT_S,
         hang_s: float = HANG_S,
         patience_s: float = 0.0,
-        gpu: RankGpu | None = None,
+        gpu: NcclGpu | None = None,
     ) -> None:
         self.name, self._lighthouse, self._timeout_s, self.gpu = name, lighthouse, timeout_s, gpu
         self._absent_s, self._hang_s, self._patience_s = absent_s, hang_s, patience_s
@@ -203,16 +204,11 @@ class Member:
         self._unseen: set[str] = set()  # of them, those that were in no round since the lighthouse was lost
         self._unseen_until_s = 0.0
         self._missing_s: dict[str, float] = {}  # of them, since when each has been missing from rounds
-        self._leaving = False
+        self.leaving = False
         self._on_stop: Callable[[], None] = lambda: None
         self._reason = "it does not answer"  # why no epoch begins
         self._refused: str | None = None
         self._groups: EpochGroups | None = None  # of the last epoch that had any
-
-    @property
-    def leaving(self) -> bool:
-        """True if other processes wait to join, so that `vote` will make the epoch's members leave it."""
-        return self._leaving
 
     @property
     def groups(self) -> EpochGroups:
@@ -311,7 +307,7 @@ class Member:
             RankFailed: if a member is lost; other members may have received all votes nevertheless.
         """
         # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
-        wish_R = torch.full((group.size(),), leave or self._leaving, dtype=torch.uint8)
+        wish_R = torch.full((group.size(),), leave or self.leaving, dtype=torch.uint8)
         wishes_R = torch.empty_like(wish_R)
         self.perform(lambda: group.alltoall_base(wishes_R, wish_R, [], []).wait())
         return bool(wishes_R.any())
@@ -433,7 +429,7 @@ class Member:
                 waited_for = {name for name, since_s in self._missing_s.items() if now_s - since_s < self._patience_s}
                 if over(entries, number, self._processes, self._unseen | waited_for):
                     self._end()
-                self._leaving = self._leaving or others_wait(entries, self._processes)
+                self.leaving = self.leaving or others_wait(entries, self._processes)
             self._changed.notify_all()
 
     def _begin(self, number: int, entries: Mapping[str, Entry]) -> None:
@@ -443,7 +439,7 @@ class Member:
         self._epoch = Epoch(number, members, data, members.index(self.name), store)
         self._processes = {name: entry.process for name, entry in entries.items()}
         self._said = msgspec.structs.replace(self._said, epoch=number, serving=True, agreed=False, data=None)
-        self._unseen, self._leaving, self._asked_s, self._over_s = set(), False, None, None
+        self._unseen, self.leaving, self._asked_s, self._over_s = set(), False, None, None
         self._missing_s, self._on_stop = {}, lambda: None
         self.stopped.clear()
 

@@ -3,7 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -11,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from aurora.errors import first_line
 from aurora.runtime.distributed.launcher import RankInfo, start_process
 
 EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
@@ -42,11 +43,7 @@ class StartedRank(ABC):
     """Base of handles of a rank whose process has been started, on this or another host."""
 
     rank: int  # the rank's number
-
-    @property
-    @abstractmethod
-    def pid(self) -> int:
-        """Process id of the rank, on its host."""
+    pid: int  # its process id, on its host
 
     @abstractmethod
     def send(self, message: object) -> None:
@@ -73,10 +70,6 @@ class RankProcess(StartedRank):
     connection: Connection
     outbox: Outbox = field(default_factory=Outbox)
 
-    @property
-    def pid(self) -> int:
-        return int(self.process.pid)
-
     def send(self, message: object) -> None:
         self.outbox.send(ForkingPickler.dumps(message))
 
@@ -96,7 +89,7 @@ class RankProcess(StartedRank):
 
 
 class RankProcesses:
-    """Runs the picklable `main(connection, rank_info, *args)` in a process per rank of this host, and collects their messages.
+    """Runs the picklable `main(connection, rank_info, *args)` in a process per rank of this host, and collects their events.
 
     Processes are started and joined in a background thread, so that working ranks do not wait for ranks that come or go.
 
@@ -108,8 +101,9 @@ class RankProcesses:
         local: the ranks that run on this host; None: all.
 
     Attributes:
-        inbox: (StartedRank, message) pairs received from ranks; message None: the rank's connection has ended.
+        inbox: (rank, its StartedRank, event), see `events`; there is no StartedRank if the rank could not be started.
         running: handles of the started ranks, by rank; killed ranks are removed.
+        starting: ranks that are starting or awaited; a rank may be listed twice.
     """
 
     def __init__(
@@ -124,85 +118,78 @@ class RankProcesses:
         self._main, self._args, self._ranks, self._timeout_s = main, args, ranks, timeout_s
         self._host, self._port = lighthouse
         self._local = tuple(range(ranks) if local is None else local)
-        self.inbox: SimpleQueue[tuple[StartedRank, Any]] = SimpleQueue()
+        self.inbox: SimpleQueue[tuple[int, StartedRank | None, Any]] = SimpleQueue()
         self.running: dict[int, StartedRank] = {}
-        self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
+        self.starting: list[int] = []
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-processes")
 
-    @property
-    def starting(self) -> int:
-        """Number of ranks passed to `start` that `adopt_started` has not yet yielded."""
-        return len(self._starting)
-
     def start(self, rank: int) -> None:
-        """Starts a rank's process in the background; `adopt_started` yields it once it runs."""
+        """Starts a rank's process in the background."""
         local_rank, local_ranks = self._local.index(rank), len(self._local)
         rank_info = RankInfo(
             rank, self._ranks, self._host, self._port, self._timeout_s, local_rank, local_ranks, launched=True
         )  # fmt: skip
-        self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
+        self.starting.append(rank)
+        self._background.submit(self._start_process, rank_info)
 
-    def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
-        """Yields (rank, process) for ranks started since the last call, and (rank, OSError) for ranks that failed to start.
+    def events(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """Yields (rank, event) for all events that have come; waits up to timeout_s seconds for the first.
 
-        Args:
-            wait: True: wait for ranks that are still starting.
-        """
-        for rank, future in list(self._starting.items()):
-            if not wait and not future.done():
-                continue
-            del self._starting[rank]
-            try:
-                process, connection = future.result()
-            except OSError as error:  # too many processes or open files
-                yield rank, error
-                continue
-            self.running[rank] = found = RankProcess(rank, process, connection)
-            threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
-            yield rank, found
-
-    def adopt(self, member: StartedRank) -> bool:
-        """Adds the handle of a rank on another host to `running`. Returns False if a rank with this number is running."""
-        return self.running.setdefault(member.rank, member) is member
-
-    def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yields (rank, message) for all received messages; waits up to timeout_s seconds for the first.
-
-        Message None: the rank's connection has ended.
+        An event is the rank's StartedRank once it runs, an OSError if it failed to start, a message that it sent, or None: its
+        connection has ended.
         """
         with suppress(Empty):
             for _ in range(max(1, self.inbox.qsize())):
-                sender, message = self.inbox.get(timeout=timeout_s)
-                if self.running.get(sender.rank) is sender:
-                    yield sender.rank, message
+                rank, sender, event = self.inbox.get(timeout=timeout_s)
+                if isinstance(event, (StartedRank, OSError)):
+                    self.starting.remove(rank)
+                if isinstance(event, StartedRank):
+                    self.running[rank] = event
+                if sender is None or self.running.get(rank) is sender:
+                    yield rank, event
 
     def kill(self, rank: int) -> None:
-        """Kills a rank's process, if it runs. Its further messages are dropped."""
+        """Kills a rank's process, if it runs, on its host. Its further events are dropped."""
         if (found := self.running.pop(rank, None)) is not None:
             found.kill()
             self._background.submit(found.join)
 
     def close(self, complete: bool = True) -> None:
         """Kills all processes, also ones that are still starting, and waits for their end. `complete` is ignored."""
-        for _ in self.adopt_started(wait=True):
+        self._background.submit(int).result()  # it comes after all that are starting
+        for _ in self.events(0.0):
             pass
         for rank in list(self.running):
             self.kill(rank)
         self._background.shutdown()
+
+    def write_to(self, member: RankProcess) -> None:
+        """Writes to a rank what it is to be sent, until its connection ends; runs in a thread of its own."""
+        member.outbox.write(member.connection.send_bytes)
+
+    def _start_process(self, rank_info: RankInfo) -> None:
+        """Starts a process, and reads its messages until its connection ends."""
+        rank = rank_info.rank
+        try:
+            process, connection = start_process(rank_info, self._main, *self._args)
+        except Exception as error:  # such as too many processes or open files
+            self.inbox.put((rank, None, OSError(first_line(error))))
+            return
+        found = RankProcess(rank, process.pid, process, connection)
+        self.inbox.put((rank, found, found))
+        threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
 
     def _talk(self, member: RankProcess) -> None:
         """Reads a rank's messages, and writes to it in another thread, until its connection ends.
 
         Every rank has its own two threads: one that stops in the middle of a message, its own or ours, keeps no other waiting.
         """
-        writer = threading.Thread(
-            target=member.outbox.write, args=(member.connection.send_bytes,), daemon=True, name=f"aurora-to-rank-{member.rank}"
-        )
+        writer = threading.Thread(target=self.write_to, args=(member,), daemon=True, name=f"aurora-to-rank-{member.rank}")
         writer.start()
         with suppress(EOFError, OSError):
             while True:
-                self.inbox.put((member, member.connection.recv()))
-        self.inbox.put((member, None))
+                self.inbox.put((member.rank, member, member.connection.recv()))
+        self.inbox.put((member.rank, member, None))
         member.outbox.stop()
         writer.join()
         member.connection.close()

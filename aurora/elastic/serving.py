@@ -53,8 +53,6 @@ from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import timed
 from aurora.planner.recovery import program_among, program_in_force, restored
 from aurora.runtime.expert_moves import ExpertTransfer, expert_transfers, transfer_bytes
-from aurora.runtime.order_calibration import OrderCalibration
-from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.result import (
     Answers,
     MembershipChange,
@@ -79,7 +77,6 @@ from aurora.types import (
     Program,
     RunOptions,
     SlicePolicy,
-    SubChannels,
 )
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.control import ControlWindow, PlacementChange
@@ -207,7 +204,6 @@ class RequestJournal:
                 )
             )
         self._lost = {}
-        calibration = next((state.calibration for state in held if state.calibration is not None), None)
         cost_MG = None if self._cost_MG is None else self._cost_MG[:, list(members)]
         requests_MR = [self._deal_requests(model, held) for model in range(len(self._prompts_M))]
         served_s = None if self.start_s is None else time.perf_counter() - self._began_s - self.start_s
@@ -218,7 +214,6 @@ class RequestJournal:
                 tuple(transfers),
                 order,
                 tuple(requests_R[at] for requests_R in requests_MR),
-                calibration,
                 cost_MG,
                 tuple(
                     {index: arrivals[index] for index in requests_R[at]}
@@ -274,8 +269,8 @@ def fewest_first(busy_R: IntArray, count: int) -> IntArray:
 WIRE = WireFormat(
     *HOST_MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport, ControlWindow, Decided,
     EpochStart, EpochWork, Exchange, ExpertTransfer, FetchedWeights, Finish, Gpu, HeldExperts, Hierarchy, Joined, MemberCrashed,
-    MemberResult, NewTokens, Order, OrderCalibration, OrdersUsed, Placement, PlacementChange, Program, Progress, RankResult,
-    RunOptions, SlicePolicy, Stop, SubChannels, Token, TokenTimes, Waits,
+    MemberResult, NewTokens, Order, Placement, PlacementChange, Program, Progress, RankResult,
+    RunOptions, SlicePolicy, Stop, Token, TokenTimes, Waits,
 )  # fmt: skip
 
 
@@ -336,11 +331,8 @@ def run_elastic(
     trace, from_s = measured_trace(results, names_M, len(plan.cluster))
     trace = replace(trace, control_M=requests.control_M)
     answers_M, changes = tuple(requests.answers_M), tuple(requests.changes)
-    # Who has served longest tells of the orders.
-    longest = max(results, key=lambda result: sum(sum(used.exchanges.values()) for used in result.orders_M), default=None)
-    calibration, orders_M = (None, ()) if longest is None else (longest.calibration, tuple(longest.orders_M))
     start_s = requests.start_s or 0.0
-    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, start_s, from_s)
+    return RunResult(answers_M, seconds, trace, transport, None, (), None, changes, failure, start_s, from_s)
 
 
 def _with_transport(plan: Plan, options: RunOptions) -> RunOptions:

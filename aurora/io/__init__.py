@@ -1,4 +1,4 @@
-"""The one reader and writer of every file format.
+"""Reads and writes all file formats; every format has its reader and writer in one module.
 
 | file | module |
 |---|---|
@@ -7,14 +7,14 @@
 | plan, placement (.json) | plans |
 | trace of a run, simulation of requests (.npz), requests that an engine was sent (.csv, .jsonl) | traces |
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
-| records of our vLLM plugin, a file a rank (.npz) | engine_records |
+| records of aurora's vLLM plugin, one file per rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
 | traffic matrix of an all-to-all, tokens of each expert (.csv, .npy) | files |
 | prompts (.txt, .jsonl) | prompts |
 
 `files` has the containers (JSON, TOML, npz), the schemas of all formats, and the atomic write.
 
-`load` and `save` import the module of the file at hand; the other names are fetched on first use.
+`load` and `save` import the module of the given file; the other names are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ def load_cluster(path: str | Path) -> Cluster:
 
 
 def cluster_from_table(path: str, table: Mapping[str, Any], name: str) -> Cluster:
-    """Returns the cluster that a table describes, as `cluster_table` makes it and cluster files have it.
+    """Returns the Cluster that a table describes, in the form of cluster files and of `cluster_table`.
 
     Args:
         path: the file's name, for messages.
-        table: the table; its schema is checked already.
+        table: the table; its schema must have been checked.
         name: the cluster's name if the table has none.
 
     Raises:
@@ -56,7 +56,7 @@ def cluster_from_table(path: str, table: Mapping[str, Any], name: str) -> Cluste
 
 
 def cluster_table(cluster: Cluster) -> dict[str, Any]:
-    """Returns a cluster as a table, which `cluster_from_table` reads back as the same cluster."""
+    """Converts a Cluster to a table (dict), which `cluster_from_table` reads back as the same cluster."""
     curves = link_curves_json(cluster.link_curves)
     return {
         "name": cluster.name,
@@ -188,11 +188,11 @@ def _fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
 
 
 def fabric_json(fabric: Fabric, gpus: Sequence[Gpu]) -> dict[str, Any]:
-    """Returns a fabric as a table that `cluster_from_table` reads back as the same fabric; GPUs are ranks.
+    """Converts a Fabric to the table `fabric` of a cluster file; GPUs are written as ranks.
 
     Args:
         fabric: the fabric.
-        gpus: the cluster's GPUs, by rank. If the fabric's servers are not the GPUs' nodes, the server of each GPU is written.
+        gpus: the cluster's GPUs, by rank. If servers differ from the GPUs' nodes, the server of each GPU is written too.
     """
     if fabric.nic_Bps is not None:
         nodes = sorted({gpu.node for gpu in gpus})
@@ -308,7 +308,7 @@ def _floats(values: Sequence[float]) -> FloatArray:
 
 
 def link_curves_json(curves: Sequence[TransferCurve]) -> list[dict[str, Any]]:
-    """Returns curves as tables that `cluster_from_table` reads back as the same curves.
+    """Converts link curves to the tables `link_curve` of a cluster file.
 
     Args:
         curves: the curves.
@@ -319,7 +319,7 @@ def link_curves_json(curves: Sequence[TransferCurve]) -> list[dict[str, Any]]:
 
 
 def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
-    """Read datasheet figures by kind of GPU.
+    """Read datasheets of GPUs from a TOML file; returns a dict from the kind's name to its GpuKind.
 
     Args:
         path: the TOML file; None: the shipped one.

@@ -41,10 +41,10 @@ class PlacementFormat:
         write: called with the slots by layer and GPU (equally many on every GPU) and the numbers of the decoder layers without
             experts; returns the file's text.
         suffix: suffix of the file's name that the engine expects; empty: any.
-        by_decoder: True: layers are numbered as the model's decoder layers, so that the first MoE layer behind one dense layer
-            is 1. False: only layers with experts are counted, from 0.
-        without_mtp: end of a sentence for users: what the engine does because the file has no rows for the layers of
-            multi-token prediction (MTP).
+        by_decoder: True: layers have the numbers of the model's decoder layers, so that the first MoE layer after one dense
+            layer is 1. False: only layers with experts are counted, from 0.
+        without_mtp: end of a sentence for users on the engine's behaviour if the file has no rows for layers of multi-token
+            prediction (MTP).
     """
 
     read: Callable[[Path], Rows]
@@ -69,14 +69,14 @@ class Import:
 
 @dataclass(frozen=True)
 class Export:
-    """The text of an engine's placement file, and how the engine's placement will differ from the plan's.
+    """The text of an engine's placement file, and the differences of the engine's placement from the given one.
 
     Attributes:
         text: the file's content.
-        redundant: slots of a layer minus its experts.
+        redundant: number of slots of a layer minus number of its experts.
         added_LG: (L, G) int64, replicas that were added because the engine needs equally many slots on every GPU.
-        off_by: largest difference, from 0 to 1, between the part of an expert's tokens that a GPU serves in the plan and in the
-            engine.
+        off_by: largest difference, from 0 to 1, between a GPU's part of an expert's tokens in the given placement and in the
+            engine, which divides tokens evenly over replicas.
         left_out: a sentence for users about rows that the engine may expect and the file does not have.
     """
 
@@ -134,7 +134,7 @@ def import_placement(
     Args:
         path: the file.
         form: one of PLACEMENT_FORMATS.
-        gpus: the number of GPUs, required if the file does not tell it.
+        gpus: the number of GPUs, required if the file does not have it.
         dense_layers: numbers of the model's decoder layers without experts, such as (0,).
         model: the model's sizes, which the placement must have; None: any.
 

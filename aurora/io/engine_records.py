@@ -26,8 +26,8 @@ class EngineRecord:
         fingerprint: hash of the model's router weights.
         engine: the engine and its version.
         kind: the kind of GPU.
-        date: when it was recorded.
-        rank: this rank.
+        date: date of the recording.
+        rank: number of this rank.
         ranks: number of ranks of the engine.
         top_k: experts per token.
         dispatch_bytes: bytes of a token on its way to an expert.
@@ -43,7 +43,7 @@ class EngineRecord:
         passes_L: (L,) int64, how many passes were timed.
         gram_P33, target_P3: (P, 3, 3) and (P, 3) float64, for each of PHASES the normal equations of a least squares fit of
             seconds = a + b x + c y to the timed passes. x is the number of active experts (1 in other phases), y the tokens.
-            Those of several ranks are added up. In records of earlier versions a is zero.
+            Sums over ranks give the fit of all ranks. In records of earlier versions a is zero.
         most_P: (P,) int64, for each of PHASES the largest number of tokens of one pass.
     """
 
@@ -138,8 +138,8 @@ def load_records(folder: Path) -> Profile:
 def merged(records: Sequence[EngineRecord]) -> Profile:
     """Merge the records of all ranks into one Profile.
 
-    Each rank is a source rank. If windows of the records differ in their number of forward passes, narrower windows are joined
-    to the largest width. Windows without tokens are left out.
+    Each rank is a source rank. If records differ in the number of forward passes per window, windows are joined to the largest
+    number. Windows without tokens are left out.
 
     Args:
         records: one per rank, in any sequence.

@@ -1,4 +1,4 @@
-"""Containers of all file formats: text, JSON, TOML, .npy and npz. Readers trust no file; writers replace a file atomically.
+"""Reads and writes text, JSON, TOML, .npy and npz, for all file formats. Readers trust no file; writers replace it atomically.
 
 Users' own arrays are read here too: the traffic matrix of an all-to-all, and the tokens of each expert (.csv without a header,
 or .npy). `open_locked` keeps two processes from writing one file.
@@ -80,7 +80,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # of a model in the Hugging Face
 
 @contextmanager
 def naming(path: Path | str, form: str = "") -> Iterator[None]:
-    """Context manager for code that reads a file: puts the file's name into the errors that the code raises.
+    """Context manager for code that reads a file: adds the file's name to the errors that the code raises.
 
     Args:
         path: the file.
@@ -109,7 +109,7 @@ def naming(path: Path | str, form: str = "") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Returns in one line why a file's contents are malformed, from the exception that reading them raised."""
+    """Converts an exception raised by reading a file to one line that says what is malformed in the file."""
     said = " ".join(str(error).split())[:200]
     if isinstance(error, KeyError) and isinstance(error.args[0], str):
         return f"{said} is missing"
@@ -128,14 +128,14 @@ def check_ends(*paths: Path | str) -> None:
 
 
 def kind_of(path: Path, own: str = "") -> str:
-    """Returns in words the kind of a file, such as "a pickle" or "an aurora plan (JSON)", for error messages.
+    """Returns a description of a file's kind, such as "a pickle" or "an aurora plan (JSON)", for error messages.
 
-    The kind follows from the first bytes, or from the format that a file of aurora states.
+    It is derived from the file's first bytes, or from the `format` in aurora's files.
 
     Args:
         path: the file.
-        own: the first words of the expected kind, such as "an .npy". If the file begins like one, it is damaged inside, and the
-            result says so. Empty: nothing is expected.
+        own: the first words of the expected kind, such as "an .npy". If the file is of that kind, its rest must be damaged, and
+            the result says so. Empty: no kind is expected.
     """
     start = b""
     with suppress(Exception):  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
@@ -167,7 +167,7 @@ def open_text(path: Path, newline: str | None = None) -> IO[str]:
 
 
 def read_text(path: Path, form: str = "") -> str:
-    """Read a UTF-8 file as text. Raises BadInput if it cannot be read; `form` says in words what is expected."""
+    """Read a UTF-8 file as text. Raises BadInput if it cannot be read; the message has `form`, the expected contents."""
     with naming(path, form), open_text(path) as file:
         check_size("the text", os.fstat(file.fileno()).st_size, MOST_TEXT)
         return file.read()
@@ -222,10 +222,10 @@ def load_model_config(source: str | Path) -> dict[str, Any]:
 
 
 def served_model(source: Path | str) -> str:
-    """Returns the name or path by which a serving engine loads the model that `load_model_config` reads.
+    """Returns the name or path to give to a serving engine for the model of `load_model_config(source)`.
 
-    That is the Hugging Face name that the config states; otherwise the path as it was given, for a config.json its folder, and
-    for a shipped model the folder in the package.
+    It is the Hugging Face name in the config, if there is one; otherwise the path as given (for a config.json its folder, for a
+    shipped model the folder in the package).
 
     Args:
         source: as in `load_model_config`.
@@ -261,7 +261,7 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder `path` and its parents, when something is written there.
+    """Make the folder `path` and its parents unless they exist.
 
     Raises:
         BadInput: if it cannot be made.
@@ -320,16 +320,16 @@ def shipped(name: str) -> Path:
 
 
 def schema_of(form: str) -> int:
-    """Returns the version of a format's contents, which every file states."""
+    """Returns the schema version of a file format; every file of the format has it under `schema`."""
     return SCHEMAS.get(form, SCHEMA)
 
 
 def check_schema(path: Path, found: Mapping[str, Any], form: str = "") -> None:
-    """Raise BadInput unless a file has the schema of its format; the message names the command that makes a new file.
+    """Raise BadInput unless a file has the current schema of its format; the message names the command to make a new file.
 
     Args:
         path: the file.
-        found: its contents.
+        found: the file's contents.
         form: the format, such as "aurora plan"; empty: a format whose version is SCHEMA.
     """
     expected = schema_of(form)
@@ -343,7 +343,7 @@ def check_keys(path: Path | str, where: str, found: Mapping[str, Any], known: se
 
     Args:
         path: the file.
-        where: which table, for the message.
+        where: name of the table, for the message.
         found: the table.
         known: the keys that it may have.
     """
@@ -353,7 +353,7 @@ def check_keys(path: Path | str, where: str, found: Mapping[str, Any], known: se
 
 
 def typed(path: Path | str, where: str, found: Mapping[str, Any], key: str, kind: type[_Kind], default: Any = None) -> _Kind:
-    """Returns the value of a key in a table. Raises BadInput if it has another type; an int is accepted as a float.
+    """Returns found[key], or `default`. Raises BadInput if the value is not of type `kind`; an int is accepted as a float.
 
     Args:
         path, where, found: as in `check_keys`.
@@ -387,9 +387,9 @@ def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[st
 
 
 class NpzArrays(Mapping[str, NDArray[Any]]):
-    """The arrays of an open npz archive by name, each read when it is looked up. Pickled objects are refused.
+    """Mapping from names to the arrays of an open npz archive; an array is read when it is looked up. Refuses pickled objects.
 
-    Before an array is read, its size in the archive must be what its shape and type say, and below MOST_BYTES.
+    Before an array is read, its size in the archive must agree with its shape and type, and be below MOST_BYTES.
 
     Args:
         archive: the open archive.
@@ -427,7 +427,7 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
         return len(self._members)
 
     def header(self) -> dict[str, Any]:
-        """Returns the scalars of `save_npz`, read from the array "about"."""
+        """Returns the scalars `about` that `save_npz` wrote."""
         if self._members["about"].file_size > MOST_HEADER_BYTES:
             raise BadInput("the header is too large")
         about: dict[str, Any] = json.loads(str(self["about"]))
@@ -435,9 +435,9 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
 
 
 def check_archive(archive: zipfile.ZipFile) -> None:
-    """Raises BadInput if two members of an archive share a name, or if unpacking would take too many bytes.
+    """Raises BadInput if two members of an archive have the same name, or if it is a zip bomb.
 
-    That is more than MOST_UNPACKED times the packed size, and more than LEAST_BOMB bytes. Nothing is unpacked for the check.
+    A bomb unpacks to more than MOST_UNPACKED times its size and more than LEAST_BOMB bytes. Nothing is unpacked for the check.
     """
     infos = archive.infolist()
     names = [info.filename.removesuffix(".npy") for info in infos]
@@ -468,15 +468,14 @@ def load_npy(path: Path) -> NDArray[Any]:
 
 
 def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays], _Value]]) -> _Value:
-    """Read a file of `save_npz`; nothing is unpickled.
+    """Read a file that `save_npz` wrote, by the reader of its format; nothing is unpickled.
 
     Args:
         path: the file.
-        readers: for the name of each accepted format, a function that is called with the header's scalars and the arrays, and
-            returns the value.
+        readers: dict from the name of each accepted format to a function (header's scalars, arrays) -> value.
 
     Returns:
-        The value.
+        The value that the reader returned.
 
     Raises:
         BadInput: if the file is missing, damaged, of another format or schema, or holds an array that the reader did not read.

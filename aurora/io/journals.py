@@ -1,8 +1,8 @@
-"""Journals of answers (JSON lines, schema 2): the tokens that a run has produced so far, on disk, so that it can be resumed.
+"""Journals of answers (JSON lines, schema 2): files with the tokens that a run has generated so far, to resume it from.
 
 The first line has `format`, `schema`, and values that identify the run (`about` of JournalFile). Each other line has new tokens
-of one answer: the numbers of its `model` and `prompt`, `at` (how many tokens of the answer come before these), `tokens`, and
-`finished`, which is true if these are its last. Every line ends with its `checksum`, a CRC-32 of it and of all lines before.
+of one answer: the numbers of its `model` and `prompt`, `at` (number of tokens of the answer before these), `tokens`, and
+`finished`, true if these are the answer's last. Every line ends with its `checksum`, a CRC-32 of it and of all lines before.
 Lines are only appended. A reader stops at the first line that is damaged or cut off, as by a full disk or a power cut. Schema 1
 has no checksums.
 """
@@ -30,11 +30,11 @@ LOG = logging.getLogger("aurora.run")
 
 @dataclass
 class JournalledAnswer:
-    """A model's answer to one prompt, as far as a journal has it.
+    """A model's answer to one prompt, complete or not, as read from a journal.
 
     Args:
-        tokens: its token ids so far.
-        finished: whether it is complete.
+        tokens: the answer's token ids so far.
+        finished: whether the answer is complete.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -45,21 +45,21 @@ JournalledAnswers = dict[tuple[int, int], JournalledAnswer]  # by the numbers of
 
 
 def load_journal(path: Path) -> JournalledAnswers:
-    """Reads the answers of a journal. Raises BadInput if the file cannot be read or is no journal."""
+    """Reads the answers in a journal. Raises BadInput if the file cannot be read or is not a journal."""
     return _read(path, {})[1]
 
 
 class JournalFile:
-    """Appends answers to a journal, and reads those of an earlier run that was interrupted.
+    """Appends answers to a journal, and reads the answers of an interrupted run.
 
-    A thread of its own writes new tokens every SYNC_S seconds, so serving never waits for the disk. If writing fails, the run
+    A background thread writes new tokens every SYNC_S seconds, so serving never waits for the disk. If writing fails, the run
     goes on: it warns once, keeps the tokens in memory, and tries again.
 
     Args:
         path: the file.
-        about: JSON values by name that identify the run; a file that is resumed must have the same. Two names also bound the
-            answers that the file may have: `answers`, for each model [number of prompts, number of token ids, id that ends an
-            answer or None], and `max_new_tokens`, the most tokens of an answer.
+        about: JSON values by name that identify the run; a resumed file must have the same. Two of them limit the answers that
+            the file may have: `answers`, for each model [number of prompts, number of token ids, id that ends an answer or
+            None], and `max_new_tokens`, the maximum tokens of an answer.
         resume: True: go on from the file if it exists. False: the file must not exist.
 
     Attributes:
@@ -98,7 +98,7 @@ class JournalFile:
         self._thread.start()
 
     def add(self, model: int, prompt: int, at: int, tokens: Sequence[int], finished: bool) -> None:
-        """Adds new tokens to an answer that had `at` tokens before; `finished`: they are its last."""
+        """Adds new tokens to an answer that has `at` tokens so far; `finished`: whether these are its last tokens."""
         with self._lock:
             _, answer = self._new.setdefault((model, prompt), (at, JournalledAnswer()))
             answer.tokens += tokens

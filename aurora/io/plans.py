@@ -1,4 +1,4 @@
-"""Plans and placements as JSON: in files of their own and in the output of `aurora place --json`."""
+"""Reads and writes plans and placements as JSON: their files, and the output of `aurora place --json`."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ import numpy as np
 from aurora.errors import BadInput, BrokenPlan
 from aurora.io.clusters import cluster_from_table, cluster_table
 from aurora.io.files import check_schema, load_json, naming, schema_of, write_text
-from aurora.types import Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, SubChannels
+from aurora.types import Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 from aurora.types.read_numbers import finite_number, whole_number
 
@@ -22,7 +22,7 @@ PLACEMENT_FORMAT = "aurora placement"
 
 
 def layers_json(placement: Placement) -> list[dict[str, Any]]:
-    """Returns a dict per layer: "slots" has each GPU's experts; with replicas "split" has each expert's [GPU, share] pairs."""
+    """Converts a Placement to dicts, one per layer: "slots": experts by GPU; with replicas "split": [GPU, share] by expert."""
     layers: list[dict[str, Any]] = []
     for layer, held_G in enumerate(placement.slots_LG):
         layers.append({"slots": [list(held) for held in held_G]})
@@ -36,7 +36,7 @@ def layers_json(placement: Placement) -> list[dict[str, Any]]:
 
 
 def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
-    """Returns the placement that `layers_json` made into dicts.
+    """Returns the Placement of dicts that `layers_json` made.
 
     Args:
         layers: for each layer "slots" and perhaps "split"; without "split", replicas take even parts of an expert's load.
@@ -76,7 +76,7 @@ def save_placement(placement: Placement, method: str, path: Path) -> None:
 
     Args:
         placement: the placement.
-        method: name of the method that made it, for readers.
+        method: name of the method that made the placement, for people who read the file.
         path: exact path of the file.
     """
     layers = layers_json(placement)
@@ -134,7 +134,7 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Returns the SHA-256 of the contents of a plan's file, as hexadecimal digits; it tells one plan from another."""
+    """Returns the SHA-256 of the contents of a plan's file, as hexadecimal digits."""
     return _digest(_plan_to_json(plan))
 
 
@@ -283,7 +283,6 @@ def _order_to_json(order: Order) -> dict[str, Any]:
         "pairs": _pairs_to_text(order.pairs_X2),
         **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
         **({"paced": True} if order.paced else {}),
-        **({} if order.sub_channels is None else {"sub-channels": _sub_channels_to_json(order.sub_channels)}),
         **({} if order.tier_X is None else {"tiers": " ".join(map(str, order.tier_X.tolist()))}),
     }
 
@@ -294,9 +293,10 @@ def _order_from_json(found: Mapping[str, Any]) -> Order:
     if shares is not None:
         shares = np.array([[finite_number(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
     windows = whole_number(found["sends_open"]), whole_number(found["recvs_open"])
-    sub_channels = _sub_channels_from_json(found["sub-channels"]) if "sub-channels" in found else None
+    if "sub-channels" in found:
+        raise BadInput("expected an order without sub-channels, which aurora no longer has; plan again, with the order paced")
     tier_X = np.array([whole_number(each) for each in found["tiers"].split()], dtype=np.int64) if "tiers" in found else None
-    return Order(str(found["method"]), pairs, *windows, shares, found.get("paced") is True, sub_channels, tier_X)
+    return Order(str(found["method"]), pairs, *windows, shares, found.get("paced") is True, tier_X)
 
 
 def _pairs_to_text(pairs_X2: IntArray) -> str:
@@ -327,14 +327,6 @@ def _combine_to_json(dispatch: Order, combine: Order) -> dict[str, Any] | str:
 def _combine_from_json(dispatch: Order, layer: Mapping[str, Any]) -> Order:
     """The combine of a layer with this dispatch."""
     return dispatch.reversed if layer["combine"] == REVERSED else _order_from_json(layer["combine"])
-
-
-def _sub_channels_to_json(sub_channels: SubChannels) -> dict[str, list[int]]:
-    return {"rows": sub_channels.row_X.tolist(), "out": sub_channels.out_G.tolist(), "in": sub_channels.in_G.tolist()}
-
-
-def _sub_channels_from_json(found: Mapping[str, Any]) -> SubChannels:
-    return SubChannels(*(counts(name, found[name], 1) for name in ("rows", "out", "in")))
 
 
 def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Profiles (npz, schema 2) and compute curves (npz, schema 1)."""
+"""Reads and writes profiles (npz, schema 2) and compute curves (npz, schema 1)."""
 
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def curves_from_arrays(about: dict[str, Any], arrays: Arrays) -> ComputeCurves:
 
 
 def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
-    """Returns for each curve an array (2, X) named "curve_<index of the GPU kind>_<phase>": a row of tokens, a row of seconds.
+    """Converts curves to (2, X) arrays (tokens, seconds), by the name "curve_<index of the GPU kind>_<phase>".
 
     Args:
         kinds: curves by kind of GPU and phase.
@@ -90,11 +90,11 @@ def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
 
 
 def kinds_from_arrays(kinds: list[str], arrays: Arrays) -> CurvesByKind:
-    """Returns the curves that `kinds_to_arrays` made into arrays.
+    """Returns the curves of arrays that `kinds_to_arrays` made.
 
     Args:
         kinds: the kinds of GPUs, in the order of their indices.
-        arrays: arrays by name; others are not read.
+        arrays: arrays by name; arrays with other names are not read.
     """
     return {
         kind: {

@@ -1,4 +1,4 @@
-"""Readers of prompts and of corpora: text, JSON lines of prompts, chats or token ids (.jsonl), arrays of token ids (.npy)."""
+"""Reads prompts and training corpora: text, JSON lines of prompts, chats or token ids (.jsonl), arrays of token ids (.npy)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ def load_prompts(path: str | Path) -> list[str]:
 
 
 def load_arriving(path: str | Path) -> list[tuple[str, float]]:
-    """Read (prompt, arrival) pairs from a file of `load_prompts`.
+    """Read (prompt, arrival) pairs from a file in the formats of `load_prompts`.
 
     The arrival is the prompt's `at_s`, in seconds after serving begins; 0 if it has none.
     """
@@ -86,7 +86,7 @@ def check_corpus(paths: Sequence[str | Path]) -> None:
         paths: the files.
 
     Raises:
-        BadInput: if one is missing, is not a regular file, or does not begin like text, JSON lines or token ids.
+        BadInput: if a file is missing, is not a regular file, or does not begin like text, JSON lines or token ids.
     """
     for path in map(Path, paths):
         if path.suffix == ".npy":

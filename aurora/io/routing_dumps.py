@@ -55,13 +55,13 @@ class RecordedRouting:
         counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step. A token-level file without steps counts
             as one step.
         experts_ULK: (U, L, K) integers, the experts that each token chose; None if the file is not token-level.
-        lengths_Q: (Q,) int64, number of tokens of each sequence; if `pass_T` is given, of each step. None if the file is not
+        lengths_Q: (Q,) int64, number of tokens of each sequence or, if `pass_T` is given, of each step. None if the file is not
             token-level.
         layers: decoder numbers of the recorded layers; None: every layer with experts was recorded.
         rank: the source rank whose tokens the file has; None: the file has the tokens of all ranks.
-        pass_T: (T,) int64, ascending, the number of each step's forward pass. All ranks number a pass alike, so their files can
-            be joined. None if unknown.
-        left_out: parts of the file that were left out, in words for users; empty: nothing.
+        pass_T: (T,) int64, ascending, the number of each step's forward pass. A pass has the same number on all ranks, so their
+            files can be joined. None if unknown.
+        left_out: description for users of parts of the file that were not read; empty: all were read.
     """
 
     counts_TLE: IntArray
@@ -80,11 +80,11 @@ class RecordedRouting:
 
 @dataclass(frozen=True)
 class RoutingFormat:
-    """A reader of one kind of recording.
+    """A file format of recorded routing, with its reader.
 
     Attributes:
-        read: called with (file, the model's Shape, selection of a CSV's rows); returns a RecordedRouting.
-        files: the files' suffixes or contents, for help texts.
+        read: function (file, the model's Shape, selection of a CSV's rows) -> RecordedRouting.
+        files: description of the files, by suffix or contents, for help texts.
     """
 
     read: Callable[[Path, Shape, Where], RecordedRouting]
@@ -232,7 +232,7 @@ def _rank(path: Path, pattern: str) -> int:
 
 
 def spoken_layers(layers: Sequence[int]) -> str:
-    """Returns ascending layer numbers in words, for messages."""
+    """Returns ascending layer numbers as text for messages."""
     if len(layers) < 2:
         return str(layers[0]) if layers else "none"
     return f"{layers[0]} to {layers[-1]} ({len(layers)})"
@@ -477,7 +477,7 @@ def _load_pt(path: Path) -> Any:
 
 
 def load_sglang(path: Path) -> Any:
-    """Returns the contents of a recording of SGLang: a JSON file, or one that torch.save wrote."""
+    """Reads a recording of SGLang, a JSON file or a file of torch.save, and returns its contents."""
     with path.open("rb") as file:
         return load_json(path) if file.read(16).lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"[")) else _load_pt(path)
 

@@ -1,7 +1,7 @@
-"""Traces of runs and simulations of requests (npz, schema 1), and request traces (.csv, JSON lines).
+"""Reads and writes traces of runs and simulations of requests (npz, schema 1); reads request traces (.csv, JSON lines).
 
-A request trace has the arrival and the numbers of input and output tokens of each request. Its columns are named as aurora
-names them, or as the Azure LLM inference traces (Splitwise, arXiv:2311.18677) or Mooncake (arXiv:2407.00079) do.
+A request trace has the arrival and the numbers of input and output tokens of each request. Its columns have the names of
+aurora, of the Azure LLM inference traces (Splitwise, arXiv:2311.18677) or of Mooncake (arXiv:2407.00079).
 """
 
 import csv
@@ -54,7 +54,7 @@ def save_request_simulations(found: Mapping[str, RequestSimulation], path: Path)
     """Write simulations of the same requests to exactly `path`.
 
     Args:
-        found: at least one simulation, by the name of the plan or way that served the requests.
+        found: at least one simulation, by the name of the plan or of the way of sharing that served the requests.
         path: the file.
     """
     about, arrays = [], _columns(next(iter(found.values())).served.requests, REQUESTS)

@@ -21,15 +21,15 @@ def check_padding(model: Any, prompts: Sequence[Sequence[int]]) -> None:
 
 
 class GreedyBatch:
-    """Prompts that are decoded as one batch: each `step` is one forward pass, and adds a token to each unfinished answer.
+    """Decodes prompts greedily as one batch: each `step` is one forward pass, and adds a token to each unfinished answer.
 
     Prompts of different lengths are padded on the left.
 
     Args:
         model: a transformers causal language model.
         prompts: token ids of each prompt.
-        new_tokens: tokens to generate for each prompt.
-        eos: the token that ends a prompt's answer; None: answers have `new_tokens` tokens.
+        new_tokens: number of tokens to generate, for each prompt.
+        eos: the end-of-sequence token, which ends an answer; None: all answers have `new_tokens` tokens.
         pad: the token for padding.
 
     Attributes:
@@ -61,12 +61,12 @@ class GreedyBatch:
         return not any(map(self.running, range(len(self._left))))
 
     def running(self, row: int) -> bool:
-        """Returns whether the prompt with index `row` is unfinished."""
+        """Returns True if the prompt with index `row` is unfinished."""
         return self._left[row] > 0
 
     @property
     def next_tokens(self) -> int:
-        """Number of tokens of the next pass, padding included."""
+        """Number of input tokens of the next forward pass, padding included."""
         return self._input_BT.numel()
 
     @property
@@ -87,7 +87,7 @@ class GreedyBatch:
         """Runs one forward pass.
 
         Args:
-            check: called when the pass has ended; if it raises an error, the step is interrupted and adds no token.
+            check: called at the end of the pass; if it raises, the step is interrupted and adds no token; see `rewind`.
 
         Returns:
             The logits (batch, vocabulary) from which the new tokens were chosen.
@@ -115,7 +115,7 @@ class GreedyBatch:
         return logits_BV
 
     def rewind(self) -> bool:
-        """Removes an interrupted step's keys and values from the cache. Returns whether the step can be repeated."""
+        """Removes an interrupted step's keys and values from the KV cache. Returns True if the step can be repeated."""
         if self._past is None:
             return True
         before = self._attention_BT.shape[1] - self._input_BT.shape[1]
@@ -129,7 +129,7 @@ class GreedyBatch:
 
 
 def greedy_decode(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
-    """Decodes one prompt as `GreedyBatch` does. Returns the new tokens, and the logits (tokens, vocabulary) of their choice."""
+    """Decodes one prompt like `GreedyBatch`. Returns (new token ids, logits of each (tokens, vocabulary))."""
     batch = GreedyBatch(model, [prompt], [new_tokens], eos, pad=0)
     logits = []
     while not batch.done:

@@ -1,4 +1,4 @@
-"""Finds model folders in the local Hugging Face cache by the models' names, and makes digests of files and routers."""
+"""Finds model folders in the local Hugging Face cache by model name, and computes digests of model files and routers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a ro
 
 
 def model_folder(name: str | Path, revision: str | None = None) -> Path:
-    """Returns the folder of a model. Nothing is downloaded.
+    """Returns the local folder of a model, without any download.
 
     Args:
         name: the folder, or the model's name in the local Hugging Face cache, such as "org/model".
@@ -64,10 +64,10 @@ def model_digest(model: str | Path) -> str:
 
 
 def router_fingerprint(routers: Iterable[torch.Tensor]) -> str:
-    """Returns the SHA-256 digests of router weights, rounded to each precision in which weights are loaded, joined by dots.
+    """Returns SHA-256 digests of the router weights rounded to float32, bfloat16 and float16, joined by dots.
 
-    So a model is recognised by a common digest, even if it is loaded in another precision; see
-    `aurora.types.profile.same_model`.
+    Two loads of a model in different precisions share at least one digest, by which `aurora.types.profile.same_model`
+    recognises them.
 
     Args:
         routers: the weights of the layers' routers, in sequence.

@@ -31,7 +31,7 @@ NOT_PLACED = {
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One MoE layer of a model."""
+    """Location of one MoE layer in a transformers model."""
 
     number: int  # the number of its decoder layer, from 0
     block: nn.Module  # the module that holds the router and the experts
@@ -45,12 +45,12 @@ class MoeLayer:
 
     @property
     def experts(self) -> Any:
-        """The experts module, called with tokens, indices and weights; see `aurora.models.loading`."""
+        """The experts module; called with tokens (N, H), expert indices (N, K) and weights (N, K)."""
         return getattr(self.block, self.name)
 
     @property
     def router_weight(self) -> torch.Tensor:
-        """The router's weights, (E, hidden); more rows if it also weighs shared experts.
+        """The router's weights, (E, hidden); more than E rows if the router also weights shared experts.
 
         Raises:
             BadInput: if the block has no such weights.
@@ -83,12 +83,12 @@ class MoeModel:
 
     @property
     def dense_layers(self) -> tuple[int, ...]:
-        """The numbers of the decoder layers without experts."""
+        """Numbers of the decoder layers without experts."""
         return tuple(sorted(set(range(self.config.num_hidden_layers)) - {layer.number for layer in self.layers}))
 
     @property
     def expert_groups(self) -> tuple[int, int]:
-        """(number of groups that the experts are divided into, largest number of groups in which one token's experts are)."""
+        """(number of expert groups, largest number of groups from which a token's experts are chosen)."""
         return expert_groups(self.config.to_dict())
 
     @property
@@ -98,12 +98,12 @@ class MoeModel:
 
     @property
     def vocabulary(self) -> int:
-        """The number of token ids."""
+        """Vocabulary size: number of token ids."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
     def hidden_dtype(self) -> torch.dtype:
-        """Dtype of hidden states, taken from the embeddings, because experts' weights may be quantised."""
+        """Dtype of hidden states: that of the embeddings, because expert weights may be quantised."""
         dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
         return dtype
 
@@ -125,12 +125,12 @@ class MoeModel:
 
     @property
     def identity(self) -> ModelIdentity:
-        """Values that tell the model from others."""
+        """Identity of the model, by which profiles and plans are matched with it."""
         sizes = (len(self.layers), self.experts, self.top_k, self.row_bytes, self.expert_bytes)
         return ModelIdentity(self.name, self.fingerprint(), *sizes)
 
     def fingerprint(self) -> str:
-        """Returns the fingerprint of the router weights, which decide where tokens go."""
+        """Returns the `router_fingerprint` of the model's router weights."""
         return router_fingerprint(layer.router_weight.detach() for layer in self.layers)
 
 
@@ -139,11 +139,11 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
 
     Args:
         path: a model folder, or a name in the local hub cache.
-        device: where its weights go.
-        dtype: dtype of the weights; None: float32 on the CPU, elsewhere that of the model's files.
+        device: device of the weights.
+        dtype: dtype of the weights; None: float32 on the CPU, the dtype of the model's files on other devices.
 
     Raises:
-        BadInput: if there is no model, weights are missing or quantised in another way, aurora cannot handle its experts
+        BadInput: if there is no model, weights are missing or have another quantisation, aurora does not support its experts
             modules, or MoE layers have different numbers of experts.
         MissingDependency: if transformers is not installed, or accelerate for quantised weights.
     """
@@ -186,7 +186,7 @@ def load_config(path: str | Path) -> Any:
     """Loads the config of a model folder; for a multimodal model, the text part of it.
 
     Raises:
-        BadInput: if the folder has none.
+        BadInput: if the folder has no config.
     """
     config = _from_pretrained(path, load_transformers().AutoConfig)
     return getattr(config, "text_config", config)
@@ -196,7 +196,7 @@ def load_tokenizer(path: str | Path) -> Any:
     """Loads the tokenizer of a model folder.
 
     Raises:
-        BadInput: if there is none.
+        BadInput: if the folder has no tokenizer.
     """
     return _from_pretrained(path, load_transformers().AutoTokenizer)
 
@@ -238,18 +238,18 @@ def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
 
 
 def expert_parameters(experts: Any) -> list[tuple[str, nn.Parameter]]:
-    """Returns (name, parameter) of each parameter of an experts module that has the experts as its first axis."""
+    """Returns (name, parameter) of the parameters of an experts module whose first axis is the expert."""
     count = int(experts.num_experts)
     return [(name, parameter) for name, parameter in experts.named_parameters() if parameter.shape[0] == count]
 
 
 def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]]) -> None:
-    """Makes an experts module hold exactly the experts `held`, renumbered from 0 in that sequence.
+    """Replaces the experts of an experts module by `held`, renumbered from 0 in that sequence.
 
     Args:
-        experts: the module; the memory of other experts is freed.
-        held: for each new slot, the present number of its expert in the module; or, if the module does not have the expert, its
-            weights by parameter name. If all experts of the first kind keep their numbers, only new weights are written.
+        experts: the module; the memory of dropped experts is freed.
+        held: for each new slot, either an expert of the module, by its present number, or the weights of another expert, by
+            parameter name. If the number of slots and the numbers of kept experts do not change, only new weights are written.
     """
     new = [(slot, expert) for slot, expert in enumerate(held) if expert != slot]
     in_place = bool(new) and len(held) == experts.num_experts and not any(isinstance(expert, int) for _, expert in new)
@@ -263,9 +263,9 @@ def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]])
 
 
 def with_same_weights(model: MoeModel) -> MoeModel:
-    """Returns a copy of the model with modules of its own that share all parameters and buffers with the original.
+    """Returns a copy of the model with separate module objects, which share all parameters and buffers with the original.
 
-    The copy takes no memory for weights. Modules can be replaced in one of the two without changing the other. Both read
+    The copy needs no memory for weights. Modules can be replaced in one of the two without changing the other. Both read
     experts from the model's files with the same readers.
 
     Args:
@@ -278,7 +278,7 @@ def with_same_weights(model: MoeModel) -> MoeModel:
 
 
 class ExpertsByIndex(nn.Module):
-    """Mixin for an experts module with transposed, gated weights: lets it be called with tokens, indices and weights."""
+    """Mixin for experts modules with transposed, gated weights: its forward takes tokens, expert indices and weights."""
 
     has_gate, has_bias, has_post_expert_norm, is_transposed, _is_expert_parallel = True, False, False, True, False
 
@@ -289,7 +289,7 @@ class ExpertsByIndex(nn.Module):
         return up * self.act_fn(gate)
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H), for tokens (N, H) the outputs of their experts (N, K), weighted by (N, K) and summed."""
+        """Returns (N, H): for tokens (N, H), the outputs of their experts (N, K), weighted by (N, K) and summed."""
         from transformers.integrations.moe import grouped_mm_experts_forward
 
         out: torch.Tensor = grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
@@ -297,9 +297,9 @@ class ExpertsByIndex(nn.Module):
 
 
 class WeightedInputs(nn.Module):
-    """Replacement for Llama 4's MoE block, which multiplies a token by its router score before the expert and not after it.
+    """Replacement for Llama 4's MoE block, which multiplies a token by its router score before the expert, not after it.
 
-    The original block gives every token to every expert, as zeros to those that the token did not choose. This one gives a
+    The original block sends every token to every expert, as zeros to experts that the token did not choose. This block sends a
     token only to its expert.
 
     Raises:
@@ -345,7 +345,7 @@ CONVENTIONS: dict[tuple[str, ...], Callable[[nn.Module, str, str], None]] = {
 
 
 def find_experts(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields (path of a block, the block's attribute that is an experts module of CONVENTIONS), in forward order."""
+    """Yields (path of a MoE block, name of its attribute with the experts module), in forward order; see CONVENTIONS."""
     for path, block in model.named_modules():
         for name, child in block.named_children():
             if hasattr(child, "num_experts") and (known := _signature(child)) in CONVENTIONS:
@@ -355,7 +355,7 @@ def find_experts(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def call_by_index(model: nn.Module) -> None:
-    """Makes a model call all of its experts modules with tokens (N, H), indices (N, K) and weights (N, K)."""
+    """Patches a model to call all of its experts modules with tokens (N, H), expert indices (N, K) and weights (N, K)."""
     for path, name in list(find_experts(model)):
         CONVENTIONS[_signature(getattr(model.get_submodule(path), name))](model, path, name)
 

@@ -1,4 +1,4 @@
-"""Loads a model without its experts, and single experts from its files: a rank holds the dense weights and its own experts."""
+"""Loads a model without its experts, and single experts from its files, for ranks that hold only some of the experts."""
 
 import copy
 import ctypes
@@ -29,19 +29,19 @@ IN_ONE_THREAD = "HF_DEACTIVATE_ASYNC_LOAD"  # an environment variable of transfo
 
 
 def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:
-    """Loads a MoE model without its experts. Each weight goes straight from the files to `device`.
+    """Loads a MoE model without its experts; each weight is read directly from the files to `device`.
 
     Its experts modules hold no experts; each has an attribute `reader`, the ExpertReader of its layer.
 
     transformers finds the files, builds the model without memory, and converts, ties and initialises weights as usual. Only its
-    function that fills the empty model is replaced during the call, by one that leaves out the tensors of experts.
+    function that fills the empty model is replaced during the call, by one that skips the expert tensors.
 
     Args:
         path, device, dtype: as in `load_model`.
 
     Raises:
         BadInput, MissingDependency: as `load_model`. BadInput also if the files lack tensors of some experts; MissingDependency
-            also if this transformers loads models in another way than the versions KNOWN.
+            also if this version of transformers loads models differently from the versions KNOWN.
     """
     transformers = load_transformers()
     from transformers import PreTrainedModel
@@ -67,7 +67,7 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
 
 
 def release_freed_memory() -> None:
-    """Returns freed memory to the system, because glibc would keep the buffers of conversions, more than a layer's size."""
+    """Returns freed memory to the operating system (malloc_trim); glibc would keep conversion buffers larger than a layer."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
@@ -81,10 +81,10 @@ class ExpertReader:
     _layer: int  # its number among the MoE layers
 
     def read(self, experts: Sequence[int]) -> dict[int, dict[str, torch.Tensor]]:
-        """Reads the weights of `experts`, which must be distinct. Returns them by expert and parameter name.
+        """Reads the weights of `experts`, which must be distinct. Returns {expert: {parameter name: weights}}.
 
         Raises:
-            BadInput: if the files cannot be read any more, were changed since the model was loaded, or lack tensors.
+            BadInput: if the files cannot be read any more, have changed since the model was loaded, or lack tensors.
         """
         return self._files.read(self._layer, experts) if experts else {}
 

@@ -1,4 +1,4 @@
-"""Prompts as token ids: a corpus for profiling, which is read block by block, and a file of prompts to serve."""
+"""Prompts as token ids: a corpus for profiling, read block by block, and files of prompts to serve."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,23 +13,23 @@ MAX_LINE_CHARS = 1 << 26
 
 
 class Corpus:
-    """Prompts of several files, one file after the other; only one block of text is in memory at a time.
+    """Iterable over the prompts of several files, in sequence; holds only one block of text in memory at a time.
 
-    Iterating yields each prompt's token ids, at most `length` of them:
+    Iterating yields the token ids of each prompt, at most `length` of them:
 
-    - .jsonl: one prompt per line, in any form of `aurora.io.prompts.ROW_FIELDS`; longer ones are cut
-    - .npy: one prompt of token ids per row, longer ones cut; an array of one axis is read like text
-    - any other: UTF-8 text, cut into prompts of exactly `length` tokens; a shorter rest at its end is not used
+    - .jsonl: one prompt per line, in any form of `aurora.io.prompts.ROW_FIELDS`; longer prompts are truncated
+    - .npy: one prompt of token ids per row, longer prompts are truncated; a one-dimensional array is read like text
+    - other files: UTF-8 text, cut into prompts of exactly `length` tokens; a shorter rest at the end is dropped
 
     Args:
         tokenizer: the model's tokenizer.
-        vocabulary: the number of token ids; ids in files must be below it.
+        vocabulary: vocabulary size; token ids in files must be below it.
         files: the files, in sequence.
         length: largest number of tokens of a prompt.
 
     Attributes:
-        read_bytes: bytes of the files that iterating has read so far.
-        size_bytes: bytes of all files.
+        read_bytes: number of bytes that iterating has read so far.
+        size_bytes: total size of all files.
 
     Raises:
         BadInput: if a file does not exist; while iterating, if a file cannot be read.
@@ -128,10 +128,10 @@ def _runs(ids: list[int], length: int) -> Iterator[list[int]]:
 
 
 def read_prompts(tokenizer: Any, file: str | Path) -> list[list[int]]:
-    """Reads prompts, one per line or a .jsonl file, as token ids without special tokens. Raises BadInput if there are none."""
+    """Returns a file's prompts (lines of text, or .jsonl) as token ids without special tokens; BadInput if it has none."""
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in load_prompts(file)]
 
 
 def deal(prompts: Sequence[list[int]], ranks: int) -> list[list[int]]:
-    """Returns the indices of the prompts that each rank serves, dealt out round robin."""
+    """Returns, for each rank, the indices of the prompts that it serves, assigned round robin."""
     return [list(range(rank, len(prompts), ranks)) for rank in range(ranks)]

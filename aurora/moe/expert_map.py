@@ -1,10 +1,10 @@
-"""Expert map of a MoE layer: which rank and slot serves each choice of a token, replicas included.
+"""Expert map of a MoE layer: the rank and slot that computes each choice of a token, replicas included.
 
 A choice is one of the K experts that the router picked for a token. Two rules divide an expert's tokens over its replicas.
 *Proportional*: each rank divides its own tokens by the replicas' shares. *Local first*: the tokens of all ranks together are
-divided by the shares, and a rank's own replicas take its own tokens first; this needs all ranks' counts. Both rules return
-`until_EM`, running sums: of this rank's tokens for an expert, how many go to its first replica, to its first two, and so on.
-With 10 tokens and three replicas, [4, 7, 10] sends 4, 3 and 3 of them.
+divided by the shares, and replicas on a rank take that rank's tokens first; this needs all ranks' counts. Both rules return
+`until_EM`, running sums over an expert's replicas of the number of this rank's tokens that each replica gets. With 10 tokens
+and three replicas, [4, 7, 10] sends 4, 3 and 3 of them.
 
 Axes: N tokens, K choices of a token, X all choices, E experts, M replicas of an expert, P physical experts (every replica is
 one), R and G ranks, S ranks that hold tokens.
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: torch.Tensor) -> torch.Tensor:
-    """Returns (X,) the index of the replica that serves each choice: an expert's first choices go to its replica 0, and so on.
+    """Returns (X,) the index of the replica that computes each choice; an expert's choices are assigned in sequence.
 
     Args:
         expert_X: (X,) int64, the expert of every choice.
         counts_E: (E,) int64, how often each expert is chosen.
-        until_EM: (E, M), running sums over an expert's replicas of the choices that each serves.
+        until_EM: (E, M), running sums over an expert's replicas of the number of choices that each takes, as in this module.
     """
     by_expert = torch.argsort(expert_X, stable=True)
     sorted_X = expert_X[by_expert]
@@ -38,10 +38,10 @@ def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: to
 
 
 def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """Returns (E, M) `until_EM` of one rank's own tokens, by the proportional rule.
+    """Divides one rank's tokens over replicas by the proportional rule; returns (E, M) `until_EM`, see this module.
 
-    Each rank rounds at another offset, so that rounding does not favour a replica. Summed over all ranks, a replica gets the
-    tokens that `aurora.planner.placement.cost_model` counts for it.
+    Each rank rounds with another offset, so that rounding favours no replica. Summed over all ranks, a replica gets the number
+    of tokens that `aurora.planner.placement.cost_model` counts for it.
 
     Args:
         counts_E: (E,) int64, how many of this rank's tokens chose each expert.
@@ -57,10 +57,10 @@ class ExpertMap(nn.Module):
     Args:
         slots_G: for every rank, the experts in its slots.
         rank: this rank.
-        split_EG: (E, G) which part of an expert's tokens each rank takes; None: each expert has one replica.
+        split_EG: (E, G) the part of an expert's tokens that each rank takes; None: each expert has one replica.
         local_first: True: the local-first rule. False: the proportional rule, in which each rank splits its own tokens.
-        hierarchy: the servers of the ranks, if exchanges may be hierarchical; None: all exchanges are flat. With the
-            proportional rule `server_split` then makes one server serve all of a rank's tokens of an expert.
+        hierarchy: the servers of the ranks, if exchanges may be hierarchical; None: all exchanges are flat. With a hierarchy,
+            the proportional rule sends all of a rank's tokens for an expert to one server (`server_split`).
 
     Attributes:
         num_physical: number of physical experts.
@@ -68,12 +68,12 @@ class ExpertMap(nn.Module):
         local: slice of this rank's physical experts.
         arrival_slots: this rank's slots 0, 1, ..., repeated for each sender: the sequence in which row groups arrive.
         max_replicas: largest number of replicas of any expert.
-        rank_P: (P + 1,) int64, rank of every physical expert. The last entry, R, belongs to `num_physical`, which means none.
+        rank_P: (P + 1,) int64, rank of every physical expert. The last entry, R, is for `num_physical`, which stands for none.
         slot_P: (P,) int64, slot of every physical expert on its rank.
-        server_R: (R + 1,) int64, server of every rank; the last entry is the number of servers, for rank R, which means none.
-            Without a hierarchy all ranks are on server 0.
+        server_R: (R + 1,) int64, server of every rank; the last entry, the number of servers, is for rank R, which stands for
+            none. Without a hierarchy all ranks are on server 0.
         members: the ranks of this rank's server.
-        member_R: (R + 1,) int64, index of every rank in `members`; len(members) for ranks of other servers and for none.
+        member_R: (R + 1,) int64, index of every rank in `members`; len(members) for ranks of other servers and for rank R.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ExpertMap(nn.Module):
     def count(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Returns (E,) int64: how often each expert is chosen in `index` (N, K), by the tokens that `mask` (N,) selects.
 
-        None as `mask` selects all tokens.
+        `mask` None selects all tokens.
         """
         return torch.bincount((index if mask is None else index[mask]).flatten(), minlength=len(self.physical_EM))
 
@@ -149,7 +149,7 @@ class ExpertMap(nn.Module):
 
         Args:
             index: (N, K) expert of every choice.
-            mask: (N,) bool, which tokens need experts; None: all.
+            mask: (N,) bool, True for tokens that need experts; None: all.
             tokens_SE: (S, E) the results of `count` on all ranks; required if `needs_all_counts`.
         """
         if self.max_replicas == 1:

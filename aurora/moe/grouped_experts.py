@@ -14,13 +14,13 @@ def compute_experts(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> t
     """Returns the experts' unweighted outputs (X, H) for rows (X, H) that are sorted by expert.
 
     On a CUDA device, gated experts without biases take one `torch._grouped_mm` per projection and, for SiLU, one kernel between
-    them. In bfloat16 the host waits for nothing; with other dtypes torch copies `ends_E` to the host. On other devices, and for
-    other experts, the module itself computes, and the host waits for `ends_E`.
+    them. In bfloat16 the host does not synchronize; with other dtypes torch copies `ends_E` to the host. On other devices, and
+    for other experts, `experts` itself is called, and the host waits for `ends_E`.
 
     Args:
         experts: an experts module of transformers.
-        rows: (X, H). Rows behind the last expert's are ignored, and their outputs are undefined or missing.
-        ends_E: (E,) int32, the row behind the last one of each expert; expert e has rows ends_E[e - 1] to ends_E[e] - 1.
+        rows: (X, H). Rows after the last expert's are ignored, and their outputs are undefined or missing.
+        ends_E: (E,) int32, the end of each expert's rows: expert e has rows ends_E[e - 1] to ends_E[e] - 1.
     """
     if rows.is_cuda and len(ends_E) and is_grouped(experts):
         return grouped_products(experts, rows, ends_E)
@@ -30,7 +30,7 @@ def compute_experts(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> t
 
 
 def is_grouped(experts: Any) -> bool:
-    """Returns whether `grouped_products` can compute an experts module.
+    """Returns whether `grouped_products` supports an experts module.
 
     Its experts must be gated, have neither biases nor norms, and weights whose dimensions are multiples of 16 bytes.
     """

@@ -1,6 +1,6 @@
 """The expert-parallel MoE layer of one rank: count, lay out, gather, exchange, compute, exchange, sum.
 
-A batch travels over a transport, or is pushed by kernels without the host (`PushedRows`). Subclasses override parts of the
+A batch is exchanged by a Transport, or pushed by kernels without the host (`PushedRows`). Subclasses override parts of the
 layer: the runtime's `DistributedExperts` shares GPU and port with other models, and training's `ExpertParallel` is
 differentiable. An engine calls `dispatch` and `combine`, and computes the experts itself in between.
 """
@@ -18,10 +18,10 @@ from aurora.types.arrays import IntArray
 
 
 class PushedRows(Protocol):
-    """A batch that kernels push to its experts' ranks; the host never learns its sizes. See `aurora.runtime.pushed_batch`."""
+    """A batch that kernels push to the experts' ranks, without its sizes on the host. See `aurora.runtime.pushed_batch`."""
 
     def compute(self, experts: Any) -> None:
-        """Queues, on the GPU, this rank's experts on the rows that arrive, and then the combine."""
+        """Queues on the GPU the computation of this rank's experts for the arriving rows, and then the combine."""
 
     def combined(self) -> torch.Tensor:
         """Returns (N, H), the layer's outputs for this rank's tokens."""
@@ -33,7 +33,7 @@ class ExpertParallelLayer:
     All ranks must make the same calls in the same sequence, except those of `over_servers` and `computing`.
 
     Attributes:
-        expert_map: which rank and slot serves each choice of a token; may be replaced between two batches.
+        expert_map: maps each choice of a token to a rank and slot; may be replaced between two batches.
         transport: carries tensors between the ranks.
         hierarchical: whether all-to-alls may go over the map's servers; `over_servers` decides for each batch.
         deduplicate: whether a flat all-to-all sends a token once to a rank that holds several of its experts.
@@ -45,11 +45,11 @@ class ExpertParallelLayer:
     deduplicate: bool = False
 
     def order(self, phase: str) -> Order:
-        """Returns the order of the "dispatch" or "combine"."""
+        """Returns the Order of the layer's dispatch or combine; `phase` is "dispatch" or "combine"."""
         raise NotImplementedError
 
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
-        """Returns the class of dispatch layouts for tokens that choose `top_k` experts each."""
+        """Returns the DispatchLayout class to use for tokens that choose `top_k` experts each."""
         if self.hierarchical:
             from aurora.moe.server_layout import RowPerServer  # which flat all-to-alls need not
 
@@ -57,15 +57,15 @@ class ExpertParallelLayer:
         return RowPerRank if self.deduplicate and top_k > 1 else RowPerExpert
 
     def gather_loads(self, tokens_E: torch.Tensor) -> torch.Tensor:
-        """Gathers how often each rank's tokens chose each expert: (R, E) int64 on the CPU; this rank gives its row tokens_E."""
+        """Allgathers tokens_E (E,), how often this rank's tokens chose each expert; returns (R, E) int64 on the CPU."""
         return self.transport.gather(tokens_E)
 
     def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """Gathers the `counts` of all ranks' layouts, of this rank `layout`: (R, *counts.shape) int64 on the CPU."""
+        """Allgathers `layout.counts` of all ranks; returns (R, *counts.shape) int64 on the CPU."""
         return self.transport.gather(layout.counts)
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether a hierarchical layer sends this batch over servers (True) or by a flat all-to-all (False).
+        """Returns whether a layer with `hierarchical` sends this batch by a hierarchical (True) or flat (False) all-to-all.
 
         Args:
             flat_RR: (R, R) rows that a flat all-to-all would send from each rank (row) to each rank (column).
@@ -76,14 +76,14 @@ class ExpertParallelLayer:
     def pushed(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> PushedRows | None:
-        """Begins the dispatch of a batch by kernels for which the host does not wait; arguments as in `dispatch`.
+        """Begins the dispatch of a batch by push kernels and returns the PushedRows; arguments as in `dispatch`.
 
-        Returns None, and sends nothing, if the batch must go over the transport. This class always does; subclasses may push.
+        Returns None, and sends nothing, if the batch must use the transport. This class always returns None.
         """
         return None
 
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
-        """Context manager of one all-to-all; its value is the function to call for each exchange, with (sends, recvs).
+        """Context manager around one all-to-all; its value is a function (sends, recvs) to call for each of its exchanges.
 
         Args:
             phase: "dispatch" or "combine".
@@ -105,10 +105,10 @@ class ExpertParallelLayer:
         Args:
             hidden: (N, H) hidden states of this rank's tokens.
             index, weights: (N, K) the experts that every token chose, and their weights.
-            mask: (N,) bool, which tokens need experts; None: all.
+            mask: (N,) bool, True for tokens that need experts; None: all.
 
         Returns:
-            The batch's layout, for `combine`, and the rows that arrived for this rank's experts.
+            (layout, rows): the batch's layout, for `combine`, and the rows that arrived for this rank's experts.
         """
         tokens_SE = None
         if self.expert_map.needs_all_counts:
@@ -124,11 +124,11 @@ class ExpertParallelLayer:
             return layout, layout.dispatch(exchange)
 
     def combine(self, layout: DispatchLayout, answers: torch.Tensor) -> torch.Tensor:
-        """Sends the experts' answers back to the ranks of their tokens, and sums those that come back to this rank.
+        """Sends experts' outputs back to their tokens' ranks, and sums the outputs that come back for this rank's tokens.
 
         Args:
             layout: the batch's layout, from `dispatch`.
-            answers: (X, H), one for each row that `dispatch` returned, in its sequence.
+            answers: (X, H), the output for each row that `dispatch` returned, in the same sequence.
 
         Returns:
             (N, H), the layer's outputs for this rank's tokens.
@@ -146,11 +146,11 @@ class ExpertParallelLayer:
         experts: Any,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns (N, H), the layer's outputs for this rank's tokens, summed over their experts.
+        """Runs the layer: dispatch, experts, combine. Returns (N, H), the outputs for this rank's tokens.
 
         Args:
             hidden, index, weights, mask: as in `dispatch`.
-            experts: module with the experts in this rank's slots, called as transformers' experts modules are.
+            experts: module with the experts in this rank's slots, with the call signature of transformers' experts modules.
         """
         if (batch := self.pushed(hidden, index, weights, mask)) is not None:
             with self.computing("expert"):

@@ -1,8 +1,8 @@
-"""Dispatch layouts of a MoE layer: one row per (token, expert) pair, or per (token, rank). `server_layout` has a third.
+"""Dispatch layouts of a MoE layer: one row per (token, expert) or (token, rank); in `server_layout` per (token, server).
 
-A layout holds one batch of a layer. The caller gathers the `counts` of all ranks and passes them to `gathered`. Then it calls
-`dispatch`, `compute`, `combine` and `aggregate`, once each. To `dispatch` and `combine` it passes a function that performs an
-exchange between all ranks (`ExchangeStep`); a flat layout calls it once, `RowPerServer` several times.
+A layout holds one batch of a layer. The caller allgathers the `counts` and passes them to `gathered`. Then it calls `dispatch`,
+`compute`, `combine` and `aggregate`, once each. To `dispatch` and `combine` it passes a function that performs an exchange
+between all ranks (`ExchangeStep`); a flat layout calls it once, `RowPerServer` several times.
 
 Axes: N tokens, K choices of a token, E experts, P physical experts (every replica is one), R and G ranks, S ranks that hold
 tokens or, of sizes, steps (exchanges of one all-to-all), X rows, Q (row, expert) pairs of arrived rows, H hidden width.
@@ -28,7 +28,7 @@ from aurora.types.arrays import IntArray
 
 
 class DispatchLayout(ABC):
-    """One batch of a layer, laid out as the rows in which its tokens travel.
+    """One batch of a layer, laid out as the rows to send.
 
     Args:
         expert_map: the layer's map.
@@ -38,7 +38,7 @@ class DispatchLayout(ABC):
 
     Attributes:
         rows: (X, row elements) the rows to send.
-        counts: int64, number of this rank's rows for each destination, which subclasses define.
+        counts: int64, number of this rank's rows for each destination; subclasses define the destinations.
         sizes_SRR: (S, R, R) int64, number of rows from each rank (row) to each rank (column) in each exchange of the dispatch;
             set by `gathered`. The combine has the exchanges in reverse, each with the transposed sizes.
     """
@@ -69,31 +69,31 @@ class DispatchLayout(ABC):
         """Sets `sizes_SRR` from the `counts` of every rank, (R, *counts.shape)."""
 
     def flat_counts(self, counts_RX: torch.Tensor) -> torch.Tensor | None:
-        """Converts the `counts` of every rank to those of a RowPerRank of the same tokens; None: this layout is flat itself."""
+        """Converts the `counts` of all ranks to the counts of RowPerRank for the same tokens; None if this layout is flat."""
         return None
 
     @abstractmethod
     def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns the answers (X, H) of this rank's `experts` to the `rows` that arrived."""
+        """Returns the outputs (X, H) of this rank's `experts` for the arrived `rows`."""
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
         """Sends `rows`. Returns the rows (X, row elements) that arrive for this rank's experts, sorted by sender."""
         return exchange_rows(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
 
     def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
-        """Sends `answers` (X, H), one for each row that arrived here. Returns (X, H), the answers to this rank's own `rows`."""
+        """Sends `answers` (X, H), the outputs for arrived rows. Returns (X, H), the outputs for this rank's own `rows`."""
         return exchange_rows(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
 
     def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): for each token the sum of its rows in `answers`, which `combine` returned."""
+        """Returns (N, H): for each token the sum of its rows in `answers`, the result of `combine`."""
         return weighted_sum(answers, self._row_NK)
 
 
 class RowPerExpert(DispatchLayout):
     """Layout of one row per (token, expert) pair: the token's hidden state. Rows are sorted by physical expert.
 
-    The token's own rank applies the weights, to the answers that come back. `counts` is (P,), the rows for each physical
-    expert; rows arrive sorted by sender and then by slot.
+    The token's own rank applies the router weights, to the outputs that come back. `counts` is (P,), the rows for each
+    physical expert; rows arrive sorted by sender and then by slot.
     """
 
     def _lay_out(self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor) -> None:
@@ -117,8 +117,8 @@ class RowPerExpert(DispatchLayout):
 class RowPerRank(DispatchLayout):
     """Layout of one row per (token, rank), however many of the token's experts the rank holds. Rows are sorted by rank.
 
-    The receiving rank answers with the weighted sum over these experts. This sends fewer bytes than `RowPerExpert`, but adds up
-    in another sequence, so the results may differ in the last bits. A row also carries the token's weights and physical experts
+    The receiving rank sends back the weighted sum over its experts. This sends fewer bytes than `RowPerExpert`, but sums in
+    another sequence, so results may differ in the last bits. A row also has the token's router weights and physical experts
     (`MessageFormat`). `counts` is (R,), the rows for each rank.
 
     Attributes:
@@ -140,7 +140,7 @@ class RowPerRank(DispatchLayout):
         self.sizes_SRR = counts.numpy()[None]
 
     def received(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Unpacks rows that arrived: hidden states (X, H), weights (X, K) and slots (X, K), -1 for another rank's expert."""
+        """Unpacks arrived rows: hidden states (X, H), router weights (X, K) and slots (X, K), -1 for another rank's expert."""
         hidden_X, weights_XK, physical_XK = self.format.parts(rows)
         return hidden_X, weights_XK, self._map.local_slots(physical_XK)
 
@@ -160,7 +160,7 @@ def exchange_rows(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray
     """Performs one exchange of rows. Returns the rows that arrive, sorted by sender.
 
     Args:
-        exchange: performs it between all ranks.
+        exchange: function that performs an exchange between all ranks.
         rows: this rank's rows, sorted by receiver.
         sizes_RR: (R, R) number of rows from each rank (row) to each rank (column).
         rank: this rank.
@@ -178,7 +178,7 @@ def exchange_rows(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray
 def apply_experts(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Returns (X, H), in the dtype of `rows`: for row x of `rows` (X, H) the unweighted output of the expert in slot slots[x].
 
-    `experts` is called as transformers' experts modules are.
+    `experts` has the call signature of transformers' experts modules.
     """
     if len(rows) == 0:
         return rows

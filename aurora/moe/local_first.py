@@ -1,4 +1,4 @@
-"""Local-first rule: divides an expert's tokens of all ranks over its replicas; a rank's own replicas take its own tokens first.
+"""Local-first rule: divides an expert's tokens of all ranks over its replicas; replicas take tokens of their own rank first.
 
 Axes are those of `aurora.moe.expert_map`. Source: Lazarus (arXiv:2407.04656) Alg. 1; here the tokens that remain are divided by
 the sum of all residual shares, where the paper's printed sum leaves one out.
@@ -14,7 +14,7 @@ RESOLUTION = 1 << 20  # uneven splits are whole multiples of 1 / RESOLUTION
 
 
 class LocalFirst(nn.Module):
-    """Applies the local-first rule of one layer to one rank's tokens.
+    """Divides one rank's tokens of a layer over replicas by the local-first rule.
 
     The tokens of an expert are divided into upto_EM[e, -1] units, of which each replica takes an interval. Of n tokens, the
     first m + 1 replicas of expert e together take (n * upto_EM[e, m] + phase_E[e]) // upto_EM[e, -1], so that every rank finds
@@ -61,7 +61,7 @@ class LocalFirst(nn.Module):
         M is the largest number of replicas; an expert with fewer has, at the end of its row, replicas that get no tokens.
 
         Args:
-            tokens_SE: (S, E) how many tokens of each rank chose each expert.
+            tokens_SE: (S, E) number of tokens of each rank that chose each expert.
         """
         load_E1 = tokens_SE.sum(dim=0)[:, None]
         cut_EM = (load_E1 * self.upto_EM + self.phase_E[:, None]) // self.upto_EM[:, -1:]

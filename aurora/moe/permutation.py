@@ -24,8 +24,8 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
         num_physical: number of physical experts P.
 
     Returns:
-        counts_P, (P,) how many choices each physical expert has; token_X, (X,) the token of each sorted choice; row_NK, (N, K)
-        the position of each choice among the X sorted ones, -1 for none.
+        counts_P, (P,) number of choices of each physical expert; token_X, (X,) the token of each sorted choice; row_NK, (N, K)
+        the position of each choice among the X sorted choices, -1 for none.
     """
     top_k = physical_NK.shape[1]
     if physical_NK.is_cuda:
@@ -42,12 +42,12 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
 def permutation_by_rank(
     rank_NK: torch.Tensor, ranks: int, pairs: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sorts distinct (token, rank) pairs, in which a rank serves at least one choice of the token, by rank and then by token.
+    """Sorts (token, rank) pairs, without duplicates, of the ranks that compute a token's choices, by rank and then by token.
 
     Args:
         rank_NK: (N, K) int64, the rank of every choice; `ranks` for none.
         ranks: number of ranks R.
-        pairs: number of pairs X, if the caller knows it; then the host need not wait for a GPU to count them. None: unknown.
+        pairs: number of pairs X, if known; the host then does not wait for a GPU to count them. None: unknown.
 
     Returns:
         counts_R, (R,) how many tokens go to each rank; token_X, (X,) the token of each sorted pair; row_NK, (N, min(R, K)) the
@@ -81,17 +81,17 @@ def needed_by_piece(
 ) -> torch.Tensor:
     """Counts, for each piece of one rank's rows in a hierarchical dispatch (`Hierarchy`), the rows that each rank needs.
 
-    Row x stands for token token_X[x] on its way to a server; every rank of the server that serves one of its choices needs it.
+    Row x is token token_X[x], sent to one server; every rank of the server that computes one of its choices needs it.
 
     Args:
         rank_NK: (N, K) int64, the rank of every choice; R for none.
         server_R: (R,) int64, the server of each rank.
         sent_N: (N,) int64, number of rows for each server.
-        token_X: (X,) int64, the token of each row; rows lie by server.
+        token_X: (X,) int64, the token of each row; rows are sorted by server.
         pieces: number of pieces C into which the rows for a server are cut.
 
     Returns:
-        (C, R) int64.
+        (C, R) int64, number of rows of each piece that each rank needs.
     """
     if not rank_NK.is_cuda:
         found = permutation_cpu.needed_by_piece(*(each.numpy() for each in (rank_NK, server_R, sent_N, token_X)), pieces)
@@ -129,9 +129,8 @@ def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) ->
 def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None = None) -> torch.Tensor:
     """Returns (N, H): for token n the sum over k of rows[row_NK[n, k]] * weights_NK[n, k].
 
-    Entries of -1 in row_NK are skipped. None as weights_NK means weights of 1.
-
-    Products and sums are taken in at least float32 and in the order of k, then rounded once to the rows' dtype.
+    Entries of -1 in row_NK are skipped; weights_NK None: weights of 1. Products and sums are computed in at least float32 and
+    in the order of k, then rounded once to the rows' dtype.
     """
     if uses_triton(rows):
         from aurora.moe import permutation_triton
@@ -153,7 +152,7 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
 def warm_up(hidden: torch.Tensor, top_k: int) -> None:
     """Compiles and loads the Triton kernels for hidden states (N, H) of this dtype and width, with top_k experts a token.
 
-    Without Triton or off a CUDA device there is nothing to do."""
+    Does nothing without Triton or for tensors that are not on a CUDA device."""
     if uses_triton(hidden):
         token_X = torch.arange(len(hidden), device=hidden.device)
         place_NK = token_X[:, None].repeat(1, top_k)
@@ -165,7 +164,7 @@ def warm_up(hidden: torch.Tensor, top_k: int) -> None:
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype in which rows of `dtype` are weighted and summed: float64 for float64, else float32."""
+    """Returns the accumulation dtype, in which rows of `dtype` are weighted and summed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32  # torch promotes no float8
 
 
@@ -175,20 +174,20 @@ def _has_triton() -> bool:
 
 
 def uses_triton(rows: torch.Tensor) -> bool:
-    """Returns whether the Triton kernels take this tensor: on a CUDA device with Triton, neither float64 nor float8."""
+    """Returns whether the Triton kernels support this tensor: on a CUDA device, with Triton, and neither float64 nor float8."""
     return rows.is_cuda and _has_triton() and rows.dtype not in (torch.float64, *FLOAT8)
 
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """Byte layout of a row that carries one token: its hidden state, scales, weights and physical experts, in this sequence.
+    """Byte layout of a row with one token: its hidden state, scales, router weights and physical experts, in this sequence.
 
     Every part, and so the whole row, begins at a multiple of ALIGNED_BYTES.
 
     Attributes:
-        width: elements of the hidden state.
+        width: number of elements of the hidden state.
         top_k: number of weights (in `exact_dtype(dtype)`), and of physical experts (int32).
-        dtype: of the hidden state.
+        dtype: dtype of the hidden state.
         scales: number of float32 scales by which parts of a float8 hidden state are multiplied; 0 for other dtypes.
     """
 
@@ -257,5 +256,5 @@ class MessageFormat:
 
 
 def aligned(size: int, to: int = ALIGNED_BYTES) -> int:
-    """Returns the least multiple of `to` that is not below `size`."""
+    """Returns `size` rounded up to a multiple of `to`."""
     return -(-size // to) * to

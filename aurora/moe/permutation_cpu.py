@@ -1,4 +1,4 @@
-"""Token permutation on the CPU, compiled with numba. Ten calls of numpy or torch would take a tenth of a small layer's time.
+"""Token permutation on the CPU, compiled with numba, because ten numpy or torch calls take a tenth of a small layer's time.
 
 Functions state their signatures, so numba compiles them, or reads them from its cache, on import and not in the first layer.
 """
@@ -58,7 +58,7 @@ def permutation_by_rank(rank_NK, ranks):
 
 @njit("i8[:, ::1](i8[:, :], i8[:], i8[:], i8[:], i8)", cache=True)
 def needed_by_piece(rank_NK, server_R, sent_N, token_X, pieces):
-    """Counts the rows that ranks need by piece; see `aurora.moe.permutation.needed_by_piece`."""
+    """Counts the rows that each rank needs, by piece; see `aurora.moe.permutation.needed_by_piece`."""
     ranks = len(server_R)
     needed_CR = np.zeros((pieces, ranks), np.int64)
     last_R = np.full(ranks, -1, np.int64)  # the row that was counted last
@@ -77,11 +77,11 @@ def needed_by_piece(rank_NK, server_R, sent_N, token_X, pieces):
 
 @njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)
 def sum_by_rank(counts_RP, first_R):
-    """Returns (R, R) int64: how many rows each rank (row) sends to each rank (column).
+    """Sums counts_RP over each rank's physical experts: returns (R, R) int64 rows from each rank (row) to each (column).
 
     Args:
-        counts_RP: (R, P) int64, rows of each rank for each physical expert.
-        first_R: (R + 1,) int64, the first physical expert of each rank, and P.
+        counts_RP: (R, P) int64, number of rows of each rank for each physical expert.
+        first_R: (R + 1,) int64, the first physical expert of each rank; the last entry is P.
     """
     sizes_RR = np.zeros((len(counts_RP), len(first_R) - 1), np.int64)
     for source in range(len(counts_RP)):

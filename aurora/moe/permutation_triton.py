@@ -1,4 +1,4 @@
-"""Triton versions of `aurora.moe.permutation`. Imported only where Triton is."""
+"""Triton versions of `aurora.moe.permutation`. Imported only if Triton is installed."""
 
 import torch
 import triton
@@ -74,7 +74,7 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
 def silu_gate(gate_up: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
     """Returns silu(gate) * up (X, F); each row of gate_up (X, 2 F) holds gate, then up.
 
-    Rows from ends_E[-1] on, behind the last expert's, are left uninitialised.
+    Rows from ends_E[-1] on, after the last expert's rows, are left uninitialised.
     """
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(len(gate_up), width)

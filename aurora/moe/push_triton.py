@@ -6,17 +6,17 @@ Triton is installed.
 Each rank has one buffer into which all ranks write (`aurora.runtime.transports.symmetric_memory`). It begins with int64 words,
 which the peers set:
 
-- arrived (R, LANES): the stamp up to which each lane of each peer has written its rows here.
+- arrived (R, LANES): the stamp up to which each lane of each peer has written its rows into this buffer.
 - permits (R, LANES): the stamp up to which each lane of this rank may write to each peer.
-- counts (2, R, told): for each half, how many rows each peer has written into it, and then how often the peer's tokens have
-  chosen each of this rank's experts; `told` numbers in all.
+- counts (2, R, told): for each half, `told` numbers from each peer: the rows that the peer has written into the half, then how
+  often the peer's tokens have chosen each of this rank's experts.
 
 Then come two halves of slots, (R, slots, row_bytes) each; a slot takes one row. One exchange is an epoch, and consists of
 stages. Stage s of epoch e has the stamp e * stages + s + 1; a lane that has written its last row for a peer sets the stamp
 (e + 1) * stages. Stamps only grow, so no word is ever cleared, and words of old epochs are never mistaken for new ones.
 
-A lane is one program (thread block). It carries every LANES-th row for each peer, and waits only for the peers' lanes of the
-same number, so lanes may run side by side or one after the other. The lane that ends last begins the next epoch.
+A lane is one Triton program (thread block). It writes every LANES-th row for each peer, and waits only for the peers' lanes of
+the same number, so lanes may run in parallel or one after the other. The lane that ends last begins the next epoch.
 
 Memory model: all threads of a lane write rows, a barrier of the lane follows, and one thread then sets the word with release
 semantics at system scope. Whoever reads the word with acquire semantics at system scope sees the rows.
@@ -260,15 +260,15 @@ def _arrange(
 
 
 class PushedChoices(NamedTuple):
-    """Weights and physical experts that rows carry behind the hidden states, so that the receiver can sort them by expert.
+    """Router weights and physical experts, appended to rows after the hidden states, for sorting by expert at the receiver.
 
     Attributes:
         rank_P: (P + 1,) int64, the rank of every physical expert; the last entry, R, stands for none.
         slot_P: (P,) int64, the slot of every physical expert on its rank.
         weights: (N, K) floating point, the weights of the choices.
-        told: how many numbers a rank tells each peer: rows, and choices of each of the peer's experts.
+        told: number of counts that a rank sends to each peer: 1 (rows) + the peer's number of experts (choices of each).
         tail: (N, T) int32, filled by `lay_out`: K weights as float32, and from word `codes_at` on K codes. The code of a choice
-            is n * P + p if it is this rank's n-th choice of physical expert p, and -1 if the token needs none.
+            is n * P + p if it is this rank's n-th choice of physical expert p, and -1 if the token needs no experts.
         codes_at: index of the first code in a row of `tail`.
     """
 
@@ -283,20 +283,20 @@ class PushedChoices(NamedTuple):
 def lay_out(
     chosen_NK: torch.Tensor, ranks: int, slots: int, deduplicated: bool, choices: PushedChoices | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Sorts the choices of tokens by rank, and then by token, in kernels for which the host does not wait.
+    """Sorts the choices of tokens by rank, and then by token, in kernels on the GPU without synchronizing the host.
 
     Args:
         chosen_NK: (N, K) int, the rank of every choice; a number below 0 or from `ranks` on means none. With `choices` it is
             the physical expert of every choice; P means none.
         ranks: number of ranks R.
         slots: capacity in rows for each rank: at least N if `deduplicated`, else N * K.
-        deduplicated: whether a token's choices on one rank share a row. The row then belongs to the first of them.
+        deduplicated: whether a token's choices on one rank share a row; the row then has the number of the first choice.
         choices: its `tail` is filled; None: rows carry no weights and physical experts.
 
     Returns:
-        row_of_RX, (R, slots) int32, the choice n * K + k of token n that each row stands for; count_RT, (R, told) int32, the
-        number of rows for each rank and, with `choices`, how often the expert in each of its slots is chosen; place_NK, (N, K)
-        int64, rank * slots + row for each choice, -1 if it has no row.
+        row_of_RX, (R, slots) int32, the number n * K + k of each row's choice (choice k of token n); count_RT, (R, told) int32,
+        the number of rows for each rank and, with `choices`, how often the expert in each of its slots is chosen; place_NK,
+        (N, K) int64, rank * slots + row for each choice, -1 if it has no row.
     """
     tokens, top_k = chosen_NK.shape
     row_of_RX = torch.empty(ranks, slots, dtype=torch.int32, device=chosen_NK.device)
@@ -312,18 +312,18 @@ def lay_out(
 
 
 class Peers(NamedTuple):
-    """Arguments that all launches of a group of ranks share: their buffers, and how these are divided.
+    """Launch arguments that are the same for all exchanges of a group of ranks: their buffers, and the layout of these.
 
     Attributes:
         address_R: (R,) int64 on the device, the address of each rank's buffer in this rank's address space.
-        state_3: (3,) int64 on the device: the epoch; 1 + the first peer that was found lost, or 0; the number of lanes that
+        state_3: (3,) int64 on the device: the epoch; 1 + the first lost peer, or 0 if none is lost; the number of lanes that
             have ended in this epoch.
-        rank, ranks: this rank, and how many there are.
-        slots: rows that a half has room for from each peer.
-        stages: stages of an exchange, which are rows of each lane's table.
-        lanes: programs of a launch.
-        polls: how often a lane reads a word that does not change before it takes the word's peer for lost.
-        told: how many numbers a rank tells each peer: rows, and choices of each of the peer's experts.
+        rank, ranks: this rank, and the number of ranks.
+        slots: capacity of a half, in rows per peer.
+        stages: number of stages of an exchange, the rows of each lane's table.
+        lanes: number of Triton programs of a launch.
+        polls: number of reads of an unchanged word after which a lane reports the word's peer as lost.
+        told: number of counts that a rank sends to each peer: 1 (rows) + experts of a rank, if rows carry PushedChoices.
     """
 
     address_R: torch.Tensor
@@ -338,20 +338,20 @@ class Peers(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows to push, and the bytes of a slot at which their parts are written.
+    """Rows to push, and the byte offsets in a slot of their parts.
 
-    A row of a slot belongs to the entry c of `row_of_RX` (see `push`), which selects its parts.
+    Each slot is filled for one entry c of `row_of_RX` (see `push`), a choice of a token.
 
     Attributes:
-        source: (X, H), of which row c // choices is written at the beginning of the slot.
+        source: (X, H); row c // choices is written at the beginning of the slot.
         choices: see `source`; K if `source` has a row per token, 1 if it has one per choice.
-        tail: (Y, T) uint8, of which row c // tail_choices is written at byte `tail_at`; None: nothing.
+        tail: (Y, T) uint8; row c // tail_choices is written at byte `tail_at`; None: nothing.
         tail_choices: see `tail`.
         tail_at: byte of a slot.
         row_bytes: size of a slot.
         scales_at: byte of a slot for the scales, if `source` is to be quantised to e4m3; None: it is written in its own dtype.
-        places, weights: (Z, K) int32 and float32. If given, the slot gets the weighted sum of the rows places[c] of `source`,
-            in which -1 is skipped. None: rows of `source` are written as they are.
+        places, weights: (Z, K) int32 and float32. If given, the slot gets the weighted sum of the rows places[c] of `source`;
+            -1 is skipped. None: rows of `source` are written unchanged.
     """
 
     source: torch.Tensor
@@ -383,8 +383,8 @@ def push(
         table: (lanes, stages, COLUMNS) int32, this rank's table, from `stage_table`.
         row_of_RX, count_RT: as `lay_out` returns them; count_RT is (R, 1) if only rows are counted.
         half, half_at: the half of the buffers that is written (0 or 1), and the byte at which it begins.
-        sends, waits: whether to write, and whether to wait. Ranks that share a stream all send first and then all wait. The
-            wait ends the epoch.
+        sends, waits: whether to write, and whether to wait for the peers; the wait ends the epoch. Ranks that share a stream
+            must all send before the first of them waits.
     """
     source, tail = rows.source, rows.source.new_empty(0, 0, dtype=torch.int32) if rows.tail is None else rows.tail
     if rows.scales_at is None and rows.places is None:
@@ -416,9 +416,9 @@ def arrange(
         packing, expert_map: layout of the rows, and the layer's map.
 
     Returns:
-        rows, (X, H), the last of which are not filled; ends_E, (E,) int32, the row behind the last one of each expert;
-        place_XK, (R * slots, K) int32, the row of each choice of a filled slot, -1 for other ranks' experts; weight_XK, of the
-        same shape, float32, the choices' weights.
+        rows, (X, H), with unused rows at the end; ends_E, (E,) int32, the end of each expert's rows; place_XK, (R * slots, K)
+        int32, the row of each choice of a filled slot, -1 for other ranks' experts; weight_XK, of the same shape, float32, the
+        choices' router weights.
     """
     ranks, local, top_k = len(count_RT), expert_map.local, packing.top_k
     held = int(local.stop - local.start)
@@ -436,7 +436,7 @@ def arrange(
 
 
 def words(rows: torch.Tensor) -> torch.Tensor:
-    """Returns a view of rows (X, H), contiguous in H, as (X, words) of integers, so that a copy moves fewer elements.
+    """Returns a view of rows (X, H), contiguous in H, as (X, words) integers, so that a copy has fewer elements.
 
     The integers are the widest that divide the rows' width, stride and offset. The storage must begin at a multiple of eight
     bytes, as torch's does.

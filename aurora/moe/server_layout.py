@@ -45,11 +45,11 @@ class _StepSizes(NamedTuple):
 class RowPerServer(RowPerRank):
     """Layout of one row per (token, server), however many of the token's experts the server holds. Rows are sorted by server.
 
-    A rank sends its rows for another server to its gateway there, a rank of that server. If all-to-alls are levelled, it may
-    hand rows to a peer on its own server instead, which sends them to the peer's gateway. A gateway forwards each row to the
-    ranks of its server that hold the token's experts, and adds up their answers. For rows to its own server a rank is its own
-    gateway. `Hierarchy` defines the exchanges. Sums are taken in at least float32, in the sequence of ranks, and rounded at the
-    gateway; so they depend neither on timing nor on the rank that carries a row.
+    A rank sends its rows for another server to its gateway, a rank of that server. If all-to-alls are levelled, it may instead
+    hand rows to a peer on its own server, which sends them to the peer's gateway. A gateway forwards each row to the ranks of
+    its server that hold the token's experts, and sums their outputs. For rows to its own server a rank is its own gateway.
+    `Hierarchy` defines the exchanges. Sums are computed in at least float32, in the sequence of ranks, and rounded at the
+    gateway; so they depend neither on timing nor on the rank whose NIC carries a row.
 
     The expert map must have a hierarchy. `counts` is (N + C * R,): this rank's rows for each server, then the rows that each
     rank needs of each piece (`sent_GN` and `needed_GCG` of HierarchicalRows).
@@ -74,7 +74,7 @@ class RowPerServer(RowPerRank):
         self._arrived_S = [sum(step.inside_in) for step in self._steps]
 
     def flat_counts(self, counts_RX: torch.Tensor) -> torch.Tensor:
-        """Converts the `counts` of every rank to those that `RowPerRank` would have for the same tokens: (R, R) int64."""
+        """Converts the `counts` of all ranks to (R, R) int64, the counts of `RowPerRank` for the same tokens."""
         ranks, servers = len(counts_RX), self._hierarchy.servers
         return counts_RX[:, servers:].reshape(ranks, -1, ranks).sum(dim=1)
 
@@ -150,7 +150,7 @@ class RowPerServer(RowPerRank):
         return arrived
 
     def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
-        """Sends `answers` (X, H), one for each row that arrived. Returns (X, H), the summed answers to this rank's `rows`."""
+        """Sends `answers` (X, H), the outputs for arrived rows. Returns (X, H), the summed outputs for this rank's `rows`."""
         width, before_S = answers.shape[1], [list[_Relay](), *(step.relays for step in self._steps[:-1])]
         sums = answers.new_empty(len(self.rows), width)
         partial, relayed = answers[:0], list[torch.Tensor]()  # for the rows that were forwarded, and those that were relayed

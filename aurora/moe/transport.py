@@ -23,7 +23,7 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
     Each is (row of the order, peer, slice of the peer's tensor along its first axis).
 
     Args:
-        order: each of its rows is a pair of ranks, and the share of the pair's tensor that travels.
+        order: the order; each of its rows is a pair of ranks and a share of the pair's tensor.
         rank: the rank.
         tensors: for each peer, the tensor that is sent to it or received from it.
         sending: True for the rows that `rank` sends, False for the rows that it receives.
@@ -85,8 +85,8 @@ class StreamWork:
     """Handle of work that is queued on a CUDA stream, like the Work of torch's NCCL collectives.
 
     Args:
-        event: CUDA event that is recorded behind the work.
-        tensors: what the work reads and writes, kept until the handle has waited.
+        event: CUDA event that is recorded after the work.
+        tensors: tensors that the work reads and writes; they are kept alive until the handle has waited.
     """
 
     def __init__(self, event: Any, *tensors: torch.Tensor) -> None:
@@ -104,7 +104,7 @@ class StreamWork:
 
 
 class Transport(Protocol):
-    """Interface of a back end that carries tensors between the `ranks` ranks of a process group, of which this is `rank`.
+    """Interface of a back end that sends tensors between the `ranks` ranks of a process group; this process is `rank`.
 
     One thread uses a transport at a time, and all ranks make the same calls in the same sequence. A lost peer ends a call by
     RankFailed, at the latest after the group's time-out.
@@ -116,7 +116,7 @@ class Transport(Protocol):
     in_stages: bool  # whether orders run in stages (`Order.stage_X`)
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers every rank's small tensor `row`, all of one shape and type. Returns (ranks, *row.shape) on the CPU."""
+        """Allgathers a small tensor `row` of the same shape and dtype on all ranks. Returns (ranks, *row.shape) on the CPU."""
 
     def exchange(
         self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
@@ -125,14 +125,14 @@ class Transport(Protocol):
 
         Returns when this rank's transfers are done; on a GPU when they are queued on the current stream, see `wait`.
 
-        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel. The
+        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors are not sent. The
         back end's own all-to-all also copies a rank's tensor to itself; with an order, that copy is left to the caller.
 
         Args:
-            order: which pairs travel when; a transport keeps to it as well as its network allows. None: the back end's own
-                all-to-all, only where `has_collective`.
+            order: the sequence of transfers; a transport keeps to it as well as its network allows. None: the back end's own
+                all-to-all, only if `has_collective`.
             sends: for each rank, the contiguous tensor to send to it.
-            recvs: for each rank, the contiguous tensor to fill with what it sends.
+            recvs: for each rank, the contiguous tensor to receive from it into.
             observe: called for each transfer of this rank, see `Observe`. The calls may come from any thread, and come at the
                 latest in `wait` or the next `gather`. A transfer counts as started when this end is ready for it.
 
@@ -147,7 +147,7 @@ class Transport(Protocol):
 
 @contextmanager
 def lost_others(rank: int) -> Iterator[None]:
-    """Context manager that turns a back end's RuntimeError, which names no peer, into a RankFailed."""
+    """Context manager that converts a back end's RuntimeError, which names no peer, to a RankFailed."""
     try:
         yield
     except RuntimeError as error:
@@ -155,6 +155,6 @@ def lost_others(rank: int) -> Iterator[None]:
 
 
 def peer_lost(rank: int, peers: Sequence[int], error: RuntimeError) -> RankFailed:
-    """Returns a RankFailed for a back end's error; it names `peers`, one of which is lost. No peers: unknown which."""
+    """Returns a RankFailed for a back end's error; it names `peers`, of which at least one is lost (empty: unknown)."""
     whom = " or ".join(f"rank {peer}" for peer in peers) or "the others"
     return RankFailed(f"rank {rank} lost {whom}: {first_line(error)}")

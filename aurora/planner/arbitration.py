@@ -52,10 +52,10 @@ class ComputeRequest:
 class ComputeQueue:
     """Decides which compute request runs next on a GPU.
 
-    A request is made (`ask`), begins (`begin`) once it is `first`, and ends (`end`) or gives way (`give_way`).
+    A request is made (`ask`), begins (`begin`) once it is `first`, and ends (`end`) or is interrupted (`give_way`).
 
     Attributes:
-        waiting: the requests that have not begun, or have given way.
+        waiting: the requests that have not begun, or were interrupted.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class ComputeQueue:
         return self.waiting[-1]
 
     def begin(self, request: ComputeRequest) -> None:
-        """Gives the GPU to the `first` request."""
+        """Gives the GPU to a request, which must be `first`."""
         self.waiting.remove(request)
         self._holder, request.overtaken = request, 0
         for other in self.waiting:
@@ -123,45 +123,97 @@ def piece(count: int, number: int, pieces: int) -> slice:
     return slice(count * number // pieces, count * (number + 1) // pieces)
 
 
-class SliceSequence:
-    """Decides which model has the next time slice of one port, by the rule of `has_next_slice`.
+class PortSlices:
+    """Decides which model's exchange may begin on one port; the rules are in the module's docstring.
+
+    An exchange is requested (`ask`), begins (`begin`) once `may_begin` is true, and ends (`end`). The next slice of a sequence
+    is that of the model which `has_next_slice` names.
 
     Args:
         policies_M: the models' policies.
-        joins_M: for each model, True if it takes slices only between `join` and `leave`; False if it does from the start on.
+        overlapping: whether exchanges of an interactive and of a batch model may be under way at once. On NCCL they may not.
+
+    Attributes:
+        joins_M: for each model, True if it joins a sequence for each exchange and leaves after it, so others never wait for it.
     """
 
-    def __init__(self, policies_M: Sequence[SlicePolicy], joins_M: Sequence[bool]) -> None:
+    def __init__(self, policies_M: Sequence[SlicePolicy], overlapping: bool) -> None:
+        models = len(policies_M)
+        self._yields_M = [overlapping and policy.yields for policy in policies_M]  # in which of the two sequences a model is
+        several = sum(self._yields_M) > 1 or not overlapping
+        self.joins_M = tuple(several and policy.yields for policy in policies_M)
         self._weight_M = [policy.weight for policy in policies_M]
-        self._base_M, self._done_M = [0.0] * len(policies_M), [0] * len(policies_M)
-        self._slices_M: list[int | None] = [None] * len(policies_M)
-        self._next_M = [OUT if joins else 0.0 for joins in joins_M]
-        self._past = 0.0  # no model that has left had a slice at this time or later
+        self._base_M, self._done_M = [0.0] * models, [0] * models
+        self._slices_M: list[int | None] = [None] * models
+        self._next_M = [OUT if joins else 0.0 for joins in self.joins_M]
+        self._past_C = [0.0, 0.0]  # no model that has left this sequence had a slice at this time or later
+        self._stopped_C = [0, 0]  # models that join this sequence now: no slice of it begins meanwhile
+        self._urgent: set[int] = set()  # models whose exchange waits or is under way and goes before those that yield
+        self._asking: set[int] = set()
+        self._overtaken_M = [0] * models
 
-    def has_next(self, model: int) -> bool:
-        """Returns whether the next slice belongs to the model."""
-        return has_next_slice(self._next_M, model)
+    def single(self, model: int) -> bool:
+        """Returns whether no other model uses this model's sequence of slices."""
+        return self._yields_M.count(self._yields_M[model]) == 1
 
-    def finish(self, model: int) -> None:
-        """Ends a slice of the model."""
+    def ask(self, model: int) -> None:
+        """Registers that an exchange of the model waits for the port."""
+        self._asking.add(model)
+        if not self._yields_M[model]:
+            self._urgent.add(model)
+
+    def may_begin(self, model: int) -> bool:
+        """Returns whether the model's waiting exchange may begin now."""
+        kind = self._yields_M[model]
+        next_M = [time if yields == kind else OUT for time, yields in zip(self._next_M, self._yields_M, strict=True)]
+        if self._stopped_C[kind] or not has_next_slice(next_M, model):
+            return False
+        return not (kind and self._urgent) or self._overtaken_M[model] >= MOST_OVERTAKEN
+
+    def begin(self, model: int) -> None:
+        """Begins the model's exchange."""
+        self._asking.discard(model)
+        self._overtaken_M[model] = 0
+        for other in self._asking:
+            self._overtaken_M[other] += self._yields_M[other] and not self._yields_M[model]
+
+    def end(self, model: int, hold_port: bool = False) -> None:
+        """Ends the model's exchange and, unless `hold_port`, its time slice."""
+        self._urgent.discard(model)
+        if hold_port:
+            return
         self._done_M[model] += 1
         self._next_M[model] = self._time(model, self._done_M[model])
         if self._done_M[model] == self._slices_M[model]:
             self.leave(model)
 
     def leave(self, model: int) -> None:
-        """Takes the model out of the sequence: its slices are skipped from now on."""
+        """Takes the model out of its sequence: its slices are skipped from now on."""
+        self._urgent.discard(model)
         if self._next_M[model] < OUT:
-            self._past = max(self._past, self._next_M[model])
+            kind = self._yields_M[model]
+            self._past_C[kind] = max(self._past_C[kind], self._next_M[model])
             self._next_M[model] = OUT
 
-    def draw(self) -> float:
-        """Returns a virtual time at which a model can join: no slice on any rank has reached it. Called on rank 0 only."""
-        there = [model for model, time in enumerate(self._next_M) if time < OUT]
-        return max([self._past, *(self._time(model, self._slices_M[model] or self._done_M[model] + AHEAD) for model in there)])
+    def stop(self, model: int, more: int) -> None:
+        """Adds `more`, 1 or -1, to the number of models that are about to join this model's sequence.
+
+        While that number is above zero, no slice of the sequence begins.
+        """
+        self._stopped_C[self._yields_M[model]] += more
+
+    def draw(self, model: int) -> float:
+        """Returns a virtual time at which a model can join this model's sequence: no slice on any rank has reached it.
+
+        Called on rank 0 only.
+        """
+        kind = self._yields_M[model]
+        there = [other for other, time in enumerate(self._next_M) if time < OUT and self._yields_M[other] == kind]
+        ends = (self._time(other, self._slices_M[other] or self._done_M[other] + AHEAD) for other in there)
+        return max([self._past_C[kind], *ends])
 
     def join(self, model: int, base: float, slices: int | None = None) -> None:
-        """Adds a model to the sequence.
+        """Puts the model into its sequence.
 
         Args:
             model: the model, which is not in the sequence.
@@ -174,89 +226,3 @@ class SliceSequence:
     def _time(self, model: int, done: int) -> float:
         """The virtual time of a model's next slice once `done` are over."""
         return self._base_M[model] + done / self._weight_M[model]
-
-
-class PortSlices:
-    """Decides which model's exchange may begin on one port; the rules are in the module's docstring.
-
-    An exchange is requested (`ask`), begins (`begin`) once `may_begin` is true, and ends (`end`).
-
-    Args:
-        policies_M: the models' policies.
-        overlapping: whether exchanges of an interactive and of a batch model may be under way at once. On NCCL they may not.
-
-    Attributes:
-        joins_M: for each model, True if it joins a sequence for each exchange and leaves after it, so others never wait for it.
-    """
-
-    def __init__(self, policies_M: Sequence[SlicePolicy], overlapping: bool) -> None:
-        self._yields_M = [overlapping and policy.yields for policy in policies_M]
-        several = sum(self._yields_M) > 1 or not overlapping
-        self.joins_M = tuple(several and policy.yields for policy in policies_M)
-        self._members_C = [[model for model, each in enumerate(self._yields_M) if each == kind] for kind in (False, True)]
-        self._sequence_C = [
-            SliceSequence([policies_M[model] for model in members], [self.joins_M[model] for model in members])
-            for members in self._members_C
-        ]
-        self._stopped_C = [0, 0]  # models that join this sequence now: no slice of it begins meanwhile
-        self._urgent: set[int] = set()  # models whose exchange waits or is under way and goes before those that yield
-        self._asking: set[int] = set()
-        self._overtaken_M = [0] * len(policies_M)
-
-    def single(self, model: int) -> bool:
-        """Returns whether no other model uses this model's sequence of slices."""
-        return len(self._members_C[self._yields_M[model]]) == 1
-
-    def ask(self, model: int) -> None:
-        """Registers that an exchange of the model waits for the port."""
-        self._asking.add(model)
-        if not self._yields_M[model]:
-            self._urgent.add(model)
-
-    def may_begin(self, model: int) -> bool:
-        """Returns whether the model's waiting exchange may begin now."""
-        sequence, member = self._place(model)
-        if self._stopped_C[self._yields_M[model]] or not sequence.has_next(member):
-            return False
-        return not (self._yields_M[model] and self._urgent) or self._overtaken_M[model] >= MOST_OVERTAKEN
-
-    def begin(self, model: int) -> None:
-        """Begins the model's exchange."""
-        self._asking.discard(model)
-        self._overtaken_M[model] = 0
-        for other in self._asking:
-            self._overtaken_M[other] += self._yields_M[other] and not self._yields_M[model]
-
-    def end(self, model: int, hold_port: bool = False) -> None:
-        """Ends the model's exchange and, unless `hold_port`, its time slice."""
-        self._urgent.discard(model)
-        if not hold_port:
-            sequence, member = self._place(model)
-            sequence.finish(member)
-
-    def leave(self, model: int) -> None:
-        """Takes the model out of its sequence; see `SliceSequence.leave`."""
-        self._urgent.discard(model)
-        sequence, member = self._place(model)
-        sequence.leave(member)
-
-    def stop(self, model: int, more: int) -> None:
-        """Adds `more`, 1 or -1, to the number of models that are about to join this model's sequence.
-
-        While the number is above zero, no slice of the sequence begins.
-        """
-        self._stopped_C[self._yields_M[model]] += more
-
-    def draw(self, model: int) -> float:
-        """Returns a virtual time at which a model can join this model's sequence; see `SliceSequence.draw`."""
-        return self._place(model)[0].draw()
-
-    def join(self, model: int, base: float, slices: int | None = None) -> None:
-        """Adds the model to its sequence; see `SliceSequence.join`."""
-        sequence, member = self._place(model)
-        sequence.join(member, base, slices)
-
-    def _place(self, model: int) -> tuple[SliceSequence, int]:
-        """The model's sequence, and its number there."""
-        kind = self._yields_M[model]
-        return self._sequence_C[kind], self._members_C[kind].index(model)

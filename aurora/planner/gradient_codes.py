@@ -56,7 +56,7 @@ Scheme = Callable[[int, int, int, np.random.Generator], GradientCode]  # workers
 
 
 def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
-    """Makes a gradient code.
+    """Makes a gradient code by a scheme's name: the batches that each worker computes, and the factors of its message.
 
     Args:
         scheme: a name of SCHEMES.

@@ -1,11 +1,11 @@
 """Moves expert weights to another placement, and recovers after ranks failed or joined.
 
-Moves: relabelling of GPUs, bytes to transfer, and a budget for them. Recovery: the next placement, the weights that move,
-and the program of the surviving ranks.
+Moves: relabelling of GPUs, bytes to transfer, and a budget for them. Recovery: the next placement, and the program of the
+surviving ranks.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -128,41 +128,16 @@ def worth_moving(saved_s_L: FloatArray, bytes_L: IntArray, most_bytes: int) -> I
 Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fewest_moves` without node_G
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """Result of `recover`: the next placement after nodes were lost or joined, and the weights that move.
-
-    Attributes:
-        placement: the experts on the alive nodes, numbered from zero in ascending order.
-        min_replicas: minimum replicas of each expert; lower than asked for if there are too few slots.
-        lost_L: by layer, the experts that no alive node holds; their weights come from a checkpoint.
-        bytes_NN: (N, N) int64, bytes of expert weights from node to node; nodes have their numbers from before the change.
-        schedule: the schedule of these transfers.
-        moved: number of replicas that nodes get from other nodes.
-        checkpoint_bytes_N: (N,) int64, bytes of lost experts' weights that each node reads from the checkpoint.
-    """
-
-    placement: Placement
-    min_replicas: int
-    lost_L: tuple[tuple[int, ...], ...]
-    bytes_NN: IntArray
-    schedule: Schedule
-    moved: int
-    checkpoint_bytes_N: IntArray
-
-
 def recover(
     old_LN: Sequence[LayerSlots],
     alive_N: BoolArray,
     load_LE: FloatArray | IntArray,
     failure_domains: FailureDomains,
-    cluster: Cluster,
-    expert_bytes: int,
     min_replicas: int,
     method: str = DEFAULT,
     seed: int = 0,
     relabel: Relabel = fewest_moves,
-) -> Recovery:
+) -> Placement:
     """Places experts anew on the alive nodes after nodes were lost or joined, so that few replicas move.
 
     Args:
@@ -170,13 +145,14 @@ def recover(
         alive_N: (N,) bool, whether each node is alive now.
         load_LE: (L, E), the load of each expert.
         failure_domains: all N nodes, their slots and failure domains.
-        cluster: all N nodes and their network.
-        expert_bytes: bytes of one expert's weights.
         min_replicas: minimum replicas of each expert, as far as the slots left allow.
         method: a name in SURVIVE.
         seed: random seed of the placement method.
         relabel: a function like `fewest_moves` that relabels the nodes if each is a failure domain of its own; otherwise
             `fewest_moves` is used.
+
+    Returns:
+        The experts on the alive nodes, numbered from zero in ascending order.
 
     Raises:
         InfeasiblePlan: if one replica of each expert does not fit.
@@ -192,38 +168,24 @@ def recover(
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; the {len(left)} nodes left of {nodes} have {slots}")
     distinct = int(np.minimum(remaining.slots_N, experts).sum()) // experts
     kept_min_replicas = max(1, min(min_replicas, slots // experts, distinct))
-    bytes_E = np.full(experts, expert_bytes, dtype=np.int64)
-    layers, lost_L, moved = [], [], 0
-    bytes_NN, checkpoint_bytes_N = np.zeros((nodes, nodes), dtype=np.int64), np.zeros(nodes, dtype=np.int64)
+    layers = []
     for old_N, load_E in zip(old_LN, np.asarray(load_LE, dtype=np.float64), strict=True):
         count_E = capped(allocate(load_E, remaining, kept_min_replicas), load_E, len(left))
         rng = np.random.default_rng(seed)
         made_EN = SURVIVE[method](count_E, remaining, aim_of(kept_min_replicas, remaining), rng)
         before_NE = holds([old_N[node] for node in left.tolist()], experts)
-        after_NE = _relabelled(before_NE, (made_EN.T > 0).astype(np.int64), bytes_E, remaining, relabel)
-        lost_E = before_NE.sum(axis=0) == 0
-        bytes_NN[np.ix_(left, left)] += moved_bytes(before_NE, after_NE, bytes_E)
-        checkpoint_bytes_N[left] += (after_NE * lost_E) @ bytes_E
-        moved += int((after_NE * (1 - before_NE) * ~lost_E).sum())
-        lost_L.append(tuple(np.flatnonzero(lost_E).tolist()))
+        after_NE = _relabelled(before_NE, (made_EN.T > 0).astype(np.int64), remaining, relabel)
         layers.append(best_divided(after_NE, load_E, np.ones(len(left))))
-    schedule = migration_schedule(bytes_NN, cluster, np.random.default_rng(seed))
-    return Recovery(Placement.stack(layers), kept_min_replicas, tuple(lost_L), bytes_NN, schedule, moved, checkpoint_bytes_N)
+    return Placement.stack(layers)
 
 
 def order_among(order: Order, alive_N: BoolArray) -> Order:
-    """Returns an order without lost ranks, the others renumbered; transfers keep their sequence, sub-channels and tiers."""
+    """Returns an order without lost ranks, the others renumbered; transfers keep their sequence and tiers."""
     number_N = np.cumsum(alive_N) - 1
     kept_X = alive_N[order.pairs_X2].all(axis=1)
-    sub_channels = order.sub_channels
-    if sub_channels is not None:
-        sub_channels = replace(
-            sub_channels, row_X=sub_channels.row_X[kept_X], out_G=sub_channels.out_G[alive_N], in_G=sub_channels.in_G[alive_N]
-        )
     share_X2 = None if order.share_X2 is None else order.share_X2[kept_X]
     tier_X = None if order.tier_X is None else order.tier_X[kept_X]
-    pairs_X2 = number_N[order.pairs_X2[kept_X]]
-    return replace(order, pairs_X2=pairs_X2, share_X2=share_X2, sub_channels=sub_channels, tier_X=tier_X)
+    return replace(order, pairs_X2=number_N[order.pairs_X2[kept_X]], share_X2=share_X2, tier_X=tier_X)
 
 
 def _remaining(failure_domains: FailureDomains, left: IntArray) -> FailureDomains:
@@ -232,10 +194,9 @@ def _remaining(failure_domains: FailureDomains, left: IntArray) -> FailureDomain
     return FailureDomains(failure_domains.slots_N[left], domain_N, failure_domains.odds_D[domains])
 
 
-def _relabelled(
-    before_NE: IntArray, made_NE: IntArray, bytes_E: IntArray, remaining: FailureDomains, relabel: Relabel
-) -> IntArray:
-    """(N, E) int64: made_NE with nodes of equally many slots relabelled, failure domains as a whole, so that few bytes move."""
+def _relabelled(before_NE: IntArray, made_NE: IntArray, remaining: FailureDomains, relabel: Relabel) -> IntArray:
+    """(N, E) int64: made_NE with nodes of equally many slots relabelled, failure domains as a whole, so that few move."""
+    bytes_E = np.ones(made_NE.shape[1], dtype=np.int64)
     if remaining.domains < remaining.nodes:
         taker_N = fewest_moves(before_NE, made_NE, bytes_E, remaining.slots_N, remaining.domain_N)
     else:
@@ -316,9 +277,9 @@ def restored(
     slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])
     alive_G = np.isin(np.arange(program.ranks), alive)
     held_LG = [[held_R[list(alive).index(gpu)] if gpu in alive else () for gpu in range(program.ranks)] for held_R in held_LR]
-    found = recover(held_LG, alive_G, load_LE, failure_domains(cluster, slots_G), cluster, 1, min_replicas)
+    found = recover(held_LG, alive_G, load_LE, failure_domains(cluster, slots_G), min_replicas)
     ops = tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[0])
-    return replace(program, ranks=len(alive), placements_M=(found.placement,), ops_ML=(ops,))
+    return replace(program, ranks=len(alive), placements_M=(found,), ops_ML=(ops,))
 
 
 def _among(op: Op, alive_G: BoolArray) -> Op:

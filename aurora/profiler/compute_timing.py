@@ -1,4 +1,4 @@
-"""Compute timing: seconds of gate, expert and aggregation by tokens, under the conditions of a run."""
+"""Compute timing: measures seconds of gate, expert and aggregation by tokens, in as many processes at once as in a run."""
 
 import datetime
 import os
@@ -80,8 +80,8 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
     """Measures how long a model's gate, expert and aggregation take on this machine, by number of tokens.
 
     Each power of two up to `max_tokens` is timed in several processes at once; a curve is fitted to the medians. Experts are
-    timed in a group of up to HELD experts: first with one active, then with more, then all with more tokens. So the seconds of
-    a call (OVERHEAD), of an active expert and of its tokens can be told apart.
+    timed in a group of up to HELD experts: first with one active, then with more, then all with more tokens. This separates
+    the seconds of a call (OVERHEAD), of an active expert and of its tokens.
 
     Args:
         path: the folder of a transformers MoE model.

@@ -22,7 +22,7 @@ CONNECTIONS = ("same board", "PCIe switch", "PCIe switches", "PCIe host bridge",
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU."""
+    """One GPU, or one MIG instance of a GPU, as NVML reports it."""
 
     index: int  # its number in NVML, or that of the GPU of which it is a MIG instance
     kind: str  # its name in NVML
@@ -34,7 +34,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The GPUs of a machine that this process may use."""
+    """The GPUs of this machine that this process may use, and the connections between them."""
 
     driver: str  # the driver's version
     devices: tuple[Device, ...]  # the GPUs, in CUDA's sequence
@@ -43,7 +43,7 @@ class Inventory:
 
 @contextmanager
 def open_nvml() -> Iterator[Nvml]:
-    """Yields the module pynvml, initialised inside the block."""
+    """Context manager that yields the module pynvml, initialised; it is shut down at the end of the block."""
     need("pynvml", extra="gpu")
     import pynvml
 
@@ -58,10 +58,10 @@ def open_nvml() -> Iterator[Nvml]:
 
 
 def visible_gpus(nvml: Nvml) -> list[Any]:
-    """Returns NVML's handles of the GPUs and MIG instances that CUDA programs of this process see, in CUDA's sequence.
+    """Returns NVML's handles of the GPUs and MIG instances that CUDA_VISIBLE_DEVICES leaves to this process, in its sequence.
 
-    Numbers in CUDA_VISIBLE_DEVICES are taken as NVML's numbers. On a machine with several kinds of GPUs CUDA numbers them in
-    another way, unless CUDA_DEVICE_ORDER is PCI_BUS_ID. UUIDs, which may be abbreviated, are the same in both.
+    Numbers in CUDA_VISIBLE_DEVICES are taken as NVML's numbers. With several kinds of GPUs CUDA's numbers differ from these,
+    unless CUDA_DEVICE_ORDER is PCI_BUS_ID. UUIDs, which may be abbreviated, are the same in both.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
@@ -81,7 +81,7 @@ def visible_gpus(nvml: Nvml) -> list[Any]:
 
 
 def inventory(nvml: Nvml) -> Inventory:
-    """Returns the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves to this process."""
+    """Reads, by NVML, the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves to this process, and returns the Inventory."""
     try:
         handles = visible_gpus(nvml)
         devices = tuple(_device(nvml, handle) for handle in handles)
@@ -139,10 +139,10 @@ def _if_supported(nvml: Nvml, ask: Any, *about: Any) -> Any:
 
 
 def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str) -> Cluster:
-    """Returns a Cluster with one rank for each GPU of a machine, at datasheet rates.
+    """Returns a Cluster with one rank for each GPU of an Inventory, at datasheet rates.
 
-    Ports have NVLink's rate if NVLink is up and the kind is known, else PCIe's. Speeds are the kinds' half-precision peaks,
-    relative to the first GPU's; an unknown kind has speed 1.
+    Ports have NVLink's rate if NVLink is up and `kinds` has the GPU's kind, else PCIe's. A GPU's speed is its peak at half
+    precision relative to the first GPU's, or 1 for a kind without a datasheet.
     """
     first = kinds.get(found.devices[0].kind)
     gpus = []
@@ -160,7 +160,7 @@ def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str
 
 @dataclass(frozen=True)
 class DeviceCluster:
-    """This machine's GPUs as a Cluster."""
+    """Result of `find_devices`: this machine's GPUs as a Cluster."""
 
     cluster: Cluster  # one rank for each GPU
     inventory: Inventory  # the GPUs that it was made from
@@ -188,7 +188,7 @@ def find_devices() -> DeviceCluster:
 
 
 def linked_by_nvlink(uuids: Sequence[str]) -> bool:
-    """Returns whether NVLink connects every two of these GPUs of this machine; `uuids` are NVML's."""
+    """Returns whether NVLink connects every pair of the GPUs with these NVML UUIDs, all on this machine."""
     with suppress(BadInput, MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
         handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         return all(_connection(nvml, one, other) == "NVLink" for one, other in combinations(handles, 2))
@@ -196,7 +196,7 @@ def linked_by_nvlink(uuids: Sequence[str]) -> bool:
 
 
 def clocks_and_power(uuid: str) -> str:
-    """Returns a GPU's present SM clock and power limit in words; "" if NVML does not know them.
+    """Returns a text with a GPU's current SM clock and power limit; "" if NVML does not report them.
 
     Args:
         uuid: the GPU's UUID, as in CUDA's properties of a device.

@@ -1,4 +1,4 @@
-"""`aurora doctor`: tells which parts of aurora work here, and what to install for the others; or checks a vLLM server."""
+"""`aurora doctor`: checks which parts of aurora work on this machine, and what the others need; or checks a vLLM server."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aurora.runtime.distributed.launcher import RankInfo
 
 WORKS, MISSING, BROKEN = "works", "missing", "broken"
-OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "networkx": (3, 3), "numba": (0, 60)}
+OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "numba": (0, 60)}
 ALLOW = "where VLLM_PLUGINS is set, add aurora to it"
 SERVER_S, SILENT_S = 10.0, 6.0  # in which a server answers, and its watchdogs look, at least
 SAMPLE = re.compile(r"aurora_(\w+)\{(.*)\} (\S+)")
@@ -42,7 +42,7 @@ GROUPS = ["torch.distributed", "aurora.runtime.transports.gloo", "aurora.runtime
 
 @dataclass(frozen=True)
 class Finding:
-    """The state of one part of the installation."""
+    """Result of one check: whether a part of the installation works, and how to mend it."""
 
     name: str  # the part
     state: str  # WORKS, MISSING or BROKEN
@@ -52,14 +52,14 @@ class Finding:
 
 
 def examine(progress: Progress = untold) -> list[Finding]:
-    """Examines every part of the installation, basic parts first, even if others fail. Returns one Finding per part.
+    """Checks every part of the installation, basic parts first, even if others fail. Returns one Finding per part.
 
     Args:
-        progress: called with ("examining", parts examined, all parts) before each.
+        progress: called with ("examining", parts examined, all parts) before each part.
     """
     ready = _begin_ranks()
     parts: list[Callable[[], Finding]] = [_python]
-    parts += [partial(_library, name, basic=True) for name in ("numpy", "scipy", "networkx")]
+    parts += [partial(_library, name, basic=True) for name in ("numpy", "scipy")]
     parts += [_numba, *(partial(_library, name, "run") for name in ("torch", "transformers"))]
     parts += [_cuda, _gpus, partial(_ranks, ready), partial(_library, "jinja2", "report")]
     parts += [_vllm, _compiler]
@@ -71,13 +71,13 @@ def examine(progress: Progress = untold) -> list[Finding]:
 
 
 def examine_server(url: str) -> list[Finding]:
-    """Examines a vLLM server with the plugin by its metrics, which it serves even while its ranks are stuck.
+    """Checks a vLLM server that runs aurora's plugin, by its metrics, which it serves even while its ranks are stuck.
 
     Args:
         url: the server's address.
 
     Raises:
-        BadInput: if no vLLM server answers there.
+        BadInput: if no vLLM server answers at `url`.
     """
     from http.client import HTTPException
     from urllib.request import urlopen
@@ -260,7 +260,7 @@ def _ranks(ready: bool) -> Finding:
 
 
 def rendezvous(rank_info: "RankInfo") -> float:
-    """Checks this rank's connection to the others; a collective call. Returns the median seconds of a gather."""
+    """Checks by gathers over gloo that ranks reach each other; all ranks call it. Returns the median seconds of a gather."""
     import torch
 
     from aurora.runtime.transports.gloo import GlooTransport

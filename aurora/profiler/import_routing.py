@@ -38,14 +38,14 @@ def import_profile(
     """Makes a Profile of recorded routing; compute times are estimated from the model's shape.
 
     Files of a format with one file per rank form one recording, in which each rank is a source rank. Any other file, and each
-    selection of a CSV's rows, is a traffic domain: its tokens are divided evenly over source ranks that serve no other domain.
-    If there are more domains than `sources`, domains share ranks.
+    selection of a CSV's rows, is a traffic domain, with its own source ranks, over which its tokens are divided evenly. If
+    there are more domains than `sources`, domains share ranks.
 
     Args:
         files: files of one format and one model.
         form: the format, one of ROUTING_FORMATS.
         config: the model's transformers config.json.
-        sources: number of source ranks over which tokens are divided; None: those of the files, or ProfileOptions' default.
+        sources: number of source ranks over which tokens are divided; None: as in the files, or ProfileOptions' default.
         window: number of tokens of all sources in a window; None: each recorded step is a window.
         wheres: selections of a CSV's rows by their values in columns; empty: all rows.
 
@@ -180,7 +180,7 @@ def profile_vllm_server(url: str, folder: Path, seconds: float, sleep: Callable[
     Args:
         url: the server's address, e.g. "http://localhost:8000". It runs with aurora's plugin and VLLM_SERVER_DEV_MODE=1.
         folder: the folder that the server's setting "record" names, as this process sees it.
-        seconds: how long to record.
+        seconds: duration of the recording.
         sleep: called with `seconds` to wait.
 
     Raises:
@@ -224,14 +224,14 @@ def _send_command(url: str, *words: str) -> str:
 def sources_of(domain: int, domains: int, sources: int) -> IntArray:
     """Returns the source ranks that serve a domain of traffic.
 
-    These are every `domains`-th rank from `domain`, which serve no other domain; or one rank that serves several domains, if
-    there are more domains than ranks.
+    Domains take ranks in turn: the ranks `domain`, `domain` + `domains`, and so on. With more domains than ranks, several
+    domains share a rank.
     """
     return np.arange(domain, sources, domains) if domains <= sources else np.array([domain % sources])
 
 
 def windows_of(tokens_T: IntArray, window: int | None) -> IntArray:
-    """Returns (T,) the window of each step. Each window but the last gets at least `window` tokens; None: each step is one."""
+    """Assigns steps to windows of at least `window` tokens (but the last); returns (T,) window numbers. None: one step each."""
     if window is None:
         return np.arange(len(tokens_T))
     window_T, number, held = np.empty(len(tokens_T), dtype=np.int64), 0, 0

@@ -1,4 +1,4 @@
-"""Measures links by timed messages, between pairs, from ports to all peers, and over NICs, and describes them as a Cluster."""
+"""Measures links by timed messages, between pairs, from ports to all peers, and over NICs, and makes a Cluster of them."""
 
 import datetime
 import os
@@ -48,7 +48,7 @@ SETTLE_S = 0.01  # pause between measurements, in which queues drain
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """Measured links between ranks. If there are servers, ports are those towards other ranks of the same server."""
+    """Measured links between ranks. With servers, port rates are towards ranks of the same server."""
 
     startup_s_GG: FloatArray  # (G, G) float64, start-up seconds of a message from rank to rank
     rate_Bps_GG: FloatArray  # (G, G) float64, bytes per second from rank to rank
@@ -73,7 +73,7 @@ class LinkMeasurements:
 
     @property
     def shared_nic(self) -> bool:
-        """True if the ranks of a server share one NIC: together they are clearly slower than each alone."""
+        """True if the ranks of a server share one NIC: their joint rate is clearly below the sum of their single rates."""
         return bool(len(self.apart_Bps_N) and np.median(self.together_Bps_N / self.apart_Bps_N) < SHARED)
 
     @property
@@ -110,10 +110,10 @@ def fair_shares(most_X: FloatArray, total: float) -> FloatArray:
 def cluster_of(
     links: LinkMeasurements, device_G: Sequence[RankDevice], speeds: Mapping[str, float], name: str = "measured"
 ) -> Cluster:
-    """Returns the Cluster that measured links describe.
+    """Makes a Cluster from measured links and the ranks' devices.
 
-    Nodes are the servers that were found, or without servers the hosts. A message takes the longer start-up time of its two
-    ranks. So a rank gets the shortest start-up time among its measured messages.
+    Nodes are the servers found in the measurements, or the hosts if there are none. A rank's start-up is the shortest among its
+    measured messages, because a message takes the longer start-up of its two ranks.
     """
     hosts = list(dict.fromkeys(device.host for device in device_G))
     node_G, fabric = [hosts.index(device.host) for device in device_G], None
@@ -144,7 +144,7 @@ def cluster_of(
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """A measured Cluster."""
+    """Result of `measure_links`: the Cluster and its measurements."""
 
     cluster: Cluster  # the ranks' GPUs and network
     links: LinkMeasurements  # the measurements that it was made from
@@ -182,7 +182,7 @@ def measure_links(
     *,
     timeout_s: float = 300.0,
 ) -> MeasuredCluster | None:
-    """Measures the links between ranks and describes them as a Cluster.
+    """Measures the links between ranks and makes a Cluster of them.
 
     Under torchrun every rank calls this, and all but rank 0 get None. Otherwise `ranks` local processes are started.
 
@@ -247,12 +247,12 @@ def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
 
 
 def host_id(on_gpus: bool) -> str:
-    """Returns a text that is equal on ranks without a NIC between them: the machine's name and boot, as NCCL takes them.
+    """Returns an id that is equal on all ranks of a host: the machine's name and boot id, as in NCCL.
 
-    For sockets it also has the network namespace, because ranks in different namespaces talk through separate interfaces.
+    For sockets it includes the network namespace, because ranks in different namespaces communicate through interfaces.
 
     Args:
-        on_gpus: whether GPUs talk to each other, by NCCL.
+        on_gpus: whether ranks communicate by NCCL, between GPUs.
     """
     parts, namespace = [socket.gethostname()], Path("/proc/self/ns/net")
     with suppress(OSError):  # where there is no Linux
@@ -262,24 +262,24 @@ def host_id(on_gpus: bool) -> str:
 
 
 def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = "cpu") -> LinkMeasurements:
-    """Measures the links of a transport. A collective call: all ranks make it and get the same measurements.
+    """Measures the links of a transport. All ranks must call it; all get the same measurements.
 
-    - Pairs: messages of SIZES (between GPUs of GPU_SIZES) that take at most PATIENCE_S, each with a small answer; half of the
-      smallest round trip is subtracted. Servers are found from the rates of pairs.
-    - Ports: each rank sends to all others of its server; and 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
+    - Pairs: messages of SIZES (between GPUs of GPU_SIZES) that take at most PATIENCE_S, each with a small reply; half of the
+      smallest round trip is subtracted. Servers are found by the rates of pairs.
+    - Ports: each rank sends to all others of its server; then 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
     - NICs: all ranks of a server send to ranks of other servers at the same time.
     - Exchanges, if there are no servers: all ranks at once, each with 1, 2, 4, ... and all others, by messages of CURVE_SIZES.
 
     Args:
         transport: the transport.
-        hosts_G: (G,) the host of each rank, from `host_id`; empty: servers are found from the rates alone.
+        hosts_G: (G,) the host of each rank, from `host_id`; empty: servers are found by the rates alone.
         device: device of the messages.
     """
     return _LinkTimer(transport, hosts_G, device).measure()
 
 
 def uneven_bytes(pairs: Sequence[tuple[int, int]], busiest: int, rng: np.random.Generator) -> IntArray:
-    """Draws bytes of messages between pairs of ranks, such that the busiest port sends or receives `busiest`: (X,) int64."""
+    """Draws uneven message sizes for pairs of ranks: (X,) int64 bytes; the busiest port sends or receives `busiest` bytes."""
     part_X = rng.uniform(1 - UNEVEN, 1 + UNEVEN, len(pairs))
     port_bytes = max(np.bincount(rank_X, part_X).max() for rank_X in np.array(pairs).T)
     return np.asarray(part_X * busiest / port_bytes, dtype=np.int64)

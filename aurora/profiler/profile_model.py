@@ -56,16 +56,16 @@ class ForwardPass:
 
 
 def next_round(prompts: Iterator[list[int]], options: ProfileOptions) -> Batches:
-    """Takes the next round of prompts. Returns them by source rank, dealt out round robin."""
+    """Takes the next batch of prompts for every source rank; returns the batches by rank, dealt round robin."""
     some = list(islice(prompts, options.sources * options.batch))
     return [some[source :: options.sources] for source in range(options.sources)]
 
 
 @contextmanager
 def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
-    """Context manager that yields a list. Each forward pass refills it with the experts (N, K) of its tokens for each layer.
+    """Context manager that yields a list; each forward pass overwrites it with, per layer, the experts (N, K) of its tokens.
 
-    The hooks compute and copy nothing, so they neither wait for the device nor change the output.
+    Its hooks compute and copy nothing, so they neither wait for the device nor change the output.
     """
     chosen_L: list[torch.Tensor] = [torch.empty(0)] * len(model.layers)
 
@@ -136,7 +136,7 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
 
 @dataclass(frozen=True)
 class RoutingCounts:
-    """Counts of all completed rounds so far, as an immutable value: `add` returns new counts."""
+    """Routing counts of all completed rounds so far, as an immutable value: `add` returns new counts."""
 
     windows: tuple[IntArray, ...] = ()  # for each window, (L, S, E) int64, the tokens by layer, source and expert
     stages: tuple[str, ...] = ()  # the stage of each window, one of STAGES
@@ -145,7 +145,7 @@ class RoutingCounts:
 
     @classmethod
     def of(cls, profile: Profile, prompts: int) -> Self:
-        """Returns the counts in a profile that was made from `prompts` prompts, so that counting can go on."""
+        """Returns the counts of a partial profile, made from `prompts` prompts, to continue counting."""
         assert profile.stage_T is not None
         kept: tuple[Kept, ...] = ()
         if (routing := profile.routing) is not None:
@@ -171,7 +171,7 @@ class RoutingCounts:
     def add(
         self, passes: Sequence[ForwardPass], batches: Sequence[Sequence[list[int]]], options: ProfileOptions, top_k: int
     ) -> Self:
-        """Returns the counts with one more round: its passes, as `route_round` returns them for its prompts by source.
+        """Returns the counts with one more round added: `passes` is the result of `route_round(model, batches, ...)`.
 
         Windows hold either prefill or decode passes. A window closes at the end of the pass that fills it.
         """
@@ -223,9 +223,9 @@ def profile_model(
 
     Args:
         model: the folder of a transformers MoE model.
-        text: files of text, prompts or chats (.txt, .jsonl) that are served through it.
-        options: how many source ranks the prompts are divided over, their length, when to stop.
-        partial: a file that keeps the counts so far; if it exists already, counting goes on from it.
+        text: files of text, prompts or chats (.txt, .jsonl) that the model serves.
+        options: number of source ranks, length of prompts, when to stop, and more.
+        partial: a file for the counts so far; if it exists, counting continues from it.
         progress: called with (name of the work, amount done, whole amount).
         clock: returns the present time in seconds; `partial` is saved once a minute.
 
@@ -403,16 +403,16 @@ def _provenance(model: MoeModel, files: Sequence[str | Path], options: ProfileOp
 
 
 def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
-    """Returns a hash of all inputs that determine the counts, so that only the same job continues a partial file.
+    """Returns a hash of all inputs that determine the counts, so that a partial file is only continued with the same inputs.
 
-    Options that only set when counting ends, or concern timing, are left out.
+    Options on timing, and on when counting ends, are left out.
     """
     counted = replace(options, precision=None, seed=0, share=1)
     return hashlib.sha256(repr((fingerprint, text, counted)).encode()).hexdigest()
 
 
 class PartialProfile:
-    """The file that keeps the counts of a job so far."""
+    """The file with the unfinished counts of a job (see `job_of`), from which counting continues."""
 
     def __init__(self, path: Path | None, job: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._job, self._clock, self._saved_s = path, job, clock, 0.0
@@ -439,7 +439,7 @@ class PartialProfile:
             self._saved_s = self._clock()
 
     def save_interrupted(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> str:
-        """Saves the profile build(counts) after an interruption, unless nothing is counted. Returns a sentence for the user."""
+        """Saves the profile build(counts) after an interruption, if any prompt was counted. Returns a sentence for the user."""
         if self._path is None or not counts.prompts:
             return "nothing is kept"
         self._save(build(counts), counts.prompts, self._path)

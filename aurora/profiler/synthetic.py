@@ -1,4 +1,4 @@
-"""Synthetic profiles by name: of a model, and of GPU kinds with datasheets."""
+"""Draws synthetic profiles for a model, given by name or config, and GPU kinds with datasheets."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,15 +18,15 @@ def synthetic_profile(
     *,
     gpu_kinds: Sequence[str | GpuKind] = (),
 ) -> Profile:
-    """Draws a profile for planning before there is traffic: invented routing, and compute times by arithmetic.
+    """Draws a profile for planning before traffic is recorded: random routing, and computed (not measured) compute times.
 
     Args:
         skew: "uniform" or "zipf:S", the exponent of the experts' popularity, shuffled for each layer.
         config: path of a model's transformers config.json or of its folder, the name of a shipped model, or the content of a
             config.json.
         options: source ranks, tokens, windows, correlation and seed.
-        gpu_kinds: kinds of GPUs that get compute curves of their own: names of shipped datasheets, or kinds with figures of
-            your own (`aurora.io.load_gpus` reads them from a file).
+        gpu_kinds: kinds of GPUs to compute curves for: names of shipped datasheets, or your own GpuKinds (`aurora.io.load_gpus`
+            reads them from a file).
 
     Returns:
         A Profile whose provenance says that its routing was not measured.

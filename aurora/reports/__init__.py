@@ -1,1 +1,1 @@
-"""Shows traces and plans as numbers, tables, JSON objects and files."""
+"""Presents traces and plans as numbers, tables, JSON objects and files."""

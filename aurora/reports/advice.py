@@ -1,4 +1,4 @@
-"""Advice: all sentences that tell users what to do. Each follows from figures of runs or simulations that tried the advice."""
+"""Advice: all sentences that recommend actions to users, based on runs or simulations in which the action was tried."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -49,7 +49,7 @@ TRIED_LAYERS = 8  # at most, for which other plans are made
 
 
 def advice(found: ReportNumbers) -> list[str]:
-    """Returns sentences of advice, the most important first; if nothing stands out, one sentence that says so."""
+    """Returns the advice of a report as sentences, the most important first; or one sentence that there is none."""
     sentences = [*_control(found), *_drift(found), *_prediction(found), *_placement(found), *_orders(found), *_time(found)]
     return sentences or ["Nothing stands out: the plan is within a few percent of its bounds on what this report was given."]
 
@@ -281,13 +281,13 @@ def _time(found: ReportNumbers) -> Iterator[str]:
 
 
 def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
-    """Returns a sentence that compares models that share GPUs with the same models run one after the other.
+    """Returns a sentence that compares models sharing the GPUs with the same models run one after the other.
 
-    Seconds that differ by less than a factor of TIE count as equal.
+    Times that differ by less than a factor of TIE count as equal.
 
     Args:
-        summary: summary of the simulation in which they share the GPUs.
-        apart: the seconds that they take one after the other.
+        summary: summary of the simulation in which the models share the GPUs.
+        apart: seconds of the models run one after the other.
     """
     network, compute = (took_s / max(summary.seconds, 1e-30) for took_s in (summary.exchanging_s, summary.computing_s))
     apart_s, own = min(apart), apart.by_own < apart.by_plan
@@ -304,10 +304,10 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
 
 
 def sharing_advice(compared: WaysCompared) -> str:
-    """Returns a sentence that advises the way of sharing GPUs with the largest gain, or none if no way gains.
+    """Returns a sentence that recommends the way of sharing GPUs with the largest gain, or not to share if none gains.
 
     Args:
-        compared: simulated ways of using the GPUs for one model, or for several like it.
+        compared: simulated ways of using the GPUs for one model or for several copies of it.
     """
     gains = {way: round(gain, 2) for way, gain in compared.gains.items()}
     at = f"with {compared.batch} tokens of a rank in a step (simulated)"
@@ -335,7 +335,7 @@ def sharing_advice(compared: WaysCompared) -> str:
 
 
 def two_models_advice(found: TwoModels) -> str:
-    """Returns a sentence that says how an engine serves two models on the same GPUs, with the gain of each way."""
+    """Returns a sentence that recommends how an engine should serve two models on given GPUs, with the gain of each way."""
     gains = {way: gain for way, gain in found.compared.gains.items() if way not in (IN_SEQUENCE, found.way)}
     others = "".join(f"; {TURNS.get(way, way)} {gain:.2f}x" for way, gain in gains.items())
     batch, default = f"with {found.compared.batch} tokens of a rank in a step", f"by {found.engine}'s default"
@@ -352,7 +352,7 @@ def two_models_advice(found: TwoModels) -> str:
 
 
 def second_model_advice(found: WaysCompared) -> str:
-    """Returns a sentence on what a second model like it would bring on the same GPUs, or a copy on each half of them."""
+    """Returns a sentence on the gain of serving a second, similar model on the same GPUs, or one copy on each half of them."""
     told = {HALVES: "a copy on each half of the GPUs", BY_EXCHANGE: f"a second model like it, in turns {NO_GRAPHS},"}
     gains = {way: gain for way, gain in found.gains.items() if way in told}
     batch = f"with {found.batch} tokens of a rank in a step, MoE layers simulated"
@@ -378,7 +378,7 @@ RECORDING = {  # how an engine's traffic becomes a profile
 
 
 def recommendation_lines(found: Recommendation) -> list[str]:
-    """Returns a recommendation in sentences: the advised way, if there is one; the gain of balancing; and the assumptions."""
+    """Returns a recommendation as sentences: the recommended way, if any; the gain of balancing; and the assumptions."""
     exchange = engine.EXCHANGES[found.default.exchange]
     moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
     default = f"{found.engine}'s own exchange{moved}: {exchange.about}."

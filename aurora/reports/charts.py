@@ -1,4 +1,4 @@
-"""Charts of a report's page as data: packed numbers for the scripts that draw them, and tables of the same numbers."""
+"""Charts of a report's page as data: packed numbers for the scripts that draw charts, and tables of the same numbers."""
 
 import base64
 import zlib
@@ -17,8 +17,8 @@ class Sheet:
 
     Args:
         title: text above the table.
-        heads: heads of the columns.
-        rows: the rows, each a cell for every column.
+        heads: column headings.
+        rows: the rows: one cell per column.
         note: text below the table.
     """
 
@@ -33,10 +33,10 @@ class Frame:
     """One view of a chart.
 
     Attributes:
-        text: what the view shows, in words.
+        text: caption of the view.
         columns: arrays of its numbers by name, integers or float32.
-        lines: (label, value) of each reference line that is drawn across the chart.
-        scale: bytes or seconds of one unit of the integers.
+        lines: (label, value) of each reference line across the chart.
+        scale: bytes or seconds per unit, if the numbers are integers.
     """
 
     text: str
@@ -47,11 +47,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class Selector:
-    """A control by which a reader selects a view of a chart.
+    """Control with which a reader selects a view of a chart.
 
     Args:
-        name: what is selected, such as "layer".
-        options: the names to choose from; empty: views are chosen by number.
+        name: label of the control, such as "layer".
+        options: names to choose from; empty: views are chosen by number.
     """
 
     name: str
@@ -60,15 +60,15 @@ class Selector:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of the page.
+    """Chart of the page.
 
     Attributes:
         name: the chart's name, unique on the page.
         kind: "heat", "bars", "lines" or "spans", the script that draws it.
         title: text above the chart.
-        choices: the controls by which a reader selects a view, outermost first.
+        choices: the controls that select a view, outermost first.
         frames: the views, in nested sequences: frames[i][j] for option i of the first choice and option j of the second.
-        about: labels of the axes, as the script of its kind reads them.
+        about: axis labels and other settings for the drawing script of this kind.
         sheets: tables of the chart's numbers.
     """
 
@@ -88,13 +88,13 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
+    """Section of the page.
 
     Attributes:
         name: the section's anchor.
         title, text: heading and text above the charts.
         charts, sheets: the charts and tables in it.
-        missing: sentence on the input that the user must give so that the section shows more; empty: nothing is missing.
+        missing: sentence on an input with which the section would show more; empty: nothing is missing.
     """
 
     name: str
@@ -113,7 +113,7 @@ def sheet(table: Table) -> Sheet:
 
 
 def ticks(start_s_X: NDArray[np.float64], end_s_X: NDArray[np.float64], bits: int) -> tuple[dict[str, NDArray[Any]], float]:
-    """Rounds the ends of intervals to whole ticks (units of time), so that intervals that touch still touch.
+    """Rounds starts and ends of intervals to ticks (units of time), so that adjacent intervals stay adjacent.
 
     Args:
         start_s_X, end_s_X: (X,) float64, seconds at which each interval begins and ends.

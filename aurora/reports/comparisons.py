@@ -1,4 +1,4 @@
-"""Tables of comparisons that were computed elsewhere: ways of using GPUs over a grid, ways to follow traffic, plans."""
+"""Tables of comparisons: ways of using GPUs over a grid of settings, ways to follow changing traffic, simulated plans."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,11 +27,11 @@ LEGEND = "; ".join(f"{letter} {way}" for way, letter in LETTERS.items())
 
 
 def map_tables(cells: Sequence[GridCell], named: Callable[[str], str] = LETTERS.__getitem__) -> Iterator[Table]:
-    """Yields a table for each skew: bandwidths by batches, with the name and the gain of the best way in each cell.
+    """Yields one table per skew (bandwidths by batch sizes), with the name and gain of the best way of sharing GPUs.
 
     Args:
         cells: the grid.
-        named: called with a way; returns its name in the tables.
+        named: called with a way of sharing GPUs; returns its name in the tables.
     """
     for skew in _values(cells, "skew"):
         own = [cell for cell in cells if cell.skew == skew]
@@ -44,7 +44,7 @@ def map_tables(cells: Sequence[GridCell], named: Callable[[str], str] = LETTERS.
 
 
 def summary_table(cells: Sequence[GridCell]) -> Table:
-    """Returns a table of the ways: in how many cells each wins or ties, and its least, median and largest gain."""
+    """Returns a table of the ways of sharing GPUs: number of cells won or tied, and least, median and largest gain."""
     from statistics import median
 
     from aurora.advisor.sharing import winners
@@ -69,13 +69,13 @@ def summary_table(cells: Sequence[GridCell]) -> Table:
 
 
 def left_out_lines(cells: Sequence[GridCell]) -> list[str]:
-    """Returns a line for each way that is impossible in some cell, with the reason."""
+    """Returns one line per way of sharing GPUs that is impossible in some cell, with the reason."""
     reasons = dict.fromkeys(reason for cell in cells for reason in cell.compared.left_out.items())
     return [f"left out: {way} ({why})" for way, why in reasons]
 
 
 def markdown(cells: Sequence[GridCell], heading: Sequence[str]) -> str:
-    """Returns a Markdown page: a map for each skew, and a table of all cells and ways.
+    """Returns a Markdown page: one table of best ways per skew, and a table of all cells and ways.
 
     Args:
         cells: the grid.
@@ -112,10 +112,9 @@ def map_markdown(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping
     """Returns a Markdown page with a table of speed-ups over a grid of settings.
 
     Args:
-        grid: the values of each setting, by its name. Points are all combinations; from point to point the last setting varies
-            first.
-        speedups: for each point, the speed-ups by the name of what is compared.
-        pays: for each point, the best choice there, in words.
+        grid: the values of each setting, by its name. Points are all combinations; the last setting varies fastest.
+        speedups: for each point, {name of an alternative: its speed-up}.
+        pays: for each point, the name of the best alternative.
     """
     heads = [*grid, *speedups[0], "pays"]
     rows = (
@@ -126,7 +125,7 @@ def map_markdown(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping
 
 
 def followed_table(followed: FollowedTraffic) -> Table:
-    """Returns a table of the ways to follow changing traffic, beside the clairvoyant way, which knows each next window."""
+    """Returns a table that compares ways to follow changing traffic with a clairvoyant one, which knows the next window."""
     counted_W = followed.counted_W
     best, left_out = float(followed.ways[-1].slowest_W[counted_W].mean()), int((~counted_W).sum())
     table = Table(
@@ -150,7 +149,7 @@ SHOWN_WAYS = 12  # of a recommendation, at most
 
 
 def recommendation_table(found: Recommendation) -> Table:
-    """Returns a table that compares the fastest ways, and methods without a setting, with the engine's default."""
+    """Returns a table that compares the fastest ways of serving, and methods without parameters, with the engine's default."""
     kinds = [gpu.kind for gpu in found.cluster.gpus]
     title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if found.simulated is not None:
@@ -176,7 +175,7 @@ def recommendation_table(found: Recommendation) -> Table:
 
 
 def balancing_costs(served: WaysOfServing) -> Table:
-    """Returns a table of what methods of balancing take in the default's layout, each with and without replicas once."""
+    """Returns a table of the cost of balancing methods, with and without replicas: memory, moved bytes, and start-up."""
     caption = "worst: the slowest GPU's experts over perfect balance, in the worst window"
     heads = right("memory\nof a GPU", "weights moved\nin a step", "works", "worst")
     table, called = Table(Column("balancing", min_width=18), *heads, caption=caption), {**WITHOUT_REPLICAS, **WITH_REPLICAS}

@@ -1,4 +1,4 @@
-"""Formats numbers and tables: units, columns, tables of the worst rows only, and tables as plain text."""
+"""Formats numbers and tables: units, columns, tables limited to the worst rows, and tables as plain text."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
@@ -36,7 +36,7 @@ def speedup(before_s: float, after_s: float) -> str:
 
 
 def distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns names of models, each with its number if two are the same.
+    """Returns the model names, with numbers appended if two are equal.
 
     Example:
         >>> distinct(["mixtral", "mixtral"])
@@ -51,7 +51,7 @@ def right(*heads: str) -> list[Column]:
 
 
 def text(value: str) -> str:
-    """Returns the text itself; as the format of a column it makes the column left-aligned, while others are right-aligned."""
+    """Returns its argument. As the format of a column, it makes the column left-aligned; other columns are right-aligned."""
     return value
 
 
@@ -64,14 +64,14 @@ def table_of(
     worst: Callable[[Any], float] = lambda row: 0.0,
     most: int | None = None,
 ) -> Table:
-    """Returns a table of values, each formatted by its column, with all rows or only the worst ones.
+    """Returns a table of values, formatted by column, with all rows or only the worst ones.
 
     Args:
         columns: the columns from left to right.
-        rows: for each row a value of every column; None is shown as a dash.
+        rows: the rows: one value per column; None is shown as a dash.
         title: text above the table.
-        caption: text below the table; if rows are left out, a sentence on that is added.
-        worst: called with a row; returns its badness, larger for worse rows.
+        caption: text below the table; if rows are omitted, a sentence on that is added.
+        worst: called with a row; returns its sort key, larger for worse rows.
         most: number of rows to show: the worst ones, in their original sequence; None: all.
     """
     shown = list(rows)
@@ -88,7 +88,7 @@ def table_of(
 
 
 class ModelsTable(Table):
-    """Table that never breaks a model's name. If it is too wide, each model's rows become a table of their own below it."""
+    """Table that never wraps model names. If it is too wide, it is split into one table per model, below each other."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.update(width=MOST_COLUMNS)

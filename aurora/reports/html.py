@@ -39,12 +39,12 @@ STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a d
 
 @dataclass(frozen=True)
 class Tile:
-    """A box at the top of the page: a number that answers a question.
+    """Box at the top of the page: a question, and a number that answers it.
 
     Attributes:
         title: the question.
         value: the number with its unit; a dash if it is unknown.
-        note: text below it: the number that it is compared with, or how to get it.
+        note: text below: the number with which it is compared, or how to obtain it.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Tile:
 
 
 def tiles(found: ReportNumbers) -> list[Tile]:
-    """Returns tokens processed per second, seconds per step and the speed-up, then the prediction's error and the gap."""
+    """Returns the tiles for tokens processed per second, seconds per step, speed-up, prediction error, and gap."""
     plan = found.of.plan
     return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
 
@@ -134,7 +134,7 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
 
 
 def provenance(found: ReportNumbers) -> list[Sheet]:
-    """Returns tables of hashes, seeds, methods, versions and dates of everything that the report was made from."""
+    """Returns tables of the report's origins: hashes, seeds, methods, versions and dates of its inputs."""
     plan, fabric = found.of.plan, found.of.plan.cluster.fabric
     rows = [
         ("scenario", plan.scenario),
@@ -204,13 +204,13 @@ def rendered(
     provenance: Sequence[Sheet],
     chart: Chart | None = None,
 ) -> str:
-    """Returns a page.
+    """Returns a page as HTML, from its parts.
 
     Args:
-        heads: "title", "heading", "lead", and "next", the heading of `sentences`.
+        heads: texts with the keys "title", "heading", "lead", and "next" (heading of `sentences`).
         tiles: the most important numbers.
-        sentences: advice that follows from them.
-        sections: charts and tables behind them.
+        sentences: advice.
+        sections: charts and tables with details.
         provenance: tables of the files, seeds and versions from which the page was made.
         chart: a chart below the sentences.
     """
@@ -243,11 +243,11 @@ PARTS_OF_TIME = 40  # bars of the queue
 
 
 def request_page(found: Mapping[str, RequestSimulation]) -> str:
-    """Returns simulations of requests as HTML.
+    """Returns an HTML page on simulations of requests.
 
     Args:
-        found: at least one simulation, by the name of the plan or way that served the requests; the first is compared with the
-            last.
+        found: {name of the plan or engine default: its simulation of the same requests}, at least one; the first is compared
+            with the last.
     """
     first = next(iter(found.values())).served
     requests = first.requests

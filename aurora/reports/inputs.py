@@ -14,11 +14,11 @@ from aurora.types.options import MICRO_BATCH_COUNTS
 
 @dataclass(frozen=True)
 class Baseline:
-    """The baseline of a plan's traces: another way of serving the same requests.
+    """Baseline for a plan's traces: another way of serving the same requests.
 
     Attributes:
         name: name of that way.
-        seconds: how long it took, by kind of trace ("predicted" or "measured").
+        seconds: its seconds, by kind of trace ("predicted" or "measured").
     """
 
     name: str = ""
@@ -27,18 +27,18 @@ class Baseline:
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """A plan, its traces and its traffic.
+    """Inputs of a report: a plan, its traces and its traffic.
 
     Attributes:
         plan: the plan.
-        traces: (name, trace) in the sequence given; all are compared with the first.
-        profiles: the traffic, one profile for each model of the plan, or none.
-        later: newer traffic of the same models, or none.
-        without: for a report without profiles, a sentence on how to get them.
-        baseline: another way of serving, with which the last trace is compared in place of the first trace.
+        traces: (name, trace) pairs; all are compared with the first.
+        profiles: the traffic, one profile for each model of the plan; or empty.
+        later: newer traffic of the same models, to show drift; or empty.
+        without: for a report without profiles, a sentence on how to provide them.
+        baseline: another way of serving; the last trace is compared with it instead of with the first trace.
 
     Raises:
-        BadInput: if a trace or a profile is of another plan.
+        BadInput: if a trace or a profile belongs to another plan.
     """
 
     plan: Plan
@@ -62,11 +62,11 @@ class ReportInputs:
 
     @property
     def traced(self) -> tuple[str, ...]:
-        """Names under which traces list work: the models, or the micro-batches of a single model."""
+        """Names of what the plan's traces time: the models, or the micro-batches of a single model."""
         return max((self.names_in(trace) for _, trace in self.traces), key=len, default=self.models)
 
     def names_in(self, trace: Trace) -> tuple[str, ...]:
-        """Returns the names of a trace's models, or of its micro-batches if it has some."""
+        """Returns the names of a trace's models, or of its micro-batches if it has any."""
         return self.models if len(trace.names_M) == len(self.models) else trace.names_M
 
     @property

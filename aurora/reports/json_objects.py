@@ -1,4 +1,4 @@
-"""Results as JSON objects, as subcommands print them with `--json`: docs/json.md names their keys."""
+"""Results as JSON objects, which subcommands print with `--json`; docs/json.md documents the keys."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,12 +25,12 @@ Found = dict[str, Any]
 
 
 def fields_json(found: Any, names: str) -> Found:
-    """Returns a dict of those attributes of `found` whose names are in `names`, which are separated by spaces."""
+    """Returns {name: value} of the attributes of `found` listed in `names`, a space-separated string."""
     return {name: getattr(found, name) for name in names.split()}
 
 
 def rows_json(**columns: Iterable[Any]) -> list[Found]:
-    """Turns named columns of equal length into a list of dicts, one per row."""
+    """Returns named columns of equal length as a list of dicts, one per row."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -63,7 +63,7 @@ def plan_json(plan: Plan) -> Found:
 
 
 def migration_json(moved: Migration | None) -> Found | None:
-    """Returns a migration's layers, bytes and seconds, and the objective before and after; None without one."""
+    """Returns a migration's layers, bytes and seconds, and the objective before and after; None without a migration."""
     if moved is None:
         return None
     times = {"takes_s": moved.schedule.makespan_s, "bound_s": moved.schedule.fluid_bound_s}
@@ -124,7 +124,7 @@ def comparison_json(found: Comparison | None) -> Found | None:
 
 
 def placement_json(made: ReplicaPlacement) -> Found:
-    """Returns a placement by loads, in the format that `aurora export` reads."""
+    """Returns a placement that was computed from loads, in the format that `aurora export` reads."""
     loads = rows_json(max_load=made.max_load_L, mean_load=made.mean_load_L, bound=made.bound_L)
     layers = [{**placed, **load} for placed, load in zip(layers_json(made.placement), loads, strict=True)]
     return {"method": made.method, "layers": layers, "seconds": made.seconds}
@@ -150,7 +150,7 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
 
 
 def deliveries_json(seconds: Mapping[str, float], pays_from: Mapping[str, float]) -> Found:
-    """Returns the seconds of each delivery (`delivery_prices`), the bytes from which it pays, and the push to use."""
+    """Returns the seconds of each delivery (from `delivery_prices`), the bytes from which it pays off, and the push to use."""
     rows = [{"delivery": name, "seconds": took_s, "pays_from_bytes": pays_from.get(name)} for name, took_s in seconds.items()]
     return {"deliveries": rows, "push": chosen(seconds)}
 
@@ -203,7 +203,7 @@ def requests_json(found: RequestSimulation) -> Found:
 
 
 def served_requests_json(found: Mapping[str, RequestSimulation], names: Sequence[str]) -> Found:
-    """Returns the results for the same requests by each of `names`; None for one that could not serve them."""
+    """Returns {name: results for the same requests} for each of `names`; None for a name that could not serve them."""
     first = next(iter(found.values()))
     requests = first.served.requests
     tokens = {"input_tokens": requests.input_tokens_Q.sum(), "output_tokens": requests.output_tokens_Q.sum()}
@@ -213,7 +213,7 @@ def served_requests_json(found: Mapping[str, RequestSimulation], names: Sequence
 
 
 def served_json(served: ServedModel) -> Found:
-    """Returns a model's requests, tokens and times as JSON."""
+    """Returns a served model's requests, tokens and latencies."""
     ranks = [
         {"rank": rank, "requests": len(ttft_s), "ttft_s": percentiles(ttft_s), "tpot_s": percentiles(served.tpot_s_R[rank])}
         for rank, ttft_s in served.ttft_s_R.items()
@@ -223,7 +223,7 @@ def served_json(served: ServedModel) -> Found:
 
 
 def cell_json(cell: GridCell) -> Found:
-    """Returns a cell of a grid: its settings, and the gain of each way there."""
+    """Returns a cell of a grid: its settings, and the gain of each way of sharing GPUs."""
     ways = [asdict(outcome) for outcome in cell.compared.outcomes]
     own = {"winner": cell.compared.winner.way, "ways": ways, "left_out": dict(cell.compared.left_out)}
     return {**fields_json(cell, "skew bandwidth batch"), **own}

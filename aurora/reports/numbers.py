@@ -1,4 +1,4 @@
-"""Numbers for a report's charts, each computed when it is first needed: traffic, loads, runs, speed-ups."""
+"""Numbers for a report's charts, computed on first use: traffic, loads, runs, speed-ups."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,16 +37,16 @@ from aurora.types.arrays import FloatArray, IntArray, gap
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of one model's whole profile, and the loads that it causes.
+    """Traffic of one model's whole profile, and the loads that it causes, under two placements.
 
-    The first axis, B, is the placement: 0 for experts in index order, 1 for the plan.
+    Axis B is the placement: 0 for experts in index order, 1 for the plan.
 
     Attributes:
         tokens_BLGG: (2, L, G, G) int64, tokens of the dispatch from GPU to GPU, summed over its steps; zero diagonals.
         row_bytes: bytes of one token's row.
         port_s_BLG: (2, L, G) float64, seconds that each GPU's port, or the NIC that it uses, needs for the dispatch.
-        expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts; a replica takes its part of the load.
-        expert_bound_s_L: (L,) float64, lower bound on the slowest GPU's seconds for its experts, for all placements.
+        expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts; a replica computes its share of the load.
+        expert_bound_s_L: (L,) float64, lower bound, over all placements, on the slowest GPU's seconds for its experts.
     """
 
     tokens_BLGG: IntArray
@@ -63,7 +63,7 @@ def contiguous(profile: Profile) -> Placement:
 
 
 def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
-    """Computes the traffic of a profile under the model's plan and without it.
+    """Returns the traffic of a profile under the model's plan, and with experts in index order.
 
     Args:
         cluster: the plan's cluster.
@@ -102,7 +102,7 @@ def _served_EG(profile: Profile, layer: int, model: ModelPlan, placement: Placem
 
 
 def planned_rows(profile: Profile, layer: int, model: ModelPlan, placement: Placement) -> IntArray:
-    """Returns (S, G, G) int64 rows of a layer's dispatch in each step of the model's all-to-all, under a given placement."""
+    """Returns (S, G, G) int64, the rows between GPUs in each step of a layer's dispatch, under a given placement."""
     split_EG = placement.split_EG(layer)
     return exchange_rows(profile, layer, split_EG, deduplicated=model.deduplicated, hierarchy=model.hierarchy)
 
@@ -113,11 +113,11 @@ def tokens_of(profile: Profile) -> float:
 
 
 def relative_loads(flows: Traffic, profile: Profile) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns loads divided by the mean of their layer: (L, E) of experts, and (L, G) of GPUs in index order and as planned.
+    """Returns loads / mean of the layer: (L, E) of experts; (L, G) of GPUs with experts in index order; (L, G) as planned.
 
     Args:
         flows: the traffic of `profile`.
-        profile: the traffic's profile. An expert's load is its tokens, a GPU's the seconds of its dispatch and its experts.
+        profile: the profile. An expert's load is its tokens; a GPU's load is its seconds for dispatch and experts.
     """
     before_LG, after_LG = flows.port_s_BLG + flows.expert_s_BLG
     experts, before, after = (
@@ -127,7 +127,7 @@ def relative_loads(flows: Traffic, profile: Profile) -> tuple[FloatArray, FloatA
 
 
 def skew(value_G: FloatArray) -> float:
-    """Returns the largest of (G,) values divided by their mean, minus one."""
+    """Returns max / mean - 1 of the values, value_G (G,)."""
     return gap(float(value_G.max()), float(value_G.mean()))
 
 
@@ -143,9 +143,9 @@ class Serving:
         by: origin of the numbers: "measured", "predicted", or "by the objective" if there is no run.
         name: name of the run or of the way of serving.
         seconds: seconds of all steps, of all models.
-        steps: number of steps; steps that several models make side by side count once.
+        steps: number of steps; concurrent steps of several models count once.
         tokens: tokens of all steps, of all models; None if unknown.
-        exact: whether `tokens` are the profiles' own; else they are estimated from the bytes that were sent.
+        exact: True: `tokens` are those of the profiles; False: they are estimated from the bytes that were sent.
         stage_s: by stage ("prefill", "decode"), mean seconds from a step's first event to its last; empty if unknown.
     """
 
@@ -170,7 +170,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class ReportNumbers:
-    """Numbers of a report: predictions of its plan, times of its traces, and traffic of its profiles.
+    """Numbers of a report, computed on first use: predictions, times of traces, and traffic of profiles.
 
     Attributes:
         of: the inputs of the report.
@@ -182,13 +182,13 @@ class ReportNumbers:
 
     @cached_property
     def traffic_M(self) -> tuple[Traffic, ...]:
-        """Each model's traffic; empty without profiles."""
+        """Traffic of each model; empty without profiles."""
         pairs = zip(self.of.plan.models, self.of.profiles, strict=False)
         return tuple(traffic(self.of.plan.cluster, model, profile) for model, profile in pairs)
 
     @cached_property
     def objective_s(self) -> tuple[float, float]:
-        """Seconds of all layers by the plan's objective: (with experts in index order, with the plan); needs profiles."""
+        """Seconds of all layers by the plan's objective: (experts in index order, as planned). Needs profiles."""
         plan, profiles = self.of.plan, self.of.profiles
         ways = [contiguous(profile) for profile in profiles], [model.placement for model in plan.models]
         before_s, after_s = (float(layer_seconds(plan, way, profiles).sum()) for way in ways)
@@ -215,7 +215,7 @@ class ReportNumbers:
     def drift_M(self) -> tuple[Drift, ...]:
         """Drift of each model from the profiles to the later ones; empty without later profiles.
 
-        A drift has a loss only if the plan was made from the profile.
+        A drift has a slowdown (`loss`) only if the plan was made from the profile.
         """
         plan = self.of.plan
         pairs = zip(self.of.profiles, self.of.later, strict=False)
@@ -224,9 +224,9 @@ class ReportNumbers:
 
     @cached_property
     def sharing(self) -> WaysCompared | None:
-        """Gains that sharing the GPUs, or micro-batches, would bring a plan of one model.
+        """Simulated gains of sharing the GPUs, or of micro-batches, for a plan of one model.
 
-        None for other plans, without profiles, and where some GPU's memory does not hold an equal share of the experts.
+        None for other plans, without profiles, and if some GPU's memory cannot hold an equal share of the experts.
         """
         if self.of.plan.colocated or not self.of.profiles:
             return None
@@ -237,7 +237,7 @@ class ReportNumbers:
 
     @cached_property
     def shared(self) -> tuple[Summary, ApartSeconds] | None:
-        """Models that share the GPUs, simulated on the given traffic: at the same time, and one after the other.
+        """Simulation of models that share the GPUs: (summary at the same time, seconds one after the other).
 
         None for plans of one model and without profiles.
         """
@@ -248,7 +248,7 @@ class ReportNumbers:
 
     @cached_property
     def control(self) -> dict[str, ControlReport]:
-        """Reports of the controllers in all traces, by the model's name; a number is added if a name has several reports."""
+        """Controller reports in all traces, by model name; a number is appended if a model has several reports."""
         reports = [report for _, trace in self.of.traces for report in trace.control_M]
         models = [report.model for report in reports]
         names = [model if models.count(model) == 1 else f"{model} ({i})" for i, model in enumerate(models)]
@@ -256,17 +256,17 @@ class ReportNumbers:
 
     @cached_property
     def summaries(self) -> tuple[Summary, ...]:
-        """Each trace's summary."""
+        """Summaries of the traces, in sequence."""
         return tuple(summarise(trace, self.of.plan.cluster) for _, trace in self.of.traces)
 
     @cached_property
     def bars(self) -> tuple[Bars, ...]:
-        """Returns, for each trace, the pieces of its ranks' time that the timeline draws."""
+        """Bars of each trace: the intervals that the timeline draws."""
         return tuple(bars(trace) for _, trace in self.of.traces)
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """The first predicted trace compared with the first measured one; None unless there are both."""
+        """Comparison of the first predicted with the first measured trace; None unless both exist."""
         if self.predicted is None or self.measured is None:
             return None
         return compare(self.of.traces[self.predicted][1], self.of.traces[self.measured][1])
@@ -361,7 +361,7 @@ class ReportNumbers:
 
     @cached_property
     def other_traffic(self) -> str | None:
-        """Sentence that the first predicted and the first measured trace have too different traffic to be compared.
+        """Sentence on why first predicted and first measured trace cannot be compared: their traffic differs too much.
 
         None if they can be compared.
         """

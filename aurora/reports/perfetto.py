@@ -1,4 +1,4 @@
-"""Traces as Chrome trace events, which ui.perfetto.dev opens: ranks are processes, models and their transfers tracks.
+"""Traces as Chrome trace events for ui.perfetto.dev: ranks are processes; models and their transfers are tracks.
 
 Source: the Trace Event Format's phases M (names), X (slices), s and f (flows), i (instants) and C (counters); times in
 microseconds.
@@ -25,14 +25,14 @@ AFTER_LAYERS = -1
 
 
 def perfetto(inputs: ReportInputs, packed: bool = False) -> bytes:
-    """Returns one Perfetto file of all traces; each begins at time zero.
+    """Returns the content of one Perfetto file with all traces, each beginning at time zero.
 
     Args:
         inputs: the traces, and the names of the plan's models.
-        packed: whether to compress it with gzip.
+        packed: True: compress it with gzip.
 
     Returns:
-        The file's content, the same at every call.
+        The content, the same bytes for the same inputs.
 
     Raises:
         BadInput: if there is no trace.

@@ -30,7 +30,7 @@ LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
 
 
 def gap_line(plan: Plan) -> str:
-    """Returns a sentence on a plan's time, the most useful of its lower bounds, and the gap between them."""
+    """Returns a sentence with a plan's time, the most useful of its lower bounds, and the gap between them."""
     took = f"{plan.objective} objective {seconds(plan.objective_s)}{estimated(plan.between_s)}"
     bound_s, of = _headline(plan)
     if bound_s is None:
@@ -39,7 +39,7 @@ def gap_line(plan: Plan) -> str:
 
 
 def gap_text(plan: Plan) -> str:
-    """Returns the gap in `gap_line` as text; a dash if it has none."""
+    """Returns the gap of `gap_line` as text; a dash if there is no useful bound."""
     bound_s, of = _headline(plan)
     kind = " without replicas" if of == ONCE else ""
     return DASH if bound_s is None else percent(gap(plan.objective_s, bound_s)) + kind
@@ -54,7 +54,7 @@ def _headline(plan: Plan) -> tuple[float | None, str]:
 
 
 def bound_lines(plan: Plan) -> Iterator[str]:
-    """Yields lines on the further bounds of a plan's objective, and on the windows and links that the objective counts."""
+    """Yields lines on further bounds of a plan's objective, and on the windows and links that the objective includes."""
     counted = {"mean": "the mean of", "cvar": "the worse half of", "worst": "the worst of"}.get(plan.options.aim, "all")
     if not plan.colocated and not hierarchical(plan):
         yield f"the objective is over {counted} windows, or of domains with their windows added up"
@@ -68,7 +68,7 @@ def bound_lines(plan: Plan) -> Iterator[str]:
 
 
 def estimated(between_s: tuple[float, float] | None) -> str:
-    """Returns the text behind estimated seconds, which tells the two values between which they lie; empty for None.
+    """Returns a suffix for estimated seconds with their lower and upper limit, `between_s`; empty for None.
 
     Seconds are estimated if a profile has only counts of (token, expert) pairs.
     """
@@ -76,12 +76,12 @@ def estimated(between_s: tuple[float, float] | None) -> str:
 
 
 def hierarchical(plan: Plan) -> bool:
-    """Returns whether a model's all-to-alls are hierarchical."""
+    """Returns True if the all-to-alls of any of the plan's models are hierarchical."""
     return any(model.hierarchy is not None for model in plan.models)
 
 
 def expectation_lines(plan: Plan) -> list[str]:
-    """Returns lines on a plan's expected time on traffic that it has not seen, and on the gain of one more slot per GPU."""
+    """Returns lines on a plan's expected time on traffic other than its profile, and on the gain of one more slot per GPU."""
     lines = []
     if plan.unseen_s is not None and plan.unseen_loss is not None:
         longer = f"{percent(abs(plan.unseen_loss))} {'longer' if plan.unseen_loss >= 0 else 'shorter'}"
@@ -97,12 +97,12 @@ def expectation_lines(plan: Plan) -> list[str]:
 
 
 def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Table:
-    """Returns a table of each model's layers: the predicted time of a dispatch that carries all windows at once.
+    """Returns a table with one row per model and layer: the predicted time of a dispatch that carries all windows at once.
 
     Args:
         plan: the plan to show.
-        most: number of layers to show, the slowest or with `explain` those with the largest gaps; None: all.
-        explain: whether to show the bounds of each dispatch and the gaps to them.
+        most: number of layers to show: the slowest, or with `explain` the ones with the largest gaps; None: all.
+        explain: True: show the bounds of each dispatch, and the gaps to them.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
     on_fabric = plan.cluster.fabric is not None
@@ -122,7 +122,7 @@ def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Ta
 
 
 def move_table(move: "Migration") -> Table:
-    """Returns a table of a migration: the bytes of weights that travel, how long it takes, and what it saves."""
+    """Returns a table of a migration: moved bytes of weights, seconds, and saved time."""
     columns: Columns = {"bytes": str, **dict.fromkeys(("takes", "bound", "objective before", "as planned", "after"), seconds)}
     times = (move.schedule.makespan_s, move.schedule.fluid_bound_s, move.kept_s, move.planned_s, move.moved_s)
     title = f"moving from the plan in force: layers {', '.join(map(str, move.layers)) or 'none'}"
@@ -130,12 +130,12 @@ def move_table(move: "Migration") -> Table:
 
 
 def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = None) -> Table:
-    """Returns a table of a plan's times on other traffic, beside those of a plan made for that traffic.
+    """Returns a table of a plan's times on other traffic, beside the times of a plan made for that traffic.
 
     Args:
         plan: the plan.
         evaluation: the evaluation of `plan` on the other traffic.
-        most: number of layers to show, with the largest losses in dispatch; None: all.
+        most: number of layers to show, with the largest slowdowns of the dispatch; None: all.
     """
     own, served_s = evaluation.own, float(evaluation.served_s_L.sum())
     times = ("objective of the layer", "dispatch in the plan's order", "in its own plan")
@@ -155,7 +155,7 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
 
 
 def order_table(schedules: Sequence[Schedule]) -> Table:
-    """Returns a table of schedules: makespan, bounds, and the gap to the fluid bound or, if that is larger, the cut bound."""
+    """Returns a table of schedules: makespan, bounds, and the gap to the larger of fluid bound and cut bound."""
     bounds = ("fluid bound", "one-to-one bound", *(("cut bound",) if any(one.cut for one in schedules) else ()))
     times = dict.fromkeys(("makespan", *bounds), seconds)
     rows = []
@@ -168,9 +168,9 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
 
 
 def delivery_table(seconds_by_name: Mapping[str, float], pays_from: Mapping[str, float]) -> Table:
-    """Returns a table of the seconds of each way to deliver an all-to-all, and the bytes from which an order pays.
+    """Returns a table of the seconds of each delivery of an all-to-all, and the bytes from which an order pays off.
 
-    Args: as `aurora.planner.network.delivery.delivery_prices` returns them.
+    Args: the result of `aurora.planner.network.delivery.delivery_prices`.
     """
     rows = []
     for name, took_s in seconds_by_name.items():
@@ -187,7 +187,7 @@ def cut_line(cut: Cut) -> str:
 
 
 def worst_cut(plan: Plan) -> str | None:
-    """Returns a line on what limits the plan's slowest all-to-all on its fabric; None without a fabric."""
+    """Returns a line on the links that limit the plan's slowest all-to-all; None without a fabric."""
     models = zip(_names(plan), plan.models, strict=True)
     cuts = [(cut, name, layer) for name, model in models for layer, cut in enumerate(model.cut_L)]
     if not cuts:
@@ -222,7 +222,7 @@ def gantt(schedule: Schedule, ranks: int, width: int) -> str:
 
 
 def layout_table(layout: ReplicaPlacement) -> Table:
-    """Returns a table of each layer's largest load on a GPU, beside its mean, bound and gap."""
+    """Returns a table of each layer's largest GPU load, beside mean, lower bound and gap."""
     columns: Columns = {
         "layer": str,
         **dict.fromkeys(("max load", "mean load"), "{:.6g}".format),
@@ -241,13 +241,13 @@ def layout_table(layout: ReplicaPlacement) -> Table:
 
 
 def slots_lines(made: ReplicaPlacement, have: GpuSlots, target: float, needed: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Yields a line for each layer on the slots that it needs for a target of mean load / largest load.
+    """Yields one line per layer on the slots that it needs to reach `target`.
 
     Args:
         made: the placement in the present slots.
         have: the present slots.
-        target: mean load / largest load.
-        needed: for each layer a lower bound on the slots that are needed, and a number that is enough; empty: no lines.
+        target: mean load / largest load to be reached.
+        needed: for each layer, (lower bound on the needed slots, a sufficient number of slots); empty: no lines.
     """
     for layer, (fewest, enough) in enumerate(needed):
         now, most = (
@@ -270,18 +270,18 @@ def survive_lines(
     nodes: int | None,
     fixed: int,
 ) -> Iterator[str]:
-    """Yields lines on the fewest slots with which every expert survives any `failures` failures, and on the cost in balance.
+    """Yields lines on the fewest slots with which every expert survives any `failures` failures, and on the balance there.
 
     Args:
-        made: the placement in the fewest slots, or in those that the user gave.
-        alone: a placement of the same experts without copies against failures.
+        made: the placement in the fewest slots, or in the slots that the user gave.
+        alone: a placement of the same experts without replicas for failures.
         more: placements like `made` with one slot per GPU more than the fewest, with two more, and so on.
-        target: mean load / largest load that is enough.
+        target: mean load / largest load that is sufficient.
         experts: number of experts.
         failures: number of GPUs or nodes that may fail.
         fewest: the fewest slots per GPU.
         nodes: number of nodes, which fail as a whole; None: GPUs fail.
-        fixed: a fixed number of redundant experts, to compare with.
+        fixed: a fixed number of redundant experts, for comparison.
     """
     gpus, what, copies = made.placement.gpus, "GPUs" if nodes is None else "nodes", failures + 1
     yield (
@@ -350,11 +350,11 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: 
 
 
 def drift_table(drift: "Drift", most: int | None = None) -> Table:
-    """Returns a table of the drift in each layer, beside the drift that chance alone would show.
+    """Returns a table of the drift in each layer, beside the drift that chance alone explains.
 
     Args:
         drift: the drift between two profiles.
-        most: number of layers to show, the furthest apart; None: all.
+        most: number of layers to show, with the largest drift; None: all.
     """
     parts = ("total variation", "by chance up to", f"overlap of the {drift.hot} hottest")
     layers = zip(drift.variation_L.tolist(), drift.noise_L.tolist(), drift.overlap_L.tolist(), strict=True)
@@ -380,7 +380,7 @@ def cluster_table(cluster: Cluster) -> Table:
 
 
 def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
-    """Returns a table of each pair's rate and start-up time: senders down, receivers across.
+    """Returns a table of each pair's rate and start-up time: one row per sender, one column per receiver.
 
     Args:
         rate_Bps_GG: (G, G) float64, bytes per second from each rank to each.
@@ -399,7 +399,7 @@ def curves_table(model: str, kinds: CurvesByKind) -> Table:
 
     Args:
         model: the model's name, for the title.
-        kinds: by kind of GPU and phase, a curve.
+        kinds: compute curves, by kind of GPU and phase.
     """
     rows = [
         (kind, 1 << power, *(float(phases[phase](1 << power)) for phase in PHASES))
@@ -414,8 +414,8 @@ def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Ta
     """Returns two tables per layer: the terms of its time, and the slowest GPU of each term with its phases and experts.
 
     Args:
-        plan: the plan that was explained.
-        explained: what `explain` returned for it.
+        plan: the plan.
+        explained: the result of `explain` for the plan.
     """
     return [table for one in explained for table in (_terms(plan, one), _gpus(plan, one))]
 
@@ -453,7 +453,7 @@ def _gpus(plan: Plan, one: LayerExplanation) -> Table:
 
 
 def padding_line(made: Export, added_bytes_G: IntArray | None) -> str:
-    """Returns a line on the replicas, and their bytes, that the export added because the engine needs equally many slots.
+    """Returns a line on the replicas, and their bytes, that an export added because the engine needs equal slots per GPU.
 
     Args:
         made: the export.

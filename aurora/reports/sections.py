@@ -19,7 +19,7 @@ EXPERT_SCALE = 0.01  # of a layer's mean: what one step of a packed load stands 
 
 
 def experts_section(found: ReportNumbers) -> Section:
-    """Returns the section with heat maps of all layers at once: the load of each expert, and of each GPU before and after."""
+    """Returns the section with heat maps over all layers: load of each expert, and of each GPU without and with the plan."""
     text = (
         "The first map shows the tokens of each expert in every layer. The other two show the time of each GPU for the "
         "dispatch and its experts: with experts in index order, and as planned. Colours show the load relative"
@@ -90,7 +90,7 @@ def traffic_section(found: ReportNumbers) -> Section:
 
 
 def loads_section(found: ReportNumbers) -> Section:
-    """Returns the section on ports and experts of each GPU, and the busiest ports of all layers."""
+    """Returns the section on the port and expert load of each GPU, and on the busiest ports of all layers."""
     text = (
         "The charts show the time that ports and experts need for the whole profile. No order of the dispatch is faster than "
         "its busiest port. No placement makes the experts of the slowest GPU faster than the dashed bound."
@@ -183,7 +183,7 @@ WAYS = ("dispatch", "combine")
 
 
 def schedule_section(found: ReportNumbers) -> Section:
-    """Returns the section on the transfers of each port: for the whole profile as planned, and for each trace's first step."""
+    """Returns the section on each port's transfers: of the whole profile as planned, and of each trace's first step."""
     text = "The chart shows the transfers of one all-to-all over time. Colours and numbers name the other end of a transfer."
     gpus = found.of.gpus
     shown: dict[str, list[list[list[Frame]]]] = {}
@@ -242,7 +242,7 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
 
 
 def timeline_section(found: ReportNumbers) -> Section:
-    """Returns the section with a timeline of each rank's computing and exchanging, a view per trace, measured ones first."""
+    """Returns the section with timelines of each rank's compute and exchanges: one view per trace, measured traces first."""
     title = "Interleaving" if len(found.of.traced) > 1 else "Timeline"
     text = "The chart shows when each rank computes, exchanges and waits. A bar is a part of one phase of one layer."
     if not found.of.traces:
@@ -300,7 +300,7 @@ def _tracks(view: int, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatA
 
 
 def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
-    """Returns the tables of a rank's seconds by phase and trace, and of prediction against measurement if there are both."""
+    """Returns tables of a rank's seconds by phase and trace and, if both exist, of prediction against measurement."""
     heads = ("phase", *(name for name, _ in found.of.traces))
     rows = [(phase, *(seconds(summary.phases[phase]) for summary in found.summaries)) for phase in TIMED_PHASES]
     rows.append(("start to end", *(seconds(summary.seconds) for summary in found.summaries)))
@@ -311,7 +311,7 @@ def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
 
 
 def placement_section(found: ReportNumbers) -> Section:
-    """Returns the section on the experts of each GPU; with replicas also on replica counts and on survival of lost GPUs."""
+    """Returns the section on the experts of each GPU; with replicas, also on replica counts and survival of GPU failures."""
     plan = found.of.plan
     rows = []
     for name, model in zip(found.of.models, plan.models, strict=True):
@@ -363,7 +363,7 @@ SERIES = (("balancedness", "now"), ("expected", "expected"))
 
 
 def decisions_section(found: ReportNumbers) -> Section | None:
-    """Returns the section on the controllers' decisions, by which placements followed the traffic; None if no trace has any."""
+    """Returns the section on the controllers' decisions to adapt placements to traffic; None if no trace has decisions."""
     reports = found.control
     if not reports:
         return None

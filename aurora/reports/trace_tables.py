@@ -18,7 +18,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentiles(seconds_X: FloatArray | Sequence[float]) -> dict[str, float | None]:
-    """Returns percentiles of seconds by their names, such as "p99"; the values are None if there are no seconds.
+    """Returns {name: percentile of the seconds}, with names such as "p99"; values are None if there are no seconds.
 
     Args:
         seconds_X: (X,) float64.
@@ -28,11 +28,11 @@ def percentiles(seconds_X: FloatArray | Sequence[float]) -> dict[str, float | No
 
 
 def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
-    """Returns a table of simulations of the same requests, a column for each.
+    """Returns a table of simulations of the same requests, one column per simulation.
 
     Args:
-        found: simulations by the name of the plan or way that served the requests; with two of them a further column compares
-            the first with the second.
+        found: {name of the plan or engine default: its simulation}; with two, a further column compares the first with the
+            second.
     """
     requests = next(iter(found.values())).served.requests
     inputs, outputs = (int(tokens_Q.sum()) for tokens_Q in (requests.input_tokens_Q, requests.output_tokens_Q))
@@ -67,7 +67,7 @@ def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
     """Returns sentences on simulations of the same requests: growing queues, the error of interpolated steps, and assumptions.
 
     Args:
-        found: simulations by the name of the plan or way that served the requests.
+        found: {name of the plan or engine default: its simulation}.
     """
     lines = []
     for name, each in found.items():
@@ -93,13 +93,13 @@ class ServedModel:
     """Requests and tokens of one model in a run.
 
     Attributes:
-        model: its name.
-        requests: number of its requests that have at least one token.
-        finished: number of its requests whose answers are complete.
+        model: name of the model.
+        requests: number of its requests with at least one generated token.
+        finished: number of its requests with complete answers.
         tokens_per_s: generated tokens / seconds of serving.
         tokens_per_s_with_start: generated tokens / seconds with the start-up before serving.
-        ttft_s_R: by rank, seconds from the arrival of each request to its first token.
-        tpot_s_R: by rank, seconds from one token of an answer to the next.
+        ttft_s_R: for each rank, seconds from the arrival of each request to its first token.
+        tpot_s_R: for each rank, seconds from each token of an answer to the next.
     """
 
     model: str
@@ -112,12 +112,12 @@ class ServedModel:
 
     @property
     def ttft_s(self) -> list[float]:
-        """Times to first token of the requests of all ranks."""
+        """Time to first token of every request, over all ranks."""
         return [*chain(*self.ttft_s_R.values())]
 
     @property
     def tpot_s(self) -> list[float]:
-        """Times per output token of the requests of all ranks."""
+        """Time between consecutive tokens of every answer, over all ranks."""
         return [*chain(*self.tpot_s_R.values())]
 
 
@@ -151,7 +151,7 @@ def _p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
 
 
 def rank_lines(models: Sequence[ServedModel]) -> Iterator[str]:
-    """Yields, for each model that several ranks served, a line on the ranks with the shortest and longest TTFT and TPOT.
+    """Yields one line per model served by several ranks, on the ranks with the shortest and longest TTFT and TPOT.
 
     Args:
         models: the results of each model.
@@ -170,11 +170,11 @@ def rank_lines(models: Sequence[ServedModel]) -> Iterator[str]:
 def summary_table(
     summary: Summary, bounded: bool = True, most: int | None = None, between_s: tuple[float, float] | None = None
 ) -> Table:
-    """Returns a table of each layer: its seconds, those of the busiest port in its exchanges, and a rank's mean waiting.
+    """Returns a table with one row per layer: its seconds, exchange seconds of the busiest port, and mean waiting of a rank.
 
     Args:
         summary: the summary of a trace.
-        bounded: whether to show fluid bounds and gaps, which hold only if the run's ports had the cluster's rates.
+        bounded: True: show fluid bounds and gaps, which are valid only if the run's ports had the cluster's rates.
         most: number of layers to show, the slowest; None: all.
         between_s: lower and upper limit of the run's seconds, if they are estimated from counts; None: they are exact.
     """
@@ -194,7 +194,7 @@ def summary_table(
 
 
 def models_table(summary: Summary) -> Table | None:
-    """Returns a table of the time, the steps and the time per output token of each model or micro-batch; None for a single one.
+    """Returns a table of seconds, steps and TPOT of each model or micro-batch; None if there is only one.
 
     Args:
         summary: the summary of a trace.
@@ -216,7 +216,7 @@ def models_table(summary: Summary) -> Table | None:
 
 
 def comparison_table(found: Comparison) -> Table:
-    """Returns a table of predicted and measured seconds by phase and in all; the caption gives the errors of single cases."""
+    """Returns a table of predicted and measured seconds, by phase and in total; its caption has the errors of single cases."""
     kinds = (("network", found.network), ("compute", found.compute))
     caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
     if found.unmatched:
@@ -242,7 +242,7 @@ def _case_line(errors: CaseErrors) -> str:
 
 
 def control_line(report: ControlReport) -> str:
-    """Returns a line that sums up a controller's windows and decisions."""
+    """Returns a line that summarises a controller's windows and decisions."""
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda each: -each[1]))
     parts = [f"{report.model}: {'dry run, ' if report.dry_run else ''}{report.windows} windows; decisions: {counts or 'none'}"]
     if report.balancedness is not None:

@@ -1,8 +1,8 @@
-"""Times of a Trace: the one definition of every figure that tables, charts, JSON and advice show of it.
+"""Times of a Trace: definitions of all figures that tables, charts, JSON and advice show of it.
 
-A transfer is under way from the time when both of its ends are ready. A phase's seconds on a rank are the time in which at
-least one of its events is under way there. Time between a rank's events is waiting: for a peer, the port, or the GPU. The time
-of an exchange is that of the port direction that is busy with it longest, so waiting for late ranks is no network time.
+A transfer starts when both sender and receiver are ready. A phase's seconds on a rank are the time in which at least one of its
+events is active there. Time between a rank's events is waiting: for a peer, the port, or the GPU. The time of an exchange is
+that of the port direction that is busy with it longest, so waiting for late ranks is not network time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ TOUCHING = 1e-9  # of the whole: what begins so soon after another's end touches
 
 @dataclass(frozen=True)
 class TransferSpans:
-    """The transfers of one all-to-all, in the order of their starts.
+    """Transfers of one all-to-all, sorted by start time.
 
     Attributes:
         src_X, dst_X: (X,) int64, sending and receiving ranks.
@@ -55,18 +55,18 @@ class TransferSpans:
 
 
 def planned(order: Order, bytes_SGG: IntArray, cluster: Cluster) -> TransferSpans:
-    """Returns the predicted transfers of an order, if all ranks begin at the same time.
+    """Returns the predicted transfers of an order, with all ranks starting at the same time.
 
     Args:
         order: the order of the all-to-all.
-        bytes_SGG: (S, G, G) int64, bytes from each rank to each in each step.
+        bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
         cluster: the GPUs and their network.
     """
     return whole(timed_steps(order, bytes_SGG, cluster.network))
 
 
 def whole(schedule: Schedule) -> TransferSpans:
-    """Returns a schedule's transfers; pieces of one transfer that follow each other without a break are merged."""
+    """Returns a schedule's transfers; adjacent pieces of one transfer are merged."""
     ranks = int(max(schedule.src_X.max(initial=0), schedule.dst_X.max(initial=0))) + 1
     pair_X = schedule.src_X * ranks + schedule.dst_X
     row_X, first, start_s, end_s = union(pair_X, schedule.start_s_X, schedule.end_s_X)
@@ -78,13 +78,13 @@ def whole(schedule: Schedule) -> TransferSpans:
 
 
 def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster: Cluster) -> TransferSpans:
-    """Returns one all-to-all of a trace as its senders saw it, from its first transfer's start.
+    """Returns the transfers of one all-to-all of a trace, by the senders' events; times count from its first transfer.
 
     Args:
         trace: a predicted or measured trace.
         model, step, layer: index of the model, of the step and of the MoE layer.
         phase: "dispatch" or "combine".
-        cluster: the GPUs, whose port rates give the bound.
+        cluster: the GPUs, whose port rates determine the bound.
     """
     rows = trace.sent_X & (trace.model_X == model) & (trace.step_X == step) & (trace.layer_X == layer)
     rows &= trace.phase_X == TRACE_PHASES.index(phase)
@@ -98,15 +98,14 @@ def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster:
 
 
 def union(key_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-    """Merges intervals of the same key that overlap or touch.
+    """Merges overlapping or adjacent intervals of the same key.
 
     Args:
         key_X: (X,) int64 the key of each interval.
         start_X, end_X: (X,) start and end of each interval.
 
     Returns:
-        The rows sorted by key and start, (X,) int64; the index in them at which each merged interval begins; and the start and
-        end of each merged interval.
+        (row indices sorted by key and start, (X,) int64; for each merged interval, its first index into them; starts; ends).
     """
     slack = TOUCHING * (end_X.max(initial=0.0) - start_X.min(initial=np.inf)) if len(key_X) else 0.0
     row_X = np.lexsort((start_X, key_X))
@@ -120,7 +119,7 @@ def union(key_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> tuple[IntA
 
 
 def interval_colouring(track_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> IntArray:
-    """Assigns levels to intervals such that those which overlap on one track have different levels, with the fewest levels.
+    """Assigns levels to intervals, such that overlapping intervals on a track have different levels, with the fewest levels.
 
     It is the greedy colouring of an interval graph.
 
@@ -152,13 +151,13 @@ COMPUTE_INDICES = tuple(map(TIMED_PHASES.index, COMPUTE))
 
 @dataclass(frozen=True)
 class Bars:
-    """Pieces of the ranks' time (bars of a timeline), sorted by start. Pieces of one model, rank and phase do not overlap.
+    """Bars of a timeline: intervals of the ranks' time, sorted by start. Bars of one model, rank and phase do not overlap.
 
     Attributes:
-        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, rank, model, step, layer and phase of each piece; phases by their
-            index in TIMED_PHASES. A rank's waiting belongs to the step and layer of the event that ends it.
-        bytes_X: (X,) int64, bytes that the rank sends in the piece.
-        start_s_X, end_s_X: (X,) float64, seconds since the start of the first piece.
+        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, rank, model, step, layer and phase of each bar; phases as index
+            in TIMED_PHASES. A rank's waiting belongs to the step and layer of the event that ends it.
+        bytes_X: (X,) int64, bytes that the rank sends during the bar.
+        start_s_X, end_s_X: (X,) float64, seconds since the start of the first bar.
     """
 
     rank_X: IntArray
@@ -171,7 +170,7 @@ class Bars:
     end_s_X: FloatArray
 
     def first_steps(self, most: int) -> "Bars":
-        """Returns the bars of the first whole steps that have at most `most` bars together; at least one step."""
+        """Returns the bars of the first n whole steps, for the largest n with at most `most` bars in total, but at least 1."""
         upto = np.bincount(self.step_X).cumsum()
         kept = self.step_X < max(1, int((upto <= most).sum()))
         return Bars(*(column[kept] for column in vars(self).values()))
@@ -179,13 +178,13 @@ class Bars:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One MoE layer of one model, summed over all steps.
+    """Times of one MoE layer of one model, summed over all steps.
 
     Attributes:
         model, layer: the model's name and the index of the MoE layer.
         seconds: seconds from the layer's first event in a step to its last.
-        dispatch_s, combine_s: seconds of the exchanges, as `case_seconds` has them.
-        waiting_s: seconds that a rank waits, the mean over ranks.
+        dispatch_s, combine_s: seconds of the exchanges, as defined in `case_seconds`.
+        waiting_s: seconds that a rank waits, mean over ranks.
         bound_s: fluid bound of the same transfers, in seconds, dispatch plus combine.
     """
 
@@ -205,11 +204,11 @@ class LayerSummary:
 
 @dataclass(frozen=True, eq=False)
 class ModelSummary:
-    """The steps of one model, or of one micro-batch of a model.
+    """Step times of one model, or of one micro-batch of a model.
 
     Attributes:
-        model: its name.
-        begins_s_T, ends_s_T: (T,) float64, when its steps begin and end, in seconds from the start of the run.
+        model: name of the model or micro-batch.
+        begins_s_T, ends_s_T: (T,) float64, start and end of its steps, in seconds from the start of the run.
     """
 
     model: str
@@ -218,7 +217,7 @@ class ModelSummary:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start of its first step to the end of its last."""
+        """Seconds from the start of the first step to the end of the last."""
         return float(self.ends_s_T.max(initial=0.0) - self.begins_s_T.min(initial=self.ends_s_T.max(initial=0.0)))
 
     @property
@@ -228,21 +227,21 @@ class ModelSummary:
 
     @property
     def between_s_X(self) -> FloatArray:
-        """(T - 1,) float64, seconds from the end of a step to the end of the next: the time per token of a request in both."""
+        """(T - 1,) float64, seconds from the end of each step to the end of the next: TPOT of requests in both steps."""
         return np.diff(self.ends_s_T)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A trace in numbers.
+    """Key figures of a trace.
 
     Attributes:
         kind: "predicted" or "measured".
         seconds: seconds from the first event of the run to the last.
-        phases: for each of TIMED_PHASES, the seconds in which at least one model of a rank is in it, as the mean over ranks. A
-            rank counts as waiting while no model is in another phase. For a single model the phases add up to the time from a
+        phases: for each of TIMED_PHASES, the seconds in which at least one model of a rank is in it, mean over ranks. A rank
+            counts as waiting while no model is in another phase. For a single model, the phases add up to the time from a
             rank's first event to its last.
-        exchanging_s, computing_s: the same for the union of the phases EXCHANGES, and of COMPUTE.
+        exchanging_s, computing_s: seconds, in the same sense, in any of the phases EXCHANGES, and in any of COMPUTE.
         utilisation_G: (G,) float64, compute time of each rank divided by the seconds of the run.
         layers: one LayerSummary per layer, by model and then by layer.
         models: one ModelSummary per model, or micro-batch.
@@ -264,19 +263,16 @@ class Summary:
 
     @property
     def exchange_gap(self) -> float:
-        """Seconds of all exchanges of the run, divided by the sum of their fluid bounds, minus one."""
+        """Seconds of all exchanges of the run / sum of their fluid bounds - 1."""
         return gap(sum(x.dispatch_s + x.combine_s for x in self.layers), sum(x.bound_s for x in self.layers))
 
 
 def summarise(trace: Trace, cluster: Cluster) -> Summary:
-    """Summarises a trace.
+    """Returns the key figures of a trace: seconds of the run, of layers and of models, and the ranks' utilisation.
 
     Args:
         trace: a predicted or measured trace.
-        cluster: the GPUs, whose ports, and NICs of servers, give the bounds.
-
-    Returns:
-        The run's, each layer's and each model's seconds, and each rank's utilisation.
+        cluster: the GPUs, whose ports and server NICs determine the bounds.
     """
     found, (case_C4, case_s_C) = bars(trace), case_seconds(trace)
     length_X, computing = found.end_s_X - found.start_s_X, np.isin(found.phase_X, COMPUTE_INDICES)
@@ -304,18 +300,18 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
 
 
 def any_model_s(found: Bars, ranks: int, phases: Sequence[str]) -> float:
-    """Returns the seconds in which at least one model of a rank is in one of `phases`, as the mean over ranks."""
+    """Returns the seconds in which at least one model of a rank is in one of `phases`, mean over ranks."""
     rows = np.isin(found.phase_X, [TIMED_PHASES.index(phase) for phase in phases])
     _, _, start_s, end_s = union(found.rank_X[rows], found.start_s_X[rows], found.end_s_X[rows])
     return float((end_s - start_s).sum()) / ranks
 
 
 def phase_seconds(trace: Trace, found: Bars) -> tuple[dict[str, float], ...]:
-    """Returns, for each model, the seconds in each of TIMED_PHASES, as the mean over ranks.
+    """Returns, for each model, {phase: seconds} for TIMED_PHASES, mean over ranks.
 
     Args:
         trace: a predicted or measured trace.
-        found: its bars.
+        found: the bars of `trace`.
     """
     phases, models = len(TIMED_PHASES), len(trace.names_M)
     of_X, length_X = found.model_X * phases + found.phase_X, found.end_s_X - found.start_s_X
@@ -343,7 +339,7 @@ def case_seconds(trace: Trace) -> tuple[IntArray, FloatArray]:
 
 
 def bars(trace: Trace) -> Bars:
-    """Returns a trace as bars, and adds bars for waiting between them. Times count from the trace's first event."""
+    """Returns the events of a trace as bars, with bars for waiting between them. Times count from the first event."""
     keys = trace.rank_X, trace.model_X, trace.step_X, trace.layer_X, trace.phase_X
     shape = tuple(int(column.max(initial=0)) + 1 for column in keys)
     key_X = np.ravel_multi_index(keys, shape)
@@ -366,7 +362,7 @@ def bars(trace: Trace) -> Bars:
 
 
 def transfer_ends(trace: Trace) -> IntArray:
-    """Returns (F, 2) int64: for each transfer the trace's rows of its sender and receiver; unmatched rows are left out."""
+    """Returns (F, 2) int64: for each transfer, the trace rows of sender and receiver; rows without a match are omitted."""
     columns = trace.model_X, trace.step_X, trace.layer_X, trace.phase_X
     shape = (*(int(column.max(initial=0)) + 1 for column in columns), trace.ranks, trace.ranks)
     ends = []
@@ -383,7 +379,7 @@ def transfer_ends(trace: Trace) -> IntArray:
 
 
 def under_way_s(trace: Trace) -> FloatArray:
-    """Returns (X,) float64, the second at which each event begins; a transfer begins when both of its ends are ready."""
+    """Returns (X,) float64, start time of each event; a transfer starts when both sender and receiver are ready."""
     start_s_X, pair_F2 = trace.start_s_X.copy(), transfer_ends(trace)
     ready_s_F = trace.start_s_X[pair_F2].max(axis=1, initial=-np.inf)
     for row_F in pair_F2.T:
@@ -449,7 +445,7 @@ class CaseErrors:
     Attributes:
         cases: number of cases.
         median, worst: median and largest error.
-        worst_at: model, step, layer and phase of the case with the largest error, in words.
+        worst_at: text with model, step, layer and phase of the case with the largest error.
     """
 
     cases: int
@@ -460,13 +456,13 @@ class CaseErrors:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A prediction compared with a measurement.
+    """Comparison of a predicted with a measured trace.
 
     Attributes:
         predicted_s, measured_s: seconds of the whole run.
-        phases: by model, in the order of TIMED_PHASES.
-        network, compute: errors over the exchanges, and over the computed phases; None if there are none.
-        unmatched: number of cases that only one of the traces has.
+        phases: errors of the phases, by model, then in the sequence of TIMED_PHASES.
+        network, compute: errors over the exchanges, and over the compute phases; None if there are none.
+        unmatched: number of cases that occur in only one of the traces.
     """
 
     predicted_s: float
@@ -483,13 +479,13 @@ class Comparison:
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
-    """Compares a predicted with a measured trace, phase by phase and case by case.
+    """Compares a predicted with a measured trace, phase by phase and case by case (see `case_seconds`).
 
     Args:
-        predicted, measured: traces of the same models on equally many ranks.
+        predicted, measured: traces of the same models on the same number of ranks.
 
     Returns:
-        Seconds and errors by phase, and over all cases, as `case_seconds` has them.
+        Seconds and errors by phase, and over all cases.
 
     Raises:
         BadInput: if the traces are of different runs.

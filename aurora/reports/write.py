@@ -1,4 +1,4 @@
-"""Writes reports in one of several forms: a page, traces for Perfetto. A new form is a function and a line in FORMS."""
+"""Writes reports in one of several formats: a page, or traces for Perfetto. FORMS registers the formats."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ class ReportForm:
     """A file format of reports, and the function that writes it.
 
     Attributes:
-        write: called with (inputs, path, progress); writes the report to exactly this file.
-        about: description of the form, for help texts.
-        output: default name of the file.
-        needs: modules that the form imports and that come with the extra "report".
+        write: called with (inputs, path, progress); writes the report to the file `path`.
+        about: description of the format, for help texts.
+        output: default file name.
+        needs: modules that the format needs, installed by the extra "report".
     """
 
     write: Callable[[ReportInputs, Path, Progress], None]
@@ -44,15 +44,15 @@ def report(
     Args:
         plan: the plan.
         traces: predicted and measured traces of the plan, by name; all are compared with the first.
-        profiles: the traffic, one profile per model; to show drift, add as many profiles of later traffic.
+        profiles: the traffic, one profile per model; to show drift, append one profile of later traffic per model.
         output: the file to write.
         format: "html" (one page) or "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz).
-        missing_profiles: sentence for readers on why there are no profiles.
+        missing_profiles: sentence to show if there are no profiles, on how to provide them.
         baseline: as in `ReportInputs`.
         progress: called with (name of the work, amount done, whole amount).
 
     Raises:
-        BadInput: if a trace or profile is not of the plan, the format is unknown or needs a trace and has none, or the output
+        BadInput: if a trace or profile does not belong to the plan, the format is unknown or needs a trace, or the output
             cannot be written.
         MissingDependency: if a module that the format needs is not installed.
 

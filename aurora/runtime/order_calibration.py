@@ -72,17 +72,6 @@ class OrderCalibration:
         """
         return planned.opened(self.widths[method]) if method in self.widths else self.orders.get(method, planned)
 
-    def among(self, cluster: Cluster) -> "OrderCalibration":
-        """Returns a copy for another cluster, such as the surviving ranks: same seconds, orders computed for `cluster`."""
-        from aurora.planner.alltoall.registry import ORDER
-
-        ones_GG = 1 - np.eye(len(cluster), dtype=np.int64)
-        made = {
-            method: None if order is None else ORDER[method](ones_GG, cluster.network, rng=np.random.default_rng(0))
-            for method, order in self.orders.items()
-        }
-        return replace(self, orders=made)
-
     @property
     def startup_s(self) -> float:
         """Seconds of an all-to-all of the smallest size, by the fastest method."""

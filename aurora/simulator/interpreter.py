@@ -70,12 +70,12 @@ class PriorityLock:
         return self._queue.priority_waits
 
     def yield_to_priority(self, resume: Resume) -> None:
-        """Hands the lock to a waiting caller of a higher level; the holder waits again, as the next of its level."""
+        """Gives the lock to a waiting caller of a higher level; the holder waits again, as the next of its level."""
         self._resume[self._queue.give_way()] = resume
         self._wake()
 
     def release(self) -> None:
-        """Hands the lock to the next caller, or frees it."""
+        """Gives the lock to the next waiting caller, or frees it."""
         self._queue.end()
         self._wake()
 
@@ -147,11 +147,11 @@ class SimulatedPortArbiter:
         return self._port.slices.joins_M[self._model]
 
     def draw(self) -> float:
-        """Returns a virtual time at which the model can join; see `SliceSequence.draw`."""
+        """Returns a virtual time at which the model can join; see `PortSlices.draw`."""
         return self._port.slices.draw(self._model)
 
     def join(self, base: float, slices: int | None = None) -> None:
-        """Adds this model to the sequence of time slices; arguments as in `SliceSequence.join`."""
+        """Adds this model to the sequence of time slices; arguments as in `PortSlices.join`."""
         self._port.slices.join(self._model, base, slices)
         self._port.wake()
 

@@ -15,7 +15,7 @@ from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.workload.step_traffic import cut_traffic, step_profile
+from aurora.planner.workload.step_traffic import cut_traffic, drawn_windows
 from aurora.simulator.interpreter import OrderBatch, batch_orders, simulate
 from aurora.types import BARRIERS, Plan, Profile, RequestOptions, Requests
 from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
@@ -261,7 +261,7 @@ class StepPrices:
         draws = -(-DRAWN_LAYERS // all_layers)
         total_s = 0.0
         for draw in range(draws):
-            drawn = step_profile(profile, tokens_XG[draw % len(tokens_XG)], rng, self._token_level)
+            drawn = drawn_windows(profile, tokens_XG[draw % len(tokens_XG)][None], rng, self._token_level)
             plan, cut = cut_traffic(self._plan, [drawn])
             program = compile_plan(plan, self._gathered)
             program = program if len(some) == all_layers else program.at_layers([some] * len(cut))

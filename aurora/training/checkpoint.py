@@ -1,8 +1,8 @@
 """Files that training writes: checkpoints, and in the end the model for `from_pretrained` and `aurora run`.
 
-Each rank writes one shard of a checkpoint, in the background, and no rank waits for another. A shard is written under a
-temporary name, and then renamed; its final name has its number, the number of shards, and its digest. A checkpoint is whole if
-all of its shards exist and match their digests.
+Each rank writes one shard of a checkpoint in the background; ranks do not wait for each other. A shard is written under a
+temporary name, then renamed; its final name has its number, the number of shards, and its digest. A checkpoint is complete
+("whole") if all of its shards exist and match their digests.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ ROOT = 0  # the rank that writes
 
 @dataclass(frozen=True)
 class WholeCheckpoint:
-    """A checkpoint whose shards are all there.
+    """Complete checkpoint: all of its shards exist.
 
     Attributes:
-        steps: number of steps that its state has had.
+        steps: number of steps that were taken before it.
         shards: the files of the shards.
         about: values that identify the training, from `CheckpointWriter`.
     """
@@ -55,9 +55,9 @@ class WholeCheckpoint:
 
 
 class HostCopies:
-    """Copies of tensors in the host's memory.
+    """Copies tensors to host memory; from a GPU in the background.
 
-    From a GPU they are copied in the background. Work that is queued on the GPU later waits for the copies.
+    GPU work that is queued later waits for the copies.
 
     Args:
         tensors: the tensors to copy, by name, all on one device.
@@ -72,7 +72,7 @@ class HostCopies:
         self._copied = torch.cuda.current_stream().record_event() if on_gpu else None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Waits for the copies and returns them by name. May be called in another thread."""
+        """Waits for the copies, and returns them by name. May be called in another thread."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._copies
@@ -82,11 +82,11 @@ class CheckpointWriter:
     """Writes one rank's shards of a run's checkpoints.
 
     Args:
-        folder: folder of the run's checkpoints; each gets a folder in it.
+        folder: folder of the run's checkpoints; each checkpoint is a subfolder.
         about: values that identify the training, written to each shard.
 
     Attributes:
-        failures: a sentence for each shard that could not be written; training goes on.
+        failures: one sentence per shard that could not be written; training continues.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
@@ -95,9 +95,9 @@ class CheckpointWriter:
         self.failures: list[str] = []
 
     def save(self, state: TrainState, placement: Placement, rank: int) -> None:
-        """Copies this rank's part of the state, and writes it in the background. First waits until the last shard is written.
+        """Copies this rank's part of the state, and writes it in the background, after the last shard has been written.
 
-        Each expert is written by the first of the ranks that hold it, each other parameter by one of all ranks.
+        An expert is written by the first rank that holds it; the other parameters are divided over all ranks.
 
         Args:
             state: the weights and optimizer state that this rank holds.
@@ -149,14 +149,14 @@ class CheckpointWriter:
 
 
 def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeCheckpoint | None, list[str]]:
-    """Finds the newest whole checkpoint of a run.
+    """Returns the newest complete checkpoint of a run.
 
     Args:
         folder: folder of the run's checkpoints.
-        steps: take only a checkpoint with this number of steps; None: any.
+        steps: accept only a checkpoint with this number of steps; None: any.
 
     Returns:
-        The checkpoint, None if there is none; and a sentence for each newer one that is not whole.
+        (the checkpoint or None; one sentence per newer, incomplete checkpoint).
     """
     found = []
     for number, path in reversed(begun_checkpoints(folder)):
@@ -174,7 +174,7 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
 
 
 def begun_checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Returns the checkpoints of a run, whole or not, as (number of steps, folder), the newest last."""
+    """Returns (number of steps, folder) of all checkpoints of a run, complete or not, the newest last."""
     if not folder.is_dir():
         return []
     named = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
@@ -189,12 +189,12 @@ def remove_newer(folder: Path, steps: int) -> None:
 
 
 def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Sequence[int]]) -> None:
-    """Replaces a rank's state by that of a checkpoint, which may have been written by more or fewer ranks.
+    """Loads a rank's state from a checkpoint, which may have been written by more or fewer ranks.
 
     Args:
         state: the rank's state, changed in place.
         checkpoint: the checkpoint.
-        held_L: by layer, the experts that the rank holds from now on.
+        held_L: for each layer, the experts that the rank holds from now on.
 
     Raises:
         BadInput: if a tensor is missing or has another shape.
@@ -210,12 +210,12 @@ def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Seq
 def read_experts(
     state: TrainState, checkpoint: WholeCheckpoint, experts_L: Sequence[Sequence[int]]
 ) -> list[dict[int, ExpertState]]:
-    """Reads the states of some experts from a checkpoint. Returns them by layer and expert.
+    """Reads some experts' states (weights and AdamW state) from a checkpoint. Returns them by layer and expert.
 
     Args:
         state: the rank's state, for names and shapes.
         checkpoint: the checkpoint.
-        experts_L: by layer, the experts to read.
+        experts_L: for each layer, the experts to read.
 
     Raises:
         BadInput: as `restore`.
@@ -231,7 +231,7 @@ def read_experts(
 
 
 def check_same_training(checkpoint: WholeCheckpoint, about: dict[str, Any]) -> None:
-    """Raises BadInput if a checkpoint is of another training than the one that `about` (see CheckpointWriter) identifies."""
+    """Raises BadInput unless a checkpoint belongs to the training that `about` identifies; see CheckpointWriter."""
     for name, value in about.items():
         if (found := checkpoint.about.get(name)) != value:
             raise BadInput(f"{checkpoint.shards[0].parent}: was made with {name} {found}, expected {value}")
@@ -303,13 +303,13 @@ def export_model(
     Args:
         state: the state that this rank holds.
         placement: the experts of each rank.
-        transport: carries the experts to the rank that writes.
-        source: the model with which training began; its config and tokenizer are kept.
+        transport: carries the experts to rank 0, which writes.
+        source: the model with which training began; its config and tokenizer are copied.
         dtype: dtype of the weights, such as "float32".
-        folder: the folder, which is written whole or not at all.
+        folder: the folder; written completely or not at all.
 
     Raises:
-        BadInput: if the folder cannot be written; on the rank that writes.
+        BadInput: on the writing rank, if the folder cannot be written.
     """
     experts_L = [_collected(state, placement, layer, transport) for layer in range(len(state.layers))]
     if transport.rank != ROOT:

@@ -3,8 +3,7 @@
 The master is `CodedAggregator`; it keeps the answers of a round in an `AggregationRound`. A worker runs `serve_rounds`: it
 computes its batches in the newest round, and sends their sum. A pipe to each worker carries rounds, with the arguments that the
 worker does not have yet, and answers. Two threads of the master serve each pipe. So a worker that neither reads nor sends
-delays nobody, and gets the newest round when it reads again. Answers for the same batches are compared; if they differ, the
-master computes the batches itself.
+delays nobody, and gets the newest round when it reads again.
 Source: BCC (arXiv:1710.09990).
 """
 
@@ -14,19 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.errors import BadInput, RankFailed
+from aurora.elastic.processes import RankProcess, RankProcesses
+from aurora.errors import BadInput, RankFailed, first_line
 from aurora.planner.gradient_codes import GradientCode
-from aurora.runtime.distributed.launcher import RankInfo, describe_error, start_process
-from aurora.types import AggregationResult, WorkerReport
+from aurora.runtime.distributed.launcher import RankInfo, describe_error
+from aurora.types.arrays import FloatArray
 
 Array = NDArray[Any]
 Arguments = Mapping[str, Array]
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AggregationJob:
-    """Job with which workers are started: the computation of a batch, and the codes, of which each round uses one."""
+    """Arguments with which workers are started: the computation of a batch, the codes (one per round), and delays for tests."""
 
     work: Work
     codes: tuple[GradientCode, ...]
@@ -46,12 +45,12 @@ class AggregationJob:
 
 @dataclass(frozen=True)
 class Round(Generic[T]):
-    """Message to a worker that a round has begun.
+    """Message from master to worker: a round has begun.
 
     Attributes:
         number: the round's number.
         code: index of the code that it uses.
-        arguments: arguments of the computation by name: arrays at a worker, pickled arrays at the master.
+        arguments: arguments of the computation, by name: arrays at a worker, pickled arrays at the master.
     """
 
     number: int
@@ -60,7 +59,7 @@ class Round(Generic[T]):
 
 
 class Newest(Generic[T]):
-    """Slot from one thread to another that keeps only the newest value; values that were not taken in time are skipped."""
+    """Hand-over of values between two threads that keeps only the newest one; older values that were not read are lost."""
 
     def __init__(self) -> None:
         self._values = 0  # how many were put
@@ -74,18 +73,18 @@ class Newest(Generic[T]):
             self._changed.notify()
 
     def after(self, seen: int, timeout_s: float | None = None) -> tuple[int, T]:
-        """Waits, at most timeout_s, until more than `seen` values were put. Returns the number put and the newest value."""
+        """Waits, at most timeout_s, until more than `seen` values were put. Returns (number of values put, newest value)."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_after(seen), timeout_s)
             return self._values, self._newest
 
     def is_after(self, seen: int) -> bool:
-        """Returns whether more than `seen` values were put."""
+        """Returns True if more than `seen` values were put."""
         return self._values > seen
 
 
 def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
-    """Main function of a worker's process: serves rounds, and sends an unexpected error to the master."""
+    """Main function of a worker process: runs `serve_rounds`, and sends an unexpected error to the master."""
     try:
         serve_rounds(connection, rank_info.rank, job)
     except BaseException as error:
@@ -94,12 +93,12 @@ def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob)
 
 
 def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> None:
-    """Serves the newest round, again and again, until the process is killed.
+    """Computes and sends this worker's sum for each newest round, until the process is killed.
 
-    If a round ends before the worker has computed its sum, the worker sends nothing for it, and goes on with the newest round.
+    If a newer round begins before the sum is computed, the worker abandons it, and continues with the newest round.
 
     Args:
-        connection: pipe to the master; the process ends when the master is gone.
+        connection: pipe to the master; the process exits when the master closes it.
         worker: the worker's number.
         job: the work and the codes.
     """
@@ -109,29 +108,28 @@ def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> No
     while True:
         delay_s = job.delay_s(worker, newest.number) if job.delay_s else 0.0
         if not (delay_s and rounds.after(seen, delay_s)[0] > seen):
-            code, began_s, total, error = job.codes[newest.code], time.perf_counter(), None, ""
+            code, total, error = job.codes[newest.code], None, ""
             try:
                 total = weighted_sum(job.work, code, worker, newest.arguments, partial(rounds.is_after, seen))
             except Exception as failure:
-                lines = str(failure).strip().splitlines()
-                error = f"{type(failure).__name__}: {lines[0] if lines else 'no message'}"
+                error = f"{type(failure).__name__}: {first_line(failure)}"
             if not rounds.is_after(seen) and code.code_WB[worker].any():
-                connection.send(Answer(newest.number, total, time.perf_counter() - began_s, error))
+                connection.send(Answer(newest.number, total, error))
         seen, newest = rounds.after(seen)
 
 
 def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Arguments, over: Callable[[], bool]) -> Array | None:
-    """Returns the sum of the worker's batches by the code's weights; None if it holds none.
+    """Returns the sum of a worker's batch results, weighted by the code; None if it has no batches.
 
     Args:
         work: computes a batch.
-        code: tells the worker's batches and their weights.
+        code: assigns batches and weights to workers.
         worker: the worker's number.
         arguments: arguments of the round.
-        over: returns whether the round is over; if so, the sum is abandoned.
+        over: returns True once the round is over; the sum is then incomplete, and must not be sent.
 
     Raises:
-        BadInput: if batches' results have different shapes.
+        BadInput: if batch results have different shapes.
     """
     total: Array | None = None
     for batch in np.flatnonzero(code.code_WB[worker]).tolist():
@@ -147,7 +145,7 @@ def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Argumen
 
 
 def send_rounds(connection: Connection, rounds: Newest[Round[bytes] | None]) -> None:
-    """Sends a worker each new round, the newest if several came, with the arguments that changed; returns at a round None."""
+    """Sends each new round (only the newest of several) to a worker, with the arguments that changed, until a round is None."""
     sent, (seen, newest) = dict[str, bytes](), rounds.after(0)
     with suppress(OSError):  # the worker is gone
         while newest is not None:
@@ -172,7 +170,9 @@ def _receive_rounds(connection: Connection, rounds: Newest[Round[Array]]) -> Non
         os._exit(1)
 
 
-Watch = Callable[[Sequence[WorkerReport]], None]
+Watch = Callable[[Sequence[str]], None]
+WORKING, USED, NOT_NEEDED, NOT_WAITED_FOR = "working", "used", "not needed", "not waited for"
+NORMAL = (WORKING, USED, NOT_NEEDED, NOT_WAITED_FOR)  # states of workers that say nothing bad
 ROUNDING = 0.05  # how far a decoded count may be from a whole number
 
 
@@ -183,38 +183,30 @@ class Answer:
     Attributes:
         round: the round's number.
         total: weighted sum of the worker's batches; None if it failed.
-        seconds: seconds of its computation.
         error: reason of the failure; empty if there was none.
     """
 
     round: int
     total: Array | None
-    seconds: float = 0.0
     error: str = ""
 
 
-@dataclass
-class _Copies:
-    """Results of workers that hold the same batches: (result, its senders) for each different result."""
+@dataclass(frozen=True)
+class AggregationResult:
+    """The sum of one aggregation round.
 
-    versions: list[tuple[Array, list[int]]] = field(default_factory=list)
-    settled: bool = False  # whether the first version is the one that counts
-    computed: bool = False  # whether it was computed by the master
+    Attributes:
+        total: the sum over all batches, in the shape of one batch's result.
+        arrived: the workers whose messages came before the sum was known, in the order of arrival.
+        states: by worker: "used"; "not needed": it holds no batches, or others had sent their sum before; "not waited for"; or
+            a failure in words.
+        seconds: seconds of the whole round.
+    """
 
-    def add(self, worker: int, result: Array) -> None:
-        """Adds what a worker has sent."""
-        for version, senders in self.versions:
-            if _same(version, result):
-                senders.append(worker)
-                return
-        self.versions.append((result, [worker]))
-
-    def settle(self, true: Array) -> list[int]:
-        """Makes the version that is the true result the only one. Returns the workers that sent another."""
-        wrong = [worker for version, senders in self.versions if not _same(version, true) for worker in senders]
-        self.versions = [each for each in self.versions if _same(each[0], true)] or [(true, [])]
-        self.settled = self.computed = True
-        return wrong
+    total: Array
+    arrived: tuple[int, ...]
+    states: tuple[str, ...]
+    seconds: float
 
 
 class AggregationRound:
@@ -224,118 +216,68 @@ class AggregationRound:
         number: the round's number.
         code: tells the batches of each worker.
         like: an array with the sum's shape and type.
-        watch: called with the reports of all workers whenever one of them changes.
-        compute: called with a worker's number; returns the answer that it should send, computed here.
+        watch: called with the states of all workers whenever one of them changes.
     """
 
-    def __init__(self, number: int, code: GradientCode, like: Array, watch: Watch, compute: Callable[[int], Array]) -> None:
+    def __init__(self, number: int, code: GradientCode, like: Array, watch: Watch) -> None:
         self.began_s = time.perf_counter()
         self._number, self._code, self._like, self._watch = number, code, like, watch
-        self._compute = compute
-        batches_W = [tuple(np.flatnonzero(code_B).tolist()) for code_B in code.code_WB]
-        self._reports = [WorkerReport(worker, batches) for worker, batches in enumerate(batches_W)]
+        self._batches_W = [tuple(np.flatnonzero(holds_B).tolist()) for holds_B in code.holds_WB]
+        self._states = [WORKING if batches else NOT_NEEDED for batches in self._batches_W]
         self._arrived: list[int] = []
-        self._sums: dict[int, Array] = {}  # by worker, where messages are no copies of each other
-        self._copies = {} if code.needed is not None else {batches: _Copies() for batches in sorted({*batches_W} - {()})}
-        self._weights: Any = None
-        self._compute_s, self._late = 0.0, 0
+        self._sums: dict[int, Array] = {}  # by worker, the sums that are used
+        self._weights: FloatArray | None = None  # of them
 
     @property
     def determined(self) -> bool:
         """True if the answers so far determine the sum."""
-        if self._code.needed is not None:
-            return self._weights is not None
-        return all(copies.settled for copies in self._copies.values())
+        return self._weights is not None
 
     def set_state(self, worker: int, state: str) -> None:
-        """Sets the state of a worker in its report, with the present time, and calls `watch`."""
-        seconds = time.perf_counter() - self.began_s
-        self._reports[worker] = replace(self._reports[worker], state=state, seconds=seconds)
-        self._watch(self._reports)
-
-    def skip_idle(self) -> None:
-        """Marks the workers without batches as not needed, as they send nothing."""
-        for report in self._reports:
-            if not report.batches:
-                self.set_state(report.worker, "not needed")
+        """Sets the state of a worker, and calls `watch`."""
+        self._states[worker] = state
+        self._watch(self._states)
 
     def take(self, worker: int, answer: Answer) -> None:
-        """Takes a worker's answer: it is late, refused, used, or compared with answers for the same batches."""
-        if answer.round != self._number or self._reports[worker].state != "working":
-            self._late += 1
+        """Takes a worker's answer: it is late, refused, used, or a copy of one that is used."""
+        if answer.round != self._number or self._states[worker] != WORKING:
             return
         total = answer.total
         if total is None or (refusal := self._refusal(total)):
-            self.set_state(worker, f"failed: {answer.error}" if total is None else refusal)
-            self.check_recoverable()
+            self.lose(worker, f"failed: {answer.error}" if total is None else refusal)
             return
-        self._compute_s = max(self._compute_s, answer.seconds)
         self._arrived.append(worker)
-        if self._code.needed is not None:
-            self._sums[worker] = total
-            self.set_state(worker, "used")
-            self._weights = self._code.weights(self._arrived)
+        if self._code.needed is None and self._batches_W[worker] in [self._batches_W[used] for used in self._sums]:
+            self.set_state(worker, NOT_NEEDED)
             return
-        batches = self._reports[worker].batches
-        copies = self._copies[batches]
-        self.set_state(worker, "not needed" if copies.versions else "used")
-        copies.add(worker, total)
-        copies.settled = True
-        if len(copies.versions) > 1:
-            self._settle(batches)
-
-    def _settle(self, batches: tuple[int, ...]) -> None:
-        """Computes what workers of the same batches should have sent, and sets those aside that sent something else."""
-        holders = [report.worker for report in self._reports if report.batches == batches]
-        copies = self._copies[batches]
-        try:
-            true = copies.versions[0][0] if copies.computed else self._compute(holders[0])
-        except Exception as error:
-            what = f"batches {', '.join(map(str, batches))}, which workers {', '.join(map(str, holders))} hold"
-            raise RankFailed(f"aggregation: {what}, cannot be checked here: {describe_error(error)}") from None
-        for worker in copies.settle(true):
-            self._arrived.remove(worker)
-            self.set_state(worker, "wrong: sent something else than what was computed anew for its batches")
-        used = next((worker for worker in self._arrived if worker in holders), None)
-        if used is not None and self._reports[used].state == "not needed":
-            self.set_state(used, "used")
+        self.set_state(worker, USED)
+        self._sums[worker] = total
+        self._weights = self._code.weights(list(self._sums))
 
     def lose(self, worker: int, reason: str) -> None:
-        """Records that a worker's process has ended."""
-        if self._reports[worker].state == "working":
+        """Takes note that a worker sends no sum. Raises RankFailed if the sum cannot be determined without it."""
+        if self._states[worker] == WORKING:
             self.set_state(worker, reason)
+        self.check_recoverable()
 
     def check_recoverable(self) -> None:
         """Raises RankFailed if the sum would not be determined even by the answers of all workers that still compute."""
-        working = {report.batches for report in self._reports if report.state == "working"}
-        lost = [r for r in self._reports if r.batches and r.seconds is not None and r.worker not in self._arrived]
-        if not lost or self.determined:
+        possible = [*self._sums, *(worker for worker, state in enumerate(self._states) if state == WORKING)]
+        if self.determined or self._code.weights(possible) is not None:
             return
-        if self._code.needed is None:
-            gone = [batches for batches, copies in self._copies.items() if not copies.versions and batches not in working]
-            missing, recoverable = sorted(batch for batches in gone for batch in batches), not gone
-        else:
-            possible = self._arrived + [report.worker for report in self._reports if report.state == "working"]
-            missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
-            recoverable = self._code.weights(possible) is not None
-        if recoverable:
-            return
+        missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
         what = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
-        reasons = "; ".join(f"worker {report.worker} {report.state}" for report in lost)
+        reasons = "; ".join(f"worker {worker} {state}" for worker, state in enumerate(self._states) if state not in NORMAL)
         raise RankFailed(f"aggregation: {what} held by no worker that is left: {reasons}")
 
     def result(self) -> AggregationResult:
-        """The sum, once it is determined, and the report of each worker."""
-        if self._code.needed is None:
-            weighted = [(copies.versions[0][0], 1.0) for copies in self._copies.values()]
-        else:
-            pairs = zip(self._arrived, self._weights.tolist(), strict=True)
-            weighted = [(self._sums[worker], weight) for worker, weight in pairs if weight]
-        total = _decoded(weighted, self._code, self._like)
-        seconds = time.perf_counter() - self.began_s
-        reports = [replace(r, state="not waited for") if r.state == "working" else r for r in self._reports]
-        self._watch(reports)
-        return AggregationResult(total, tuple(self._arrived), tuple(reports), seconds, self._compute_s, self._late)
+        """The sum, once it is determined, and the state of each worker."""
+        assert self._weights is not None
+        weighted = list(zip(self._sums.items(), self._weights.tolist(), strict=True))
+        weighted.sort(key=lambda each: self._batches_W[each[0][0]])  # so that no bit depends on who was first
+        total = _decoded([(array, weight) for (_, array), weight in weighted], self._code, self._like)
+        states = tuple(NOT_WAITED_FOR if state == WORKING else state for state in self._states)
+        return AggregationResult(total, tuple(self._arrived), states, time.perf_counter() - self.began_s)
 
     def _refusal(self, total: Array) -> str:
         """Why a worker's sum cannot be used; empty where it can."""
@@ -345,14 +287,6 @@ class AggregationRound:
         if total.dtype.kind == "f" and not np.isfinite(total).all():
             return "refused: expected finite numbers, found NaN or infinity"
         return ""
-
-
-def _same(a: Array, b: Array) -> bool:
-    """Returns whether two results are the same: integers exactly, other numbers but for rounding."""
-    if a.dtype.kind != "f":
-        return np.array_equal(a, b)
-    largest = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
-    return bool(np.allclose(a, b, rtol=0.0, atol=largest * float(np.sqrt(np.finfo(a.dtype).eps))))
 
 
 def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
@@ -375,22 +309,29 @@ def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: 
     return counts.astype(like.dtype)
 
 
-Message = Answer | str | None  # of a worker: what it computed, why it ends, or that its pipe has ended
+class _Workers(RankProcesses):
+    """Worker processes; `rounds_W` has by worker the newest round, of which it is told, or None at the end."""
+
+    def __init__(self, job: AggregationJob, workers: int, timeout_s: float) -> None:
+        super().__init__(run_worker, (job,), workers, ("", 0), timeout_s)
+        self.rounds_W = [Newest[Round[bytes] | None]() for _ in range(workers)]
+
+    def write_to(self, member: RankProcess) -> None:
+        send_rounds(member.connection, self.rounds_W[member.rank])
 
 
 class CodedAggregator:
     """Worker processes that aggregate round after round. A context manager: no worker is left when the block ends.
 
     A worker sums its batches and sends the sum once a round. The round ends when the sums that have arrived determine the whole
-    sum. Sums of integers equal the serial sum bit for bit. Answers for the same batches that arrive before the end are
-    compared; if they differ, this process computes the batches, and the report names the workers that were wrong.
+    sum. Sums of integers equal the serial sum bit for bit.
 
     Args:
         work: picklable; called with a batch's number and the round's arguments; returns an array, always of one shape and type.
         codes: gradient codes, all for the same number of workers; each round uses one of them.
         timeout_s: seconds without any arrival after which a round fails.
         delay_s: called with (worker, round); returns the seconds that the worker waits first, to rehearse stragglers.
-        watch: called with the reports of all workers whenever one of them changes.
+        watch: called with the states of all workers whenever one of them changes.
 
     Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
     """
@@ -402,44 +343,45 @@ class CodedAggregator:
         *,
         timeout_s: float = 300.0,
         delay_s: Delay | None = None,
-        watch: Watch = lambda _reports: None,
+        watch: Watch = lambda _states: None,
     ) -> None:
-        self._count = len(codes[0].code_WB)
-        assert all(len(code.code_WB) == self._count for code in codes)
+        workers = len(codes[0].code_WB)
+        assert all(len(code.code_WB) == workers for code in codes)
         self._job = AggregationJob(work, tuple(codes), delay_s)
         self._timeout_s, self._watch = timeout_s, watch
-        self._workers: list[_Worker] = []
-        self._messages: SimpleQueue[tuple[int, Message]] = SimpleQueue()  # (worker, what it sent)
+        self._workers = _Workers(self._job, workers, timeout_s)
         self._lost: dict[int, str] = {}  # how each lost worker ended
         self._pickled: dict[str, tuple[Array, bytes]] = {}  # by name the newest version of an argument
         self._number, self._last_arrival_s = 0, 0.0
 
     def __enter__(self) -> Self:
         try:
-            for worker in range(self._count):
-                rank_info = RankInfo(worker, self._count, "", 0, self._timeout_s, worker, self._count, launched=True)
-                self._workers.append(_Worker(*start_process(rank_info, run_worker, self._job), worker, self._messages))
+            for worker in range(len(self._workers.rounds_W)):
+                self._workers.start(worker)
+            while self._workers.starting:
+                self._handle_events(self._timeout_s)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for worker in self._workers:
-            worker.end()
+        for rounds in self._workers.rounds_W:
+            rounds.put(None)
+        self._workers.close()
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """The workers whose processes have ended, and the reason of each in words."""
+        """{worker: reason as text} of the workers whose processes have ended."""
         return dict(self._lost)
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process id of each worker that was not lost."""
-        return {number: worker.process.pid for number, worker in enumerate(self._workers) if number not in self._lost}
+        """{worker: process id} of the workers that were not lost."""
+        return {worker: process.pid for worker, process in self._workers.running.items()}
 
     def aggregate(self, like: Array, arguments: Arguments | None = None, code: int = 0) -> AggregationResult:
-        """Performs one round: sums work(batch, arguments) over all batches.
+        """Runs one round: returns the sum of work(batch, arguments) over all batches, and the workers' reports.
 
         Args:
             like: an array with the sum's shape and type.
@@ -447,28 +389,38 @@ class CodedAggregator:
             code: index of the code of this round.
 
         Raises:
-            RankFailed: if the workers that are left do not determine the sum, or nothing arrives for timeout_s.
+            RankFailed: if the remaining workers cannot determine the sum, or nothing arrives for timeout_s.
         """
         self._number += 1
-        given = arguments or {}
-        told = Round(self._number, code, self._pickle(given))
-        for each in self._workers:
-            each.rounds.put(told)
-        current = AggregationRound(self._number, self._job.codes[code], like, self._watch, self._computed(given, code))
+        told = Round(self._number, code, self._pickle(arguments or {}))
+        for rounds in self._workers.rounds_W:
+            rounds.put(told)
+        current = AggregationRound(self._number, self._job.codes[code], like, self._watch)
         for worker, reason in self._lost.items():
             current.set_state(worker, reason)
-        current.skip_idle()
         current.check_recoverable()
         while not current.determined:
-            worker, message = self._next_message(current.began_s)
-            if isinstance(message, Answer):
-                self._last_arrival_s = time.perf_counter()
-                current.take(worker, message)
-            elif worker not in self._lost:
-                self._lost[worker] = self._workers[worker].how_ended() if message is None else f"failed: {message}"
-                current.lose(worker, self._lost[worker])
-                current.check_recoverable()
+            left_s = max(current.began_s, self._last_arrival_s) + self._timeout_s - time.perf_counter()
+            if left_s <= 0:
+                raise RankFailed(f"aggregation: nothing came from the workers for {self._timeout_s:g} s")
+            self._handle_events(left_s, current)
         return current.result()
+
+    def _handle_events(self, timeout_s: float, current: AggregationRound | None = None) -> None:
+        """Handles what comes from workers within timeout_s, until the round, if there is one, has its sum."""
+        for worker, event in self._workers.events(timeout_s):
+            if isinstance(event, Answer):
+                self._last_arrival_s = time.perf_counter()
+                if current is not None:
+                    current.take(worker, event)
+            elif not isinstance(event, RankProcess):
+                self._lost[worker] = self._workers.running[worker].exit_reason() if event is None else f"failed: {event}"
+                self._workers.rounds_W[worker].put(None)
+                self._workers.kill(worker)
+                if current is not None:
+                    current.lose(worker, self._lost[worker])
+            if current is not None and current.determined:
+                return
 
     def _pickle(self, arguments: Arguments) -> Mapping[str, bytes]:
         """Pickles the arguments that are new. Returns all by name, those that are not new as the same objects as before."""
@@ -476,61 +428,3 @@ class CodedAggregator:
             if name not in self._pickled or array is not self._pickled[name][0]:
                 self._pickled[name] = array, pickle.dumps(array, pickle.HIGHEST_PROTOCOL)
         return {name: self._pickled[name][1] for name in arguments}
-
-    def _computed(self, arguments: Arguments, code: int) -> Callable[[int], Array]:
-        """Returns a function that computes here what a worker should send in a round, for `AggregationRound`."""
-
-        def compute(worker: int) -> Array:
-            total = weighted_sum(self._job.work, self._job.codes[code], worker, arguments, lambda: False)
-            assert total is not None
-            return total
-
-        return compute
-
-    def _next_message(self, began_s: float) -> tuple[int, Message]:
-        """The next (worker, message), of whatever round."""
-        left_s = max(began_s, self._last_arrival_s) + self._timeout_s - time.perf_counter()
-        try:
-            return self._messages.get(timeout=max(0.0, left_s))
-        except Empty:
-            raise RankFailed(f"aggregation: nothing came from the workers for {self._timeout_s:g} s") from None
-
-
-class _Worker:
-    """A worker's process and the threads that serve its pipe; the pipe is closed when they have ended.
-
-    Args:
-        process, connection: of `start_process`.
-        number: the worker's.
-        messages: where (number, message) goes, at the pipe's end with None.
-
-    Attributes:
-        rounds: what the worker is told of.
-    """
-
-    def __init__(self, process: Any, connection: Connection, number: int, messages: SimpleQueue[tuple[int, Message]]) -> None:
-        self.process, self.rounds = process, Newest[Round[bytes] | None]()
-        for serve, args in ((send_rounds, (connection, self.rounds)), (_receive, (connection, number, messages))):
-            threading.Thread(target=serve, args=args, daemon=True, name=f"aurora-worker-{number}").start()
-
-    def how_ended(self) -> str:
-        """Waits for the end of the process, and says how it did."""
-        self.process.join()
-        code = self.process.exitcode
-        return f"killed by signal {-code}" if code < 0 else f"died with exit code {code}"
-
-    def end(self) -> None:
-        """Ends the process, and with it the threads."""
-        self.rounds.put(None)
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-
-
-def _receive(connection: Connection, worker: int, messages: SimpleQueue[tuple[int, Message]]) -> None:
-    """Puts what a worker sends into a queue, and None when its pipe ends."""
-    try:
-        while True:
-            messages.put((worker, connection.recv()))
-    except (EOFError, OSError):
-        messages.put((worker, None))

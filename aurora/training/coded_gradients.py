@@ -1,7 +1,7 @@
-"""Coded gradients: several workers compute each part of a global batch. A step waits for no worker whose parts others sent.
+"""Coded gradients: several workers compute each part of a global batch. A step does not wait for redundant stragglers.
 
-The master holds the weights and AdamW's state, sends the weights of each step to all workers, and sums the gradients that come
-back. A worker keeps no state between steps, so one that missed steps goes on with the weights of the newest step.
+The master holds the weights and AdamW's state, sends the weights of each step to all workers, and sums the gradients that they
+return. A worker keeps no state between steps, so one that missed steps continues with the weights of the newest step.
 Source: BCC (arXiv:1710.09990).
 """
 
@@ -19,25 +19,24 @@ from aurora.errors import BadInput
 from aurora.models.loading import MoeModel, expert_parameters, load_model
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.training.coded_aggregation import Arguments, Array, CodedAggregator, Delay
+from aurora.training.coded_aggregation import NORMAL, NOT_WAITED_FOR, Arguments, Array, CodedAggregator, Delay
 from aurora.training.data import GlobalBatches
 from aurora.training.elastic_run import Watch
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
 from aurora.training.state import optimizer_dtype
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks, load_trainer
 from aurora.training.training_run import CommittedStep, TrainingRun, TrainResult
-from aurora.types import AggregationResult, TrainOptions
+from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
-NORMAL = ("used", "not needed", "not waited for")  # states of workers that say nothing bad
 STEP, WEIGHTS, CHOSEN = "step", "weights", "chosen"  # names of a round's arguments
 LOSSES = 2  # what follows the gradient in a worker's message: the loss and the load-balancing loss
 
 
 def code_of(options: TrainOptions) -> GradientCode:
-    """Returns the code that assigns the parts of a batch, as many as there are ranks, to the ranks.
+    """Returns the gradient code that assigns the parts of a global batch (one per rank) to the ranks.
 
-    Raises BadInput or InfeasiblePlan if redundancy and scheme allow no code.
+    Raises BadInput or InfeasiblePlan if there is no code for this redundancy and scheme.
     """
     ranks, scheme = options.ranks, options.scheme
     return make_code(
@@ -46,9 +45,9 @@ def code_of(options: TrainOptions) -> GradientCode:
 
 
 class CodedGradients:
-    """Prepares training steps of one rank, the master, whose gradients worker processes compute.
+    """Prepares training steps on one rank, the master, from gradients that worker processes compute.
 
-    A context manager: no worker is left when the block ends.
+    A context manager: all workers have ended at its end.
 
     Args:
         trainer: the master's trainer, which holds all experts.
@@ -56,12 +55,12 @@ class CodedGradients:
         samples_NT: (N, T) int64, the token ids of all samples.
         options: a batch is cut into as many parts as there are workers (`ranks`); by `scheme`, `redundancy` workers compute
             each part.
-        delay_s: as in `CodedAggregator`, to rehearse stragglers. With a load-balancing loss each step has two rounds.
+        delay_s: as in `CodedAggregator`, to simulate stragglers. With a load-balancing loss each step has two rounds.
 
     Attributes:
         not_waited_for: the workers for which the last step did not wait.
-        remarks: a sentence for each worker that failed, or whose answer could not be used.
-        lost: a sentence for each worker whose process ended.
+        remarks: one sentence per worker that failed, or whose answer could not be used.
+        lost: one sentence per worker whose process ended.
 
     Raises:
         BadInput, InfeasiblePlan: if redundancy and scheme do not fit the ranks.
@@ -87,7 +86,7 @@ class CodedGradients:
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process id of each worker that was not lost."""
+        """{worker: process id} of the workers that were not lost."""
         return self._aggregator.pids
 
     def prepare(self) -> PreparedStep:
@@ -95,7 +94,7 @@ class CodedGradients:
 
         Raises:
             BadInput: if the gradient is not finite.
-            RankFailed: if the workers that are left do not determine the gradient.
+            RankFailed: if the remaining workers cannot determine the gradient.
         """
         state = self._trainer.state
         arguments: dict[str, NDArray[np.generic]] = {STEP: np.array([state.steps]), WEIGHTS: state.weights_X.numpy()}
@@ -110,31 +109,31 @@ class CodedGradients:
 
     def _sum(self, like: NDArray[np.generic], arguments: Arguments, slow: set[int]) -> NDArray[np.generic]:
         """The sum over all parts. Notes what became of the workers; those that were not waited for are added to `slow`."""
-        result: AggregationResult = self._aggregator.aggregate(like, arguments)
+        result = self._aggregator.aggregate(like, arguments)
         step, lost = self._trainer.state.steps, self._aggregator.lost
-        for report in result.reports:
-            if report.state == "not waited for":
-                slow.add(report.worker)
-            elif report.worker in lost:
-                if not any(said.startswith(f"rank {report.worker} ") for said in self.lost):
-                    self.lost.append(f"rank {report.worker} was lost after {step} steps: {lost[report.worker]}")
-            elif report.state not in NORMAL:
-                self.remarks.append(f"rank {report.worker}, step {step}: {report.state}")
+        for worker, state in enumerate(result.states):
+            if state == NOT_WAITED_FOR:
+                slow.add(worker)
+            elif worker in lost:
+                if not any(said.startswith(f"rank {worker} ") for said in self.lost):
+                    self.lost.append(f"rank {worker} was lost after {step} steps: {lost[worker]}")
+            elif state not in NORMAL:
+                self.remarks.append(f"rank {worker}, step {step}: {state}")
         return result.total
 
 
 class PartGradients:
-    """Computation of a worker for one part of a step's global batch; picklable before the first call.
+    """Function that a worker calls for one part of a step's global batch; picklable before the first call.
 
     With a load-balancing loss, the first round of a step returns (E,) int64, how often the part's tokens chose each expert. The
-    second round gets the sum of these over the batch as the argument CHOSEN. It returns (X + LOSSES,): the part's gradient of
-    all weights, and the part's losses.
+    second round gets the sum of these counts over the batch as the argument CHOSEN, and returns (X + LOSSES,): the part's
+    gradient of all weights, and the part's losses.
 
     Args:
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
-        options: how to train.
-        parts: parts of a global batch.
+        options: options of the training.
+        parts: number of parts of a global batch.
     """
 
     def __init__(self, path: str, samples_NT: IntArray, options: TrainOptions, parts: int) -> None:
@@ -169,7 +168,7 @@ class WholeModel:
     Attributes:
         model: the model.
         batches: the global batch of each step.
-        begun: forward passes of the present step whose gradients have not been taken yet, by part.
+        begun: forward passes of the present step that still need a backward pass, by part.
     """
 
     def __init__(self, path: str, samples_NT: IntArray, options: TrainOptions) -> None:
@@ -182,7 +181,7 @@ class WholeModel:
         self._step = -1
 
     def train(self, step: int, weights_X: Array) -> None:
-        """Sets the weights (X,) of a step, in the sequence of `TrainState.weights_X`, unless the model has them already."""
+        """Loads the weights of a step, weights_X (X,) in the sequence of `TrainState.weights_X`, unless already loaded."""
         if step == self._step:
             return
         self._step, self.begun = step, {}
@@ -214,14 +213,14 @@ def train_coded(
     delay_s: Delay | None = None,
     watch: Watch = lambda step, pids: None,
 ) -> TrainResult:
-    """Trains with worker processes by `CodedGradients`; also if each part has only one worker (redundancy 1).
+    """Trains a model with `CodedGradients` worker processes, and returns the result; works also with redundancy 1.
 
     Args:
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
         options, output: as in `aurora.train`.
         delay_s: as in `CodedGradients`.
-        watch: called after each step with its number and the process id of every rank.
+        watch: called after each step with (step number, {rank: process id}).
 
     Raises:
         BadInput, InfeasiblePlan, RankFailed: as `CodedGradients`.

@@ -14,10 +14,10 @@ from aurora.types.arrays import IntArray
 
 
 def read_samples(model: str | Path, files: Sequence[str | Path], length: int) -> IntArray:
-    """Reads files as samples of `length` tokens. Shorter rows are joined to samples; an incomplete last sample is dropped.
+    """Returns the text of files as samples of `length` tokens. Shorter rows are concatenated; an incomplete rest is dropped.
 
     Args:
-        model: the model's folder; its tokenizer's end-of-text token is put behind each row that is shorter than a sample.
+        model: the model's folder; its tokenizer's end-of-text token is appended to each row that is shorter than a sample.
         files: as in `aurora.models.prompts.Corpus`.
         length: number of tokens of a sample.
 
@@ -40,19 +40,19 @@ def read_samples(model: str | Path, files: Sequence[str | Path], length: int) ->
 
 
 def samples_digest(samples_NT: IntArray) -> str:
-    """Returns the digest of all samples, samples_NT (N, T) int64 token ids. It identifies the text of a training."""
+    """Returns a digest of all samples, samples_NT (N, T) int64 token ids, which identifies the training text."""
     return hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]
 
 
 class GlobalBatches:
-    """The global batch of each step: a fixed set of samples, which does not depend on the number of ranks that share it.
+    """Selects the samples of each step's global batch, independently of the number of ranks that share it.
 
-    Steps take the samples in a random sequence; when all have been taken, a new sequence is drawn.
+    Steps take the samples in a random sequence; after each pass over all samples, a new sequence is drawn.
 
     Args:
         samples_NT: (N, T) int64, the token ids of each sample.
-        batch: samples in a global batch.
-        seed: for the sequence.
+        batch: number of samples in a global batch.
+        seed: seed of the random sequences.
     """
 
     def __init__(self, samples_NT: IntArray, batch: int, seed: int) -> None:
@@ -61,16 +61,16 @@ class GlobalBatches:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a global batch."""
+        """Number of tokens of a global batch."""
         return self.batch * len(self._samples_NT[0])
 
     @property
     def predicted(self) -> int:
-        """Number of tokens of a global batch that the model predicts: all but the first of each sample."""
+        """Number of tokens of a global batch that the model predicts: all but the first token of each sample."""
         return self.batch * (len(self._samples_NT[0]) - 1)
 
     def of(self, step: int, rank: int = 0, ranks: int = 1) -> IntArray:
-        """Returns (B, T) int64, the samples of a step's global batch that `rank` of `ranks` computes."""
+        """Returns (B, T) int64, the part of a step's global batch that rank `rank` of `ranks` computes."""
         first, each = step * self.batch, len(self._samples_NT)
         at_B = np.array_split(np.arange(first, first + self.batch), ranks)[rank]
         return self._samples_NT[[self._epoch(at // each)[at % each] for at in at_B.tolist()]]

@@ -1,4 +1,4 @@
-"""Elastic training: a member's work in each step, and the moves of its state when members come and go."""
+"""Elastic training: a member's computation in each step, and the moves of its state when members join or are lost."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +29,12 @@ from aurora.types import Placement, TrainOptions
 def nodes_of(members: Sequence[str], slots: int, experts: int, min_replicas: int) -> list[int]:
     """Returns the node (failure domain) of each member; replicas of an expert are placed on different nodes.
 
-    Members of one host, whose names begin with the host's, form a node if hosts are enough for `min_replicas` replicas of each
-    expert on different hosts. Else each member is a node of its own.
+    The members of a host, whose names begin with the host's name, form a node if there are enough hosts for `min_replicas`
+    replicas of each expert on different hosts. Otherwise each member is a separate node.
 
     Args:
         members: names of the members.
-        slots: experts that each of them holds in a layer, replicas included.
+        slots: number of experts that each member holds in a layer, replicas included.
         experts: experts of a layer.
         min_replicas: least number of replicas of each expert.
     """
@@ -47,10 +47,10 @@ def nodes_of(members: Sequence[str], slots: int, experts: int, min_replicas: int
 
 
 class ElasticTraining:
-    """A member's part of an elastic training run: the StepWork of `run_elastic`.
+    """StepWork of one member of an elastic training run, for `run_elastic`.
 
     After a change of membership, experts are placed such that few move. They are copied from replicas, with AdamW's state. If
-    all replicas of an expert are lost, all members go back to the last checkpoint. The last step does not train: it writes the
+    all replicas of an expert are lost, all members restore the last checkpoint. The last step does not train, but writes the
     model.
 
     Args:
@@ -59,12 +59,12 @@ class ElasticTraining:
         options: options of the training.
         output: the run's folder.
         connect: called with an epoch and its process groups; returns the epoch's transport.
-        on_final: called with each step, and the version of the state after it, once all members know that it is committed.
+        on_final: called with (version of the state after a step, step) once all members know that the step is committed.
 
     Attributes:
-        step: number of steps that the held state has had; -1: no state is held.
-        steps: number of steps of the run, writing the model included.
-        remarks: a sentence for each file that could not be used or written.
+        step: number of steps that were applied to the held state; -1: no state is held.
+        steps: number of steps of the run, including the last one, which writes the model.
+        remarks: one sentence per file that could not be used or written.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ElasticTraining:
         return self._remarks + self._writer.failures
 
     def restore(self) -> int:
-        """Goes back to the newest whole checkpoint, or to the model's files if there is none. Returns its number of steps."""
+        """Restores the newest complete checkpoint, or the model's files if there is none. Returns its number of steps."""
         checkpoint, remarks = newest_checkpoint(self._output / CHECKPOINTS)
         self._remarks += remarks
         self._committed = None
@@ -168,7 +168,7 @@ class ElasticTraining:
             state.hold(number, (*state.layers[number].held, *experts), experts)
 
     def prepare(self) -> None:
-        """Computes the next step with the other members. Experts may move before it, if that is due and pays."""
+        """Computes the next step with the other members; before that, moves experts if a rebalance is due and pays off."""
         trainer, options = self._trainer, self._options
         if self.step == options.steps:
             folder = self._output / MODEL
@@ -180,7 +180,7 @@ class ElasticTraining:
         self._transport.wait()  # until the GPU has ended the step: the members commit what they vote for
 
     def commit(self) -> None:
-        """Performs the prepared step. Also reports and saves the step before, which all members now know to be committed."""
+        """Applies the prepared step. Also reports and saves the step before, which all members now know to be committed."""
         if self._committed is not None:
             self._on_final(*self._committed)
         trainer, every = self._trainer, self._options.checkpoint_every
@@ -198,14 +198,14 @@ class ElasticTraining:
         self._moved, self._since_s = 0, now_s
 
     def paused(self, pause: Pause) -> None:
-        """Adds a pause to the last step, before which it was."""
+        """Adds the pause that preceded the last step to that step's record."""
         if self._committed is not None:
             version, step = self._committed
             pause = replace(pause, planning_s=self._planning_s, moves_s=pause.moves_s - self._planning_s)
             self._committed = version, replace(step, pause=pause)
 
     def discard(self) -> None:
-        """Forgets the prepared step, if there is one."""
+        """Drops the prepared step, if there is one."""
         self._trainer.discard()
         self._prepared = None
 

@@ -50,7 +50,7 @@ Watch = Callable[[int, dict[int, int]], None]
 
 @dataclass(frozen=True)
 class FinalStep:
-    """Member to launcher: a committed step, which all members know to be committed; `version` is that of the state after it."""
+    """Message from member to launcher: a step that all members know to be committed, and the version of the state after it."""
 
     version: Version
     step: CommittedStep
@@ -58,25 +58,31 @@ class FinalStep:
 
 @dataclass(frozen=True)
 class MemberFinished:
-    """Member to launcher: all steps are done."""
+    """Message from member to launcher: all steps are done."""
 
     remarks: tuple[str, ...]
 
 
 class KeptSteps:
-    """Steps that members have reported as final.
+    """Steps that members have reported as final, and what else the result of a run tells.
 
     If a step is reported several times, the report of the latest epoch counts, and of one epoch that with a pause.
+
+    Attributes:
+        finals: the reports, by step.
+        remarks, lost: as in TrainResult.
     """
 
     def __init__(self) -> None:
-        self.finals: dict[int, FinalStep] = {}  # by step
+        self.finals: dict[int, FinalStep] = {}
+        self.remarks: list[str] = []
+        self.lost: list[str] = []
 
     def __len__(self) -> int:
         return len(self.finals)
 
     def take(self, final: FinalStep) -> tuple[bool, bool]:
-        """Takes a report of a step. Returns (whether it has something new, whether it is the first report of its epoch)."""
+        """Adds a report of a step. Returns (True if it changes the kept steps, True if it is the first report of its epoch)."""
         before = self.finals.get(final.step.step)
         told = before is not None and final.version <= before.version  # by another member: it may have joined after a pause
         new = before is None or not told or (final.step.pause is not None and before.step.pause is None)
@@ -84,12 +90,12 @@ class KeptSteps:
             self.finals[final.step.step] = final
         return new, not told
 
-    def result(self, output: Path, options: TrainOptions, ranks: int, remarks: list[str], lost: list[str]) -> TrainResult:
-        """Returns the result of the run that made these steps."""
+    def result(self, output: Path, options: TrainOptions, ranks: int) -> TrainResult:
+        """Returns the TrainResult with these steps."""
         steps = tuple(self.finals[number].step for number in sorted(self.finals))
         return TrainResult(
             output / MODEL, ranks, options.transport, options.min_replicas_among(ranks), options.batch * options.length,
-            min(self.finals, default=options.steps), steps, tuple(dict.fromkeys(remarks)), tuple(lost),
+            min(self.finals, default=options.steps), steps, tuple(dict.fromkeys(self.remarks)), tuple(self.lost),
         )  # fmt: skip
 
 
@@ -98,38 +104,32 @@ class Launcher:
 
     Args:
         options, output: as in `aurora.train`.
-        watch: called after each new step with its number and the process id of every rank of this host.
+        watch: called after each new step with (step number, {rank of this host: process id}).
     """
 
     def __init__(self, options: TrainOptions, output: Path, watch: Watch) -> None:
         self._options, self._output, self._watch = options, output, watch
-        self._processes: RankProcesses | LedRanks | None = None
-        self._running: dict[int, StartedRank] = {}
         self._names = {rank: f"rank {rank}" for rank in range(options.ranks)}
         self._respawns_left = dict.fromkeys(range(options.ranks), options.respawn)
         self._steps = KeptSteps()
-        self._lost: list[str] = []
-        self._remarks: list[str] = []
         self._most = options.ranks  # ranks at one time
         self._ended_s: float | None = None  # when the first member had finished
 
-    def run(self, processes: RankProcesses | LedRanks) -> TrainResult:
-        """Runs until all members have finished or are lost. None of this host's processes is left."""
+    def run(self, processes: RankProcesses) -> TrainResult:
+        """Runs until all members have finished or are lost, ends this host's processes, and returns the result."""
         self._processes = processes
         try:
             for rank in range(self._options.ranks):
                 processes.start(rank)
-            while (self._running or processes.starting) and not self._late():
-                for rank, started in processes.adopt_started():
-                    self._adopt(rank, started)
-                for rank, message in processes.messages(LOOK_S):
-                    self._handle(rank, message)
+            while (processes.running or processes.starting) and not self._late():
+                for rank, event in processes.events(LOOK_S):
+                    self._handle(rank, event)
         finally:
             processes.close(self._ended_s is not None)
-        return self._steps.result(self._output, self._options, self._most, self._remarks, self._lost)
+        return self._steps.result(self._output, self._options, self._most)
 
     def refusal(self, shared: Mapping[str, str], host: JoinRun) -> str | None:
-        """Returns a sentence on why a host cannot join; None: it can.
+        """Returns a sentence on why a host cannot join, or None if it can.
 
         Args:
             shared: values of this host that must be the same on all hosts; see `shared_by_hosts`.
@@ -145,48 +145,42 @@ class Launcher:
             return f"`batch`: expected a sample for each of {ranks} ranks or more, found {self._options.batch}"
         return None
 
-    def _adopt(self, rank: int, started: StartedRank | OSError) -> None:
-        """Takes note of a process that was started, or was not."""
-        if isinstance(self._processes, LedRanks) and (host := self._processes.host_of(rank)) is not None:
-            self._names[rank] = f"{host.name}: rank {host.ranks.index(rank)}"
-            self._respawns_left.setdefault(rank, host.respawn)
-        if isinstance(started, OSError):
-            self._lose(rank, f"did not start: {started}")
-        else:
-            self._running[rank] = started
-            self._most = max(self._most, len(self._running))
-
     def _late(self) -> bool:
         """Returns whether a member has finished and the others have had HANG_S seconds to do the same."""
         return self._ended_s is not None and time.monotonic() - self._ended_s > HANG_S
 
-    def _handle(self, rank: int, message: Any) -> None:
-        """Handles one message of a member. Raises the error that ends the run."""
-        match message:
+    def _handle(self, rank: int, event: Any) -> None:
+        """Handles one event of a rank. Raises the error that ends the run."""
+        match event:
+            case StartedRank() | OSError():
+                if isinstance(self._processes, LedRanks) and (host := self._processes.host_of(rank)) is not None:
+                    self._names[rank] = f"{host.name}: rank {host.ranks.index(rank)}"
+                    self._respawns_left.setdefault(rank, host.respawn)
+                if isinstance(event, OSError):
+                    self._lose(rank, f"did not start: {event}")
+                self._most = max(self._most, len(self._processes.running))
             case None:
-                self._lose(rank, self._running[rank].exit_reason())
+                self._lose(rank, self._processes.running[rank].exit_reason())
             case RankFailed():
-                self._lose(rank, str(message))
+                self._lose(rank, str(event))
             case AuroraError():
-                raise message
+                raise event
             case MemberFinished(remarks):
-                self._remarks += remarks
-                self._end(rank)
+                self._steps.remarks += remarks
+                self._processes.kill(rank)
                 self._ended_s = self._ended_s or time.monotonic()
             case FinalStep():
-                new, first = self._steps.take(message)
+                new, first = self._steps.take(event)
                 if new:
-                    self._remarks += log_step(self._output / LOG, message.step)
+                    self._steps.remarks += log_step(self._output / LOG, event.step)
                 if first:
-                    here = {each: rank.pid for each, rank in self._running.items() if isinstance(rank, RankProcess)}
-                    self._watch(message.step.step, here)
+                    here = {each: rank.pid for each, rank in self._processes.running.items() if isinstance(rank, RankProcess)}
+                    self._watch(event.step.step, here)
 
     def _lose(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank, and restarts it if that is left."""
-        assert self._processes is not None
-        if rank in self._running:
-            self._end(rank)
-        self._lost.append(f"{self._names.get(rank, f'rank {rank}')} was lost after {len(self._steps)} steps: {reason}")
+        self._processes.kill(rank)
+        self._steps.lost.append(f"{self._names.get(rank, f'rank {rank}')} was lost after {len(self._steps)} steps: {reason}")
         if self._ended_s is not None:
             return
         if self._respawns_left.get(rank):
@@ -194,13 +188,8 @@ class Launcher:
             self._processes.start(rank)
         # Others may come from other hosts; members wait for them until their time-out.
         wanted = 1 if isinstance(self._processes, LedRanks) else self._options.min_ranks
-        if (left := len(self._running) + self._processes.starting) < wanted:
-            raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._lost[-1]}")
-
-    def _end(self, rank: int) -> None:
-        assert self._processes is not None
-        del self._running[rank]
-        self._processes.kill(rank)
+        if (left := len(self._processes.running) + len(self._processes.starting)) < wanted:
+            raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._steps.lost[-1]}")
 
 
 LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence
@@ -210,7 +199,7 @@ WIRE = WireFormat(*HOST_MESSAGES, CommittedStep, FinalStep, MemberFinished, Paus
 def train_elastic(
     path: str, samples_NT: IntArray, options: TrainOptions, output: Path, watch: Watch = lambda step, pids: None
 ) -> TrainResult:
-    """Trains on local processes, and with `options.lead` on those of other hosts; goes on when some are lost.
+    """Trains on local processes, with `options.lead` also on other hosts, and continues when ranks are lost.
 
     Args:
         path: the model's folder.
@@ -221,7 +210,7 @@ def train_elastic(
     Raises:
         BadInput: if a rank raises it.
         MissingDependency: if torchft is not installed.
-        RankFailed: if fewer than `min_ranks` ranks are left.
+        RankFailed: if fewer than `min_ranks` ranks remain.
     """
     check_torchft()
     options = replace(options, transport=transport_of_host(options.transport, options.ranks))
@@ -246,18 +235,18 @@ def train_elastic(
 def join_training(
     path: str, files: Sequence[str | Path], options: TrainOptions, output: Path, watch: Watch = lambda step, pids: None
 ) -> TrainResult:
-    """Trains on local processes in the run that is led at `options.join`.
+    """Joins the training run whose leader listens at `options.join`, and trains there with local processes.
 
     Args:
         path: the model's folder.
         files, output: `text` and `output` of `aurora.train`; the same as the leader's.
-        options: only options that each host sets for itself are used; the others are taken from the leader.
+        options: only per-host options are used; the others are taken from the leader.
         watch: as in `train_elastic`.
 
     Raises:
         BadInput: if a rank raises it, or if this host's model, files or version differ from the leader's.
         MissingDependency: if torchft is not installed.
-        RankFailed: if the host that leads is lost, or ends the run.
+        RankFailed: if the leader is lost, or ends the run.
     """
     check_torchft()
     joined = JoinedTraining(path, files, options, output, watch)
@@ -266,7 +255,7 @@ def join_training(
 
 
 class JoinedTraining(JoiningHost):
-    """A host's part of a run that another host leads; arguments as in `join_training`."""
+    """JoiningHost of a training run that another host leads; arguments as in `join_training`."""
 
     def __init__(self, path: str, files: Sequence[str | Path], options: TrainOptions, output: Path, watch: Watch) -> None:
         assert options.join is not None
@@ -281,8 +270,6 @@ class JoinedTraining(JoiningHost):
         self._job: tuple[str, Mapping[str, Any], str] | None = None  # the first one
         self._samples_NT: IntArray | None = None
         self._steps = KeptSteps()
-        self._remarks: list[str] = []
-        self._lost: list[str] = []
         self._finished: set[int] = set()  # ranks that have taken all steps
         super().__init__(
             self._address, certificate_of_hosts("join"), f"host {self._label}", tuple(range(first, first + options.ranks)),
@@ -292,26 +279,26 @@ class JoinedTraining(JoiningHost):
 
     def result(self) -> TrainResult:
         """Returns the result of this host's ranks."""
-        return self._steps.result(self._output, self._options, self._options.ranks, self._remarks, self._lost)
+        return self._steps.result(self._output, self._options, self._options.ranks)
 
     def heard(self, rank: int, message: Any) -> None:
-        """Keeps the steps and remarks of this host's ranks."""
+        """Records the steps and remarks that a rank of this host reports."""
         match message:
             case FinalStep():
                 _, first = self._steps.take(message)
                 if first:
                     self._watch(message.step.step, {each % MOST_RANKS: pid for each, pid in self.pids.items()})
             case MemberFinished(remarks):
-                self._remarks += remarks
+                self._steps.remarks += remarks
                 self._finished.add(rank)
 
     def ended(self, rank: int, reason: str) -> None:
-        """Notes that a rank was lost."""
+        """Records that a rank was lost."""
         if rank not in self._finished:
-            self._lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
+            self._steps.lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
-        """Returns (rank, message) pairs of the steps that the present leader's log lacks."""
+        """Returns (rank, message) pairs with the final steps that are missing in the present leader's log."""
         if self.admitted > 1 and self.pids:
             rank, logged = min(self.pids), logged_steps(self._output / LOG)
             yield from ((rank, self._steps.finals[number]) for number in sorted(self._steps.finals.keys() - logged))
@@ -363,7 +350,7 @@ def train_member(
     options: TrainOptions,
     output: Path,
 ) -> None:
-    """Trains as a member of an elastic run, and reports each step, and the end or the error, to the launcher.
+    """Trains as a member of an elastic run; reports each step, and at the end success or an error, to the launcher.
 
     Args:
         connection: pipe to the launcher.

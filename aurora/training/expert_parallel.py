@@ -16,13 +16,13 @@ from aurora.types import Order
 
 
 class ExpertParallel(ExpertParallelLayer, nn.Module):
-    """Module that replaces a layer's experts module. For this rank's tokens its output is that of the replaced module.
+    """Differentiable expert-parallel module that replaces a layer's experts module; same output for this rank's tokens.
 
-    The replicas of an expert share the tokens of all ranks, a rank's own first. `serve` must be called before the first forward
-    pass.
+    The replicas of an expert share the tokens of all ranks; each serves its own rank's tokens first. `serve` must be called
+    before the first forward pass.
 
     Args:
-        experts: the module that is replaced, with all experts, or with none if it has an attribute `reader`, an ExpertReader.
+        experts: the replaced module, with all experts; or with none if it has an attribute `reader` (an ExpertReader).
 
     Attributes:
         local: the module that computes this rank's experts.
@@ -45,32 +45,32 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
 
         Args:
             slots_G: for every rank, the experts in its slots.
-            expert_map: maps experts to the physical experts of `slots_G`.
-            order: the order of exchanges towards experts: the dispatch, and the gradients of the combine. Exchanges towards
-                tokens, the combine and the gradients of the dispatch, have it reversed.
+            expert_map: maps experts to the slots in `slots_G`.
+            order: the order of all-to-alls towards experts (dispatch; gradients of the combine). All-to-alls towards tokens
+                (combine; gradients of the dispatch) use the reversed order.
             transport: carries tokens and gradients between the ranks.
         """
         self.expert_map, self.transport, self._order = expert_map, transport, order
         self._expert_P = np.array([expert for held in slots_G for expert in held], dtype=np.int64)
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        """Returns the layer's outputs summed over experts, in the shape of `hidden_states`, (N, H) or (batch, tokens, H).
+        """Returns each token's expert outputs, weighted and summed; shaped like `hidden_states`, (N, H) or (batch, tokens, H).
 
-        A collective call: all ranks make it. So is the backward pass through it.
+        Forward and backward pass are collective calls: all ranks make them.
         """
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         return self.outputs(rows, top_k_index, top_k_weights, self.local).view(hidden_states.shape)
 
     def order(self, phase: str) -> Order:
-        """Returns the order of the "dispatch" or the "combine"."""
+        """Returns the order of a phase, "dispatch" or "combine"."""
         return self._order if phase == "dispatch" else self._order.reversed
 
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
-        """Returns DifferentiableRows, through which gradients can travel."""
+        """Returns the class DifferentiableRows, whose exchanges are differentiable."""
         return DifferentiableRows
 
     def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """Gathers the row counts of all ranks, and adds them to `tokens_E`."""
+        """All-gathers the row counts, adds them to `tokens_E`, and returns them."""
         counts_RP = super().gather_counts(layout)
         np.add.at(self.tokens_E, self._expert_P, counts_RP.sum(dim=0).numpy())
         return counts_RP
@@ -85,35 +85,35 @@ class DifferentiableRows(RowPerExpert):
             super()._lay_out(hidden, weights, physical_NK)
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
-        """Returns the rows (X, H) that arrive for this rank's experts. In the backward pass gradients go to the tokens."""
+        """Returns the rows (X, H) received for this rank's experts. The backward pass sends gradients back to the tokens."""
         self._to_experts = exchange
         arrived: torch.Tensor = _DispatchedRows.apply(self._hidden, self)  # type: ignore[no-untyped-call]
         del self._hidden, self.rows  # as a graph keeps this
         return arrived
 
     def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
-        """Returns the answers (X, H) to this rank's rows. In the backward pass their gradients go to the experts' ranks."""
+        """Returns the expert outputs (X, H) of this rank's rows. The backward pass sends gradients to the experts' ranks."""
         self._to_tokens = exchange
         returned: torch.Tensor = _ReturnedRows.apply(answers, self)  # type: ignore[no-untyped-call]
         return returned
 
     def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): the answers weighted and summed by token, in at least float32."""
+        """Returns (N, H), the expert outputs weighted and summed by token, in at least float32."""
         exact = exact_dtype(answers.dtype)
         answers_NKH = answers.index_select(0, self._row_NK.flatten()).view(*self._row_NK.shape, -1).to(exact)
         summed: torch.Tensor = (answers_NKH * self._weights[..., None].to(exact)).sum(dim=1)
         return summed.to(answers.dtype)
 
     def to_experts(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sends rows (X, H) of this rank's tokens to the experts. Returns the rows that arrive for this rank's experts."""
+        """Sends rows (X, H) of this rank's tokens to the experts. Returns the rows received for this rank's experts."""
         return exchange_rows(self._to_experts, rows.contiguous(), self.sizes_SRR[0], self._map.rank)
 
     def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sends rows (X, H) of this rank's experts back. Returns the rows that arrive for this rank's tokens."""
+        """Sends rows (X, H) of this rank's experts back. Returns the rows received for this rank's tokens."""
         return exchange_rows(self._to_tokens, rows.contiguous(), self.sizes_SRR[0].T, self._map.rank)
 
     def summed(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): for each of this rank's tokens the sum of its rows in `rows` (X, H)."""
+        """Returns (N, H), the sum of each token's rows in `rows` (X, H)."""
         return weighted_sum(rows, self._row_NK)
 
 

@@ -1,4 +1,4 @@
-"""Loss of a part of a global batch, with its part of the load-balancing loss; and float64 in all of a model's computations."""
+"""Loss of a part of a global batch, with its share of the load-balancing loss; and a mode that computes all in float64."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from aurora.types import TrainOptions
 
 
 def set_exact_kernels(model: MoeModel, options: TrainOptions) -> None:
-    """Makes a model compute its experts one by one if it trains in float64, because torch's grouped kernels take no float64."""
+    """Switches a model that trains in float64 to computing experts one by one; torch's grouped kernels lack float64."""
     if options.dtype == "float64":
         model.model.set_experts_implementation("eager")
 
 
 class PartLoss:
-    """A model's forward pass for some samples of a global batch.
+    """Runs a model's forward pass for some samples of a global batch, and keeps its loss for `backward`.
 
     Losses and gradients of the parts of a batch add up to those of the whole batch.
 
@@ -31,11 +31,11 @@ class PartLoss:
         model: the model.
         tokens_BT: (B, T) int64, the samples' token ids.
         options: dtype and the weight of the load-balancing loss.
-        batches: tells the size of a global batch.
+        batches: the global batches, whose size normalises the loss.
 
     Attributes:
-        chosen_E: (E,) int64, how often the samples' tokens chose each expert, over all layers; None if the load-balancing loss
-            has no weight.
+        chosen_E: (E,) int64, how often the samples' tokens chose each expert, over all layers; None if the weight of the
+            load-balancing loss is 0.
     """
 
     def __init__(self, model: MoeModel, tokens_BT: torch.Tensor, options: TrainOptions, batches: GlobalBatches) -> None:
@@ -51,13 +51,13 @@ class PartLoss:
         self.chosen_E = None if self._router is None else self._router.chosen_E
 
     def backward(self, chosen_E: torch.Tensor | None) -> tuple[float, float]:
-        """Adds the samples' part of the gradient to the model's.
+        """Adds these samples' gradient to the model's gradients.
 
         Args:
             chosen_E: (E,) the attribute `chosen_E`, summed over all parts of the batch; None: no load-balancing loss.
 
         Returns:
-            The samples' parts of the loss, and of the load-balancing loss before weighting.
+            These samples' shares of the loss, and of the load-balancing loss before weighting.
         """
         router_loss = torch.zeros_like(self._loss)
         if self._router is not None and chosen_E is not None:
@@ -67,9 +67,9 @@ class PartLoss:
 
 
 def router_loss_weight(model: MoeModel, wanted: float | None) -> float:
-    """Returns the weight of the load-balancing loss: `wanted`, or if that is None the weight in the model's config.
+    """Returns the weight of the load-balancing loss: `wanted`, or the weight in the model's config if that is None.
 
-    A weight of zero means no such loss.
+    Weight 0 turns the loss off.
 
     Raises:
         BadInput: if `wanted` is above zero, and the model does not return its router logits.
@@ -82,7 +82,7 @@ def router_loss_weight(model: MoeModel, wanted: float | None) -> float:
 
 
 class RouterLoss:
-    """The load-balancing loss of a part of a global batch; the losses of all parts add up to that of the batch.
+    """Load-balancing loss of a part of a global batch; the losses of all parts add up to that of the whole batch.
 
     As in transformers, the loss of the batch is E * sum_e f_e P_e over the tokens of all layers. f_e is how often expert e is
     among a token's top k, counted over the whole batch and without a gradient; P_e is the expert's mean probability.
@@ -110,7 +110,7 @@ class RouterLoss:
             self._chance_E = self._chance_E + chance_NE.to(exact).sum(dim=0)
 
     def part(self, chosen_E: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Returns the part of the loss that belongs to these samples.
+        """Returns these samples' share of the batch's load-balancing loss.
 
         Args:
             chosen_E: (E,) int64, how often the tokens of the global batch chose each expert, over all layers.
@@ -122,7 +122,7 @@ class RouterLoss:
 
 
 class Float64Throughout(TorchFunctionMode):
-    """Context manager in which torch casts to float64 wherever code asks for float32."""
+    """Context manager that turns torch's casts to float32 into casts to float64."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -21,10 +21,10 @@ HeldL = Sequence[Sequence[int]]  # by layer: the experts that one rank holds
 
 
 def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluster, slots: int, min_replicas: int) -> Placement:
-    """Returns a placement with replicas by load, whose ranks are relabelled such that the fewest experts move.
+    """Returns a placement with replicas chosen by load, relabelled over the ranks such that the fewest experts move.
 
     Args:
-        held_R: for each rank, the experts that it holds now, by layer; none for a rank that has just joined.
+        held_R: for each rank, the experts that it holds now, by layer; empty for a rank that has just joined.
         load_LE: (L, E), the load of each expert.
         cluster: the ranks' GPUs; those of a node fail together.
         slots: experts that each rank holds in a layer, replicas included.
@@ -35,7 +35,7 @@ def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluste
     """
     domains = failure_domains(cluster, np.full(len(cluster), slots, dtype=np.int64))
     everyone_N = np.ones(len(cluster), dtype=bool)
-    return recover(list(zip(*held_R, strict=True)), everyone_N, load_LE, domains, cluster, 1, min_replicas).placement
+    return recover(list(zip(*held_R, strict=True)), everyone_N, load_LE, domains, min_replicas)
 
 
 def tell_placement(placement: Placement | None, slots: int, transport: Transport, layers: int) -> Placement:
@@ -58,7 +58,7 @@ def tell_placement(placement: Placement | None, slots: int, transport: Transport
 
 
 def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int, ...]]]:
-    """Gathers the experts that each rank holds. Returns them by rank and layer. A collective call."""
+    """All-gathers the experts that the ranks hold. Returns them by rank and layer. A collective call."""
     holds_LE = torch.zeros(len(state.layers), state.layers[0].count, dtype=torch.uint8)
     for holds_E, layer in zip(holds_LE, state.layers, strict=True):
         holds_E[list(layer.held)] = 1
@@ -68,9 +68,9 @@ def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int,
 def send_dense(
     state: TrainState, holders: Sequence[int], takers: Sequence[int], cluster: Cluster, transport: Transport
 ) -> None:
-    """Sends all parameters outside experts to ranks that have joined. Then `TrainState.continue_after` must be called.
+    """Sends the states of all parameters outside experts to ranks that lack them. A collective call.
 
-    A collective call.
+    `TrainState.continue_after` must be called afterwards.
 
     Args:
         state: the state that this rank holds.
@@ -100,9 +100,9 @@ def send_dense(
 def move_experts(
     state: TrainState, held_R: Sequence[HeldL], placement: Placement, cluster: Cluster, transport: Transport
 ) -> list[ExpertTransfer]:
-    """Makes each rank hold the experts that a placement gives it. A collective call: all ranks make it.
+    """Moves experts between ranks, so that each rank holds those that `placement` gives it. A collective call.
 
-    An expert that a rank lacks comes from a rank that holds it. Before the first step, experts that no rank holds are read from
+    An expert that a rank lacks is sent by a rank that holds it. Before the first step, experts that no rank holds are read from
     the model's files.
 
     Args:
@@ -133,12 +133,12 @@ def move_experts(
 
 
 class Rebalancer:
-    """Decides after each window of steps, on rank 0 for all ranks, whether experts move. Steps wait while experts move.
+    """Decides after each window of steps, on rank 0 for all ranks, whether to move experts. Steps wait while experts move.
 
     Args:
-        placement: the placement in force.
-        cluster: the ranks' GPUs; those of a node fail together.
-        expert_bytes: bytes that travel with an expert.
+        placement: the present placement.
+        cluster: the ranks' GPUs; the GPUs of a node fail together.
+        expert_bytes: bytes of an expert's state (weights and AdamW state), which are sent when it moves.
         min_replicas: least number of replicas that each expert keeps.
         move_Bps: measured rate of earlier moves in bytes per second, over all ranks; None: moves count as free until some have
             been timed.
@@ -162,9 +162,9 @@ class Rebalancer:
         self._held_LGP = self._controller.held_LGP  # on all ranks what rank 0's controller has
 
     def window(self, load_LE: IntArray, step_s: list[float], transport: Transport) -> Placement | None:
-        """Ends a window of steps. Returns the placement to move to; None: the present one stays. A collective call.
+        """Ends a window of steps. Returns the new placement, or None to keep the present one. A collective call.
 
-        When the experts have moved, `moved` must be called.
+        `moved` must be called once the experts have moved.
 
         Args:
             load_LE: (L, E), the tokens of each expert in the window.
@@ -183,7 +183,7 @@ class Rebalancer:
         return Placement.stack([_divided(evenly, layer, load_E + 1.0) for layer, load_E in enumerate(load_LE)])
 
     def moved(self, seconds: float, transport: Transport) -> None:
-        """Notes the seconds that the moves of the last `window` took; only rank 0 needs them."""
+        """Records the seconds of the moves decided by the last `window`; only rank 0's value is used."""
         if transport.rank == 0:
             self._controller.moved(seconds)
 

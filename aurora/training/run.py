@@ -33,10 +33,10 @@ from aurora.types.arrays import IntArray
 def train(
     model: str | Path, text: Sequence[str | Path], options: TrainOptions = TrainOptions(), *, output: str | Path
 ) -> TrainResult | None:
-    """Trains a MoE model on text, on real processes, with replicas of its experts.
+    """Trains a MoE model on text, on real ranks, with replicas of its experts.
 
-    A global batch is a fixed set of samples, which all ranks share; the result does not depend on how many ranks there are.
-    One local process per rank is started, or one thread with the memory transport; under torchrun this process is one rank.
+    All ranks share each global batch, which is a fixed set of samples: the result does not depend on the number of ranks. It
+    starts one local process per rank (one thread with the memory transport); under torchrun, this process is one rank.
 
     Args:
         model: folder of a transformers MoE model, or its name in the local hub cache.
@@ -45,12 +45,12 @@ def train(
         output: folder for the trained model, its checkpoints and the log of all steps.
 
     Returns:
-        The steps with their losses, and where the model was written; under torchrun only on rank 0, None elsewhere.
+        The steps with their losses, and the folder of the trained model; None under torchrun on ranks other than 0.
 
     Raises:
         BadInput: if model, text and options do not fit together, or the loss is no longer finite.
         InfeasiblePlan: if the replicas do not fit.
-        RankFailed: if a rank is lost; with `options.elastic`, if fewer than `min_ranks` are left.
+        RankFailed: if a rank is lost; with `options.elastic`, only if fewer than `min_ranks` remain.
 
     Source:
         Lazarus (arXiv:2407.04656).
@@ -108,14 +108,14 @@ def train(
 def train_rank(
     rank_info: RankInfo, path: str, samples_NT: IntArray, options: TrainOptions, output: Path, memory: Memory | None = None
 ) -> TrainResult:
-    """Trains as one rank.
+    """Trains as one rank of a run with fixed ranks.
 
     Args:
         rank_info: this rank and its peers.
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
         options, output: as in `aurora.train`.
-        memory: the Memory of all ranks, if they are threads of a process; else None.
+        memory: the Memory that all ranks share if they are threads of one process; else None.
 
     Returns:
         The result of the run; on all ranks the same, except for seconds and remarks.

@@ -1,4 +1,4 @@
-"""State that a rank trains: its weights and AdamW's state of them, and sums of gradients between ranks.
+"""State that a rank trains: its weights with their AdamW state, and sums of gradients between ranks.
 
 Weights outside experts are on all ranks, an expert's weights on the ranks of its replicas.
 """
@@ -24,17 +24,17 @@ def exchange_tensors(
     like_R: Sequence[Sequence[torch.Tensor]],
     empty: torch.Tensor,
 ) -> list[list[torch.Tensor]]:
-    """Sends tensors to other ranks, and returns what comes from each. A collective call: all ranks make it.
+    """Sends tensors to other ranks, and returns the tensors received from each. A collective call: all ranks make it.
 
     Args:
         transport: carries the messages.
         order: the order of the messages.
-        outgoing_R: for each rank, the tensors to send to it; none for this rank.
-        like_R: for each rank, tensors with the shapes of those that it sends; none for this rank.
-        empty: any tensor with the dtype and the device of all tensors.
+        outgoing_R: for each rank, the tensors to send to it; empty for this rank.
+        like_R: for each rank, tensors with the shapes of those that it sends; empty for this rank.
+        empty: any tensor with the dtype and device of all tensors.
 
     Returns:
-        For each rank, the tensors that came from it: views of one message.
+        For each rank, the tensors received from it (views of one message).
 
     Raises:
         RankFailed: if a rank is lost.
@@ -51,19 +51,19 @@ def exchange_tensors(
 
 
 def sum_over_holders(transport: Transport, order: Order, flats: Mapping[Holders, torch.Tensor]) -> float:
-    """Replaces each gradient by its sum over the ranks that hold the weights. The sum is bit for bit the same on all of them.
+    """Replaces each gradient by its sum over the ranks that hold the weights, bit for bit the same on all of them.
 
-    It takes two all-to-alls. In the first, each holder gets one part of the gradient from all other holders, and sums it in the
-    sequence of ranks. In the second it sends the sum to the others. A collective call: all ranks make it.
+    It is a reduce-scatter plus all-gather by two all-to-alls. In the first, each holder receives one part of the gradient from
+    all other holders, and sums it in rank order. In the second it sends the sum to the others. A collective call.
 
     Args:
         transport: carries tensors between the ranks.
         order: the order of the first all-to-all; the second is in the reversed order.
-        flats: for each set of holders that this rank is in, the gradients (X,) of all weights that exactly these ranks hold, of
-            one dtype; overwritten by the sums.
+        flats: for each set of holders that contains this rank, the gradients (X,) of all weights that exactly these ranks hold,
+            of one dtype; overwritten by the sums.
 
     Returns:
-        The sum of squares of the parts that this rank has summed. Added up over all ranks, each weight counts once.
+        Sum of squares of the parts that this rank has summed; added up over all ranks, each weight counts once.
     """
     rank, ranks = transport.rank, transport.ranks
     parts = {holders: flats[holders].tensor_split(len(holders)) for holders in sorted(flats)}  # views: one for each holder
@@ -92,7 +92,7 @@ ExpertState = Mapping[str, torch.Tensor]  # of one expert: by parameter name its
 
 
 class TrainedParameter:
-    """A parameter of the model and its state: (3, *shape), the weights, and AdamW's means of the gradient and of its square.
+    """Model parameter with its training state, (3, *shape): weights, AdamW's mean gradient, and mean squared gradient.
 
     Args:
         parameter: the model's parameter, in the dtype of the state.
@@ -100,7 +100,7 @@ class TrainedParameter:
 
     Attributes:
         state: the state; `hold` replaces it.
-        weights: the optimizer's parameter, a view of `state`. If both dtypes are the same, it is the model's parameter itself.
+        weights: the optimizer's parameter, a view of `state`; with equal dtypes, it is the model's parameter itself.
     """
 
     def __init__(self, parameter: nn.Parameter, compute_dtype: torch.dtype) -> None:
@@ -110,7 +110,7 @@ class TrainedParameter:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """The optimizer's gradient."""
+        """Gradient that the optimizer will use."""
         assert self.weights.grad is not None, "gradients are summed before a step"
         return self.weights.grad
 
@@ -134,29 +134,25 @@ class TrainedParameter:
         found, self._parameter.grad = self._parameter.grad, None
         self.weights.grad = torch.zeros_like(self.weights) if found is None else found.to(self.weights.dtype)
 
-    def set_gradient(self, gradient: torch.Tensor) -> None:
-        """Sets the optimizer's gradient to one that was computed elsewhere, with as many elements as the weights."""
-        self.weights.grad = gradient.to(self.weights).view(self.weights.shape)
-
     def forget_gradient(self) -> None:
-        """Forgets the gradient."""
+        """Clears the gradient."""
         self.weights.grad = self._parameter.grad = None
 
 
 def untrained(weights: torch.Tensor) -> torch.Tensor:
-    """Returns the state (3, *shape) of weights before the first step."""
+    """Returns the initial training state (3, *shape) of weights, before the first step."""
     state = weights.new_zeros((3, *weights.shape))
     state[0] = weights
     return state
 
 
 def optimizer_dtype(options: TrainOptions) -> torch.dtype:
-    """Returns the dtype of the state: the dtype in which the model computes, but float32 instead of a narrower one."""
+    """Returns the dtype of the training state: the model's compute dtype, but at least float32."""
     return torch.float64 if options.dtype == "float64" else torch.float32
 
 
 class TrainState:
-    """The weights of a model that this rank trains, and AdamW's state of them.
+    """Weights that this rank trains, with their AdamW state.
 
     Args:
         model: a model of `load_without_experts`, in `optimizer_dtype`. Its MoE layers' experts modules are replaced.
@@ -166,7 +162,7 @@ class TrainState:
         layers: the MoE layers.
         names_L: the name of each layer's experts module in the model.
         dense: the parameters outside experts, by name.
-        experts_L: by layer, the parameters of its experts by name; the second axis of their states is the layer's slots.
+        experts_L: for each layer, the parameters of its experts by name; the second axis of their states is the slot.
         steps: number of steps taken.
     """
 
@@ -201,11 +197,11 @@ class TrainState:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of an expert's state, which is three times as large as its weights in the same dtype."""
+        """Bytes of an expert's state: three times the bytes of its weights in the state's dtype."""
         return sum(like.nbytes for like in self.likes(0).values())
 
     def likes(self, layer: int) -> dict[str, torch.Tensor]:
-        """Returns, for each parameter of a layer's experts, an uninitialised tensor of the shape of one expert's state."""
+        """Returns uninitialised tensors with the shapes of one expert's state, by parameter name."""
         return {name: trained.state.new_empty((3, *trained.state.shape[2:])) for name, trained in self.experts_L[layer].items()}
 
     def expert(self, layer: int, expert: int) -> ExpertState:
@@ -214,14 +210,14 @@ class TrainState:
         return {name: trained.state[:, slot] for name, trained in self.experts_L[layer].items()}
 
     def hold(self, layer: int, wanted: Sequence[int], arrived: Mapping[int, ExpertState]) -> None:
-        """Makes this rank hold exactly the experts `wanted` of a layer, by slot; then `continue_after` must be called.
+        """Replaces this rank's experts of a layer by `wanted`; `continue_after` must be called afterwards.
 
-        Experts that it drops are kept in memory until the next step; see `take_back`.
+        Dropped experts stay in memory until the next step; see `take_back`.
 
         Args:
             layer: index of the MoE layer.
             wanted: the expert of each slot.
-            arrived: states of experts that are not held. Before the first step, missing ones are read from the model's files.
+            arrived: states of experts not held so far. Before the first step, missing ones are read from the model's files.
         """
         module = self.layers[layer]
         if tuple(wanted) == module.held:
@@ -239,21 +235,21 @@ class TrainState:
         module.held, module.local.num_experts = tuple(wanted), len(wanted)
 
     def take_back(self) -> None:
-        """Holds again all experts that were dropped since the last step, in case other ranks did not get them.
+        """Restores all experts that were dropped since the last step, in case other ranks did not receive them.
 
-        `continue_after` must be called then.
+        `continue_after` must be called afterwards.
         """
         for number, (layer, dropped) in enumerate(zip(self.layers, self._dropped_L, strict=True)):
             self.hold(number, (*layer.held, *(expert for expert in dropped if expert not in layer.held)), dropped)
 
     def forget_experts(self) -> None:
-        """Drops all experts, also those kept for `take_back`. `continue_after` must be called then."""
+        """Drops all experts, also those kept for `take_back`. `continue_after` must be called afterwards."""
         for number in range(len(self.layers)):
             self.hold(number, (), {})
             self._dropped_L[number] = {}
 
     def continue_after(self, steps: int) -> None:
-        """Makes the optimizer go on from the parameters' states, which have had `steps` steps."""
+        """Rebuilds the optimizer on the present states of the parameters, to which `steps` steps have been applied."""
         self.steps = steps
         self._adam.state.clear()
         for trained in self.parameters():
@@ -271,7 +267,7 @@ class TrainState:
             transport: carries gradients between the ranks.
 
         Returns:
-            This rank's part of the gradient's sum of squares. Added up over all ranks, each weight counts once.
+            This rank's share of the gradient's sum of squares; added up over all ranks, each weight counts once.
         """
         for trained in self.parameters():
             trained.take_gradient()
@@ -292,7 +288,7 @@ class TrainState:
 
     @property
     def weights_X(self) -> torch.Tensor:
-        """(X,) copy of all weights that this rank holds, one after the other in the sequence of `parameters`."""
+        """(X,) copy of all weights that this rank holds, concatenated in the sequence of `parameters`."""
         return torch.cat([trained.weights.detach().reshape(-1) for trained in self.parameters()])
 
     def take_gradient(self, gradient_X: torch.Tensor) -> None:
@@ -300,10 +296,10 @@ class TrainState:
         each = list(self.parameters())
         sizes = [trained.weights.numel() for trained in each]
         for trained, gradient in zip(each, gradient_X.split_with_sizes(sizes), strict=True):
-            trained.set_gradient(gradient)
+            trained.weights.grad = gradient.to(trained.weights).view(trained.weights.shape)
 
     def step(self, scale: float) -> None:
-        """Takes one step of AdamW by the summed gradients times `scale`."""
+        """Takes one AdamW step with the summed gradients times `scale`."""
         self._dropped_L = [{} for _ in self.layers]
         for trained in self.parameters():
             trained.gradient.mul_(scale)
@@ -314,13 +310,13 @@ class TrainState:
         self.steps += 1
 
     def forget_gradients(self) -> None:
-        """Forgets all gradients, so that a step can be prepared anew."""
+        """Clears all gradients, so that a step can be prepared again."""
         for trained in self.parameters():
             trained.forget_gradient()
 
 
 class LayerState:
-    """State of the experts of one layer on this rank, as ReadableExperts, so that it can be sent to other ranks.
+    """ReadableExperts for the training states of one layer's experts on this rank, to send them to other ranks.
 
     Args:
         state: this rank's state of all layers.
@@ -335,5 +331,5 @@ class LayerState:
         return self._state.likes(self._layer)
 
     def weights(self, expert: int) -> ExpertState:
-        """Returns the state of an expert that this rank holds: views."""
+        """Returns views of the state of an expert that this rank holds, by parameter name."""
         return self._state.expert(self._layer, expert)

@@ -1,4 +1,4 @@
-"""Trainer: one rank's part of each training step. All ranks prepare a step together; each commits it on its own."""
+"""Trainer: one rank's part of each training step. All ranks prepare a step collectively; each commits it locally."""
 
 import math
 import time
@@ -25,14 +25,14 @@ from aurora.types.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """A step whose gradients are summed, so that a rank can commit it without the other ranks.
+    """Training step whose gradients are summed over all ranks, so that a rank can commit it without communication.
 
     Attributes:
         step: number of the step, from 0.
         loss: mean loss of the global batch's predicted tokens, without the load-balancing loss.
         router_loss: the load-balancing loss before weighting; zero if its weight is zero.
         gradient_norm: Euclidean norm of the gradient of all weights; each expert counts once, whatever its replicas.
-        scale: factor for the gradient, at most 1, that brings its norm within the limit.
+        scale: factor for the gradient, at most 1, by which its norm is clipped to the limit.
     """
 
     step: int
@@ -43,9 +43,9 @@ class PreparedStep:
 
 
 class Trainer:
-    """One rank's part of the training of a model. Dropout is off, so that a token's result does not depend on its rank.
+    """Trains a model on one of several ranks. Dropout is off, so that a token's result does not depend on its rank.
 
-    Between two steps, experts may move, and a trainer may go on with other ranks: call `join`, then `place`.
+    Between two steps, experts may move, and a trainer may continue with other ranks: call `join`, then `place`.
 
     Args:
         model: a model of `load_without_experts`, in `optimizer_dtype`.
@@ -55,7 +55,7 @@ class Trainer:
 
     Attributes:
         model: the model; the experts of its MoE layers are spread over all ranks.
-        state: the weights that this rank holds, and the optimizer's state of them.
+        state: the weights that this rank holds, with their AdamW state.
         placement: the experts of each rank; set by `place`.
     """
 
@@ -72,18 +72,18 @@ class Trainer:
         self.state = TrainState(model, options)
 
     def join(self, transport: Transport, cluster: Cluster) -> None:
-        """Makes this rank train with the ranks of `transport` from the next step on; `place` must follow.
+        """Sets the ranks with which this rank trains from the next step on; `place` must follow.
 
         Args:
-            transport: carries tokens, gradients and experts between the ranks.
-            cluster: the ranks' GPUs; those of a node fail together.
+            transport: carries tokens, gradients and experts between these ranks.
+            cluster: the ranks' GPUs; the GPUs of a node fail together.
         """
         self._transport, self._cluster = transport, cluster
         everyone_RR = 1 - np.eye(transport.ranks, dtype=np.int64)
         self._gradient_order = self._order(everyone_RR)
 
     def place(self, placement: Placement) -> int:
-        """Makes each rank hold and serve the experts that a placement gives it. A collective call.
+        """Moves experts between ranks according to `placement`, and uses it from the next step on. A collective call.
 
         Returns:
             Number of experts that moved between ranks.
@@ -112,7 +112,7 @@ class Trainer:
         return moved, seconds
 
     def planned(self) -> Placement:
-        """Returns a placement for the tokens since experts moved last, in which few experts move. Rank 0 plans for all.
+        """Returns a placement, computed on rank 0, for the loads since the last expert move, to which few experts move.
 
         A collective call.
         """
@@ -122,7 +122,7 @@ class Trainer:
         return tell_placement(found, slots, transport, len(load_LE))
 
     def warm_up(self, ranks: int) -> None:
-        """Plans once for `ranks` ranks, without using the plan, so that later plans need not load and compile code."""
+        """Computes and discards a placement for `ranks` ranks, so that later calls need not load and compile code."""
         load_LE, cluster = self._load_LE(), alike_ranks(ranks)
         slots, min_replicas = self.slots_among(ranks)
         held_R: list[HeldL] = [[()] * len(load_LE)] * ranks
@@ -131,12 +131,12 @@ class Trainer:
             held_R = [[slots_G[rank] for slots_G in found.slots_LG] for rank in range(ranks)]
 
     def slots_among(self, ranks: int) -> tuple[int, int]:
-        """Returns, for a training on `ranks` ranks, (experts that each holds in a layer, least replicas of each expert)."""
+        """Returns (slots of each rank in a layer, least replicas of each expert) for training on `ranks` ranks."""
         min_replicas = self._options.min_replicas_among(ranks)
         return max(self._options.slots_per_gpu or 0, -(-self.state.layers[0].count * min_replicas // ranks)), min_replicas
 
     def rebalance(self) -> int:
-        """Ends a window of steps: experts move if that pays, see Rebalancer. A collective call.
+        """Ends a window of steps, and moves experts if that pays off; see Rebalancer. A collective call.
 
         Returns:
             Number of experts that moved between ranks.
@@ -166,7 +166,7 @@ class Trainer:
         """Computes the gradients of the next step, summed over all ranks. A collective call: all ranks make it.
 
         Raises:
-            BadInput: if the loss or a gradient is not finite; on all ranks alike.
+            BadInput: on all ranks, if the loss or a gradient is not finite.
             RankFailed: if a rank is lost.
         """
         step, transport, began_s = self.state.steps, self._transport, self._clock()
@@ -181,7 +181,7 @@ class Trainer:
         return self._prepared(whole_loss, whole_router_loss, whole_squares)
 
     def take_gradient(self, gradient_X: torch.Tensor, loss: float, router_loss: float) -> PreparedStep:
-        """Prepares the next step from a gradient that was computed elsewhere, if this is the only rank.
+        """Prepares the next step, on the only rank of a run, from a gradient that other processes computed.
 
         Args:
             gradient_X: (X,) the gradient of all weights, in the sequence of `TrainState.weights_X`.
@@ -197,18 +197,19 @@ class Trainer:
         """The next step, by the sum of the gradient's squares. Raises BadInput unless it is finite."""
         step, norm = self.state.steps, math.sqrt(squares)
         if not math.isfinite(loss + norm):
-            raise not_finite(step, loss, norm)
+            found = f"{loss:g} and {norm:g}"
+            raise BadInput(f"step {step}: expected a finite loss and gradient, found {found}; try a smaller `learning_rate`")
         limit = self._options.max_norm
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
         return PreparedStep(step, loss, router_loss, norm, scale)
 
     def commit(self, prepared: PreparedStep) -> None:
-        """Performs the step that `prepare` returned last, without communication."""
+        """Applies the step from the last `prepare`, without communication."""
         assert prepared.step == self.state.steps, "a step is committed once"
         self.state.step(prepared.scale)
 
     def discard(self) -> None:
-        """Forgets a prepared or failed step, so that it can be prepared again, perhaps with other ranks."""
+        """Drops a prepared or failed step, so that it can be prepared again, possibly with other ranks."""
         self.state.forget_gradients()
 
     def _order(self, bytes_RR: IntArray) -> Order:
@@ -216,15 +217,8 @@ class Trainer:
         return ORDER["openshop"](bytes_RR, self._cluster.network, rng=np.random.default_rng(0))
 
 
-def not_finite(step: int, loss: float, norm: float) -> BadInput:
-    """Returns the error of a step whose loss or gradient is not finite."""
-    return BadInput(
-        f"step {step}: expected a finite loss and gradient, found {loss:g} and {norm:g}; try a smaller `learning_rate`"
-    )
-
-
 def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOptions) -> tuple[Trainer, dict[str, Any]]:
-    """Loads a model. Returns its trainer, and values that identify this training in checkpoints.
+    """Loads a model. Returns (its Trainer, values that identify this training in checkpoints).
 
     Args:
         path: the model's folder.
@@ -246,6 +240,6 @@ def alike_ranks(ranks: int, machine: int = 1) -> Cluster:
 
 
 def alike_ranks_on(node_R: Sequence[int]) -> Cluster:
-    """Returns a cluster of equal GPUs, one per rank, on the given nodes; GPUs of a node may fail together."""
+    """Returns a cluster of equal GPUs, one per rank; node_R is the node of each. GPUs of a node fail together."""
     gpus = (Gpu(f"rank-{rank}", "rank", node, 1e9, 1e9, 1) for rank, node in enumerate(node_R))
     return Cluster("ranks", tuple(gpus))

@@ -1,6 +1,6 @@
-"""A training run: its folder, to which one run at a time writes, and its steps, from the newest checkpoint to the final model.
+"""Training run: its folder, to which one run at a time writes, and its steps, from the newest checkpoint to the final model.
 
-`TrainingRun` performs the steps of a run with fixed ranks.
+`TrainingRun` runs the steps of a run with fixed ranks.
 """
 
 import json
@@ -39,10 +39,10 @@ MARK = ".run"  # in a run's folder while the run writes there
 
 @contextmanager
 def sole_run(output: Path) -> Iterator[str]:
-    """Context manager in which no other run writes to a folder. Yields a mark, which a file in the folder holds meanwhile.
+    """Context manager that locks a run's folder. Yields a random mark, which is in a file of the folder meanwhile.
 
     Raises:
-        BadInput: if another run is writing there, or the folder cannot be written.
+        BadInput: if another run holds the lock, or the folder cannot be written.
     """
     mark, path = secrets.token_hex(16), output / MARK
     with open_locked(path) as file:
@@ -62,7 +62,7 @@ def _write(file: FileIO, mark: str, path: Path) -> None:
 
 
 def has_mark(output: Path, mark: str) -> bool:
-    """Returns whether `sole_run` has written this mark to the folder, so that two hosts know that they share it."""
+    """Returns True if the folder has this mark from `sole_run`; so two hosts detect that they share the folder."""
     try:
         return (output / MARK).read_text() == mark
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def has_mark(output: Path, mark: str) -> bool:
 
 
 def shared_by_hosts(path: str) -> dict[str, str]:
-    """Returns values that must be the same on all hosts, by a description in words: aurora's version and the model's digest.
+    """Returns {description: value} of values that must be equal on all hosts: aurora's version and the model's digest.
 
     Args:
         path: the model's folder, or its name in the local hub cache.
@@ -88,17 +88,17 @@ MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's fold
 
 @dataclass(frozen=True)
 class CommittedStep:
-    """A step of a training run.
+    """Record of one committed step of a training run.
 
     Attributes:
-        step: its number, from 0.
+        step: number of the step, from 0.
         loss: mean loss of the global batch's predicted tokens, before the step.
         router_loss: the load-balancing loss before weighting; zero if its weight is zero.
         gradient_norm: Euclidean norm of the gradient.
         seconds: seconds of the step on the first rank.
-        moved: number of experts that moved between ranks before it.
-        pause: with `elastic`, the pause before it, if ranks were lost or joined; else None.
-        not_waited_for: with `redundancy`, the ranks for which it did not wait.
+        moved: number of experts that moved between ranks before the step.
+        pause: with `elastic`, the pause before the step, if ranks were lost or joined; else None.
+        not_waited_for: with `redundancy`, the ranks for which the step did not wait.
     """
 
     step: int
@@ -117,15 +117,15 @@ class TrainResult:
 
     Attributes:
         model: folder of the trained model.
-        ranks: number of ranks. On a leading host: the largest number on all hosts at one time; on a joining host: its own.
+        ranks: number of ranks. On the leader: largest number on all hosts at one time; on a joining host: its number of ranks.
         transport: name of the transport between ranks.
         min_replicas: least number of replicas of an expert.
         tokens: number of tokens of a global batch.
-        resumed: number of steps of the checkpoint from which the run went on; 0: none.
+        resumed: number of steps of the checkpoint from which the run was resumed; 0: not resumed.
         steps: the steps of this run.
-        remarks: a sentence for each file that could not be used or written, and for each answer of a rank that was unusable.
-        lost: with `elastic` or `redundancy`, a sentence for each rank that was lost; on a leading host those of all hosts, and
-            a sentence for each lost host.
+        remarks: one sentence per file that could not be used or written, and per unusable answer of a rank.
+        lost: with `elastic` or `redundancy`, one sentence per lost rank; on the leader, for the ranks of all hosts, and one
+            sentence per lost host.
     """
 
     model: Path
@@ -140,23 +140,23 @@ class TrainResult:
 
     @property
     def pauses(self) -> tuple[Pause, ...]:
-        """The pauses before its steps."""
+        """The pauses before the steps of this run."""
         return tuple(step.pause for step in self.steps if step.pause is not None)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of its steps; zero if it has no steps."""
+        """Trained tokens per second of the steps' time; 0 without steps."""
         seconds = sum(step.seconds for step in self.steps)
         return self.tokens * len(self.steps) / seconds if self.steps else 0.0
 
 
 def committed_step(prepared: PreparedStep, seconds: float, moved: int) -> CommittedStep:
-    """Returns the CommittedStep for a prepared step, with its seconds and the number of experts that moved before it."""
+    """Returns the CommittedStep of a prepared step; `moved`: number of experts that moved before it."""
     return CommittedStep(prepared.step, prepared.loss, prepared.router_loss, prepared.gradient_norm, seconds, moved)
 
 
 def log_step(file: Path, step: CommittedStep) -> list[str]:
-    """Adds a step to a run's log. If that fails, training goes on: returns a list with a sentence; else an empty list."""
+    """Appends a step to a run's log. Returns [] on success, else [sentence on the failure]; training continues."""
     try:
         with file.open("a", encoding="utf-8") as log:
             log.write(json.dumps(asdict(step)) + "\n")
@@ -177,7 +177,7 @@ def logged_steps(file: Path) -> set[int]:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run: its model, options and folder.
+    """Training run with fixed ranks, as one rank executes it: model, options and folder.
 
     Args:
         path: the model's folder.
@@ -199,17 +199,17 @@ class TrainingRun:
         transport_name: str,
         tell: Callable[[CommittedStep], CommittedStep] = lambda step: step,
     ) -> TrainResult:
-        """Performs all steps, after the newest checkpoint if `options.resume`, and writes the model. A collective call.
+        """Runs all steps (with `options.resume`, from the newest checkpoint), and writes the model. A collective call.
 
         Args:
-            trainer: has joined the transport; its experts are not placed yet.
+            trainer: the trainer, after `join` and before `place`.
             prepare: prepares the trainer's next step.
             transport: the trainer's transport.
             ranks, transport_name: number of ranks and name of the transport, for the result.
-            tell: called with each committed step; returns the step as it is to be logged.
+            tell: called with each committed step; returns the step to be logged.
 
         Returns:
-            The result; on all ranks the same, except for seconds and remarks.
+            The result, the same on all ranks except for seconds and remarks.
         """
         options, output, rank = self.options, self.output, transport.rank
         remarks = self._begin(trainer, transport)

@@ -6,7 +6,7 @@ from aurora.lazy_names import fetcher
 
 NAMES = {  # those that each module defines
     "cluster": "Cluster Gpu GpuKind",
-    "control": "AggregationResult ControlReport ControlWindow PlacementChange WorkerReport",
+    "control": "ControlReport ControlWindow PlacementChange",
     "network": "Cut Fabric Link Network TransferCurve leaf_spine servers",
     "options": "ControlOptions DriftOptions PlanOptions ProfileOptions SyntheticOptions",
     "placement": "FailureDomains GpuSlots Placement Rebalanced ReplicaPlacement ResilientPlacement SurvivalProbability",
@@ -16,7 +16,7 @@ NAMES = {  # those that each module defines
     "SlicePolicy has_next_slice",
     "requests": "RequestLoad RequestOptions Requests",
     "run_options": "RunOptions TrainOptions",
-    "schedule": "Hierarchy Order Schedule SubChannels",
+    "schedule": "Hierarchy Order Schedule",
     "token_routing": "TokenRouting",
     "trace": "TRACE_PHASES Trace TraceRecorder",
 }

@@ -23,7 +23,7 @@ MOST_LAYERS = 4096  # larger layer numbers are typing errors
 
 
 def as_array(what: str, value: ArrayLike) -> NDArray[Any]:
-    """Returns `value` as an array.
+    """Converts a value to an array, after checking that it has equal rows and no booleans.
 
     Raises:
         BadInput: if its rows differ in length, or booleans are among its numbers; the message calls it `what`.

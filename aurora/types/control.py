@@ -1,11 +1,9 @@
-"""Reports of control loops (loads, decisions, moves), and results of coded aggregation rounds."""
+"""Reports of control loops: loads, decisions, moves."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aurora.types.arrays import Value, numbers
 
@@ -101,42 +99,3 @@ class ControlReport(Value):
         numbers("control report, series", np.array([astuple(window) for window in self.series]).reshape(-1, 5), 2)
         moves = [(each.at_s, each.moves, each.bytes, each.took_s or 0.0, len(each.layers)) for each in self.changes]
         numbers("control report, changes", np.array(moves).reshape(-1, 5), 2)
-
-
-@dataclass(frozen=True)
-class WorkerReport:
-    """One worker's part in an aggregation round.
-
-    Attributes:
-        worker: the worker's number.
-        batches: the batches that it holds.
-        state: "working"; "used"; "not needed": others had delivered its batches before; "not waited for"; "wrong: ...": its
-            message is not the result of its batches; or the description of another failure.
-        seconds: seconds from the start of the round until its message came or the worker was given up; None before that.
-    """
-
-    worker: int
-    batches: tuple[int, ...]
-    state: str = "working"
-    seconds: float | None = None
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class AggregationResult(Value):
-    """The sum of one aggregation round.
-
-    Attributes:
-        total: the sum over all batches, in the shape of one batch's result.
-        arrived: the workers whose messages came before the sum was known, in the order of arrival.
-        reports: one report per worker.
-        seconds: seconds of the whole round.
-        compute_s: compute seconds of the slowest worker among `arrived`.
-        late: number of messages that belonged to earlier rounds or were sent twice.
-    """
-
-    total: NDArray[Any]
-    arrived: tuple[int, ...]
-    reports: tuple[WorkerReport, ...]
-    seconds: float
-    compute_s: float
-    late: int = 0

@@ -288,7 +288,7 @@ class Network(Value):
 
     @classmethod
     def equal(cls, gpus: int, Bps: float = 1.0, startup_s: float = 0.0) -> "Network":
-        """Returns a big switch whose ports all send and receive at one rate."""
+        """Returns a big switch (no fabric) with equal ports, which send and receive `Bps` bytes per second each."""
         return cls(np.full(gpus, float(Bps)), np.full(gpus, float(Bps)), np.full(gpus, float(startup_s)))
 
     @property

@@ -83,7 +83,8 @@ class RunOptions:
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous, without survive; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
-        order: "plan": the planned orders; "auto": the fastest for each message size, measured before and during serving.
+        order: "plan": the planned orders; "auto": the fastest for each message size, measured before and during serving, not
+            with survive.
         predictable: return the routing and the measured network of the run, for a simulation.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
         colocate: with interleave "processes": name of the group of GPUs, the same in all processes that share them.
@@ -128,6 +129,8 @@ class RunOptions:
         self._check_push()
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
+        if self.survive and self.order != "plan":
+            raise BadInput(f"`survive`: expected the planned orders, found {self.order}")
         if self.adapt is not None and self.predictable:
             raise BadInput("`adapt`: moves experts, expected no `compare`, which simulates a placement that stays")
         if self.dry_run and self.adapt is None:

@@ -11,37 +11,6 @@ from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, counts, 
 from aurora.types.network import Cut
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SubChannels(Value):
-    """Division of ports into sub-channels of about one rate, so that a fast port serves several slow ones at once.
-
-    A port of 400 Gbit/s with four sub-channels serves four ports of 100 Gbit/s with one each. A row of an order takes equally
-    many sub-channels at both of its ports, and is limited to their share of the slower port's rate.
-
-    Args:
-        row_X: (X,) int64, number of sub-channels that each row of an order takes at each of its ports.
-        out_G: (G,) int64, number of sub-channels that each port has for sending.
-        in_G: (G,) int64, number of sub-channels that each port has for receiving.
-
-    Raises:
-        BadInput: if out_G and in_G differ in length, or a number is negative.
-    """
-
-    row_X: IntArray
-    out_G: IntArray
-    in_G: IntArray
-
-    def __post_init__(self) -> None:
-        set_checked(self, counts, "sub-channels, ", "row_X", "out_G", "in_G")
-        if len(self.out_G) != len(self.in_G):
-            raise BadInput(f"sub-channels: expected as many senders as receivers, found {len(self.out_G)} and {len(self.in_G)}")
-
-    @property
-    def reversed(self) -> "SubChannels":
-        """The sub-channels of the reversed order."""
-        return SubChannels(self.row_X[::-1], self.in_G, self.out_G)
-
-
 def rotated_pairs(ranks: int) -> IntArray:
     """Returns (X, 2) int64, every ordered pair of ranks: (i, i + 1) for all ranks i, then (i, i + 2), ..., modulo `ranks`.
 
@@ -67,7 +36,6 @@ class Order(Value):
         share_X2: (X, 2) float64, the part of its pair's bytes that each row carries, as an interval within 0 to 1: (0, 0.25) is
             the first quarter. None: every pair is one row.
         paced: whether rates are limited so that all rows end at the same time.
-        sub_channels: limits the transfers under way instead of sends_open and recvs_open; None: not used.
         tier_X: (X,) int64, the tier of each row, from zero. A rank has separate ports in each tier: sequence and limits hold
             among its rows of one tier, and rows of different tiers do not wait for each other. None: all rows are in one tier.
 
@@ -81,7 +49,6 @@ class Order(Value):
     recvs_open: int = 1
     share_X2: FloatArray | None = None
     paced: bool = False
-    sub_channels: SubChannels | None = None
     tier_X: IntArray | None = None
 
     def __post_init__(self) -> None:
@@ -89,8 +56,6 @@ class Order(Value):
         set_checked(self, numbers, "order, ", "share_X2")
         if min(self.sends_open, self.recvs_open) < 1:
             raise BadInput(f"order {self.method}: expected at least one open send and receive")
-        if self.sub_channels is not None and len(self.sub_channels.row_X) != len(self.pairs_X2):
-            raise BadInput(f"order {self.method}: expected sub-channels for each of {len(self.pairs_X2)} rows")
         if self.share_X2 is not None and self.share_X2.shape != self.pairs_X2.shape:
             raise BadInput(f"order {self.method}: expected a share for each row, found {self.share_X2.shape}")
         if self.tier_X is not None and len(self.tier_X) != len(self.pairs_X2):
@@ -109,16 +74,15 @@ class Order(Value):
     @cached_property
     def one_to_one(self) -> bool:
         """True if each rank sends to one rank and receives from one at a time, in each tier."""
-        return self.sends_open == self.recvs_open == 1 and self.sub_channels is None
+        return self.sends_open == self.recvs_open == 1
 
     @cached_property
     def reversed(self) -> "Order":
         """The order of the transposed all-to-all (combine after dispatch): the same transfers backwards in time."""
         share_X2 = None if self.share_X2 is None else self.share_X2[::-1]
-        sub_channels = None if self.sub_channels is None else self.sub_channels.reversed
         tier_X = None if self.tier_X is None else self.tier_X[::-1]
         windows = self.recvs_open, self.sends_open
-        return Order(self.method, self.pairs_X2[::-1, ::-1], *windows, share_X2, self.paced, sub_channels, tier_X)
+        return Order(self.method, self.pairs_X2[::-1, ::-1], *windows, share_X2, self.paced, tier_X)
 
     def opened(self, transfers: int) -> "Order":
         """Returns the order with sends_open and recvs_open set to `transfers`; itself unless both are one in it.
@@ -161,12 +125,12 @@ class Order(Value):
     @cached_property
     def in_sequence_X(self) -> BoolArray:
         """(X,) bool: True for rows whose sequence matters, because a port of the row has more rows than it may have open."""
-        port_X2, _, _, in_sequence_P = self._ports
+        port_X2, _, in_sequence_P = self._ports
         return locked(np.asarray(in_sequence_P[port_X2].any(axis=1)))
 
     @property
-    def _ports(self) -> tuple[IntArray, IntArray, IntArray, BoolArray]:
-        """The two ports (X, 2) of each row and what it takes of them (X,), and by port what it has, and if it keeps a sequence.
+    def _ports(self) -> tuple[IntArray, IntArray, BoolArray]:
+        """The two ports (X, 2) of each row; by port, the rows that it may have open, and whether it keeps a sequence.
 
         Ports are numbered by tier, in each first the senders and then the receivers.
         """
@@ -174,14 +138,8 @@ class Order(Value):
         port_X2 = self.pairs_X2 + np.array([0, ranks])
         if self.tier_X is not None:
             port_X2 = port_X2 + 2 * ranks * self.tier_X[:, None]
-        if self.sub_channels is None:
-            takes_X, capacity_P = np.ones(len(port_X2), np.int64), np.repeat([self.sends_open, self.recvs_open], ranks)
-        else:
-            takes_X = self.sub_channels.row_X
-            capacity_P = np.concatenate([self.sub_channels.out_G[:ranks], self.sub_channels.in_G[:ranks]])
-        capacity_P = np.tile(capacity_P, self.tiers)
-        wanted_P = np.bincount(port_X2.ravel(), np.repeat(takes_X, 2), minlength=len(capacity_P))
-        return port_X2, takes_X, capacity_P, wanted_P > capacity_P
+        capacity_P = np.tile(np.repeat([self.sends_open, self.recvs_open], ranks), self.tiers)
+        return port_X2, capacity_P, np.bincount(port_X2.ravel(), minlength=len(capacity_P)) > capacity_P
 
     @cached_property
     def stage_X(self) -> IntArray:
@@ -190,22 +148,22 @@ class Order(Value):
         A rank's stage consists of all its rows with one stage number. It starts when the rank's previous stage has ended, and
         ends as a whole; a rank does not wait for stages of other ranks. Rows are numbered in sequence: a row gets the smallest
         number that is no less than the numbers of earlier rows at its two ports, and at which both ports have room for it
-        (sends_open and recvs_open, or sub-channels). Ports that may have all of their rows open do not count. Each tier is
-        numbered independently; a stage has the rows of all tiers with its number.
+        (sends_open and recvs_open). Ports that may have all of their rows open do not count. Each tier is numbered
+        independently; a stage has the rows of all tiers with its number.
 
         Ranks cannot deadlock: a transfer waits only for stages with smaller numbers, so by induction every stage ends. Rows
         without bytes may be left out, if both of their ends leave them out.
         """
-        port_X2, takes_X, capacity_P, in_sequence_P = self._ports
+        port_X2, capacity_P, in_sequence_P = self._ports
         in_sequence, capacity = in_sequence_P.tolist(), capacity_P.tolist()
         last, free, stages = [0] * len(capacity), capacity_P.tolist(), []
-        for ports, takes in zip(port_X2.tolist(), takes_X.tolist(), strict=True):
+        for ports in port_X2.tolist():
             kept = [port for port in ports if in_sequence[port]]
-            stage = max((last[port] + (free[port] < takes) for port in kept), default=0)
+            stage = max((last[port] + (free[port] == 0) for port in kept), default=0)
             for port in kept:
                 if stage > last[port]:
                     last[port], free[port] = stage, capacity[port]
-                free[port] -= takes
+                free[port] -= 1
             stages.append(stage)
         return locked(np.array(stages, dtype=np.int64))
 

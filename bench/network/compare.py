@@ -29,7 +29,7 @@ from aurora.types import Network
 PREFILL, DECODE = (0.3, 0.05), 0.0012
 METHODS = {
     False: ("openshop-best", "birkhoff", "paced", "all-at-once"),
-    True: ("openshop-best", "sub-channels", "paced", "all-at-once"),
+    True: ("openshop-best", "paced", "all-at-once"),
 }
 
 

@@ -22,6 +22,7 @@ from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Cluster, Gpu, Order
 
 TORCH, AUTO = "all_to_all_single", "auto"
+PLANNED = "openshop-best"  # the order that AUTO may choose beside all at once, paced and TORCH
 QUIET_S = 0.02  # between runs: queues drain
 MEET_S = 0.005  # after all have met: gloo's barrier lets ranks go milliseconds apart
 
@@ -43,7 +44,7 @@ def measure(
 ) -> tuple[list[list[Span]], str]:
     """This rank's spans by job, and what AUTO chose."""
     cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
-    choice = calibrate(transport, cluster, _planned(cluster))
+    choice = calibrate(transport, cluster, PLANNED)
     return _spans(jobs, transport, cluster, choice, repetitions), str(choice)
 
 
@@ -55,7 +56,7 @@ def measure_watched(
     AUTO is watched from phase to phase. drawn: the matrices of a phase. busy: by phase, how many other processes compute.
     """
     cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
-    choice = calibrate(transport, cluster, _planned(cluster))
+    choice = calibrate(transport, cluster, PLANNED)
     watch = OrderWatch(choice, AUTO, cluster.gpus[seat.rank], None)
     spans: list[dict[str, list[Span]]] = []
     used: list[OrdersUsed] = []
@@ -73,7 +74,7 @@ def _watched_spans(
     """Each matrix by TORCH and by AUTO, the one or the other first."""
     spans: dict[str, list[Span]] = {TORCH: [], AUTO: []}
     for index, bytes_GG in enumerate(drawn):
-        planned = ORDER[_planned(cluster)](bytes_GG, cluster.network, rng=np.random.default_rng(0))
+        planned = ORDER[PLANNED](bytes_GG, cluster.network, rng=np.random.default_rng(0))
         to, of = bytes_GG[transport.rank].tolist(), bytes_GG[:, transport.rank].tolist()
         sends, recvs = (torch.zeros(sum(sizes), dtype=torch.uint8).split_with_sizes(sizes) for sizes in (to, of))
         for method in (TORCH, AUTO) if index % 2 else (AUTO, TORCH):
@@ -164,7 +165,7 @@ def _prepared(
     out, into = torch.zeros(sum(to), dtype=torch.uint8), torch.zeros(sum(of), dtype=torch.uint8)
     if job.method == TORCH:
         return lambda: dist.all_to_all_single(into, out, of, to)
-    name = _planned(cluster) if job.method == AUTO else job.method
+    name = PLANNED if job.method == AUTO else job.method
     planned = ORDER[name](job.bytes_GG, cluster.network, rng=np.random.default_rng(0))
     order: Order | None = planned
     if choice is not None and job.method == AUTO:
@@ -177,11 +178,6 @@ def start_together(transport: GlooTransport) -> None:
     """All hosts read one clock here: sleep until it shows what is late enough for each."""
     now_s = transport.gather(torch.tensor([time.perf_counter()], dtype=torch.double))
     time.sleep(max(0.0, float(now_s.max()) + MEET_S - time.perf_counter()))
-
-
-def _planned(cluster: Cluster) -> str:
-    """The order that AUTO may choose beside all at once, paced and TORCH."""
-    return "openshop-best" if cluster.equal else "sub-channels"
 
 
 def all_ready(spans_RJ: Sequence[Sequence[Sequence[Span]]]) -> list[list[float]]:

@@ -34,7 +34,7 @@ from aurora.types import Network
 SHALLOW = 256_000
 BUFFERS = {"deep": DEEP, "shallow": SHALLOW}
 EQUAL = (TORCH, "all-at-once", "sjf", "random", "spread-out", "openshop-best", "birkhoff", "paced", AUTO)
-MIXED = (TORCH, "all-at-once", "sjf", "openshop-best", "sub-channels", "paced", AUTO)
+MIXED = (TORCH, "all-at-once", "sjf", "openshop-best", "paced", AUTO)
 SMALL, TINY = 1 / 25, 1 / 250
 TINY_BYTES = 64
 STARTUP = "start-up"

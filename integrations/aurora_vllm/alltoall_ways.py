@@ -1,4 +1,4 @@
-"""Times, before serving begins, the ways to perform an all-to-all in vLLM: its own, by ordered messages, and by push."""
+"""Times, before serving, the ways to perform an all-to-all in vLLM: vLLM's own, by ordered messages, and by ordered push."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class EngineAllToAll(NamedTuple):
 
     Attributes:
         exchange: performs a dispatch and its combine as vLLM does.
-        slots_LG: by MoE layer, the experts that each rank holds, in the sequence of its weights.
+        slots_LG: for each MoE layer, the experts of each rank, in the sequence of its weights.
         row: layout of a token's row.
         most_tokens: largest number of tokens that a rank has in one batch.
-        graphs: whether vLLM captures CUDA graphs.
+        graphs: True: vLLM captures CUDA graphs.
         device: device of the tokens.
     """
 
@@ -43,16 +43,16 @@ class EngineAllToAll(NamedTuple):
 
 
 def time_ways(transport: Transport, engine: EngineAllToAll, exchange_of: Mapping[str, Exchange]) -> OrderCalibration:
-    """Times a dispatch and its combine in each way, for batches of several sizes.
+    """Times a dispatch plus combine in several ways, for batches of several sizes. Returns the seconds by size and way.
 
-    A collective call: all ranks make it and get the same result. The tokens choose experts evenly. CUDA graphs are captured and
-    replayed if vLLM does so.
+    A collective call with the same result on all ranks. The tokens choose experts evenly. If vLLM uses CUDA graphs, each way is
+    captured and replayed.
 
     Args:
         transport: carries the measured seconds between the ranks.
-        engine: gives the sizes of the batches.
-        exchange_of: by the name of each way, a function that performs a dispatch and its combine. The last way is kept unless
-            another one is faster.
+        engine: vLLM's all-to-all, which determines batch sizes and row layout.
+        exchange_of: {name of a way: function that performs a dispatch and its combine}. The last way is the default, which
+            another must beat to be chosen.
     """
     from aurora.runtime.order_calibration import calibrate_calls
 

@@ -1,7 +1,7 @@
-"""A placement that follows its traffic through EPLB: rank 0 decides after each of EPLB's windows, and broadcasts expert maps.
+"""Adapts the placement to traffic through EPLB: rank 0 decides after each of EPLB's windows, and broadcasts expert maps.
 
-EPLB applies one expert map per rebalance window. With synchronous moves a decision is split into rounds: between two forward
-passes come as many of them as lengthen a pass by a tenth, or one round.
+EPLB applies one expert map per rebalance window. With synchronous moves a rebalance is split into rounds; between two forward
+passes, as many rounds are run as lengthen a pass by at most a tenth, but at least one.
 """
 
 import logging
@@ -37,7 +37,7 @@ WAIT_S = 0.001  # between two looks whether it has come
 
 
 class PassTimes:
-    """Start times and tokens of the forward passes since the last `take`.
+    """Records start times and tokens of forward passes.
 
     Args:
         clock: returns the present time in seconds.
@@ -52,14 +52,14 @@ class PassTimes:
         self._passes.append((self._clock(), tokens))
 
     def shortest_s(self) -> float:
-        """Returns the least seconds from one pass to the next among the last RECENT; 0 if there were fewer than two passes."""
+        """Returns the shortest time between the starts of two passes among the last RECENT; 0 before the second pass."""
         began_s_P = np.array([began_s for began_s, _ in self._passes])
         return float(np.diff(began_s_P)[-RECENT:].min(initial=np.inf)) if len(began_s_P) > 1 else 0.0
 
     def take(self) -> tuple[float, float] | None:
-        """Returns the median seconds from pass to pass and the median tokens of a pass, and forgets the passes.
+        """Returns (median seconds from pass to pass, median tokens per pass) since the last call, and clears the passes.
 
-        Returns None if there were fewer than two.
+        Returns None if there were fewer than two passes.
         """
         passes, self._passes = self._passes, deque(maxlen=MOST_PASSES)
         if len(passes) < 2:
@@ -69,30 +69,30 @@ class PassTimes:
 
 
 class EplbPlacement:
-    """Chooses, on one rank, the experts of EPLB's physical experts (slots), so that they follow the traffic.
+    """Computes the expert maps with which EPLB adapts to the traffic: one object per rank.
 
-    Rank 0 alone runs the controller, in a thread (the follower), and broadcasts its decisions as expert maps. So all ranks
-    apply the same maps, although their clocks differ. Neither an error nor a late decision stops serving: the experts stay
-    where they are, a line in the log says so, and a counter counts it.
+    Only rank 0 runs the controller, in a thread (the follower), and broadcasts its decisions as expert maps. So all ranks apply
+    the same maps, although their clocks differ. Neither an error nor a late decision stops serving: the experts stay where they
+    are, and the failure is logged and counted.
 
     Args:
-        settings: the controller's options, and whether this is a dry run, in which nothing moves.
+        settings: the controller's options, and `dry_run`.
         facts: facts about the model and this rank.
         cluster: the ranks' GPUs and ports; None: equal GPUs, and moves count as free until one has been measured.
-        stalls: whether serving waits while experts move.
+        stalls: True: serving waits while experts move.
         broadcast: overwrites a tensor with rank 0's values on all ranks; a collective call.
         metrics: counts decisions, moves and failures.
-        alive: returns whether EPLB's part that moves experts still runs.
+        alive: returns True while EPLB's thread that moves experts runs.
         clock: returns the present time in seconds.
-        profile: gives the seconds that a load takes on each kind of GPU, by its compute curves; None: the cluster's speeds do.
+        profile: its compute curves give the cost of load on each kind of GPU; None: the cluster's speeds give it.
 
     Attributes:
         layers: number of MoE layers of the model.
-        heartbeat: watches decisions and moves, and beats while none of them is stuck.
+        heartbeat: HeartbeatThread that beats while no decision or move is stuck.
         passes: the forward passes of this window.
-        in_pieces: True: EPLB moves experts in pieces and calls `next_piece` between passes. False: all moves of a decision are
-            in the map that `next_map` returns.
-        under_way: whether a decision is awaited or moves are left for the next pass; the same on all ranks.
+        in_pieces: True: EPLB moves experts in pieces and calls `next_piece` between passes. False: the map that `next_map`
+            returns contains all moves of a decision.
+        under_way: True: a decision is pending, or moves are left for the next pass; the same on all ranks.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class EplbPlacement:
             compile_decisions()
 
     def change_ranks(self, rank: int, ranks: int) -> None:
-        """Goes on as rank `rank` of `ranks` without the lost ranks.
+        """Continues as rank `rank` of `ranks` remaining ranks.
 
-        A new controller begins with the experts that EPLB holds now, and takes all GPUs for equal.
+        A new controller starts from the experts that EPLB holds now, and assumes equal GPUs.
         """
         self._facts, self._cluster = replace(self._facts, rank=rank, ranks=ranks), None
         self._controller = self._follower = self._wanted = self._asked_s = None
@@ -138,26 +138,26 @@ class EplbPlacement:
         self._rounds.clear()
 
     def next_map(self, load_LE: torch.Tensor, physical_LP: torch.Tensor) -> torch.Tensor:
-        """Returns (L, P) int64, the expert that each physical expert is to hold next; called after each window.
+        """Returns the next expert map, (L, P) int64: the expert that each slot must hold. Call it after each window.
 
-        A collective call; the result is the same on all ranks.
+        A collective call with the same result on all ranks.
 
         Args:
             load_LE: (L, E) tokens of each expert in the window, the same on all ranks.
-            physical_LP: (L, P) the expert that each physical expert holds now, rank by rank.
+            physical_LP: (L, P) the expert that each slot (physical expert) holds now, rank by rank.
         """
         return self._agreed(lambda held_LGP: self._decide(load_LE.numpy(), held_LGP), physical_LP)
 
     def next_piece(self, physical_LP: torch.Tensor) -> torch.Tensor:
-        """Returns (L, P) int64, the map after the next rounds of moves of the last decision.
+        """Returns the expert map, (L, P) int64, after the next rounds of moves of the last decision.
 
-        A collective call, to be made between passes if `under_way`; argument as in `next_map`.
+        A collective call, to be made between passes while `under_way`; argument as in `next_map`.
         """
         return self._agreed(self._go_on, physical_LP)
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Context manager around the moves of one map; it times them."""
+        """Context manager that times the moves of one map, which run inside it."""
         began_s = self._clock()
         with self.heartbeat.step():
             yield

@@ -1,4 +1,4 @@
-"""A placement that follows its traffic without EPLB: between forward passes, weights move and expert maps are rewritten."""
+"""Adapts the placement to traffic without EPLB: moves weights and rewrites vLLM's expert maps between forward passes."""
 
 import logging
 import time
@@ -28,16 +28,16 @@ LOG = logging.getLogger("vllm.aurora")
 
 
 class ExpertSlots:
-    """The slots of one MoE layer of vLLM on this rank, whose experts can be replaced between two forward passes.
+    """Replaces the experts of one vLLM MoE layer on this rank between two forward passes.
 
     Weights and maps are overwritten in place, so that captured CUDA graphs read the new ones.
 
     Args:
-        held: the experts in the layer's slots.
+        held: the expert in each of the layer's slots.
         weights: the layer's weight tensors; their first axis is the slots.
         maps: tensors (E,) that vLLM's kernels and loaders read: the slot of every expert on this rank, -1 for none.
-        orders: the planned orders of dispatch and combine; None: they are not planned.
-        alltoalls: returns those of the layer's all-to-alls that aurora performs and that have been built.
+        orders: the planned orders of dispatch and combine; None: not planned.
+        alltoalls: returns the all-to-all objects of the layer that aurora has built so far.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ExpertSlots:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The planned dispatch and combine as operations; empty if they are not planned."""
+        """The planned dispatch and combine as operations; empty if not planned."""
         return self._ops
 
     @ops.setter
@@ -82,12 +82,12 @@ class ExpertSlots:
         wanted: Sequence[int],
         arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({}),
     ) -> None:
-        """Replaces experts in the slots; the next forward pass serves by the new expert map.
+        """Replaces experts in the slots; the next forward pass uses the new expert map.
 
         Args:
             expert_map: the new map of the layer, over all ranks.
             wanted: the new expert of each of this rank's slots, as many as before.
-            arrived: weights by name of each expert that was not in its slot before.
+            arrived: new experts of this rank, each with its weights by name.
         """
         for slot, (before, expert) in enumerate(zip(self._held, wanted, strict=True)):
             if expert != before:
@@ -102,14 +102,14 @@ class ExpertSlots:
 
 
 class BetweenPasses:
-    """Lets one rank communicate between two forward passes, and holds the counts of tokens in the passes.
+    """BetweenSteps of vLLM: lets one rank communicate between two forward passes, and holds the token counts of the passes.
 
     Args:
         transport: carries tensors between the expert-parallel ranks.
-        time_slices: grants the port for an exchange.
+        time_slices: grants the port for an all-to-all.
 
     Attributes:
-        tokens_LE: (L, E) int64, to which each pass adds this rank's tokens of each expert; None: they are not counted.
+        tokens_LE: (L, E) int64 counter, to which each pass adds this rank's tokens per expert; None: no counting.
     """
 
     def __init__(self, transport: Transport, time_slices: TimeSlices) -> None:
@@ -117,11 +117,11 @@ class BetweenPasses:
         self.tokens_LE: torch.Tensor | None = None
 
     def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers the tensor `row` of every rank, all of one shape: (R, *row.shape) on the CPU. A collective call."""
+        """All-gathers `row`, which has the same shape on all ranks. Returns (R, *row.shape) on the CPU. A collective call."""
         return self.transport.gather(row)
 
     def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
-        """Performs an exchange in a time slice of the port, and returns its seconds on this rank. A collective call."""
+        """Performs an all-to-all in a time slice of the port. Returns its seconds on this rank. A collective call."""
         with self._time_slices.exchanging(self.transport):
             start_s = _finished_s()  # else its time would be that of the last pass too
             self.transport.exchange(order, sends, recvs, lambda *_: None)
@@ -129,20 +129,20 @@ class BetweenPasses:
             return time.perf_counter() - start_s
 
     def work_between_steps(self, work: Callable[[], None]) -> float:
-        """Performs `work` on this rank's experts. Returns the seconds that it took, those on the GPU included."""
+        """Calls `work`, which changes this rank's experts. Returns its duration in seconds, GPU included."""
         start_s = _finished_s()
         work()
         return _finished_s() - start_s
 
 
 class ExpertMapPlacement:
-    """Makes the experts of one rank follow the traffic by expert maps.
+    """Adapts the experts of one rank to the traffic, by moving weights and rewriting expert maps.
 
     Rank 0 decides in a thread beside serving; experts move between forward passes. All ranks must make the same forward passes,
-    dummy passes of idle ranks included, because each pass makes collective calls.
+    including dummy passes of idle ranks, because each pass makes collective calls.
 
     Args:
-        settings: the controller's options, and whether this is a dry run, in which nothing moves.
+        settings: the controller's options, and `dry_run`.
         facts: facts about the model and this rank.
         cluster: the ranks' GPUs and ports; None: equal GPUs, and moves count as free until one has been measured.
         layers: the model's MoE layers.
@@ -151,7 +151,7 @@ class ExpertMapPlacement:
         transport: carries tensors between the ranks.
         time_slices: grants the port.
         metrics: counts decisions, moves and failures.
-        profile: gives the seconds that a load takes on each kind of GPU, by its compute curves; None: the cluster's speeds do.
+        profile: its compute curves give the cost of load on each kind of GPU; None: the cluster's speeds give it.
     """
 
     def __init__(
@@ -197,11 +197,11 @@ class ExpertMapPlacement:
         return Follower(controller, self._perform, settings.dry_run, self._say)
 
     def begin(self) -> None:
-        """Makes the placement follow the traffic from the next forward pass on. Called on all ranks after warm-up."""
+        """Starts to adapt the placement, from the next forward pass on. Called on all ranks after warm-up."""
         self._serving = True
 
     def begin_pass(self) -> None:
-        """Does the next piece of a change before a forward pass: sends a slice of weights, or puts a placement into force.
+        """Does the next part of a migration before a forward pass: sends a slice of weights, or switches layers over.
 
         A collective call.
         """
@@ -220,7 +220,7 @@ class ExpertMapPlacement:
             tokens_LE += self._choices.counted(rows)
 
     def close(self) -> None:
-        """Stops following the traffic; moves that are under way are given up."""
+        """Stops to adapt the placement, and abandons unfinished moves."""
         self._live.close()
         if self._follower is not None:
             self._follower.close()

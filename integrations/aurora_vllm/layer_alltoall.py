@@ -1,6 +1,6 @@
-"""A MoE layer's all-to-all in vLLM: a token travels once to each rank, or to each server, that holds experts that it chose.
+"""A MoE layer's all-to-all in vLLM: a token travels once to each rank (hierarchical: once to each server) of its experts.
 
-The order is the planned one, the one that was measured to be fastest, or one that is made for each batch.
+The order is the planned one, the one measured to be fastest, or one that is computed for each batch.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ ReportPhase = Callable[[str, int, Span | None, IntArray], None]  # phase, layer,
 
 
 class LayerAllToAll:
-    """Dispatch and combine of one MoE layer on one rank.
+    """Performs dispatch and combine of one MoE layer on one rank, by messages in an order.
 
-    In a small batch, in which no rank would send SMALL_BYTES or more to another, every rank sends all its rows at once and
-    straight to their ranks. That is faster than taking turns or going over servers.
+    In a small batch, in which no rank would send SMALL_BYTES or more to another, every rank sends all its rows at once, without
+    an order and flat, because that is faster.
 
     Args:
         layer: the MoE layer's index.
         transport: carries tensors between the expert-parallel ranks.
         time_slices: grants the port for an all-to-all.
-        slots_G: for each rank, the experts it holds, in the sequence of its weights.
-        planned_orders: (order of the dispatch, order of the combine); None: `order_of_batch` makes one for every batch, the
+        slots_G: for each rank, its experts, in the sequence of its weights.
+        planned_orders: (order of the dispatch, order of the combine); None: `order_of_batch` computes one for every batch, the
             same on all ranks.
-        hierarchy: the servers and chunks of an all-to-all over servers (two hops); None: all-to-alls are flat (one hop).
-        network: the ranks' network, for orders made per batch; None: equal ports.
+        hierarchy: the servers and chunks of hierarchical all-to-alls; None: all-to-alls are flat.
+        network: the ranks' network, for orders computed per batch; None: equal ports.
         report: called with (phase, layer, Span, bytes_GG (G, G)) for each all-to-all, once all its work has been launched.
         clock: marks the beginning and the end of all-to-alls.
         device: device of the tokens.
-        watched: shared by all layers; chooses for each batch, by measurement, the order, and flat or two hops. None: the order
-            is `planned_orders`, and the hops are those of `hierarchy`.
+        watched: shared by all layers; chooses the order, and flat or hierarchical, for each batch by measured times. None: the
+            order is from `planned_orders`, and `hierarchy` decides whether all-to-alls are hierarchical.
 
     Attributes:
         planned_orders: as given; may be replaced between two batches.
-        at_once: the orders (dispatch, combine) of a small batch.
+        at_once: orders (dispatch, combine) of small batches.
         expert_map: maps experts to ranks; `place` replaces it.
     """
 
@@ -77,7 +77,7 @@ class LayerAllToAll:
         self.at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
 
     def place(self, expert_map: ExpertMap, local: Sequence[int]) -> None:
-        """Replaces the expert map by which tokens are sent, from the next batch on.
+        """Replaces the expert map that routes tokens to ranks, from the next batch on.
 
         Args:
             expert_map: the new map, over all ranks.
@@ -95,11 +95,11 @@ class LayerAllToAll:
         Args:
             hidden: (N, H), hidden states of this rank's tokens.
             weights, index: (N, K), the weights and the experts that the router chose for each token.
-            own_rows: the rows whose choices this rank counts; others are padding, or another tensor-parallel rank counts them.
+            own_rows: rows whose choices this rank counts; the others are padding, or counted by another tensor-parallel rank.
 
         Returns:
-            (rows, weights, index, batch): the P rows that arrived at this rank (P, H), their weights (P, K), their experts
-            (P, K), and the DispatchedBatch for `combine`. A choice that another rank serves has weight zero and an expert that
+            (rows, weights, index, batch): the P received rows (P, H), their weights (P, K), their experts (P, K), and the
+            DispatchedBatch for `combine`. Choices of experts on other ranks have weight zero, and an index of an expert that
             is not on this rank.
         """
         batch = DispatchedBatch(self, own_rows)
@@ -111,20 +111,20 @@ class LayerAllToAll:
         return received.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
     def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:
-        """Sends the experts' results back to the tokens' ranks and sums them. A collective call: all ranks make it.
+        """Sends expert outputs back to the ranks of their tokens, and sums them. A collective call: all ranks make it.
 
         Args:
-            answers: (P, H), the local experts' results for the P rows of `dispatch`.
-            batch: the DispatchedBatch that `dispatch` returned.
+            answers: (P, H), the local experts' outputs for the P rows of `dispatch`.
+            batch: the DispatchedBatch from `dispatch`.
 
         Returns:
-            (N, H), for each of this rank's tokens the sum over its experts.
+            (N, H), each token's expert outputs, summed.
         """
         assert len(answers) == batch.received
         return batch.finish(answers.contiguous())
 
     def orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
-        """Returns the orders of dispatch and combine for a batch that is not small; bytes_GG (G, G): from rank to rank."""
+        """Returns the orders (dispatch, combine) for a batch that is not small; bytes_GG (G, G): its bytes between ranks."""
         if self.planned_orders is not None:
             return self.planned_orders
         order = order_of_batch(_between(bytes_GG), self.hierarchy, self.network)
@@ -132,16 +132,16 @@ class LayerAllToAll:
 
 
 class DispatchedBatch(ExpertParallelLayer):
-    """A batch of a layer from its dispatch to its combine, as an ExpertParallelLayer whose experts the engine computes.
+    """State of one batch of a layer from dispatch to combine: an ExpertParallelLayer whose experts vLLM computes.
 
     Args:
         alltoall: the layer's all-to-all.
         own_rows: as in `LayerAllToAll.dispatch`.
 
     Attributes:
-        received: number of rows that arrived at this rank.
-        tokens_G: (G,) number of choices that each rank's experts compute, counted over the own rows of all ranks.
-        aggregate: time span of the weighted sum at the end; None before the sum has been launched.
+        received: number of rows that this rank received.
+        tokens_G: (G,) number of (token, expert) choices that each rank computes, counted over all ranks' `own_rows`.
+        aggregate: time span of the weighted sum at the end; None until the sum has been launched.
     """
 
     tokens_G: IntArray
@@ -161,29 +161,29 @@ class DispatchedBatch(ExpertParallelLayer):
         self._began = alltoall.clock.mark()
 
     def start(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> tuple[RowPerRank, torch.Tensor]:
-        """Sends the tokens; see `ExpertParallelLayer.dispatch`."""
+        """Dispatches the tokens. Returns their layout and the received rows; see `ExpertParallelLayer.dispatch`."""
         layout, rows = self.dispatch(hidden, index, weights)
         assert isinstance(layout, RowPerRank)
         self._layout, self.received = layout, len(rows)
         return layout, rows
 
     def finish(self, answers: torch.Tensor) -> torch.Tensor:
-        """Sends the answers back, and returns their sums; see `ExpertParallelLayer.combine`."""
+        """Sends expert outputs back, and returns their sums by token; see `ExpertParallelLayer.combine`."""
         self._began = self._alltoall.clock.mark()
         return self.combine(self._layout, answers)
 
     def report(self, phase: str) -> None:
-        """Reports the all-to-all of `phase` to the layer's `report`. Called once all its work has been launched."""
+        """Passes the times of the all-to-all of `phase` to the layer's `report`, once all its work has been launched."""
         alltoall = self._alltoall
         took = span(self._began, alltoall.clock.mark())
         alltoall.report(phase, alltoall.layer, took, self._bytes_SGG.sum(axis=0))
 
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
-        """Returns the layout with a row per server if the layer is hierarchical, else per rank; for every top_k."""
+        """Returns the layout class with one row per server if the layer is hierarchical, else per rank; ignores `top_k`."""
         return super().layout_kind(top_k) if self.hierarchical else RowPerRank
 
     def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """Gathers the row counts of all ranks; with them, in the same message, the numbers for `tokens_G`."""
+        """All-gathers the row counts and returns them; the same message also carries the counts for `tokens_G`."""
         assert isinstance(layout, RowPerRank)
         tokens_R = torch.bincount(layout.rank_NK[self._own_rows].flatten(), minlength=self.transport.ranks)
         mine, watched = torch.cat([tokens_R, layout.counts]), self._alltoall.watched
@@ -193,9 +193,9 @@ class DispatchedBatch(ExpertParallelLayer):
         return counts
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether this batch goes over servers: it is not small, and `watched`, if there is one, chooses so.
+        """Returns True if this batch is to be hierarchical: it is not small, and `watched` (if not None) chooses so.
 
-        If `watched` has been asked, the batch's exchanges must run inside its `exchanging`, so that it can time its choice.
+        If `watched` was asked, the batch's exchanges must run inside its `exchanging`, so that it can time its choice.
         """
         self._small, watched = _is_small(flat_RR * row_bytes), self._alltoall.watched
         return not self._small and (watched is None or watched.over_servers(flat_RR, row_bytes))
@@ -229,7 +229,7 @@ class DispatchedBatch(ExpertParallelLayer):
 
 
 def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:
-    """Returns an order for one batch: an open-shop schedule of the ranks, or of the servers if the all-to-all is hierarchical.
+    """Returns an order computed for one batch: an open-shop schedule of the ranks, or of the servers if hierarchical.
 
     Args:
         bytes_GG: (G, G) with a zero diagonal, bytes from each rank to each other, summed over the all-to-all's steps.

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the all-to-all, on vLLM's /metrics if vLLM collects from all processes, else on a port of their own."""
+"""Prometheus metrics of all-to-alls: on vLLM's /metrics if vLLM collects from all processes, else on a separate port."""
 
 import time
 from collections.abc import Mapping
@@ -45,21 +45,21 @@ class _Layer:
 
 
 class Metrics:
-    """Counters, histograms and gauges of one rank. Bounds are computed from the plan's cluster, and drift from its profile.
+    """Prometheus counters, histograms and gauges of one rank. Bounds use the plan's cluster, and drift uses its profile.
 
-    A metric without a value is left out. Bound, gap, drift and the plan's time need a plan; drift also needs a record, and
+    Metrics without a value are not exported. Bound, gap, drift and the plan's time need a plan; drift also needs a record, and
     balancedness needs traffic.
 
-    If a rank was started again, two processes export metrics with the same labels to one folder: their counters and histograms
-    add up, and gauges show the latest value.
+    If a rank was restarted, two processes export metrics with the same labels to one folder: their counters and histograms add
+    up, and gauges show the latest value.
 
     Args:
-        model_name: the name under which vLLM serves the model; a label of all metrics, as of vLLM's own.
-        rank: this expert-parallel rank, the label `ep_rank`.
-        decoder_layers: for each MoE layer, by index, the number of its decoder layer, the label `layer`.
-        plan: the plan that is served; None: vLLM's own placement, without bounds and drift.
-        settings: the plugin's settings; they name the plan's file.
-        registry: where the metrics are registered.
+        model_name: the name under which vLLM serves the model; a label of all metrics, as in vLLM.
+        rank: this expert-parallel rank; exported as label `ep_rank`.
+        decoder_layers: {MoE layer: its decoder layer}; exported as label `layer`.
+        plan: the plan in use; None: vLLM's own placement, without bounds and drift.
+        settings: the plugin's settings, with the path of the plan.
+        registry: Prometheus registry for the metrics.
 
     Raises:
         ValueError: if `registry` already has metrics of these names.
@@ -108,19 +108,19 @@ class Metrics:
                 written.labels(**self._labels).set(path.stat().st_mtime)
 
     def change_ranks(self, rank: int) -> None:
-        """Counts from now on as rank `rank`, the number of this rank after others were lost.
+        """Exports metrics as rank `rank` from now on, after a change of ranks.
 
-        There is no plan for the ranks that are left, so there are no bounds any more.
+        Bounds are no longer exported, because the plan is for other ranks.
         """
         self._rank, self._plan = rank, None
 
     def add_exchange(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
-        """Adds one all-to-all.
+        """Adds one all-to-all to the metrics.
 
         Args:
             phase: "dispatch" or "combine".
-            seconds: how long it took on this rank, waiting for others included.
-            bytes_GG: (G, G) bytes from each rank (row) to each rank (column); the diagonal is not sent.
+            seconds: its duration on this rank, including waits for other ranks.
+            bytes_GG: (G, G) bytes from each rank (row) to each rank (column); the diagonal is ignored.
         """
         between_GG = bytes_GG.copy()
         np.fill_diagonal(between_GG, 0)
@@ -136,7 +136,7 @@ class Metrics:
                 of.gap.set(of.total_s / of.total_bound_s - 1)
 
     def add_tokens(self, layer: int, tokens_G: IntArray) -> None:
-        """Adds the tokens that each rank's experts compute in one layer of a forward pass.
+        """Adds the tokens of each rank in one layer of a forward pass to the metrics.
 
         Args:
             layer: the MoE layer's index.
@@ -153,7 +153,7 @@ class Metrics:
         of.mean, of.most = of.mean + float(tokens_G.mean()), of.most + most
 
     def refresh(self) -> None:
-        """Sets the balancedness of all layers with traffic, at most once in REFRESH_S seconds."""
+        """Updates the balancedness of all layers with traffic, at most every REFRESH_S seconds."""
         now_s = time.monotonic()
         if now_s - self._refreshed_s < REFRESH_S:
             return
@@ -167,7 +167,7 @@ class Metrics:
         self._lost_records.inc()
 
     def update_drift(self, tokens_TLE: IntArray) -> None:
-        """Sets the gauges of drift: the distance of the traffic from the plan's profile beyond chance, chance, and the tokens.
+        """Sets the drift gauges: distance of the traffic from the plan's profile beyond chance, chance level, and tokens.
 
         Args:
             tokens_TLE: (T, L, E) this rank's recorded tokens by window, MoE layer and expert.
@@ -187,7 +187,7 @@ def exchange_bound(bytes_GG: IntArray, network: Network) -> float:
     """Returns a lower bound in seconds on an all-to-all: the busiest port or, in a network of servers, the busiest NIC.
 
     Args:
-        bytes_GG: (G, G) bytes from each rank to each other; of a hierarchical all-to-all those of both hops.
+        bytes_GG: (G, G) bytes from each rank (row) to each other; for a hierarchical all-to-all, the sum of both hops.
         network: the plan's network.
     """
     if (nics := nics_of(network)) is None:
@@ -213,7 +213,7 @@ def drift(tokens_TLE: IntArray, planned_TLE: IntArray) -> tuple[float, float]:
     """Returns the distance between two samples of traffic, and the distance that chance alone explains, both from 0 to 1.
 
     The distance is the total variation between the experts' shares, averaged over layers. Tokens of one request choose similar
-    experts, so windows differ more than windows of independent tokens would. By that factor, a sample counts as fewer tokens.
+    experts, so windows vary more than for independent tokens; the samples' token counts are divided by this overdispersion.
 
     Args:
         tokens_TLE: (T, L, E) recorded tokens by window.

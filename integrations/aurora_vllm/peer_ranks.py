@@ -1,6 +1,6 @@
-"""Lets the ranks of one server agree, over a store that they share, whether to serve by the plan, and finds lost ranks.
+"""Agreement of a server's ranks, through a shared store, on whether to use the plan; and detection of lost ranks.
 
-Either every rank serves by the plan, or none does. When a collective fails, lost ranks are found by their process ids, because
+Either every rank uses the plan, or none does. When a collective fails, lost ranks are found by their process ids, because
 gloo's error messages name an address and no rank.
 """
 
@@ -23,7 +23,7 @@ REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict 
 
 
 class Verdict(NamedTuple):
-    """Agreement of all ranks on whether they serve by the plan."""
+    """Common decision of all ranks on the plan: `refusal` is None if they use it, else the reason why not."""
 
     refusal: str | None  # why the ranks do not serve by the plan; None if they do
     report_here: bool  # whether this rank is the one that logs the refusal
@@ -32,9 +32,9 @@ class Verdict(NamedTuple):
 def agree(
     store: Any, key: str, rank: int, ranks: int, fingerprint: str, refusal: str | None, timeout_s: float
 ) -> Verdict:  # fmt: skip
-    """Tells the other ranks whether this one can serve by the plan, and returns the verdict, which is the same on all ranks.
+    """Publishes whether this rank can use the plan, and returns the common decision, which is the same on all ranks.
 
-    Rank 0 decides. If it does not answer in time, the first rank that gives up waiting decides for all.
+    Rank 0 decides. If it does not answer in time, the first rank whose wait times out decides for all.
 
     Args:
         store: a torch.distributed Store that all ranks reach.
@@ -42,7 +42,7 @@ def agree(
         rank: this rank.
         ranks: number of ranks.
         fingerprint: digest of the plan and settings, which must be equal on all ranks.
-        refusal: why this rank cannot serve by the plan; None if it can.
+        refusal: why this rank cannot use the plan; None if it can.
         timeout_s: seconds that rank 0 waits for the others.
     """
 
@@ -87,7 +87,7 @@ EXIT_S = 2.0  # within which a dying process is seen to have exited
 
 
 class PeerProcesses:
-    """Host, process id and status folder of every rank, which the ranks exchange once over a torch.distributed Store."""
+    """Host, process id and status folder of every rank, exchanged once through a torch.distributed Store."""
 
     def __init__(self, store: Any, key: str, rank: int, ranks: int, folder: str = "") -> None:
         """Publishes this rank's process."""
@@ -97,7 +97,7 @@ class PeerProcesses:
         self._process_R: dict[int, tuple[str, int, str]] = {}
 
     def read_all(self) -> bool:
-        """Reads the entries that the other ranks published. Returns False if a rank has published none."""
+        """Reads the entries that the ranks published. Returns False if one has not published its entry."""
         if not self._store.check([f"{self._key}/process/{rank}" for rank in range(self._ranks)]):
             return False
         for rank in range(self._ranks):
@@ -106,13 +106,13 @@ class PeerProcesses:
         return True
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Forgets all ranks but those at the positions `kept` among the ranks known so far; ranks keep their numbers."""
+        """Drops all ranks except those at positions `kept` in the present list of ranks; rank numbers do not change."""
         left = list(self._process_R)
         self._process_R = {left[index]: self._process_R[left[index]] for index in kept}
 
     @property
     def here(self) -> dict[int, str]:
-        """The status folder of each rank that runs on this host, by rank, ascending."""
+        """{rank: its status folder} of the ranks on this host, ascending."""
         return {rank: folder for rank, (host, _, folder) in sorted(self._process_R.items()) if host == self._host}
 
     @property
@@ -121,7 +121,7 @@ class PeerProcesses:
         return len(self.here) == self._ranks
 
     def lost(self) -> list[int]:
-        """Returns the other ranks of this host whose process has exited."""
+        """Returns the other ranks of this host whose processes have exited."""
         return [
             rank
             for rank, (host, pid, _) in self._process_R.items()
@@ -130,7 +130,7 @@ class PeerProcesses:
 
 
 def is_running(pid: int) -> bool:
-    """Returns whether a process of this host exists, running or stopped. A zombie counts as gone."""
+    """Returns True if a process of this host exists, running or stopped; False for a zombie."""
     return process_state(pid) != GONE
 
 
@@ -145,14 +145,14 @@ def process_state(pid: int) -> str:
 
 
 class Processes(Protocol):
-    """Interface of objects that know the processes of a server's ranks."""
+    """Interface of objects that detect ranks whose processes have exited."""
 
     def lost(self) -> list[int]:
         """Returns the ranks whose process has exited."""
 
 
 def end_with_parent() -> None:
-    """Makes this process end as soon as its parent has ended, even while this process waits for something."""
+    """Makes this process end as soon as its parent has ended, even while a call blocks."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -1,6 +1,6 @@
-"""State of the plugin in the log and as metrics: whether it is engaged, its heartbeat, and the controller's decisions.
+"""State of the plugin in the log and in metrics: whether it is engaged, its heartbeat, and the controller's decisions.
 
-The plugin is engaged if it does all that its settings ask for."""
+"Engaged" means that the plugin does all that its settings request."""
 
 import logging
 import math
@@ -37,14 +37,14 @@ STUCK_S = 5.0  # a step that takes longer is stuck; with BEAT_S below the 10 s w
 
 
 class PluginStatus:
-    """State of the plugin in one rank, which the gauge `aurora_engaged` shows: 1 if it is engaged, else 0 and a reason.
+    """Logs the state of the plugin in one rank, and exports it as gauge `aurora_engaged`: 1 if engaged, else 0 and a reason.
 
     Args:
         settings: the plugin's settings.
         model_name: the name under which vLLM serves the model.
         rank: this expert-parallel rank.
-        reports: whether this process is the one that logs messages that hold for all processes of the server.
-        registry: where the gauge is registered; it is served at `metrics_port` if vLLM cannot show it.
+        reports: True: this process logs the messages that concern all processes of the server.
+        registry: Prometheus registry for the gauge; it is served at `metrics_port` if vLLM cannot show it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PluginStatus:
         """Logs how the model is served, and sets the gauge to 1 unless `falls_short` was called.
 
         Args:
-            how: text for the log: who places experts, who orders all-to-alls (`ServedPlan.summary`).
+            how: text for the log on placement and order of all-to-alls, from `ServedPlan.summary`.
         """
         if not self._falls_short:
             self._set(1, "")
@@ -78,15 +78,15 @@ class PluginStatus:
         self.falls_short(reason, report_here, f"; {WITHOUT_PLUGIN}")
 
     def falls_short(self, reason: str, report_here: bool | None = None, consequence: str = "") -> None:
-        """Logs that the plugin does not do all that its settings ask for, and sets the gauge to 0.
+        """Logs that the plugin does not do all that its settings request, and sets the gauge to 0.
 
         Args:
-            reason: a sentence: what the plugin does not do, and why.
-            report_here: whether this rank logs a warning; None: the process with `reports` does.
-            consequence: end of the sentence: what vLLM does instead.
+            reason: a sentence on what the plugin does not do, and why.
+            report_here: True: this rank logs a warning; None: the process with `reports` does.
+            consequence: end of the sentence, on what vLLM does instead.
 
         Raises:
-            RankFailed: if the settings say that the plugin is required.
+            RankFailed: if the setting `required` is True.
         """
         self._falls_short = True
         self._set(0, reason)
@@ -101,12 +101,12 @@ class PluginStatus:
 
 
 class HeartbeatThread:
-    """Thread that calls `beat` every BEAT_S seconds while the watched work lives and no step of it takes longer than STUCK_S.
+    """Thread that calls `beat` every BEAT_S seconds while some work is alive and no step of it takes longer than STUCK_S.
 
     Args:
         beat: the function to call.
-        alive: returns whether the watched work still runs.
-        tells: whether to log a warning when the beats cease.
+        alive: returns True while the work runs.
+        tells: True: log a warning when the beats stop.
         clock: returns the present time in seconds.
     """
 
@@ -124,7 +124,7 @@ class HeartbeatThread:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context manager around one step of the watched work."""
+        """Context manager that must surround each step of the work, to time it."""
         self._began_s = self._clock()
         try:
             yield
@@ -133,12 +133,12 @@ class HeartbeatThread:
 
     @property
     def well(self) -> bool:
-        """True if the watched work runs and is not stuck in a step."""
+        """True if the work is alive and not stuck in a step."""
         began_s = self._began_s
         return self._alive() and (began_s is None or self._clock() - began_s < STUCK_S)
 
     def look(self) -> None:
-        """Beats if all is well. Else logs a warning, the first time."""
+        """Calls `beat` if `well`; otherwise logs a warning, once."""
         before, self._beats = self._beats, self.well
         if self._beats:
             self._beat()
@@ -152,15 +152,14 @@ class HeartbeatThread:
 
 
 class ControlMetrics:
-    """Metrics of the controller, which runs on rank 0, and the heartbeat of each rank.
+    """Metrics of the placement controller (on rank 0), and the heartbeat of this rank.
 
-    If processes share metrics through files and the disk is full, values are lost: one line in the log says so, and serving
-    goes on.
+    If processes share metrics through files and the disk is full, values are lost: this is logged once, and serving continues.
 
     Args:
         model_name: the name under which vLLM serves the model, a label of all metrics.
         rank: this expert-parallel rank, the label `ep_rank`.
-        registry: where the metrics are registered. If it already has metrics of these names, these here are not shown.
+        registry: Prometheus registry; if it already has metrics of these names, these are not exported.
     """
 
     def __init__(self, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
@@ -201,16 +200,16 @@ class ControlMetrics:
             self._lost = True
 
     def beat(self) -> None:
-        """Sets the heartbeat to the present time: the part that moves experts is well."""
+        """Sets the heartbeat gauge to the present time; called while the code that moves experts works."""
         with self._kept():
             self._heartbeat.labels(**self._labels).set_to_current_time()
 
     def tell(self, line: str, status: "ControlStatus") -> None:
-        """Logs a line of the follower, and counts the decision or the failure that the line reports.
+        """Logs a line from the follower, and updates the metrics with new decisions and failures.
 
         Args:
             line: the line.
-            status: the follower's status, from which a new decision or failure is seen.
+            status: the follower's status; compared with the last one to detect new decisions and failures.
         """
         if (decision := status.last) is not None and decision is not self._told:
             self._told = decision
@@ -234,7 +233,7 @@ class ControlMetrics:
             self._decisions.labels(**self._labels, kind=decision.kind).inc()
 
     def moved(self, moved_bytes: int, seconds: float) -> None:
-        """Adds the bytes and seconds of a decision's moves; the decision is in force now."""
+        """Adds the bytes and seconds of a decision's moves, once its placement is in force."""
         with self._kept():
             self._bytes.labels(**self._labels).inc(moved_bytes)
             self._seconds.labels(**self._labels).inc(seconds)

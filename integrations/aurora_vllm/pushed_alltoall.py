@@ -30,13 +30,13 @@ MakeMemory = Callable[[int], SymmetricMemory]
 
 
 class PushedRounds(NamedTuple):
-    """A batch of a layer between its dispatch and its combine.
+    """State of one batch of a layer between dispatch and combine by push.
 
     A batch with more tokens than the buffers hold is pushed in several rounds.
 
     Attributes:
         rounds: the dispatched rows of each round.
-        received: number of rows of all rounds, places for rows that were not sent included.
+        received: number of row slots of all rounds, including empty ones.
     """
 
     rounds: list[Dispatched]
@@ -44,17 +44,17 @@ class PushedRounds(NamedTuple):
 
 
 class PushedLayer:
-    """Dispatch and combine of one MoE layer on one rank, in each of the ways PUSHES.
+    """Performs dispatch and combine of one MoE layer on one rank by push, in each of the ways in PUSHES.
 
     Args:
-        push: the buffers, which all layers share, with a table for each way and layer.
-        layer, layers: the MoE layer's index, and how many there are.
-        slots_G: for each rank, the experts it holds.
-        order: the order of the dispatch; the combine has it reversed.
+        push: the buffers, shared by all layers, with an order table for each way and layer.
+        layer, layers: the MoE layer's index, and the number of MoE layers.
+        slots_G: for each rank, its experts.
+        order: the order of the dispatch; the combine uses its reverse.
 
     Attributes:
         push: as given.
-        rank_E: (E + 1,) the rank of each expert; the last entry, the number of ranks, stands for no expert.
+        rank_E: (E + 1,) the rank of each expert; the last entry, equal to the number of ranks, means "no expert".
     """
 
     def __init__(self, push: OrderedPush, layer: int, layers: int, slots_G: Slots, order: Order) -> None:
@@ -68,7 +68,7 @@ class PushedLayer:
 
     @property
     def planned_orders(self) -> tuple[Order, Order]:
-        """The orders of dispatch and combine; they may be replaced between two batches."""
+        """The orders (dispatch, combine); may be replaced between two batches."""
         return self._orders
 
     @planned_orders.setter
@@ -79,14 +79,14 @@ class PushedLayer:
             self.push.set_order(self._tables[name], orders[0], gated)
 
     def place(self, expert_map: ExpertMap, _local: Sequence[int]) -> None:
-        """Replaces the expert map by which tokens are sent, from the next batch on; it must have no replicas."""
+        """Replaces the expert map that routes tokens to ranks, from the next batch on; it must have no replicas."""
         self.rank_E[:-1] = expert_map.rank_P[expert_map.physical_EM[:, 0]].to(self.rank_E.device)
         self._elsewhere.copy_((self.rank_E[:-1] != self.push.rank).int().argmax())
 
     def dispatch(
         self, way: str, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PushedRounds]:
-        """Sends this rank's tokens to the ranks of their experts. A collective call in which the host waits for nothing.
+        """Sends this rank's tokens to the ranks of their experts. A collective call in which the host never waits.
 
         Args:
             way: one of PUSHES.
@@ -95,9 +95,9 @@ class PushedLayer:
             most_tokens: largest number of tokens of any rank in this batch; the same on all ranks.
 
         Returns:
-            (rows, weights, index, batch): rows (P, H), one for each token that any rank could have sent, zero if it was not
-            sent here; the rows' weights (P, K) and experts (P, K); and the PushedRounds for `combine`. A choice that another
-            rank serves has weight zero and an expert that is not on this rank.
+            (rows, weights, index, batch): rows (P, H), one for each token of any rank, zero if it was not sent here; the rows'
+            weights (P, K) and experts (P, K); and the PushedRounds for `combine`. Choices of experts on other ranks have
+            weight zero, and an index of an expert that is not on this rank.
         """
         push, packing = self.push, MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
         rank_NK, tail = self.rank_E[index.long()], packing.tail(weights, index)
@@ -116,7 +116,7 @@ class PushedLayer:
         return joined[0], joined[1], joined[2], PushedRounds(rounds, len(joined[0]))
 
     def combine(self, way: str, answers: torch.Tensor, batch: PushedRounds) -> torch.Tensor:
-        """Sends the experts' results (P, H) back to the tokens' ranks; returns (N, H), their sums. A collective call."""
+        """Sends expert outputs (P, H) back to the tokens' ranks. Returns (N, H), their sums by token. A collective call."""
         rows = [len(came.rows) for came in batch.rounds]
         of_rounds = zip(batch.rounds, answers.contiguous().split_with_sizes(rows), strict=True)
         sums = [self.push.combine(self._tables[way], came, part) for came, part in of_rounds]
@@ -126,16 +126,16 @@ class PushedLayer:
 def pushed_layers(
     transport: Transport, make_memory: MakeMemory, engine: EngineAllToAll, plan: Plan | None
 ) -> tuple[OrderedPush, dict[int, PushedLayer]] | str:
-    """Makes the buffers of the push, and a PushedLayer for each MoE layer. A collective call.
+    """Creates the push buffers, and a PushedLayer for each MoE layer. A collective call.
 
     Args:
-        transport: by which the ranks tell each other whether they succeeded.
+        transport: carries messages on success or failure between the ranks.
         make_memory: see `OrderedPush`.
-        engine: gives the layers, and the sizes of their batches.
-        plan: gives the orders, if it is for flat all-to-alls. None: ranks send to all others at once.
+        engine: vLLM's all-to-all, which determines layers and batch sizes.
+        plan: its orders are used if they are for flat all-to-alls. None: ranks send to all others at once.
 
     Returns:
-        The buffers, and the layers by index; or, as a sentence that is the same on all ranks, why a rank could not make them.
+        (buffers, {MoE layer: PushedLayer}); or, if a rank failed, a sentence with the reason, the same on all ranks.
     """
     from aurora.runtime.transports.push import LANES, OrderedPush
 
@@ -158,10 +158,10 @@ def pushed_layers(
 
 
 def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
-    """Checks, with a few tokens, that each of PUSHES returns every row to its token unchanged. A collective call.
+    """Checks with a few tokens, and experts that return their input, that each way in PUSHES works. A collective call.
 
     Raises:
-        RuntimeError: if other values come back.
+        RuntimeError: if a combine returns wrong values.
     """
     token_N1, row = torch.arange(min(engine.most_tokens, 16), device=engine.device)[:, None], engine.row
     columns = torch.arange(row.width, device=engine.device)
@@ -178,14 +178,15 @@ def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
 
 
 def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> MakeMemory | str:
-    """Returns a function that makes memory into which all ranks can write; called with bytes.
+    """Returns a function that, called with a size in bytes, allocates memory into which all ranks can write.
 
-    Returns a sentence instead if these ranks cannot have such memory. A collective call; all ranks get the same answer.
+    Returns a sentence with the reason instead if these ranks cannot have such memory. A collective call with the same kind of
+    result on all ranks.
 
     Args:
-        group: the ranks' process group on GPUs; on CPUs it is not used.
-        transport: by which the ranks tell each other their GPUs.
-        on_one_host: whether all ranks run on this machine.
+        group: the ranks' process group on GPUs; unused on CPUs.
+        transport: carries the GPUs' ids between the ranks.
+        on_one_host: True: all ranks run on this machine.
     """
     from aurora.profiler.devices import linked_by_nvlink
 
@@ -201,6 +202,6 @@ def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> Make
 
 
 def told(transport: Transport, text: str) -> list[str]:
-    """Gathers a short text of each rank, cut off at NAME_BYTES. Returns them by rank. A collective call."""
+    """All-gathers a short text, cut to NAME_BYTES. Returns the ranks' texts, by rank. A collective call."""
     told_RX = transport.gather(torch.tensor([*text.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")], dtype=torch.uint8))
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in told_RX.tolist()]

@@ -25,13 +25,13 @@ _COMPUTE, _IDLE = PHASES.index(COMPUTE), PHASES.index(IDLE)
 
 
 class RankProgress:
-    """Writer of this rank's progress.
+    """Writes this rank's progress to its file.
 
     Args:
         path: the file to write to; None: the progress is not published.
 
     Attributes:
-        exchange: for each of EXCHANGES a context manager, inside which this rank waits for the others.
+        exchange: one context manager per kind in EXCHANGES, to be entered while this rank waits for the others.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -45,13 +45,13 @@ class RankProgress:
         self.beat()
 
     def begin_pass(self, tokens: int) -> None:
-        """Notes that a forward pass begins, with `tokens` tokens of this rank."""
+        """Records the start of a forward pass with `tokens` tokens of this rank."""
         self._tokens, self._compute_ns, self._phase = tokens, 0, _IDLE
         self._set(_COMPUTE)
         self._began_ns = self._since_ns
 
     def end_pass(self) -> None:
-        """Notes that the forward pass has ended, and its times."""
+        """Records the end of the forward pass, and its times."""
         self._set(_IDLE)
         words, number = self._words, self._words[PASSES]
         at = RING + number % RING_PASSES * PASS_WORDS
@@ -61,11 +61,11 @@ class RankProgress:
         words[PASSES], words[LAYER] = number + 1, NO_LAYER
 
     def layer(self, number: int) -> None:
-        """Notes that the MoE layer with index `number` begins."""
+        """Records the start of the MoE layer with index `number`."""
         self._words[LAYER] = number
 
     def arrive(self, phase: int) -> None:
-        """Notes that this rank has arrived at an exchange and waits for all others; `phase` is an index in PHASES."""
+        """Records that this rank has arrived at an exchange and waits for all others; `phase` is an index in PHASES."""
         now_ns, words = time.monotonic_ns(), self._words  # as `_set`, but twice in each layer: calls take time
         if self._phase == _COMPUTE:
             self._compute_ns += now_ns - self._since_ns
@@ -75,18 +75,18 @@ class RankProgress:
         words[DOING] = self._exchanges << 8 | phase
 
     def leave(self) -> None:
-        """Notes that the exchange has ended, and that this rank computes again."""
+        """Records that the exchange has ended and this rank computes again."""
         now_ns, words = time.monotonic_ns(), self._words
         self._phase, self._since_ns = _COMPUTE, now_ns
         words[SINCE] = now_ns
         words[DOING] = self._exchanges << 8 | _COMPUTE
 
     def idle(self) -> None:
-        """Notes that this rank computes nothing."""
+        """Records that this rank is idle."""
         self._set(_IDLE)
 
     def count_anew(self) -> None:
-        """Counts exchanges from zero again, so that ranks agree after an exchange that failed on some of them only."""
+        """Resets the count of exchanges, so that ranks agree after an exchange that failed only on some of them."""
         self._exchanges = 0
         self._set(_IDLE)
 
@@ -101,19 +101,19 @@ class RankProgress:
     # What the watchdog's thread writes
 
     def serve(self) -> None:
-        """Notes that warm-up is over."""
+        """Records that warm-up is over."""
         self._words[SERVES] = 1
 
     def end(self) -> None:
-        """Notes that this rank ends as intended. If its engine process is gone, nothing is noted: the rank counts as lost."""
+        """Records that this rank ends as intended. If its engine process is gone, records nothing: the rank counts as lost."""
         self._words[LEFT] = os.getppid() == self._words[ENGINE]
 
     def beat(self) -> None:
-        """Gives a sign of life."""
+        """Records a heartbeat."""
         self._words[BEAT] = time.monotonic_ns()
 
     def balance(self, balancer: str, layers: int) -> None:
-        """Notes the state of EPLB's background thread, one of BALANCERS, and of how many layers it has begun the moves."""
+        """Records the state of EPLB's background thread (one of BALANCERS), and the number of layers whose moves it began."""
         words, now = self._words, (BALANCERS.index(balancer), layers)
         if (words[BALANCER], words[BALANCER_LAYERS]) != now:
             words[BALANCER_SINCE], words[BALANCER_PASSES] = time.monotonic_ns(), words[PASSES]
@@ -121,12 +121,12 @@ class RankProgress:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this rank has been in its exchange; 0 if it is in none."""
+        """Seconds since this rank arrived at its present exchange; 0 outside of exchanges."""
         phase, since_ns = self._phase, self._since_ns
         return 0.0 if phase in (_COMPUTE, _IDLE) else (time.monotonic_ns() - since_ns) / 1e9
 
     def publish_links(self) -> None:
-        """Publishes the addresses of this rank's TCP connections, and those of peers that acknowledge or answer nothing."""
+        """Publishes the addresses of this rank's TCP connections, and of peers that do not acknowledge or answer."""
         own, peers, silent = connections()
         if self._asked != self._exchanges:
             self._asked, self._unanswering = self._exchanges, unanswering(peers)
@@ -137,7 +137,7 @@ class RankProgress:
 
 
 class Waiting:
-    """Context manager around each exchange of one kind. After an error the rank is still shown as waiting in the exchange."""
+    """Context manager around the exchanges of one kind. After an error, the rank still counts as waiting in the exchange."""
 
     def __init__(self, progress: RankProgress, phase: str) -> None:
         self._progress, self._phase = progress, PHASES.index(phase)
@@ -151,7 +151,7 @@ class Waiting:
 
 
 class RankFiles:
-    """Reader of the progress of all ranks of a server that run on this host.
+    """Reads the progress of the ranks of a server that run on this host.
 
     Args:
         folder: folder of the ranks' files.
@@ -164,13 +164,13 @@ class RankFiles:
         self._words: dict[int, memoryview] = {}
 
     def keep(self, ranks: list[int]) -> None:
-        """Forgets all ranks except `ranks`, and deletes their files."""
+        """Drops all ranks except `ranks`, and deletes the files of the dropped ones."""
         for lost in set(self.ranks) - set(ranks):
             file_of(self._folder, lost).unlink(missing_ok=True)
         self.ranks = ranks
 
     def serving(self) -> bool:
-        """Returns whether all ranks are past their warm-up, and none has ended as intended."""
+        """Returns True if all ranks are past warm-up, and none has ended as intended."""
         for rank in self.ranks:
             if rank not in self._words:
                 with suppress(OSError, ValueError):
@@ -186,20 +186,20 @@ class RankFiles:
         return {rank: _state(words, now_ns, window_s, len(engines) > 1, rank, owners) for rank, words in words_R.items()}
 
     def silent_s(self, rank: int) -> float:
-        """Returns the seconds since a rank's last sign of life; infinite if its process does not run."""
+        """Returns the seconds since a rank's last heartbeat; infinity if its process does not run."""
         words = self._words[rank]
         runs = process_state(words[WORKER]) == RUNS
         return (time.monotonic_ns() - words[BEAT]) / 1e9 if runs else float("inf")
 
     def lost(self) -> list[int]:
-        """Returns the ranks whose worker or engine process has ended, except those that this process belongs to."""
+        """Returns the ranks whose worker or engine process has ended, except the rank of this process."""
         self.serving()
         pids = {rank: {words[WORKER], words[ENGINE]} for rank, words in sorted(self._words.items()) if not words[LEFT]}
         return [r for r, both in pids.items() if os.getpid() not in both and GONE in map(process_state, both)]
 
 
 def file_of(folder: Path, rank: int) -> Path:
-    """Returns the path of a rank's file."""
+    """Returns the path of a rank's progress file."""
     return folder / f"{FILE}{rank}"
 
 

@@ -1,4 +1,4 @@
-"""The parent of vLLM's servers, one per data-parallel rank: starts them, decides which ranks are lost, and tells the survivors.
+"""Parent process of vLLM's servers, one per data-parallel rank: starts them, detects lost ranks, and informs the survivors.
 
 A change is a numbered switch from one set of serving ranks to another, when ranks are lost or join."""
 
@@ -57,14 +57,14 @@ OF_ENGINE = "VLLM::"  # how vLLM's own names of its processes begin
 
 @dataclass(frozen=True)
 class Look:
-    """Observation of one rank at one time.
+    """Observed state of one rank at one time.
 
     Attributes:
         exit_code: exit code of its server; None while it runs.
         processes: process ids of its engine and workers.
-        stopped: whether one of its processes is stopped (SIGSTOP).
-        runnable: whether one of its processes computes, or waits for a processor.
-        status: status of its engine, as vLLM's fault tolerance names it; None: no answer.
+        stopped: True: one of its processes is stopped (SIGSTOP).
+        runnable: True: one of its processes is running or waits for a CPU.
+        status: status of its engine in vLLM's fault-tolerance API; None: no answer.
         change: number of the last change that it has completed.
         failed: id of the request whose change it refused or could not complete; empty: none.
     """
@@ -79,12 +79,12 @@ class Look:
 
 
 class ServingRanks:
-    """Decides from observations which ranks are lost, and numbers the changes. It does no input or output of its own.
+    """Decides from observations which ranks are lost, and numbers the changes. Does no I/O.
 
     Args:
         ranks: the numbers of the ranks.
-        hang_s: seconds for which a rank may be stopped, or not answer, before it is lost. While its processes are runnable, it
-            is STARVED times as long, because a busy machine lets them wait.
+        hang_s: seconds without an answer, or stopped, after which a rank counts as lost; STARVED times as long while its
+            processes are runnable, because they may only wait for a busy CPU.
 
     Attributes:
         alive: ranks that serve.
@@ -100,14 +100,14 @@ class ServingRanks:
         self._processes: dict[int, frozenset[int]] = {}
 
     def lost(self, looks: dict[int, Look], now_s: float) -> dict[int, str]:
-        """Moves the ranks that are lost from `alive` to `dead`; a change begins if there are any.
+        """Moves lost ranks from `alive` to `dead`, and begins a change if there are any.
 
         Args:
             looks: an observation of each rank in `alive`.
             now_s: the time of the observations, in seconds.
 
         Returns:
-            For each rank that was found lost now, the reason.
+            {rank: reason} of the ranks that this call found lost.
         """
         reasons = {rank: why for rank in self.alive if (why := self._reason(rank, looks[rank], now_s))}
         self.alive = [rank for rank in self.alive if rank not in reasons]
@@ -116,7 +116,7 @@ class ServingRanks:
         return reasons
 
     def stalled(self, seconds: float) -> None:
-        """Takes `seconds` in which this process did not run out of the time for which ranks have been silent."""
+        """Excludes `seconds`, during which this process itself did not run, from the time since the ranks' last answers."""
         for since_s in (self._answered_s, self._runnable_s):
             since_s.update({rank: at_s + seconds for rank, at_s in since_s.items()})
 
@@ -139,7 +139,7 @@ class ServingRanks:
         return f"{'it is stopped' if look.stopped else 'it does not answer'} for {now_s - answered_s:.3g} s"
 
     def join(self, rank: int) -> None:
-        """Moves a lost rank that was started again from `dead` to `alive`. A change begins."""
+        """Moves a restarted rank from `dead` to `alive`, and begins a change."""
         self.dead.remove(rank)
         self.alive, self.change = sorted([*self.alive, rank]), self.change + 1
         self._processes.pop(rank)
@@ -147,13 +147,13 @@ class ServingRanks:
         self._runnable_s.pop(rank, None)
 
     def give_up(self, rank: int) -> None:
-        """Moves a rank that could not join back from `alive` to `dead`. A change begins."""
+        """Moves a rank that failed to join back from `alive` to `dead`, and begins a change."""
         self.alive.remove(rank)
         self.dead.append(rank)
         self.change += 1
 
     def faulted(self, looks: dict[int, Look], now_s: float) -> bool:
-        """Returns whether a rank that completed the last change has been unhealthy for FAULT_S; then another change begins.
+        """Returns True, and begins a change, if a rank that completed the last change has been unhealthy for FAULT_S.
 
         Args: as in `lost`.
         """
@@ -164,18 +164,18 @@ class ServingRanks:
         return found
 
     def complete(self, looks: dict[int, Look]) -> bool:
-        """Returns whether all ranks in `alive` are healthy and have completed the last change."""
+        """Returns True if all ranks in `alive` are healthy and have completed the last change."""
         return all(looks[rank].status == "healthy" and looks[rank].change == self.change for rank in self.alive)
 
 
 def describe_exit(code: int) -> str:
-    """Returns the end of a process in words: "exit code 1", or "killed by signal 9" for -9."""
+    """Returns an exit code as text: "exit code 1", or "killed by signal 9" for -9."""
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 @dataclass(eq=False)
 class RankServer:
-    """One vLLM server process: of one data-parallel rank, or of all ranks."""
+    """Handle of a vLLM server process, which serves one data-parallel rank or all ranks."""
 
     rank: int
     url: str
@@ -185,7 +185,7 @@ class RankServer:
     _read: int = field(default=0)
 
     def new_lines(self) -> list[str]:
-        """Returns the whole lines of its log that were not returned before, and updates `phase` from them."""
+        """Returns the complete log lines since the last call, and updates `phase` from them."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             whole, _, _ = file.read().rpartition(b"\n")
@@ -196,31 +196,31 @@ class RankServer:
         return lines
 
     def kill(self) -> None:
-        """Kills all of its processes."""
+        """Kills the server's whole process group."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @dataclass(eq=False)
 class RankServers:
-    """vLLM's servers, the router in front of them and, with `survive`, the keeper of the store at which ranks meet.
+    """Runs vLLM's servers, the router in front of them and, with `survive`, the keeper (rendezvous store of the ranks).
 
     Args:
-        command: called with (rank, its port, address of the keeper's store or ""); returns the command line of the rank's
-            server, as words, and its environment.
-        ranks: numbers of the data-parallel ranks; one number for a server of all ranks.
-        port: port of the only server; None: there are several servers, with ports of their own behind the router.
+        command: called with (rank, its port, address of the keeper's store or ""); returns (command line as a list,
+            environment) of the rank's server.
+        ranks: numbers of the data-parallel ranks; a single number if one server serves all ranks.
+        port: port of the only server; None: there are several servers, on free ports behind the router.
         folder: folder for logs.
-        hang_s: seconds without an answer after which a rank is lost.
-        survive: whether the others serve on when a rank is lost.
+        hang_s: seconds without an answer after which a rank counts as lost.
+        survive: True: the other ranks continue when a rank is lost.
         session: the HTTP client.
         say: called with sentences for the user.
-        rejoin: whether a lost rank is started again, and joins the others.
+        rejoin: True: a lost rank is restarted, and joins the others.
 
     Attributes:
         router: URL of the router.
-        servers: the servers by rank, also those that were lost.
-        changes: the changes of the ranks that serve.
+        servers: the servers by rank, including lost ones.
+        changes: ServingChanges, which counts the completed changes of the serving ranks.
     """
 
     command: Callable[[int, int, str], tuple[list[str], dict[str, str]]]
@@ -243,10 +243,10 @@ class RankServers:
         self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
 
     async def start(self) -> None:
-        """Starts all servers and the router, and tells the user of their progress. Returns when all serve.
+        """Starts all servers and the router, and reports their progress. Returns when all accept requests.
 
         Raises:
-            RankFailed: if a server ends before it serves.
+            RankFailed: if a server ends before it accepts requests.
         """
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
         self._starts += 1  # the logs say why there is another
@@ -283,7 +283,7 @@ class RankServers:
         self.changes.serving.set()
 
     async def watch(self) -> str:
-        """Watches the servers, and handles lost and joining ranks, until serving ends. Returns the reason why it ended."""
+        """Monitors the servers, and handles lost and joining ranks, until serving ends. Returns why it ended."""
         asked: dict[int, asyncio.Task[Any]] = {}
         try:
             while not (ended := await self._watch_once(asked)):
@@ -389,7 +389,7 @@ class RankServers:
         self.say(f"{self._name(rank)} {why}; it is {'tried again' if self._tries[rank] < TRIES else 'left out'}")
 
     async def end(self) -> None:
-        """Ends all processes, after they have written their records. No process is left on return."""
+        """Ends all processes, after they have written their records, and waits for their end."""
         self.changes.serving.clear()
         processes = [server.process for server in self.servers.values()] + self._others
         for process in processes:
@@ -513,7 +513,7 @@ class RankServers:
 
 
 def free_ports(number: int) -> list[int]:
-    """Returns `number` ports of this host on which nobody listens, preferably below the kernel's range for connections."""
+    """Returns `number` free TCP ports of this host, preferably below the kernel's ephemeral port range."""
     first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     apart = random.sample(range(FIRST_PORT, max(first_of_connections, FIRST_PORT + DRAWN)), DRAWN)
     sockets: list[socket.socket] = []
@@ -528,7 +528,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def process_groups() -> dict[int, dict[int, tuple[str, str]]]:
-    """Returns all processes that have not ended: by process group and process id, (name, state letter) as in /proc/PID/stat."""
+    """Returns all live processes as {process group: {process id: (name, state letter)}}, from /proc/PID/stat."""
     found: dict[int, dict[int, tuple[str, str]]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
@@ -540,7 +540,7 @@ def process_groups() -> dict[int, dict[int, tuple[str, str]]]:
 
 
 def reason(log: Path) -> str:
-    """Returns the line of a log file that most likely tells why its process ended."""
+    """Returns the line of a log file that most likely states why the process ended."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip() and " WARNING " not in line]
     errors = [line for line in lines if re.search(r"^aurora: |\b\w*(Error|Exception): |error: ", line)]
     return f"{(errors or lines[-1:] or ['nothing was written'])[0][-400:]} (see {log})"

@@ -1,4 +1,4 @@
-"""Steps of `aurora vllm`: checks before loading, the servers' command lines, advice while they serve, and the end."""
+"""Implementation of `aurora vllm`: checks before loading, the servers' command lines, advice while serving, and shutdown."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ class ServeCommand:
     """Checked parameters of one `aurora vllm`: the model, vLLM's options, the ranks and the plan.
 
     Attributes:
-        model: the model, as vLLM takes it.
-        given: values of those of vLLM's options that aurora reads (READ), by name with underscores.
-        words: vLLM's other options, including those that aurora adds.
-        ranks: numbers of the data-parallel ranks of this host; one number for a server of all ranks.
-        size: number of data-parallel ranks of all hosts.
+        model: the model's folder or name, passed to vLLM.
+        given: values of the vLLM options that aurora reads (READ), by name with underscores.
+        words: vLLM's other options, including ones that aurora adds.
+        ranks: numbers of the data-parallel ranks of this host; a single number if one server serves all ranks.
+        size: number of data-parallel ranks on all hosts.
         tensor: number of GPUs of a data-parallel rank.
         cluster: the ranks' GPUs.
         state: folder for logs, record and plan.
-        plan: the plan that the server begins with; None: vLLM's own placement.
-        survive: whether the others serve on when a rank is lost.
-        cpu: whether ranks compute on CPUs.
+        plan: file of the plan to start with; None: vLLM's own placement.
+        survive: True: the other ranks continue when a rank is lost.
+        cpu: True: ranks compute on CPUs.
     """
 
     model: str
@@ -86,16 +86,16 @@ class ServeCommand:
 
     @property
     def several(self) -> bool:
-        """True if every rank has a server of its own."""
+        """True if each rank has its own server process."""
         return self.size > 1
 
     def command(self, rank: int, port: int, store: str, rpc_port: int) -> tuple[list[str], dict[str, str]]:
-        """Returns the command line, as words, and the environment of a rank's server.
+        """Returns the command line, as a list, and the environment of a rank's server.
 
         Args:
             rank: the data-parallel rank.
             port: port of its server.
-            store: address of the keeper's store; empty: there is none, because ranks do not serve on without lost ones.
+            store: address of the keeper's store; empty without `survive`.
             rpc_port: data-parallel RPC port, equal for all ranks.
         """
         given, environ = self.given, dict[str, str]()
@@ -130,20 +130,20 @@ def prepare(
     survive: bool,
     say: Callable[[str], None],
 ) -> ServeCommand:
-    """Checks all that can be checked before a model is loaded, and decides how vLLM is started.
+    """Checks model, options and cluster before anything is loaded, and returns the parameters with which to start vLLM.
 
     Args:
-        model: the model, as vLLM takes it, or a shipped model's name.
+        model: the model's folder or name, as for vLLM, or a shipped model's name.
         words: vLLM's own options.
         cluster: cluster file; None: the GPUs that NVML or vLLM's platform reports.
-        state: folder for logs, record and plan; None: one for this model and these ranks.
-        apply: whether to serve by a plan.
-        survive: whether the others serve on when a rank is lost.
+        state: folder for logs, record and plan; None: a default folder for this model and number of ranks.
+        apply: True: serve with the plan in `state`, if there is one.
+        survive: True: the other ranks continue when a rank is lost.
         say: called with sentences for the user.
 
     Raises:
-        BadInput: if the model, an option or the cluster does not fit.
-        MissingDependency: if something is not installed.
+        BadInput: if the model, an option or the cluster is unsuitable.
+        MissingDependency: if a required package is not installed.
     """
     if model.startswith("-"):
         raise BadInput(f"`model`: expected the model first and vLLM's own arguments after it, found {model}")
@@ -281,13 +281,13 @@ def _options(words: list[str], experts: int, gpus: int, cpu: bool, apply: bool, 
 async def serve(
     command: ServeCommand, hang_s: float, after_s: float | None, as_json: bool, say: Callable[[str], None]
 ) -> tuple[str, dict[str, Any] | None]:
-    """Serves until Ctrl-C or SIGTERM, or until a rank is lost and the others cannot serve on.
+    """Serves until Ctrl-C or SIGTERM, or until a rank is lost and the others cannot continue.
 
     Args:
-        command: what to start.
-        hang_s: seconds without an answer after which a rank is cut off.
+        command: checked parameters, from `prepare`.
+        hang_s: seconds without an answer after which a rank counts as lost.
         after_s: seconds of serving after which `aurora recommend` runs; None: after ENOUGH_TOKENS recorded tokens.
-        as_json: whether the advice is returned instead of printed.
+        as_json: True: return the advice instead of printing it.
         say: called with sentences for the user.
 
     Returns:
@@ -381,10 +381,10 @@ async def _tokens(session: ClientSession, url: str) -> float:
 
 
 async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Runs `aurora recommend` on the recorded traffic, which tells the gain of a plan, and keeps the plan for the next start.
+    """Runs `aurora recommend` on the recorded traffic: it prints the gain of a plan, and stores the plan for the next start.
 
-    It runs beside the servers in a process of its own. With `as_json` its JSON output is returned instead of printed; None if
-    it failed.
+    It runs in a separate process beside the servers. With `as_json`, returns its JSON output instead of printing it; None if it
+    failed.
     """
     folder, began = command.state, time.time()
     words = ["import", str(folder / "seen"), "--format", "vllm-record", "-o", str(folder / "profile.npz")]

@@ -1,6 +1,6 @@
-"""Shows the workers' metrics on vLLM's /metrics if there is one API server: workers write them to files, and that server reads.
+"""Exports the workers' metrics on vLLM's /metrics if there is one API server: workers write files, which that server reads.
 
-With several API servers vLLM itself collects the metrics of all processes.
+With several API servers, vLLM itself collects the metrics of all processes.
 """
 
 import atexit
@@ -26,7 +26,7 @@ WRITE_S = 2.0  # between two writes
 
 
 def open_status_folder() -> None:
-    """Creates the folder of this server's status files, once, and shows the metrics that child processes write there."""
+    """Creates this server's status folder, once, and exports the metrics that child processes write there."""
     if FOLDER in os.environ:
         return
     try:
@@ -46,7 +46,7 @@ def _remove(folder: str, creator: int) -> None:
 
 
 class WorkersMetrics(Collector):  # type: ignore[misc]
-    """Shows the metrics that other processes have written to a folder."""
+    """Prometheus collector of the metrics that other processes write to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class WorkersMetrics(Collector):  # type: ignore[misc]
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yields each metric once, with the values of all processes."""
+        """Yields each metric once, with the values from all processes."""
         families: dict[str, Metric] = {}
         for path in sorted(self._folder.glob("*.prom")):
             if path != metrics_file(self._folder):  # this process shows its own
@@ -68,7 +68,7 @@ class WorkersMetrics(Collector):  # type: ignore[misc]
 
 
 class MetricsWriter:
-    """Writes this process's metrics to the status folder in a thread of its own, if vLLM does not collect them itself."""
+    """Writes this process's metrics to the status folder, in a background thread, unless vLLM collects them itself."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry, self._soon = registry, threading.Event()
@@ -77,7 +77,7 @@ class MetricsWriter:
             threading.Thread(target=self._run, args=(Path(folder),), daemon=True, name="aurora-metrics").start()
 
     def write_soon(self) -> None:
-        """Wakes the thread, so that the metrics are written now."""
+        """Wakes the thread, so that it writes the metrics now."""
         self._soon.set()
 
     def collect(self) -> Iterator[Metric]:
@@ -98,5 +98,5 @@ class MetricsWriter:
 
 
 def metrics_file(folder: Path) -> Path:
-    """Returns the path of the file in `folder` with this process's metrics."""
+    """Returns the path in `folder` of this process's metrics file."""
     return folder / f"metrics-{os.getpid()}.prom"

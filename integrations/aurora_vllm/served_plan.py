@@ -1,4 +1,4 @@
-"""The plan that a rank serves by: checks that it fits model and settings, and looks up the rank's experts and orders."""
+"""The plan that a rank uses: checks that it fits model and settings, and looks up the rank's experts and orders."""
 
 import hashlib
 import re
@@ -33,14 +33,14 @@ _BESIDE = re.compile(r"(^|\.)(\w*mtp\w*|nextn\w*|eagle\w*|vis\w+|audio\w*|expert
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Identity of a model's routing, by which a plan is known to be for the model."""
+    """Identity of a model's routers, compared with a plan's model: MoE layers and fingerprint of the router weights."""
 
     layers: tuple[int, ...]  # indices of the decoder layers that have experts
     fingerprint: str  # of these layers' router weights, as `router_fingerprint` makes it
 
 
 def read_model(name: str, revision: str | None = None) -> tuple[Checkpoint | None, int | None]:
-    """Returns a model's checkpoint and its number of experts per layer; None for each that cannot be read.
+    """Returns (Checkpoint of a model, number of experts per layer); None in place of a value that cannot be read.
 
     Args:
         name: the model's folder, or its name in the local Hugging Face cache.
@@ -55,12 +55,12 @@ def read_model(name: str, revision: str | None = None) -> tuple[Checkpoint | Non
 
 
 def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
-    """Reads the routers' weights from the safetensors of a model's folder; returns None if no router has `experts` rows.
+    """Returns the Checkpoint of the router weights in a model folder's safetensors; None if no router has `experts` rows.
 
-    Layers of multi-token prediction are not read.
+    Multi-token-prediction layers are not read.
 
     Raises:
-        BadInput: if there is no config.json, it has no number of layers or no block size that fits, or a file holds no weights.
+        BadInput: if config.json is missing or lacks the number of layers or a fitting block size, or a file has no weights.
     """
     config = load_model_config(folder)
     decoders = decoder_layers(config)
@@ -112,7 +112,7 @@ def _float32(weight: torch.Tensor, scale: torch.Tensor | None, config: Mapping[s
 
 
 def experts_in(folder: Path) -> int | None:
-    """Returns the number of experts per layer from the config.json in `folder`; None if it is not there."""
+    """Returns the number of experts per layer, from the config.json in `folder`; None if it cannot be found there."""
     try:
         return expert_count(load_model_config(folder))
     except BadInput:
@@ -120,17 +120,17 @@ def experts_in(folder: Path) -> int | None:
 
 
 def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> None:
-    """Checks that vLLM can serve this model by the plan.
+    """Checks that vLLM can serve this model with the plan.
 
     Args:
-        plan: the plan to serve by.
+        plan: the plan.
         checkpoint: the model's layers and fingerprint.
         experts: the model's number of experts per layer.
         ranks: number of expert-parallel ranks that vLLM runs.
 
     Raises:
         BadInput: if the plan is for another model or another number of ranks.
-        InfeasiblePlan: if the plan needs what vLLM cannot do.
+        InfeasiblePlan: if the plan needs something that vLLM does not support.
     """
     check_engine(plan, "vllm")
     if len(plan.cluster) != ranks:
@@ -139,10 +139,10 @@ def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> N
 
 
 def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
-    """Returns the servers and chunks by which all-to-alls are, or may be, performed; None if they are flat or vLLM's own.
+    """Returns the hierarchy if all-to-alls are or may become hierarchical; None if they are always flat or vLLM's own.
 
     Raises:
-        BadInput: if the settings ask for hierarchical all-to-alls, and the plan's cluster has no fabric of servers.
+        BadInput: if the settings request hierarchical all-to-alls, and the plan's cluster has no fabric of servers.
     """
     if settings.order in ("stock", "push") or settings.all_to_all == "flat":
         return None
@@ -157,21 +157,21 @@ def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
 
 
 class ServedPlan:
-    """The plan and the order of all-to-alls by which one expert-parallel rank serves; without a plan, vLLM's own placement.
+    """Plan and order of all-to-alls that one expert-parallel rank uses; without a plan, vLLM's own placement.
 
     Args:
-        settings: the plugin's settings; they name the plan's file and the order.
-        rank, ranks: this expert-parallel rank, and how many there are.
-        checkpoint: identity of the model that will be loaded; None if it cannot be read beforehand, so that no plan fits.
+        settings: the plugin's settings, with the plan's file and the order.
+        rank, ranks: this expert-parallel rank, and the number of ranks.
+        checkpoint: identity of the model that will be loaded; None if it cannot be read before loading: no plan is accepted.
         experts: the model's number of experts per layer; None if unknown.
 
     Attributes:
         plan: the plan; None if there is none or it is refused.
-        physical_LP: (L, P) int64, the planned expert of each of EPLB's physical experts, rank by rank; None: the plan's experts
-            are placed without EPLB, or there is no plan.
-        hierarchy: the servers and chunks of the all-to-alls; None if they are flat.
-        order: the setting `order`; but "online" if the plan's orders are for flat all-to-alls and the settings ask for
-            hierarchical ones, or the other way round.
+        physical_LP: (L, P) int64, the planned expert of each of EPLB's physical experts (slots), rank by rank; None: the plan's
+            experts are placed without EPLB, or there is no plan.
+        hierarchy: the servers and chunks of hierarchical all-to-alls; None if all-to-alls are flat.
+        order: the setting `order`; but "online" if the plan's orders are for flat all-to-alls and the settings request
+            hierarchical ones, or vice versa.
         checkpoint: as given.
     """
 
@@ -185,7 +185,7 @@ class ServedPlan:
         self._settings, self._rank, self._ranks, self._experts = settings, rank, ranks, experts
 
     def load(self) -> str | None:
-        """Reads the plan's file. Returns the refusal reason if the plan is unreadable or does not fit; else None."""
+        """Reads the plan's file. Returns the reason for refusing it (unreadable, or does not fit); None if accepted."""
         if self._settings.plan is None:
             return None
         try:
@@ -206,13 +206,13 @@ class ServedPlan:
         return None
 
     def place_physical_experts(self, redundant: int) -> str | None:
-        """Assigns the plan's experts to EPLB's physical experts, and further replicas to slots that are left.
+        """Assigns the plan's experts to EPLB's physical experts (slots), and fills remaining slots with further replicas.
 
         Args:
-            redundant: number of physical experts of a layer minus its experts, as vLLM is configured.
+            redundant: vLLM's configured number of physical experts of a layer minus its experts.
 
         Returns:
-            The refusal reason if this number does not fit the plan; else None.
+            The reason for refusing the plan if this number does not fit; else None.
         """
         assert self.plan is not None
         model = self.plan.models[0]
@@ -225,25 +225,25 @@ class ServedPlan:
         return None
 
     def disable(self) -> None:
-        """Leaves placement and all-to-all to vLLM."""
+        """Switches placement and all-to-all back to vLLM's own."""
         self.plan, self.physical_LP, self.disabled = None, None, True
         self.keep_stock()
 
     def keep_stock(self) -> None:
-        """Leaves the all-to-all, but not the placement, to vLLM."""
+        """Switches the all-to-all, but not the placement, back to vLLM's own."""
         self.hierarchy, self.order = None, "stock"
 
     def change_ranks(self, rank: int, ranks: int) -> None:
-        """Drops the plan, because the ranks are no longer those that it was made for.
+        """Drops the plan after a change of ranks, because it is for other ranks.
 
-        All-to-alls are flat from now on: vLLM's own if they were, else in an order that is made for each batch.
+        All-to-alls are flat from now on: vLLM's own if they were so before, else in an order that is computed for each batch.
         """
         self.plan, self.hierarchy, self._rank, self._ranks = None, None, rank, ranks
         self.order = "stock" if self.order == "stock" else "online"
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the placement, the orders and the settings that must be equal on all ranks."""
+        """Hash of placement, orders and settings; must be equal on all ranks."""
         models = [] if self.plan is None else [(m.profile_digest, m.placement.slots_LG) for m in self.plan.models]
         orders = [] if self.plan is None else [[order.pairs_X2.tolist() for order in self.plan.models[0].dispatch_L]]
         physical = [] if self.physical_LP is None else self.physical_LP.tolist()
@@ -256,7 +256,7 @@ class ServedPlan:
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def summary(self) -> str:
-        """Returns text for the log: who places the experts, who orders all-to-alls, and where records are written."""
+        """Returns text for the log: how experts are placed, how all-to-alls are ordered, and where records are written."""
         settings = self._settings
         experts = "vLLM places the experts"
         if self.plan is not None and settings.plan is not None:
@@ -274,7 +274,7 @@ class ServedPlan:
 
     @property
     def measures_hops(self) -> bool:
-        """True if measurements decide for each batch whether its all-to-alls are flat or hierarchical (two hops)."""
+        """True if measured times decide for each batch whether its all-to-alls are flat or hierarchical."""
         return self.order == self._settings.all_to_all == "auto" and self.hierarchy is not None
 
     @property
@@ -284,18 +284,18 @@ class ServedPlan:
 
     @property
     def profile(self) -> Profile | None:
-        """The profile that the plan was made from; None without a plan, or if its file is gone or has changed."""
+        """The profile from which the plan was made; None without a plan, or if the profile's file is missing or has changed."""
         return None if self.plan is None or self._settings.plan is None else planned_profile(self.plan, self._settings.plan)
 
     def moe_layer(self, decoder_layer: int) -> int | None:
-        """Returns a decoder layer's index among the MoE layers; None if the checkpoint lacks it, as it lacks draft layers."""
+        """Returns a decoder layer's index among the MoE layers; None if it is not one of the checkpoint's (a draft layer)."""
         if self.checkpoint is None:
             return decoder_layer
         layers = self.checkpoint.layers
         return layers.index(decoder_layer) if decoder_layer in layers else None
 
     def physical_experts(self, layer: int | None) -> IntArray | None:
-        """Returns (P,) int64: the planned expert of each physical expert of a MoE layer; None as in `physical_LP`."""
+        """Returns (P,) int64, the planned expert of each physical expert of a MoE layer; None where `physical_LP` is None."""
         return None if self.physical_LP is None or layer is None else self.physical_LP[layer]
 
     def local_experts(self, layer: int | None) -> tuple[int, ...] | None:
@@ -305,7 +305,7 @@ class ServedPlan:
         return self.plan.models[0].placement.slots_LG[layer][self._rank]
 
     def planned_orders(self, layer: int) -> tuple[Order, Order] | None:
-        """Returns the planned (dispatch, combine) orders of a MoE layer; None if orders are made for every batch."""
+        """Returns the planned orders (dispatch, combine) of a MoE layer; None if orders are computed for every batch."""
         if self.plan is None or self.order not in ("auto", "plan", "push"):
             return None
         model = self.plan.models[0]
@@ -313,7 +313,7 @@ class ServedPlan:
 
 
 def planned_profile(plan: Plan, path: Path) -> Profile | None:
-    """Returns the profile that a plan was made from; None if the profile's file is gone or has changed since.
+    """Returns the profile from which a plan was made; None if the profile's file is missing or has changed since.
 
     Args:
         plan: a plan of one model.

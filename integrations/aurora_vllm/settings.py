@@ -1,4 +1,4 @@
-"""Settings of the plugin: `--additional-config '{"aurora": {...}}'`, and AURORA_* variables for names that it leaves out."""
+"""Settings of the plugin: `--additional-config '{"aurora": {...}}'`, or else AURORA_* environment variables."""
 
 import re
 import tempfile
@@ -23,34 +23,34 @@ NAME = re.compile(r"[\w-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that the user has given.
+    """User settings of the plugin.
 
     Args:
         plan: file of a plan of one model, for as many GPUs as vLLM has expert-parallel ranks; None: vLLM's own placement.
-        order: way and order of all-to-alls. "stock": vLLM's allgather and reduce-scatter. "plan": messages in the plan's order,
-            without CUDA graphs. "online": messages in an order that is made for every batch, without CUDA graphs. "push": GPUs
-            that NVLink connects write rows into each other's memory, in the plan's order, under CUDA graphs; on others as
-            "stock". "auto": with a plan, those ways that need no change of CUDA graphs are timed before serving, and each batch
-            takes the fastest for its number of tokens; without a plan "stock".
+        order: method and order of all-to-alls. "stock": vLLM's allgather and reduce-scatter. "plan": messages in the plan's
+            order, without CUDA graphs. "online": messages in an order computed for every batch, without CUDA graphs. "push":
+            GPUs connected by NVLink write rows into each other's memory, in the plan's order, under CUDA graphs; on other GPUs
+            like "stock". "auto": with a plan, the methods that need no change of CUDA graphs are timed before serving, and each
+            batch uses the fastest for its number of tokens; without a plan like "stock".
         all_to_all: hops of all-to-alls. "flat": each row goes straight to its rank. "hierarchical": each row goes once to each
             server, and from there to its ranks. "auto": as planned; with the order "auto", and a plan whose cluster has
-            servers, as measured to be faster.
+            servers, whichever is measured to be faster.
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes of the record.
-        colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
-        priority: with colocate: "interactive" (its compute and its all-to-alls go before those of batch servers) or "batch".
-        slice_s: with colocate, for a batch server with a plan: its all-to-alls are cut into slices that hold a port for at most
-            so many seconds, and interactive servers may send between slices; None: all-to-alls are not cut.
+        colocate: a name, equal for all servers that share these GPUs in time slices; None: no other server shares the GPUs.
+        priority: with colocate: "interactive" (its compute and all-to-alls precede those of batch servers) or "batch".
+        slice_s: with colocate, for a batch server with a plan: longest time in seconds for which its all-to-alls hold a port;
+            interactive servers may send between such slices; None: all-to-alls are not cut.
         metrics_port: rank r serves its metrics at this port + r; None: only on vLLM's own /metrics, if that can show them.
         metrics_host: address that `metrics_port` listens on.
         agree_s: seconds that ranks wait for each other's report on the plan before the model is built.
-        adapt: whether the placement follows the traffic: through EPLB, or by expert maps if the kernels honour them.
-        loss: with adapt: the placement in force is kept while it costs the slowest GPUs at most this share of their time.
-        bytes_per_s: with adapt: bytes of expert weights that may move in a second; None: as many as pay.
+        adapt: True: adapt the placement to traffic, through EPLB or, if the kernels honour them, by expert maps.
+        loss: with adapt: the present placement is kept while it costs the slowest GPUs at most this share of their time.
+        bytes_per_s: with adapt: upper limit on moved expert weights, in bytes per second; None: as many as pay off.
         period_s: with adapt and without EPLB, which has a `step_interval`: seconds between two windows of traffic.
-        dry_run: with adapt: whether nothing moves, and the log says what would move.
-        fault_store: address of the store at which ranks meet when they go on without lost ones; `aurora vllm` sets it.
-        required: whether the server ends if the plugin cannot do what its settings ask for; False: vLLM serves without it.
+        dry_run: with adapt: True: move nothing, and log what would move.
+        fault_store: address of the rendezvous store for continuing without lost ranks; set by `aurora vllm`.
+        required: True: the server ends if the plugin cannot do what its settings request; False: vLLM serves without it.
 
     Raises:
         BadInput: if a value is out of range, or two values contradict each other.
@@ -134,7 +134,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
 
 
 def misspelt(additional: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yields a sentence for each key or variable that is probably a misspelt name of the plugin's.
+    """Yields a warning for each key or environment variable that looks like a misspelt name of a plugin setting.
 
     Args:
         additional: vLLM's additional_config.

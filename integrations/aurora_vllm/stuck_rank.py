@@ -1,4 +1,4 @@
-"""Finds the rank that the others wait for, by a pure function of the last observed state of each rank."""
+"""Identifies the rank for which the others wait, by a pure function of the ranks' last observed states."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -37,15 +37,15 @@ class RankState:
     """Last observed state of one rank.
 
     Args:
-        process: state of its processes, the worker's and the engine's: RUNS, or STOPPED or GONE if one of them is.
-        silent_s: seconds since its watchdog's last sign of life.
+        process: state of its worker and engine processes: RUNS, or STOPPED or GONE if one of them is.
+        silent_s: seconds since its watchdog's last heartbeat.
         phase: the present phase, one of PHASES.
         since_s: seconds since the phase began.
-        exchanges: number of exchanges that it has arrived at; the n-th is the same on all ranks.
-        layer: index of the MoE layer that it computes; None: it is in none.
+        exchanges: number of exchanges at which it has arrived; the n-th exchange is the same on all ranks.
+        layer: index of the MoE layer that it computes; None: outside MoE layers.
         passes: its recent forward passes; the key is the number of exchanges before the end of the pass, so the same pass has
             the same key on all ranks.
-        unacknowledged: ranks that do not acknowledge bytes which it has sent repeatedly.
+        unacknowledged: ranks that do not acknowledge bytes although they were retransmitted (TCP).
         balancer: state of EPLB's background thread, one of BALANCERS: "rests" (nothing to move), "plans", "waits" (for the
             plans of other ranks), "moves" (sends a layer's experts), "ready" (the experts have arrived, and the next forward
             pass has to put them in place).
@@ -74,7 +74,7 @@ class RankState:
 
 
 class StuckRank(NamedTuple):
-    """The rank that the others wait for, and why."""
+    """Rank for which the others wait (None: unknown), with the kind of cause and a reason as text."""
 
     rank: int | None  # None: a link that is not known
     cause: str  # one of CAUSES
@@ -85,20 +85,20 @@ class StuckRank(NamedTuple):
 
 
 def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> StuckRank | None:
-    """Returns the rank that the others wait for; None if no rank is stuck.
+    """Returns the rank for which the others wait; None if no rank is stuck.
 
-    The first of these that applies:
+    The result is the first that applies of:
 
     - A rank whose process is gone or stopped.
-    - If ranks have waited in an exchange for WAIT_S: a rank that has not arrived there. If all have arrived, bytes do not come
-      through; then it is the rank at the ends of most links with unacknowledged bytes. If there are no such links, it is a rank
-      that is an exchange behind or, after UNEXPLAINED_S, an unknown rank.
+    - If ranks have waited in an exchange for WAIT_S: a rank that has not arrived there. If all have arrived, the network drops
+      bytes: then the rank with the most links that have unacknowledged bytes. Without such links, a rank that is one exchange
+      behind or, after UNEXPLAINED_S, an unknown rank.
     - A rank that takes SLOW times as long as the others to compute the same passes with as many tokens.
     - A rank whose EPLB thread has ended, or is behind the others' while forward passes go on.
 
     Args:
         states: the state of each observed rank.
-        complete: whether these are all ranks. If not, the rank that has not arrived may be one that is not observed.
+        complete: True: these are all ranks. False: the rank that has not arrived may be an unobserved one.
     """
     return _ended(states) or _late(states, complete) or _slow(states) or _balancer(states)
 

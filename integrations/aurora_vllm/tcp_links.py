@@ -1,4 +1,4 @@
-"""Finds links of this process that carry no bytes, from the state of its TCP connections and by asking addresses to answer."""
+"""Finds broken links of this process: from the state of its TCP connections, and by test connections to addresses."""
 
 import errno
 import ipaddress
@@ -14,7 +14,7 @@ CLOSED_PORT = 9  # nobody listens there, so that a host refuses at once
 
 
 def connections() -> tuple[set[str], set[str], set[str]]:
-    """Returns addresses of this process's TCP connections: (its own, its peers', those of peers that acknowledge nothing)."""
+    """Returns IP addresses of this process's TCP connections: (local ones, peers, peers that acknowledge nothing)."""
     own, peers, silent, inodes = set[str](), set[str](), set[str](), set(_sockets())
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/thread-self/net/{name}") as file:
@@ -29,9 +29,9 @@ def connections() -> tuple[set[str], set[str], set[str]]:
 
 
 def unanswering(addresses: set[str]) -> set[str]:
-    """Returns the addresses that neither accept nor refuse a connection within ANSWER_S.
+    """Returns the addresses that neither accept nor refuse a test connection within ANSWER_S.
 
-    If no address answers, returns none of them, because a firewall may hide them all.
+    If no address answers at all, returns an empty set, because a firewall may drop all test connections.
     """
     with ThreadPoolExecutor(max(len(addresses), 1)) as pool:
         silent = {address for address, answers in zip(addresses, pool.map(_answers, addresses), strict=True) if not answers}

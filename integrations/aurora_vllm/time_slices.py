@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class TimeSlices:
-    """This rank's use of its GPU, granted by a port arbiter.
+    """Holds and releases this rank's GPU and port in turn with colocated servers, through a port arbiter.
 
     Args:
         arbiter: port arbiter of this server on this GPU; None if no other server shares it.
-        holds_between_layers: whether this server keeps the GPU between the all-to-alls of a forward pass. False under tensor
+        holds_between_layers: True: this server keeps the GPU between the all-to-alls of a forward pass. False under tensor
             parallelism, because its ranks wait for each other there.
         slice_s: as in `SlicePolicy`.
     """
@@ -39,13 +39,13 @@ class TimeSlices:
         self._holds_gpu = False
 
     def hold_gpu(self) -> None:
-        """Waits until this server has the GPU, and keeps it until `release_gpu`."""
+        """Waits for the GPU, and holds it until `release_gpu`."""
         if self.arbiter is not None and not self._holds_gpu:
             self.arbiter.start_compute()
             self._holds_gpu = True
 
     def release_gpu(self) -> bool:
-        """Lets other servers compute. Returns whether the GPU was held; otherwise nothing happens."""
+        """Releases the GPU to other servers, if it is held. Returns True if it was held."""
         if (held := self._holds_gpu) and self.arbiter is not None:
             self._holds_gpu = False
             self.arbiter.stop_compute()
@@ -53,7 +53,7 @@ class TimeSlices:
 
     @contextmanager
     def exchanging(self, transport: Transport) -> Iterator[None]:
-        """Context manager for one all-to-all: waits for the port, and releases it once the transfers inside are done.
+        """Context manager around one all-to-all: waits for the port, and releases it when the transfers are done.
 
         If no other server shares the port, it waits neither for the port nor for the transfers.
         """
@@ -71,12 +71,12 @@ class TimeSlices:
         return self._slice_s < float("inf")
 
     def cut(self, transport: Transport, order: Order, bytes_SGG: IntArray, network: Network) -> ExchangeStep:
-        """Returns the function that performs each exchange of an all-to-all in slices, each of which waits for the port.
+        """Returns a function(sends, recvs) that performs one step of an all-to-all in slices, each of which waits for the port.
 
         Args:
             transport: carries tensors between the expert-parallel ranks.
-            order: the order of each exchange.
-            bytes_SGG: (S, G, G) bytes from each rank to each other in each exchange. If there are several, none is cut.
+            order: the order of each step.
+            bytes_SGG: (S, G, G) bytes from each rank to each other in each step. If S > 1 (hierarchical), steps are not cut.
             network: the ports' rates.
         """
         from aurora.planner.arbitration import slices_of
@@ -101,9 +101,9 @@ def join_port_arbiter(
     finish: Callable[[], None] = lambda: None,
     policy: SlicePolicy = SlicePolicy(),
 ) -> "ProcessPortArbiter":
-    """Joins this rank to the servers that share GPUs through `folder`.
+    """Returns this rank's port arbiter among the servers that share GPUs through `folder`.
 
-    Each server has a slot in a table in the folder. Rank 0 takes a free one and publishes it to the server's other ranks.
+    Each server has a slot in a table in the folder. Rank 0 takes a free slot, and publishes it to the server's other ranks.
 
     Args:
         store: a torch.distributed Store that all ranks of this server reach.
@@ -111,11 +111,8 @@ def join_port_arbiter(
         rank: this rank, which uses the GPU with its number.
         folder: the folder of the table that the servers share.
         timeout_s: seconds that other ranks wait for rank 0's slot.
-        finish: called before the GPU is released; waits for the work launched on it.
+        finish: called before the GPU is released; must wait for the work launched on it.
         policy: how the server shares GPUs and ports, the same on all ranks.
-
-    Returns:
-        This rank's access to its GPU and port.
 
     Raises:
         BadInput: if all slots are taken, or rank 0 published none.

@@ -22,11 +22,11 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 class ChoiceCounts:
-    """Counts of one forward pass, which may still be on their way from the GPU to the host.
+    """Expert counts of one forward pass, whose copy from the GPU to the host may be unfinished.
 
     Args:
-        counts_LE: (L, E) int64, in memory of the host; or a function that counts them.
-        copied: CUDA event after which the counts have arrived; None: they have.
+        counts_LE: (L, E) int64 in host memory; or a function that computes them.
+        copied: CUDA event behind the copy to the host; None: the counts are on the host.
     """
 
     def __init__(self, counts_LE: torch.Tensor | Callable[[], torch.Tensor], copied: Any = None) -> None:
@@ -38,7 +38,7 @@ class ChoiceCounts:
         return self._copied is None or bool(self._copied.query())
 
     def read(self) -> IntArray:
-        """Returns (L, E) int64: how often each expert was chosen in each MoE layer. Waits for the counts."""
+        """Waits for the counts. Returns (L, E) int64, how often each expert was chosen in each MoE layer."""
         if self._copied is not None:
             self._copied.synchronize()
         if not isinstance(self._counts_LE, torch.Tensor):
@@ -47,12 +47,12 @@ class ChoiceCounts:
 
 
 class ChoiceCounter:
-    """Counts the choices in a buffer into which forward passes write the experts that their routers chose.
+    """Counts expert choices from the buffer into which the routers write them.
 
     Args:
-        chosen_NLK: (N, L, K) integers, the experts that were chosen for each row in each decoder layer of the last pass. It is
-            never reallocated, so passes that are replayed from CUDA graphs write into it too.
-        decoder_layers: for each MoE layer of this process, by index, the number of its decoder layer.
+        chosen_NLK: (N, L, K) integers, the experts chosen for each row in each decoder layer of the last pass. The buffer is
+            never reallocated, so that replayed CUDA graphs write into it, too.
+        decoder_layers: {MoE layer of this process: its decoder layer}.
         layers: number of MoE layers of the whole model.
         experts: number of experts of a layer.
     """
@@ -80,7 +80,7 @@ class ChoiceCounter:
         return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1].view(layers, experts)
 
     def count(self, rows: slice) -> ChoiceCounts:
-        """Counts as `counted` does, and begins to copy the counts to the host."""
+        """Counts like `counted`, starts the copy to the host, and returns the ChoiceCounts."""
         counts_LE = self.counted(rows)
         if not counts_LE.is_cuda:
             return ChoiceCounts(counts_LE)
@@ -92,9 +92,9 @@ class ChoiceCounter:
 
 
 class KeptCounter:
-    """Counts choices of passes on the host, whose routers make a new tensor for each layer: it is kept, and counted later.
+    """ChoiceCounter for passes on CPUs, whose routers create a new tensor per layer: stores these tensors and counts later.
 
-    Arguments as of `ChoiceCounter`.
+    Arguments as in `ChoiceCounter`.
     """
 
     def __init__(self, decoder_layers: Mapping[int, int], layers: int, experts: int) -> None:
@@ -103,11 +103,11 @@ class KeptCounter:
         self._kept: dict[int, torch.Tensor] = {}
 
     def keeper(self, decoder_layer: int) -> Callable[[torch.Tensor], None]:
-        """Returns what keeps a decoder layer's choices, the (N, K) experts of this rank's rows."""
+        """Returns a function that stores a decoder layer's choices: the experts (N, K) of this rank's rows."""
         return partial(self._kept.__setitem__, decoder_layer)
 
     def count(self, rows: slice) -> ChoiceCounts:
-        """Counts the choices of some rows of the last pass; of FEW_ROWS only when they are read, with others."""
+        """Returns the counts of some rows of the last pass; up to FEW_ROWS rows are counted only when the result is read."""
         chosen_LNK = [self._kept[layer] for layer in self._decoder_layers]
 
         def counted() -> torch.Tensor:
@@ -127,7 +127,7 @@ Mark = Any  # host seconds, or an event on the GPU's stream
 
 @dataclass(frozen=True)
 class Span:
-    """Time between two marks of one PhaseClock."""
+    """Time interval between two marks of a PhaseClock."""
 
     start: Mark
     end: Mark
@@ -147,10 +147,10 @@ class Span:
 
 
 class PhaseClock:
-    """Marks points in this rank's work: by the host's time on a CPU, by events of the current stream on a GPU.
+    """Marks points in this rank's work: host time on a CPU, events on the current stream on a GPU.
 
     Args:
-        on_gpu: whether the work runs on a GPU.
+        on_gpu: True: the work runs on a GPU.
 
     Attributes:
         mark: returns a mark; None while a CUDA graph is captured.
@@ -180,7 +180,7 @@ PENDING_LIMIT = 32  # forward passes that are added up together
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Facts about the model and the rank that are written to a record with the traffic."""
+    """Model and rank metadata that a record contains beside the traffic."""
 
     model: str  # the model's name
     fingerprint: str  # a hash of the router weights; empty if unknown
@@ -199,13 +199,13 @@ class EngineFacts:
 
 
 class LayerMarks(NamedTuple):
-    """Begin and end of a MoE layer that a thread computed in a forward pass.
+    """Times of one MoE layer in a forward pass, on one thread.
 
     Attributes:
         layer: the MoE layer's index.
-        thread: number of the thread. Micro-batches that overlap run in threads of their own.
-        shape_NK: the rows on this rank, and the experts that each chooses.
-        stock: whether the layer's all-to-all was vLLM's own.
+        thread: number of the thread. Overlapping micro-batches run in separate threads.
+        shape_NK: number of rows on this rank, and number of experts that each row chooses.
+        stock: True: the layer's all-to-all was vLLM's own.
         began: mark at the layer's beginning.
         ended: mark at its end; None while a CUDA graph is captured.
     """
@@ -241,13 +241,13 @@ def _timings(layers: Sequence[LayerMarks]) -> Iterator[tuple[int, str, Span | fl
 
 
 class TrafficRecorder:
-    """Counts tokens in windows of forward passes, at most MAX_WINDOWS of them.
+    """Counts tokens in at most MAX_WINDOWS windows of consecutive forward passes, and times phases.
 
-    When more would be needed, pairs of windows are merged, so that each has twice as many passes. Passes are first kept as they
-    are; `accumulate` adds up many of them at once, when their counts have arrived from the GPU.
+    When the windows are used up, pairs of them are merged, so that each covers twice as many passes. Passes are first queued;
+    `accumulate` adds up many of them at once, when their counts have arrived from the GPU.
 
     Args:
-        facts: facts about the model and this rank, for the record.
+        facts: metadata about the model and this rank, for the record.
     """
 
     def __init__(self, facts: EngineFacts) -> None:
@@ -262,12 +262,12 @@ class TrafficRecorder:
         self._most_P = np.zeros(len(PHASES), dtype=np.int64)
 
     def add_timing(self, layer: int, phase: str, seconds: Span | float | None, tokens: int = 0, active: int = 1) -> None:
-        """Notes how long a phase of a layer took in the pass that runs.
+        """Records the duration of a phase of a layer in the present pass.
 
         Args:
             layer: the MoE layer's index.
             phase: a name in TIMED.
-            seconds: how long it took; None: unknown, nothing is noted.
+            seconds: its duration; None: unknown, nothing is recorded.
             tokens: number of rows in the phase; 0: the time does not enter the compute curves.
             active: number of experts with tokens; 0: the number of experts that this rank's rows of the pass chose.
         """
@@ -285,9 +285,9 @@ class TrafficRecorder:
 
         Args:
             step: the pass's number, the same on all ranks.
-            own: choices of the rows that this rank counts.
-            local: choices of all rows on this rank; other tensor-parallel ranks count the rest.
-            layers: the pass's MoE layers, in the sequence in which their threads left them.
+            own: counts of the rows that this rank counts; other tensor-parallel ranks count the rest.
+            local: counts of all rows on this rank.
+            layers: the pass's MoE layers, in the sequence in which they ended.
         """
         self._passes.append(_Pass(step, own, local, self._timings, layers))
         self._timings = []
@@ -295,7 +295,7 @@ class TrafficRecorder:
             self.accumulate()
 
     def accumulate(self) -> None:
-        """Adds all waiting passes to the record. Waits for their counts."""
+        """Waits for the counts of all queued passes, and adds them to the record."""
         timings = []
         while self._passes:
             each = self._passes.popleft()
@@ -319,7 +319,7 @@ class TrafficRecorder:
             self._most_P[number] = max(self._most_P[number], tokens_X.max(initial=0))
 
     def count(self, step: int, layers: Sequence[int], load_SE: IntArray) -> None:
-        """Adds counts of chosen experts in some layers of one forward pass.
+        """Adds expert counts of some layers of one forward pass.
 
         Args:
             step: the forward pass's number.
@@ -335,7 +335,7 @@ class TrafficRecorder:
         np.add.at(self._windows[window], layers, load_SE)
 
     def record(self) -> EngineRecord:
-        """Returns the record of all traffic and timings up to now."""
+        """Returns the record of all traffic and timings so far."""
         self.accumulate()
         facts, windows = self.facts, sorted(self._windows)
         shape = (len(windows), facts.layers, facts.experts)

@@ -1,4 +1,4 @@
-"""The watchdog of one rank: a thread that reads the progress of all ranks of its host, and reports a rank that is stuck."""
+"""Watchdog of one rank: a thread that reads the progress of all ranks of its host, and reports a stuck rank."""
 
 import logging
 import threading
@@ -22,23 +22,23 @@ LOOKED = "When this rank's watchdog last looked at the ranks of its host, in Uni
 
 
 class Watchdog:
-    """Watches the ranks of this host in a thread of its own, and reports in the log and as a metric which rank is stuck.
+    """Background thread that monitors the ranks of this host, and reports a stuck rank in the log and as a metric.
 
-    Of the watchdogs of a host only that of the lowest rank which gives signs of life reports. No rank ever waits for another.
+    Only the watchdog of the lowest rank with a recent heartbeat reports. Watchdogs never wait for each other.
 
     Attributes:
-        balancer: returns the state of EPLB's background thread, and of how many layers it has begun the moves; None: there is
+        balancer: returns the state of EPLB's background thread, and the number of layers whose moves it began; None: there is
             no such thread.
         told: the stuck rank that was reported last; None: no rank is stuck.
 
     Args:
         rank: this rank.
-        progress: this rank's progress, which the thread also writes to.
-        files: the progress of all ranks of this host.
-        complete: whether all ranks of the server run on this host.
+        progress: writer of this rank's progress, for heartbeats.
+        files: reader of the progress of all ranks of this host.
+        complete: True: all ranks of the server run on this host.
         model_name: a label of the metrics.
-        changed: called when a rank gets stuck, or is stuck no longer.
-        registry: where the metrics are registered.
+        changed: called when a rank gets stuck, or recovers.
+        registry: Prometheus registry for the metrics.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Watchdog:
         self._looked = Gauge("aurora_watchdog_timestamp_seconds", LOOKED, (*self._labels,), **latest).labels(**self._labels)
 
     def end(self) -> None:
-        """Ends the watch, and notes for the other ranks that this one ends as intended."""
+        """Ends the thread, and publishes to the other ranks that this one ends as intended."""
         self._progress.end()
         self._ended.set()
 
     def keep(self, ranks: list[int]) -> None:
-        """Goes on with `ranks`, those of this host that are left. Called before the next forward pass."""
+        """Restricts the watch to `ranks`, the remaining ranks of this host. Called before the next forward pass."""
         self._progress.count_anew()
         self._files.keep(ranks)
 
     def look(self) -> None:
-        """Gives a sign of life, and looks at all ranks once."""
+        """Writes a heartbeat, checks all ranks once, and reports a stuck rank."""
         now_s = time.monotonic()
         overslept, self._looked_s = now_s - self._looked_s > OVERSLEPT_S, now_s
         self._progress.beat()

@@ -1,4 +1,4 @@
-"""HTTP layer in front of vllm-router: resumes answers that a lost rank cut off, so that clients get them whole."""
+"""HTTP proxy in front of vllm-router: resumes answers that were interrupted by a lost rank, so that clients get all of them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ NOT_RESUMED = (
 
 
 class ServingChanges:
-    """Counts completed changes of the serving ranks, so that a request which met a fault can wait for the change after it.
+    """Counts completed changes of the serving ranks, so that an interrupted request can wait for the change that follows.
 
     Args:
-        detected_s: seconds after which a fault has been noticed at the latest.
-        patience_s: seconds that requests wait until ranks serve again.
+        detected_s: longest time, in seconds, from a fault to its detection.
+        patience_s: longest time, in seconds, that requests wait until ranks serve again.
 
     Attributes:
         number: number of completed changes.
-        serving: set while all ranks that are left serve; clear during a change.
+        serving: event that is set while the remaining ranks serve, and clear during a change.
         ended: True if no rank will serve again.
-        streams: the streams that are under way.
+        streams: the open streams.
     """
 
     def __init__(self, detected_s: float, patience_s: float = 600.0) -> None:
@@ -49,7 +49,7 @@ class ServingChanges:
         self.streams = set[ResumedStream]()
 
     async def after(self, number: int) -> bool:
-        """Waits until ranks serve after a later change than `number`. Returns False if there is none in time."""
+        """Waits until ranks serve again after a change with a number above `number`. Returns False if there is none in time."""
         began = time.monotonic()
         while not self.ended and (waited_s := time.monotonic() - began) < self._patience_s:
             if self.serving.is_set() and (self.number > number or waited_s > self._detected_s):
@@ -59,19 +59,19 @@ class ServingChanges:
 
 
 class ResumedStream:
-    """One client's stream of an answer. After each fault it continues with another request upstream (to the router).
+    """Answer stream of one client. After each fault it continues with a new request to the router ("upstream").
 
     Requests for several answers, and those with an option in NOT_RESUMED, are passed on unchanged and never resumed.
 
     Args:
         path: HTTP path of the request.
         body: JSON body of the request.
-        context_tokens: most tokens that a prompt and its answer may have together.
+        context_tokens: largest number of tokens of a prompt plus its answer.
 
     Attributes:
-        fault: the chunk with which the engine broke off the current upstream stream, or NO_REASON if it broke off without one;
-            None: no fault.
-        finished: True once the engine has ended the answer, or one of several.
+        fault: the chunk with which the engine aborted the current upstream stream, or NO_REASON if it ended without one; None:
+            no fault.
+        finished: True once the engine has completed the answer (one of them, if there are several).
     """
 
     def __init__(self, path: str, body: dict[str, Any], context_tokens: int) -> None:
@@ -119,7 +119,7 @@ class ResumedStream:
 
     @property
     def left(self) -> int:
-        """Number of tokens that the answer may still have."""
+        """Number of tokens that may still be generated."""
         most = self._context - len(self._prompt) if self._chat else DEFAULT_TOKENS
         asked = self._body.get("max_completion_tokens") or self._body.get("max_tokens") or most
         return max(0, int(asked) - len(self._tokens))
@@ -130,7 +130,7 @@ class ResumedStream:
         return self._whole and (self.finished or (bool(self._tokens) and self.left == 0))
 
     def rest(self) -> bytes:
-        """Returns the closing events of a complete answer that the engine did not close itself."""
+        """Returns the final events of a complete answer whose stream the engine did not end regularly."""
         choice: dict[str, Any] = {
             "index": 0,
             "finish_reason": "length",
@@ -146,7 +146,7 @@ class ResumedStream:
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     def feed(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Takes a chunk of the upstream stream. Returns the chunk for the client; None: nothing is sent for it."""
+        """Processes a chunk from upstream. Returns the chunk to send to the client, or None to send nothing."""
         choices = chunk.get("choices", [])
         aborted = any(choice.get("finish_reason") == "abort" for choice in choices)
         self.fault = chunk if "error" in chunk or aborted else None
@@ -196,13 +196,13 @@ class ResumedStream:
 
 
 class ResumingProxy:
-    """Passes requests on to the router, and sends completions and chats again that a lost rank cut off.
+    """Forwards requests to the router, and repeats or resumes completions and chats that a lost rank interrupted.
 
     Args:
         upstream: returns the URL of the router.
         session: the HTTP client.
         changes: the changes of the serving ranks.
-        context_tokens: most tokens that a prompt and its answer may have together.
+        context_tokens: largest number of tokens of a prompt plus its answer.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ async def opened(request: web.Request) -> web.StreamResponse:
 
 
 async def told(stream: ResumedStream, content: StreamReader, response: web.StreamResponse) -> bool:
-    """Passes the chunks from upstream on to the client. Returns whether the answer came to its regular end."""
+    """Forwards the chunks from upstream to the client. Returns True if the upstream stream ended regularly."""
     async for chunk in chunks(content):
         if chunk is None and stream.finished:
             await response.write(DONE)
@@ -329,7 +329,7 @@ async def told(stream: ResumedStream, content: StreamReader, response: web.Strea
 
 
 def was_aborted(text: bytes) -> bool:
-    """Returns whether the JSON text of an answer has a choice that the engine aborted."""
+    """Returns True if the JSON text of an answer has a choice that the engine aborted."""
     if b'"abort"' not in text:
         return False
     try:
@@ -340,7 +340,7 @@ def was_aborted(text: bytes) -> bool:
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    """Returns a chunk as the bytes of a server-sent event."""
+    """Returns a chunk encoded as a server-sent event."""
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""The plugin's part in one vLLM worker: the plan, forward passes, all-to-alls, time slices, records and metrics."""
+"""Integration into one vLLM worker: connects plan, forward passes, all-to-alls, time slices, records and metrics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LOG = logging.getLogger("vllm.aurora")
 
 @dataclass
 class LayerInFlight:
-    """State of the MoE layer that a thread is computing."""
+    """State of the MoE layer that a thread is computing at present."""
 
     layer: int  # the MoE layer's index
     own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
@@ -75,11 +75,12 @@ class _Thread(threading.local):
 
 
 class WorkerIntegration:
-    """The plugin's part in one expert-parallel rank; arguments as in `ServedPlan`.
+    """Central object of the plugin in one expert-parallel rank, which vLLM's patched functions call.
 
     Args:
-        row_share: (part, parts): if each of `parts` tensor-parallel ranks has all rows of a batch, this rank counts the part
-            with index `part`.
+        settings, rank, ranks, checkpoint, experts: as in `ServedPlan`.
+        row_share: (part, parts): if each of `parts` tensor-parallel ranks has all rows of a batch, this rank counts the rows
+            of part number `part`.
     """
 
     def __init__(
@@ -120,22 +121,22 @@ class WorkerIntegration:
         self._thread = _Thread()
 
     def connect(self, make_transport: Callable[[], Transport]) -> None:
-        """Sets the function that makes the transport to the other ranks; `transport` calls it on first use."""
+        """Sets the function that creates the transport to the other ranks, which `transport` calls on first use."""
         self._make_transport, self._transport = make_transport, None
 
     def transport(self) -> Transport:
-        """Returns the transport to the other ranks, which all layers share. The first call is collective, after `connect`."""
+        """Returns the transport to the other ranks, shared by all layers. The first call, after `connect`, is collective."""
         assert self._make_transport is not None
         if self._transport is None:
             self._transport = self._make_transport()
         return self._transport
 
     def change_ranks(self, ranks_before: Sequence[int | None], make_transport: Callable[[], Transport]) -> None:
-        """Goes on with other ranks, before the next forward pass.
+        """Continues with another set of ranks. Called before the next forward pass.
 
         Args:
-            ranks_before: for each new rank its number until now; None: a rank that joins. [0, 1, 3] after rank 2 was lost.
-            make_transport: makes the transport to these ranks.
+            ranks_before: for each new rank, its number before the change; None: a joining rank. [0, 1, 3] if rank 2 was lost.
+            make_transport: creates the transport to these ranks.
         """
         self.rank, self.ranks = ranks_before.index(self.rank), len(ranks_before)
         self.served.change_ranks(self.rank, self.ranks)
@@ -151,16 +152,16 @@ class WorkerIntegration:
         choices: ChoiceCounter | KeptCounter | None,
         engine: EngineAllToAll | None = None,
     ) -> None:  # fmt: skip
-        """Begins records and metrics, compiles code that serving needs, and times orders. Called once the model is loaded.
+        """Starts records and metrics, compiles code for serving, and times orders. Called once the model is loaded.
 
         A collective call if the order of all-to-alls is measured.
 
         Args:
-            facts: facts about the model and this rank.
+            facts: metadata about the model and this rank.
             served_name: the name under which vLLM serves the model.
-            decoder_layers: for each MoE layer of this process, by index, the number of its decoder layer.
-            choices: counts what the routers chose; None: nothing is recorded.
-            engine: vLLM's own all-to-all; None: it is not compared with.
+            decoder_layers: {MoE layer of this process: its decoder layer}.
+            choices: counts the routers' choices; None: nothing is recorded.
+            engine: vLLM's own all-to-all, to be timed against aurora's; None: it is not timed.
         """
         self._clock = PhaseClock(torch.cuda.is_available())
         if self.served.order == "online":  # compiled now, not in the first batch
@@ -181,7 +182,7 @@ class WorkerIntegration:
 
     @contextmanager
     def forward_pass(self, real_tokens: int) -> Iterator[None]:
-        """Context manager around one forward pass: records its traffic, and lets experts move before it.
+        """Context manager around one forward pass: moves experts before it, and records its traffic.
 
         Args:
             real_tokens: number of this rank's tokens; 0 in warm-up and in an idle rank's dummy batches.
@@ -215,19 +216,19 @@ class WorkerIntegration:
             self.metrics.refresh()
 
     def enter_layer(self, layer: int) -> Mark | None:
-        """Notes that this thread begins the MoE layer with index `layer`. Returns a mark if the pass is recorded."""
+        """Called when this thread begins the MoE layer with index `layer`. Returns a time mark if the pass is recorded."""
         self.progress.layer(layer)
         return self._clock.mark() if self._recorded else None
 
     def leave_layer(self, layer: int, experts_NK: torch.Tensor, stock: bool, began: Mark | None) -> None:
-        """Notes that this thread has computed a MoE layer.
+        """Called when this thread has computed a MoE layer; records its times.
 
         Args:
             layer: the MoE layer's index.
             experts_NK: (N, K) experts chosen by the router for the rows on this rank.
-            stock: True: its all-to-all was vLLM's own, and the time of its experts is noted here. False: it was aurora's,
-                whose times are noted with the exchange.
-            began: the mark that `enter_layer` returned; None: nothing is noted.
+            stock: True: its all-to-all was vLLM's own, so the time of its experts is derived from these marks. False: it was
+                aurora's, which records the times.
+            began: the result of `enter_layer`; None: nothing is recorded.
         """
         if began is not None:
             self._layers.append(LayerMarks(layer, get_ident(), experts_NK.shape, stock, began, self._clock.mark()))
@@ -239,12 +240,12 @@ class WorkerIntegration:
 
     @contextmanager
     def moe_layer(self, layer: int, experts_NK: torch.Tensor, sequence_parallel: bool) -> Iterator[None]:
-        """Context manager in which this thread computes a MoE layer.
+        """Context manager around this thread's computation of a MoE layer.
 
         Args:
             layer: the MoE layer's index.
             experts_NK: (N, K) experts chosen by the router for the rows on this rank.
-            sequence_parallel: whether rows are divided over tensor-parallel ranks.
+            sequence_parallel: True: rows are divided over tensor-parallel ranks.
 
         Raises:
             RuntimeError: if aurora dispatched the layer's tokens, and vLLM did not let it combine them.
@@ -269,17 +270,17 @@ class WorkerIntegration:
         return slice(min(real, part * share), min(real, (part + 1) * share))
 
     def hold_gpu(self) -> None:
-        """Waits for the GPU and holds it between all-to-alls; does nothing if this rank holds it only while experts compute."""
+        """Waits for the GPU and holds it; no-op in passes without tokens, and without `TimeSlices.holds_between_layers`."""
         if self._real_tokens and self.time_slices.holds_between_layers:
             self.time_slices.hold_gpu()
 
     # All-to-alls
 
     def takes(self, rows_of_ranks: Callable[[], Sequence[int]]) -> bool:
-        """Returns whether aurora, and not vLLM, performs the all-to-all of the layer that this thread computes.
+        """Returns True if aurora, not vLLM, performs the all-to-all of the layer that this thread computes.
 
         Args:
-            rows_of_ranks: returns the number of rows of each rank; called only if the way of the all-to-all depends on it.
+            rows_of_ranks: returns the number of rows of each rank; called only if the decision depends on it.
         """
         in_flight = self._thread.in_flight
         if self.served.order == "stock" or in_flight is None:
@@ -305,7 +306,7 @@ class WorkerIntegration:
             slots_of_layer: called with a MoE layer's index at the layer's first dispatch; returns each rank's experts.
 
         Returns:
-            (rows, weights, index): the P rows that arrived at this rank (P, H), their weights (P, K) and experts (P, K).
+            (rows, weights, index): the P received rows (P, H), their weights (P, K) and experts (P, K).
         """
         in_flight = self._thread.in_flight
         assert in_flight is not None
@@ -332,7 +333,7 @@ class WorkerIntegration:
         return rows, weights, index
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """Sends `answers` (P, H), the experts' results for the rows of `dispatch`, back. Returns their sums by token (N, H)."""
+        """Sends expert outputs `answers` (P, H) of the rows from `dispatch` back. Returns their sums by token, (N, H)."""
         in_flight = self._thread.in_flight
         assert in_flight is not None
         batch = in_flight.batch
@@ -354,7 +355,7 @@ class WorkerIntegration:
         return summed
 
     def alltoalls(self, layer: int) -> list[LayerAllToAll | PushedLayer]:
-        """Returns those all-to-alls of a MoE layer, by messages and by push, that aurora has built so far."""
+        """Returns the all-to-all objects (by messages, by push) that aurora has built so far for a MoE layer."""
         of_layer = self._alltoall_of_layer.get(layer), self._pushed_of_layer.get(layer)
         return [each for each in of_layer if each is not None]
 

@@ -1,4 +1,4 @@
-"""Traffic records of a vLLM worker, which it writes to rank-R.npz periodically, on command and at the end."""
+"""Traffic records of a vLLM worker, written to rank-R.npz periodically, on command and at the end."""
 
 import atexit
 import logging
@@ -19,13 +19,13 @@ COMMANDS = ("start", "write", "stop")
 
 
 class WorkerRecords:
-    """One rank's records, each in a folder of its own.
+    """Manages one rank's traffic records, each in a separate folder.
 
-    The record in the settings' folder begins with serving. Commands start further records, in subfolders that they name;
-    records do not affect each other.
+    The record in the settings' folder begins with serving. Commands start further records in named subfolders; records are
+    independent.
 
     Attributes:
-        between_passes: lock that forward passes hold; its holder may read the counts and timings.
+        between_passes: lock that each forward pass holds; whoever else holds it may read counts and timings.
     """
 
     def __init__(self, settings: Settings, rank: int) -> None:
@@ -41,7 +41,7 @@ class WorkerRecords:
 
     @property
     def active(self) -> bool:
-        """True if at least one record is under way."""
+        """True if at least one record is being recorded."""
         return bool(self._recorders)
 
     def begin(
@@ -50,11 +50,11 @@ class WorkerRecords:
         on_write: Callable[[EngineRecord], None] = lambda _: None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins the record in the settings' folder, if they name one, and the writing thread. Called after loading.
+        """Starts the record in the settings' folder, if one is set, and the writing thread. Called after loading.
 
         Args:
-            facts: facts about the model and this rank.
-            on_write: called with the record of the settings' folder each time it has been written, in any thread.
+            facts: metadata about the model and this rank.
+            on_write: called, in any thread, with the record of the settings' folder after each write.
             on_failure: called, in any thread, when a record has ended because it could not be written.
         """
         self._facts, self._on_write, self._on_failure = facts, on_write, on_failure
@@ -67,7 +67,7 @@ class WorkerRecords:
         atexit.register(self.end)
 
     def end(self) -> None:
-        """Writes all records for the last time. Called when the worker ends."""
+        """Writes all records a last time. Called when the worker ends."""
         if not self._ended.is_set():
             self._ended.set()
             self._write_all()
@@ -75,7 +75,7 @@ class WorkerRecords:
     # What is recorded
 
     def add_timing(self, layer: int, phase: str, seconds: Span | float | None, tokens: int = 0, active: int = 1) -> None:
-        """Records how long a phase of a layer took; see `TrafficRecorder.add_timing`."""
+        """Records the duration of a phase of a layer; see `TrafficRecorder.add_timing`."""
         for recorder in self._recorders.values():
             recorder.add_timing(layer, phase, seconds, tokens, active)
 
@@ -87,11 +87,11 @@ class WorkerRecords:
     # Commands
 
     def command(self, *words: Any) -> str:
-        """Performs a recording command. Returns a sentence for the user, also if the command is refused.
+        """Runs a recording command. Returns a sentence for the user on its success or failure.
 
         Args:
-            words: "start" (begins a new record), "write", or "stop" (writes, then ends the record). A second word names the
-                record's subfolder of the settings' folder; without it, the record in the settings' folder is meant.
+            words: "start" (a new record), "write", or "stop" (write, then end the record). A second word names a subfolder of
+                the settings' folder with the record; without it, the command is for the record in the settings' folder.
         """
         try:
             return f"rank {self._rank}: {self._perform(*self._parsed(words))}"

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 import silicon
 import silicon_database as database
-from silicon import LATENT, system_cluster, system_curves
+from silicon import LATENT, system_cluster, system_curves, weight_format
 from silicon_database import MODEL, deep_ep_points
 
 sys.path.pop()  # that folder has a vllm.py, which is not vLLM
@@ -264,3 +264,18 @@ def test_the_command_writes_a_cluster_and_curves(tmp_path, monkeypatch, capsys):
         run("two")
     with pytest.raises(SystemExit, match="`engine`: expected one of sglang, trtllm, vllm, found 'tgi'"):
         run("one", "--shape", "config.json", "--engine", "tgi")
+
+
+@pytest.mark.parametrize(
+    ("quantised", "named"),
+    [
+        (None, "bfloat16"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block"),
+        ({"quant_method": "mxfp4"}, "w4a16_mxfp4"),
+        ({"quant_method": "awq"}, "awq"),
+    ],
+)
+def test_weights_have_the_type_of_the_config(quantised, named):
+    for config in ({"num_experts": 4}, {"text_config": {"num_experts": 4}}):
+        assert weight_format({**config, "quantization_config": quantised}) == named

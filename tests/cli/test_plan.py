@@ -140,9 +140,7 @@ def test_all_to_alls_over_servers_from_synthetic_to_report(aurora, tmp_path):
     assert "all to all hierarchical" in " ".join(printed.split())
     found = json.loads(aurora(*planning, "--all-to-all", "hierarchical", "--json")[1])
     assert found["models"][0]["hierarchy"]["servers"] == [0, 0, 1, 1]
-    ((note,), all_to_all) = found["notes"], found["strategies"]["all_to_all"]
-    assert all_to_all == "hierarchical"
-    assert note.startswith("the bound is exact for experts and servers' NICs; its relaxation is")
+    assert (found["notes"], found["strategies"]["all_to_all"]) == ([], "hierarchical")
     assert aurora("simulate", plan, "-o", trace)[0] == 0
     assert aurora("report", plan, trace, "-o", page)[0] == 0
     found = json.loads(aurora(*planning, "--all-to-all", "flat", "--json")[1])

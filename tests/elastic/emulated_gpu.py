@@ -38,7 +38,7 @@ def gloo_group(store, rank, ranks):
 
 
 class EmulatedGpu:
-    """A GPU; see `aurora.elastic.epoch_nccl.RankGpu`.
+    """A GPU; see `aurora.elastic.epoch_nccl.NcclGpu`.
 
     Args:
         on_call: called with a group's number and the number of its call, from 0, the communicator's making, before each.

@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
@@ -13,10 +12,10 @@ import psutil
 import pytest
 import torch
 
-from aurora.elastic import control_channel, coordinated_ranks
+from aurora.elastic import coordinated_ranks
 from aurora.elastic.control_channel import Joined, Stop, Waits
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
-from aurora.elastic.processes import Outbox, RankProcess
+from aurora.elastic.processes import RankProcess
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.transports.gloo import GlooTransport
@@ -163,8 +162,8 @@ def test_one_that_is_lost_after_it_has_joined_keeps_the_epoch_from_beginning(mon
     coordinator = Counting()
     ranks = CoordinatedRanks(meets, 3, coordinator, (), timeout_s=9.0, hang_s=9.0)
     sent = []
-    ranks._processes = SimpleNamespace(kill=lambda rank: None)
-    ranks._running = {rank: SimpleNamespace(pid=rank, send=sent.append) for rank in range(3)}
+    running = {rank: SimpleNamespace(pid=rank, send=sent.append) for rank in range(3)}
+    ranks._processes = SimpleNamespace(kill=running.pop, running=running)
     for rank in range(3):
         ranks._handle(rank, Waits())
     for rank in (0, 1):
@@ -220,7 +219,7 @@ def test_one_that_does_not_read_a_message_larger_than_the_pipe_is_ended():
 
 def test_a_message_that_nobody_reads_waits_in_the_background():
     ours, theirs = multiprocessing.Pipe()
-    member = RankProcess(1, None, ours)
+    member = RankProcess(1, 0, None, ours)
     writing = threading.Thread(target=member.outbox.write, args=(ours.send_bytes,), daemon=True)
     writing.start()
     for message in (large := b"x" * 10**6, "small"):
@@ -229,24 +228,6 @@ def test_a_message_that_nobody_reads_waits_in_the_background():
     assert [theirs.recv() for _ in range(2)] == [large, "small"]
     writing.join(60)
     assert not writing.is_alive()
-
-
-def test_one_that_is_not_ready_says_where_it_is(monkeypatch, capsys):
-    """The innermost function of ours, and what that has called; one that is ready says nothing."""
-    monkeypatch.setattr(control_channel, "LATE_S", 0.0)
-    called, on, outbox = threading.Event(), threading.Event(), Outbox()
-    outbox.send(lambda: (called.set(), on.wait()))
-    thread = threading.Thread(target=outbox.write, args=(lambda message: message(),), daemon=True)
-    thread.start()
-    called.wait()
-    control_channel._tell_if_late(3, threading.Event(), thread.ident)
-    said = r"aurora: rank 3 is not ready 0 s after its start; it is in write \(processes.py:\d+\), which has called .+ \(.+\)\n"
-    assert re.fullmatch(said, capsys.readouterr().err)
-    on.set()
-    outbox.stop()
-    thread.join()
-    control_channel._tell_if_late(3, on, thread.ident)
-    assert capsys.readouterr().err == ""
 
 
 def test_one_that_is_busy_for_ever_is_ended():

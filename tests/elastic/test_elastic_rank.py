@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,20 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.elastic import serving as running
-from aurora.elastic.elastic_rank import EpochOrders, EpochWork
 from aurora.elastic.serving import RequestJournal, fewest_first, run_elastic
 from aurora.errors import BadInput, RankFailed
 from aurora.io.journals import load_journal
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
-from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.compile import compile_plan
 from aurora.planner.recovery import program_among
 from aurora.runtime import change_preparation
-from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.run import verify
-from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import ControlOptions, PlanOptions, RunOptions
 from tests.conftest import cluster
 from tests.runtime.test_run import plan_for, prompts_for
@@ -152,52 +147,6 @@ def test_weights_that_travel_are_predicted_and_timed(monkeypatch, mixtral):
     assert (lost.moved, lost.moved_bytes, lost.predicted_s, lost.took_s) == (0, 0, 0, 0)
     assert restored.moved_bytes == restored.moved * load_model(mixtral).expert_bytes > 0
     assert restored.took_s > 0 < restored.predicted_s
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("respawn", [0, 1])
-def test_the_fastest_order_is_looked_for_over_losses(monkeypatch, mixtral, respawn):
-    """Measured once; the watch goes on with other members, one that came back among them, until one rank is left."""
-    plan = plan_for([mixtral], 3)
-    blows = {5: kill(0)} if respawn else {5: kill(2), 20: kill(0)}
-    result, different = served(monkeypatch, plan, [mixtral], blows, order="auto", respawn=respawn)
-    assert not different
-    assert result.failure is None
-    assert result.calibration.methods == ("all-at-once", "paced", "all_to_all_single", "openshop")
-    (used,) = result.orders_M
-    assert used.exchanges.keys() <= set(result.calibration.methods)
-    assert result.trace.epoch_X.max() >= 2
-    assert sum(used.exchanges.values()) > 2 * len(plan.models[0].dispatch_L)
-
-
-def orders_over_epochs(rank_info, memories):
-    """Three ranks measure; then the first and the last go on, and the last alone. Returns methods and orders of each epoch."""
-    orders, found, calibration = EpochOrders("birkhoff", ("m",)), [], None
-    for members, memory in zip(((0, 1, 2), (0, 2), (2,)), memories, strict=True):
-        if rank_info.rank not in members:
-            break
-        gpus = cluster(*[1e9 * (1 + rank) for rank in members])
-        work = EpochWork(None, gpus, (), None, (), calibration)
-        transport = MemoryTransport(memory, members.index(rank_info.rank), gpus)
-        (watch,) = orders.begin(work, transport, threading.Event())
-        calibration = orders.calibration
-        assert {order.pairs_X2.max() for order in calibration.orders.values() if len(members) > 1} <= {len(members) - 1}
-        pair_GG = 1 - np.eye(len(members), dtype=np.int64)
-        planned = ORDER["birkhoff"](pair_GG, gpus.network, rng=np.random.default_rng(0))
-        order = watch.order(planned, "dispatch", 1000.0)
-        found.append((order.method, len(order.pairs_X2), calibration.seconds_CW.tolist()))
-    return found, orders.used_M
-
-
-def test_ranks_that_are_left_begin_with_what_was_measured(monkeypatch):
-    monkeypatch.setattr("aurora.runtime.order_calibration.SIZES", (1 << 10,))
-    memories = [Memory(ranks, 60.0) for ranks in (3, 2, 1)]
-    (first, _), (second, _), (third, used_M) = launch_threads(orders_over_epochs, 3, memories)
-    assert second == first[:1]
-    assert third[:2] == first
-    assert [pairs for _, pairs, _ in third] == [6, 2, 0]
-    assert len({tuple(map(tuple, seconds)) for _, _, seconds in third}) == 1
-    assert sum(used_M[0].exchanges.values()) == 3
 
 
 def test_what_makes_orders_is_compiled_before_a_rank_joins(monkeypatch, mixtral):

@@ -5,31 +5,12 @@ import os
 import socket
 import threading
 import weakref
-from contextlib import ExitStack
 
 import pytest
 
 from aurora.elastic import epoch_groups
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.connections import TYPE_OF_SERVICE, URGENT_TOS, marked_urgent, unless_stopped, watched
-
-
-def test_a_lighthouses_connection_made_meanwhile_stays_open(monkeypatch):
-    made = []
-
-    def group(*_):
-        made.append(socket.create_server(("127.0.0.1", 0)))
-        made.append(socket.create_connection(made[0].getsockname()))
-        made.append(made[0].accept()[0])
-
-    monkeypatch.setattr(epoch_groups, "_group", group)
-    groups = epoch_groups.connect_groups("", 2, 0, 1, 1, 20.0, threading.Event())
-    with watched(made[1]), watched(made[2]):
-        groups.abort()
-    made[1].sendall(b"x")
-    assert made[2].recv(1) == b"x"
-    for end in made:
-        end.close()
+from aurora.runtime.distributed.connections import TYPE_OF_SERVICE, URGENT_TOS, marked_urgent, unless_stopped
 
 
 def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(monkeypatch):
@@ -124,7 +105,7 @@ def test_an_error_of_a_call_is_raised_and_forgotten():
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_packets_of_an_urgent_group_are_marked_but_those_of_a_lighthouse_are_not(monkeypatch, host):
+def test_packets_of_an_urgent_group_are_marked(monkeypatch, host):
     made = []
 
     def group(*_):
@@ -141,12 +122,8 @@ def test_packets_of_an_urgent_group_are_marked_but_those_of_a_lighthouse_are_not
     monkeypatch.setattr(epoch_groups, "_group", group)
     groups = epoch_groups.connect_groups("", 2, 0, 1, 3, 20.0, threading.Event(), urgent=[1])
     assert [[marks(end) for end in of_group] for of_group in made[1:]] == [[0, 0, 0], [URGENT_TOS, URGENT_TOS, 0], [0, 0, 0]]
-    with ExitStack() as lighthouse:
-        with marked_urgent():
-            pair = socket.socketpair()  # of no network
-            group()
-            lighthouse.enter_context(watched(made[-1][0]))
-        assert [marks(end) for end in made[-1]] == [0, URGENT_TOS, 0]
+    with marked_urgent():
+        pair = socket.socketpair()  # of no network
     groups.abort()
     for of_group in [*made, pair]:
         for end in of_group:

@@ -41,7 +41,7 @@ def connected(hosts="run"):
         yield ends
         for end in ends:
             if end.exception() is None:
-                end.result().end()
+                end.result().close()
 
 
 def test_messages_arrive_both_ways_at_the_same_time_and_may_be_long():
@@ -57,7 +57,7 @@ def test_messages_arrive_both_ways_at_the_same_time_and_may_be_long():
         for _ in range(100):  # while the other thread waits
             host.send(Alive())
             assert leader.receive() == Alive()
-        leader.close()
+        leader.end()
         with pytest.raises(OSError, match=r"ended|reset|EOF"):
             waiting.result(30)
 

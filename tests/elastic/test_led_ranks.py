@@ -24,7 +24,7 @@ from aurora.elastic.control_channel import (
     run_member,
 )
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
-from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, JoinRun, WireFormat, secured
+from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, HostConnection, JoinRun, RankEnded, WireFormat
 from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of
 from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.processes import RankProcesses
@@ -200,6 +200,28 @@ def test_a_rank_of_another_host_is_killed_and_comes_back():
     assert not ranks_left()
 
 
+def test_a_rank_may_be_started_again_as_soon_as_its_end_is_told(monkeypatch):
+    """The leader answers the end of a rank by its start, perhaps before the host goes on with what it does at the end."""
+    coordinator = Hosts({5: [(2, signal.SIGKILL)]}, goal=10**9)
+    send = HostConnection.send
+
+    def send_and_pause(connection, message):
+        send(connection, message)
+        if isinstance(message, RankEnded):
+            time.sleep(1.0)
+
+    def until_back(epoch, states, assign=coordinator.assign):
+        if epoch > 1 and len(states) == 4:
+            coordinator.goal = coordinator.rounds + GOAL
+        return assign(epoch, states)
+
+    coordinator.assign = until_back
+    monkeypatch.setattr(HostConnection, "send", send_and_pause)
+    with joining(coordinator, [1, 2]):
+        assert run(coordinator, respawn=1) == {rank: rank for rank in range(4)}
+    assert coordinator.epochs[-1] == (0, 1, 2, 3)
+
+
 def test_a_host_that_is_cut_off_loses_all_its_ranks_and_joins_again():
     coordinator = Hosts(goal=10**9)
     coordinator.acts[5] = lambda: coordinator.cables[1].cut()
@@ -334,11 +356,8 @@ def test_however_many_connect_few_are_heard():
             connection.close()
         while heard():
             time.sleep(0.01)
-        leader, ours = (
-            secured(socket.create_connection(led.address), certificate(), False, WIRE),
-            JoinRun("a", "b", (1,), 0, {}),
-        )
-        connection = stack.enter_context(leader)
+        leader, ours = socket.create_connection(led.address), JoinRun("a", "b", (1,), 0, {})
+        connection = stack.enter_context(closing(HostConnection(leader, certificate(), False, WIRE)))
         connection.send(ours)
         assert isinstance(connection.receive(), HostAdmitted)
         assert led.joined == [ours]

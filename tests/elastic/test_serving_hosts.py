@@ -24,8 +24,6 @@ from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.compile import compile_plan
 from aurora.runtime.expert_moves import expert_transfers
-from aurora.runtime.order_calibration import OrderCalibration
-from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.result import Answers, RankResult, Token, TokenTimes
 from aurora.types import Cluster, ControlOptions, ControlReport, PlanOptions, RunOptions
 from aurora.types.control import ControlWindow, PlacementChange
@@ -49,20 +47,15 @@ def on_nodes(plan, *nodes):
 def test_all_that_ranks_and_leader_say_travels(mixtral):
     plan = plan_for([mixtral], 2, PlanOptions(min_replicas=2))
     program, order = compile_plan(plan), plan.models[0].dispatch_L[0]
-    calibration = OrderCalibration(
-        ("paced", "openshop"), np.array([1, 2]), np.ones((2, 2)), np.zeros((2, 2)), {"paced": order}, {}
-    )
-    held = HeldExperts((((0, 1), (2,)),), ((3,),), (100,), calibration)
+    held = HeldExperts((((0, 1), (2,)),), ((3,),), (100,))
     moves = expert_transfers(program.placements_M, [[[[]] * 4], [[[]] * 4]], [1])
     report = ControlReport(
         "m", False, 2, 0, {"gain": 1}, 0.5, None, 1.0, 8, 0.1, 0, 0,
         (PlacementChange(0.1, "move", "gain", "pays", (0,), 1, 8, None),), (ControlWindow(0.1, 0.5, 0.6, 1.0, 0),),
     )  # fmt: skip
-    work = EpochWork(
-        program, plan.cluster, tuple(moves), order, ({0: (), 5: (1, 2)},), calibration, np.ones((1, 2)), ({0: 0.5},), 0.1
-    )
+    work = EpochWork(program, plan.cluster, tuple(moves), order, ({0: (), 5: (1, 2)},), np.ones((1, 2)), ({0: 0.5},), 0.1)
     answers = Answers({0: [1, 2]}, {0: np.ones((2, 3), np.float32)}, {0}, times_R={1: TokenTimes({0: 0.5}, [0.1])})
-    result = RankResult([answers], 1.5, [(0.0, 1.0, 0, 1, 0, 2, 3, 1, -1, True, 80)], "gloo", None, [OrdersUsed({"a": 1}, ("b",))], [], None)  # fmt: skip
+    result = RankResult([answers], 1.5, [(0.0, 1.0, 0, 1, 0, 2, 3, 1, -1, True, 80)], "gloo", None, [], [], None)  # fmt: skip
     for sent in (
         ToRank(1, EpochStart(1795707705335, 3, (0, 1), work)), Joined(3, (0, 1), held), Progress(3, Decided(1, 0, report)),
         Progress(3, NewTokens(0, [Token(1, 2, True, np.ones((1, 3), np.float32))])), MemberResult(result),
@@ -101,6 +94,7 @@ def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
         ({"lead": None}, "`node`: goes with `lead` or `join`, found 0 without"),
         ({"lead": "here"}, "`lead`: expected ADDRESS:PORT"),
         ({"port": 5}, "`port`: expected none with `survive`"),
+        ({"order": "auto"}, "`survive`: expected the planned orders, found auto"),
     ):
         with pytest.raises(BadInput, match=message):
             replace(lead, **options)

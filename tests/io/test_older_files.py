@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import aurora
+from aurora.errors import BadInput
 from aurora.io.journals import load_journal
 from aurora.simulator.interpreter import simulate_plan
 
@@ -41,6 +42,16 @@ def test_plans_are_no_worse_today():
         today = aurora.plan(older.cluster, profile, options)
         assert older.bound_s <= today.objective_s * (1 + 1e-9)
         assert today.objective_s <= older.objective_s * 1.003
+
+
+def test_a_plan_whose_order_is_gone_is_refused_by_one_sentence(tmp_path):
+    written = json.loads((OLDER / "plan.json").read_text())
+    written["models"][0]["layers"][0]["dispatch"]["sub-channels"] = {"rows": [1] * 12, "out": [1] * 4, "in": [1] * 4}
+    (tmp_path / "plan.json").write_text(json.dumps(written))
+    with pytest.raises(
+        BadInput, match=r"plan.json: expected an order without sub-channels, .* plan again, with the order paced"
+    ):
+        aurora.load(tmp_path / "plan.json", aurora.Plan)
 
 
 def test_profiles_and_traces_are_read():

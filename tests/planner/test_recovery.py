@@ -12,12 +12,9 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.planner.recovery import fewest_moves, order_among, recover
 from aurora.planner.replication.failure_resilient import place_for_failures
-from aurora.types import Cluster, FailureDomains, Gpu, Network
+from aurora.types import FailureDomains, Network
 from bench.papers.lazarus.greedy_relabelling import greedy_moves
-
-
-def machines(nodes):
-    return Cluster("drawn", tuple(Gpu(f"g{i}", "k", i, 2.0, 2.0, 10**9) for i in range(nodes)))
+from bench.papers.lazarus.recovery_moves import recovery_moves
 
 
 @st.composite
@@ -41,30 +38,29 @@ def failures(draw):
 @given(failures())
 def test_the_living_hold_every_expert_again(case):
     old_LN, alive_N, load_LE, failure_domains, min_replicas = case
-    made = recover(old_LN, alive_N, load_LE, failure_domains, machines(failure_domains.nodes), 7, min_replicas)
-    left = np.flatnonzero(alive_N)
+    made = recover(old_LN, alive_N, load_LE, failure_domains, min_replicas)
+    found = recovery_moves(old_LN, alive_N, made, 7)
+    left, experts = np.flatnonzero(alive_N), load_LE.shape[1]
+    slots_N = failure_domains.slots_N[left]
+    least = max(1, min(min_replicas, slots_N.sum() // experts, np.minimum(slots_N, experts).sum() // experts))
     moved = 0
     arrived_N = np.zeros(failure_domains.nodes, dtype=np.int64)
-    for layer, held_J in enumerate(made.placement.slots_LG):
+    for layer, held_J in enumerate(made.slots_LG):
         assert len(held_J) == len(left)
         lost = set(range(load_LE.shape[1])) - {e for node in left for e in old_LN[layer][node]}
-        assert set(made.lost_L[layer]) == lost
+        assert set(found.lost_L[layer]) == lost
         for expert in range(load_LE.shape[1]):
-            assert sum(expert in held for held in held_J) >= min(made.min_replicas, len(left))
+            assert sum(expert in held for held in held_J) >= min(least, len(left))
         for node, held in zip(left, held_J, strict=True):
             assert len(held) <= failure_domains.slots_N[node]
             new = set(held) - set(old_LN[layer][node]) - lost
             moved += len(new)
             arrived_N[node] += 7 * len(new)
-    assert made.moved == moved
-    assert made.bytes_NN.sum(axis=0).tolist() == arrived_N.tolist()
-    assert not made.bytes_NN[~alive_N].any()
-    assert made.schedule.makespan_s >= made.schedule.fluid_bound_s * (1 - 1e-9)
-    assert made.checkpoint_bytes_N.sum() >= 7 * sum(map(len, made.lost_L))
-    greedy = recover(
-        old_LN, alive_N, load_LE, failure_domains, machines(failure_domains.nodes), 7, min_replicas, relabel=greedy_moves
-    )
-    assert made.moved <= greedy.moved
+    assert found.moved == moved
+    assert found.bytes_NN.sum(axis=0).tolist() == arrived_N.tolist()
+    assert not found.bytes_NN[~alive_N].any()
+    greedy = recover(old_LN, alive_N, load_LE, failure_domains, min_replicas, relabel=greedy_moves)
+    assert moved <= recovery_moves(old_LN, alive_N, greedy).moved
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 999))
@@ -84,15 +80,15 @@ def test_greedy_gives_a_renaming_and_never_fewer_bytes(gpus, experts, seed):
 def test_racks_move_as_a_whole_and_the_floor_gives_way_to_room():
     failure_domains = FailureDomains(np.full(4, 2), np.array([0, 0, 1, 1]), np.ones(2))
     old = [[(0, 1), (2, 3), (0, 1), (2, 3)]]
-    made = recover(old, np.array([True, True, True, False]), np.ones((1, 4)), failure_domains, machines(4), 5, 2)
-    assert made.min_replicas == 1
-    assert made.lost_L == ((),)
-    assert {e for held in made.placement.slots_LG[0][:2] for e in held} == {0, 1, 2, 3}
+    alive_N = np.array([True, True, True, False])
+    made = recover(old, alive_N, np.ones((1, 4)), failure_domains, 2)
+    assert recovery_moves(old, alive_N, made).lost_L == ((),)
+    assert {e for held in made.slots_LG[0][:2] for e in held} == {0, 1, 2, 3}
 
 
 def test_too_few_slots_are_refused():
     with pytest.raises(InfeasiblePlan, match="4 experts need 4 slots; the 1 nodes left of 2 have 2"):
-        recover([[(0, 1), (2, 3)]], np.array([True, False]), np.ones((1, 4)), FailureDomains.equal(2, 2), machines(2), 1, 1)
+        recover([[(0, 1), (2, 3)]], np.array([True, False]), np.ones((1, 4)), FailureDomains.equal(2, 2), 1)
 
 
 @pytest.mark.parametrize("name", sorted(ORDER))

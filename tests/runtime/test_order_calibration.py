@@ -75,7 +75,7 @@ def choose(rank_info, memory, planned):
 @pytest.mark.parametrize(
     ("planned", "methods"),
     [
-        ("sub-channels", ("all-at-once", "paced", "sub-channels")),
+        ("birkhoff", ("all-at-once", "paced", "birkhoff")),
         ("paced", ("all-at-once", "paced")),
         ("hierarchical", ("all-at-once", "paced", "hierarchical")),
     ],
@@ -114,7 +114,7 @@ def choose_stages(rank_info, memory, planned):
     ("planned", "methods", "widths"),
     [
         ("openshop", ("all-at-once", "openshop in stages of 4", "openshop in stages of 2", "openshop"), {7, 4, 2, 1}),
-        pytest.param("sub-channels", ("all-at-once", "sub-channels"), {7, 1}, marks=pytest.mark.full),
+        pytest.param("spread-out", ("all-at-once", "spread-out"), {7, 1}, marks=pytest.mark.full),
         ("all-at-once", ("all-at-once",), {7}),
     ],
 )

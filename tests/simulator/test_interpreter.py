@@ -18,7 +18,6 @@ from aurora.planner.placement.cost_model import exclusive_s, layer_costs
 from aurora.planner.placement.objective import formula
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import with_time_slice
-from aurora.planner.workload.serving_gpus import split_by_share
 from aurora.planner.workload.step_traffic import micro_batches
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
@@ -36,6 +35,7 @@ from aurora.types import (
 )
 from aurora.types.options import GATHERED
 from tests.conftest import cluster
+from tests.planner.workload.test_traffic import split_by_share
 from tests.strategies import clusters, fabrics, profiles
 
 

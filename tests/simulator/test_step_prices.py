@@ -8,7 +8,7 @@ import pytest
 import aurora
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.step_traffic import step_profile
+from aurora.planner.workload.step_traffic import drawn_windows
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.requests import StepPrices, drawn_requests, grid, simulate_requests
 from aurora.types import PHASES, Curve, PlanOptions, Profile, RequestOptions, SyntheticOptions, TokenRouting
@@ -109,17 +109,17 @@ def test_drawn_steps_have_the_ranks_tokens_and_no_expert_twice():
     traffic = draw_profile("zipf:1.2", CONFIG, SyntheticOptions(sources=4, window_tokens=200, token_level=True))
     tokens_S = np.array([0, 1, 7, 300])
     for token_level in (False, True):
-        drawn = step_profile(traffic, tokens_S, np.random.default_rng(0), token_level)
+        drawn = drawn_windows(traffic, tokens_S[None], np.random.default_rng(0), token_level)
         assert (drawn.tokens_TLSE.sum(axis=3) == 2 * tokens_S).all()
         assert (drawn.tokens_TLSE <= tokens_S[:, None]).all()
         assert (drawn.routing is not None) == token_level
-    many = step_profile(traffic, np.full(4, 50_000), np.random.default_rng(0)).tokens_TLSE[0] / 100_000
+    many = drawn_windows(traffic, np.full((1, 4), 50_000), np.random.default_rng(0)).tokens_TLSE[0] / 100_000
     assert np.abs(many - traffic.tokens_TLSE[0] / 400).max() < 0.01
 
 
 def test_a_source_that_was_never_seen_routes_as_the_others():
     silent = replace(one_expert_each(), tokens_TLSE=np.array([[[[0, 5], [0, 0]]]]))
-    assert step_profile(silent, np.array([3, 3]), np.random.default_rng(0)).tokens_TLSE.tolist() == [[[[0, 3], [0, 3]]]]
+    assert drawn_windows(silent, np.array([[3, 3]]), np.random.default_rng(0)).tokens_TLSE.tolist() == [[[[0, 3], [0, 3]]]]
 
 
 def test_a_plan_that_sends_tokens_once_is_priced_by_recorded_tokens():

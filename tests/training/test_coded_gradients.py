@@ -45,7 +45,7 @@ class DrawnAggregator:
     def aggregate(self, like, arguments):
         self._rounds += 1
         job = self._job
-        current = AggregationRound(self._rounds, job.codes[0], like, lambda _: None, None)
+        current = AggregationRound(self._rounds, job.codes[0], like, lambda _: None)
         for worker in self._rng.permutation(len(job.codes[0].code_WB)).tolist():
             if not current.determined and worker != self._slow:
                 total = weighted_sum(job.work, job.codes[0], worker, arguments, lambda: False)

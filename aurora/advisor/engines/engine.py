@@ -29,11 +29,11 @@ SENDS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Division of a model over GPUs.
+    """Division of a model over GPUs: tensor, data and expert parallelism, and number of copies.
 
     Attributes:
         tensor: number of GPUs over which attention is cut (tensor parallelism).
-        data: number of ranks that each hold all of attention and serve separate requests, but share experts (data parallelism).
+        data: number of data-parallel ranks, which hold all of attention, serve separate requests and share experts.
         expert: number of GPUs over which whole experts are divided (expert parallelism); 1: each expert is cut over all GPUs of
             a copy.
         copies: number of independent engines, each with the whole model.
@@ -71,20 +71,20 @@ class Layout:
 
 @dataclass(frozen=True)
 class EngineExchange:
-    """One way of an engine to bring tokens to experts and results back.
+    """An implementation of dispatch and combine in engines, such as DeepEP; EXCHANGES has them by name.
 
     Attributes:
-        about: a description in words.
+        about: description for users.
         sends: one of SENDS.
         once_per: a token is sent once to each "expert", "gpu" or "server" (and there to the GPUs) that it needs; "servers": to
             every server, whether it needs it or not.
-        decode: name of the exchange used in steps without prompts, if that is another one; empty: the same.
-        graphs: whether decode steps keep CUDA graphs.
+        decode: name of another exchange that is used in steps without prompts; empty: this one.
+        graphs: whether decode steps run as CUDA graphs.
         processors: part of a GPU's multiprocessors that its kernels occupy while the other half of a batch computes.
         nvlink: the GPUs that must be connected by NVLink: "" (none), "server" (those of a server) or "all".
-        needs: software or hardware that it needs; empty: none.
-        maker: first word of the GPU kinds that support it; empty: all kinds.
-        source: reference that describes it.
+        needs: required software or hardware; empty: none.
+        maker: first word of the names of GPU kinds that support it; empty: all kinds.
+        source: reference for this description.
     """
 
     about: str
@@ -161,11 +161,11 @@ class EplbSettings:
     """Settings of an engine's own balancer, which moves experts by the load of past steps.
 
     Attributes:
-        window: number of steps whose load it uses.
+        window: number of past steps whose load the balancer uses.
         interval: number of steps between two changes of the placement.
 
     Raises:
-        BadInput: if one of them is below 1.
+        BadInput: if a number is below 1.
     """
 
     window: int
@@ -189,7 +189,7 @@ class ServingWay:
         eplb: settings of the engine's own balancer; None: it is off.
         balance: choice among an expert's replicas in each step: "" (in turn or at random), "lplb" (by a linear program) or
             "waterfill" (the shared expert goes to the least busy GPU).
-        overlap: whether a batch is cut in halves, of which one computes while the other's tokens travel.
+        overlap: whether a batch is cut in halves, so that one computes during the other's exchanges.
         per_server: GPUs of a server.
         nvlink: whether NVLink connects the GPUs of a server.
         experts: number of routed experts of a layer; 0: unknown, so that slots are not checked.
@@ -231,13 +231,13 @@ class ServingWay:
 
 @dataclass(frozen=True)
 class LaunchPlace:
-    """Server and GPUs on which one launch command runs.
+    """The server and GPUs on which one launch command runs.
 
     Attributes:
         node: number of the server within its copy, from 0.
         host: placeholder of the server's address, such as HOST_0.
         head: placeholder of the address of the copy's first server.
-        copy: number of the copy on its server, from which its port and GPUs follow.
+        copy: number of the copy on its server, which determines its port and GPUs.
         devices: the GPUs to use; empty: all.
     """
 
@@ -249,7 +249,7 @@ class LaunchPlace:
 
 
 def launch_places(way: ServingWay) -> Iterator[LaunchPlace]:
-    """Yields the place of each launch command of a way, copy by copy and server by server."""
+    """Yields a LaunchPlace for each launch command of a way of serving, copy by copy and server by server."""
     size = way.layout.copy_gpus
     together = max(1, way.per_server // size)
     for copy in range(way.layout.copies):
@@ -266,7 +266,7 @@ def launch_lines(
 
     Args:
         way: the way of serving.
-        words: a function that returns the words of the command for a place.
+        words: function from a LaunchPlace to the words of its command.
         port: port of the first copy on a server.
         visible: environment variable that lists the devices which a process sees.
     """
@@ -288,22 +288,22 @@ class ServingEngine:
         name: the engine's name.
         versions: the versions of the engine to which this description applies.
         exchanges: the engine's own name for each of the EXCHANGES that it has.
-        launch: a function (way, model's name or path, placement file) that returns the commands.
-        refuses: a function that maps each reason for which the engine may not serve in a way to whether it applies.
+        launch: function (way, model's name or path, placement file) -> shell commands.
+        refuses: function from a way to a dict: possible reasons against serving in that way, True for those that apply.
         eplb: default settings of the engine's own balancer.
-        default_exchange: a function that returns the exchange which the engine uses if none is set, for a way whose exchange is
-            an allgather.
-        balances: those of BALANCES that the engine has.
+        default_exchange: function from a way to the name of the exchange that the engine uses if none is set; the way's own
+            exchange must be an allgather.
+        balances: the names of BALANCES that the engine supports.
         overlaps: names in EXCHANGES with which batches can be cut in halves.
         halves_from: minimum tokens of a rank, in a step of prompts and in one of answers, for which batches are cut.
         scatters: whether all-to-alls can be used if attention is cut over all GPUs of a copy, which then divide the tokens.
-        moves_wait: whether steps wait while its balancer moves experts.
-        form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
-        replicate: the method of REPLICAS whose placements it can serve.
+        moves_wait: whether steps wait while the engine's balancer moves experts.
+        form: the placement format that the engine reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
+        replicate: the method of REPLICAS whose placements the engine supports.
         file: name of the placement file that `aurora recommend` writes.
-        files: a function (way, placement file) that returns the texts of further files next to it, by name.
-        share: a function (way, models, their plans' files, part of a GPU's memory for each) that returns the commands of
-            servers which take turns on the same GPUs, each by its plan and its order; None: the engine cannot do this.
+        files: function (way, placement file) -> dict from the names of further files in its folder to their texts.
+        share: function (way, models, plan files, part of a GPU's memory for each model) -> commands of servers that take turns
+            on the same GPUs, each with its plan and orders; None: the engine does not support this.
     """
 
     name: str
@@ -325,14 +325,14 @@ class ServingEngine:
     share: Callable[[ServingWay, Sequence[str], Sequence[Path], Sequence[float]], list[str]] | None = None
 
     def check(self, way: ServingWay) -> None:
-        """Raises BadInput unless the engine can serve in that way, with one sentence on why it cannot."""
+        """Raises BadInput, with the reason in one sentence, if the engine cannot serve in a way."""
         if why := next((why for why, holds in {**self._conflicts(way), **self.refuses(way)}.items() if holds), ""):
             raise BadInput(f"{self.name}: {why}")
 
     def command(self, way: ServingWay, model: str, file: Path) -> str:
-        """Returns the shell commands that start the engine with the settings of a way, and its defaults for everything else.
+        """Returns the shell commands that start the engine with a way's settings, and defaults otherwise.
 
-        With several servers, HOST_0, HOST_1, ... are placeholders of their addresses.
+        With several servers, HOST_0, HOST_1, ... are placeholders for their addresses.
 
         Args:
             way: the way of serving.
@@ -346,7 +346,7 @@ class ServingEngine:
         return self.launch(way, model, file)
 
     def default(self, gpus: int, per_server: int, experts: int = 0, nvlink: bool = True) -> ServingWay:
-        """Returns the engine's settings if only expert parallelism over data-parallel ranks is set.
+        """Returns the engine's default way of serving: only expert parallelism over data-parallel ranks is set.
 
         Args:
             gpus: number of GPUs.

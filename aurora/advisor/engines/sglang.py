@@ -57,7 +57,7 @@ PORT, DIST_PORT = 30000, 5000
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns the reasons for which SGLang may be unable to serve in a way, and for each whether it applies."""
+    """Checks whether SGLang can serve in a way; returns a dict from each possible reason against it to whether it applies."""
     layout, routes = way.layout, EXCHANGES[way.exchange].sends == "route"
     return {
         "it has no round_robin": way.placement == "round_robin",
@@ -71,7 +71,7 @@ def refuses(way: ServingWay) -> dict[str, bool]:
 
 
 def launch(way: ServingWay, model: str, file: Path) -> str:
-    """Returns the commands that start SGLang in that way.
+    """Returns the shell commands that start SGLang with the settings of a way of serving.
 
     Args:
         way: the way of serving.

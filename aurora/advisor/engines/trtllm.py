@@ -46,7 +46,7 @@ DEEPEP_SERVERS = (2, 4, 8, 16)  # of 8 GPUs each, for which DeepEP's kernels are
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns the reasons for which TensorRT-LLM may be unable to serve in a way, and for each whether it applies."""
+    """Checks whether TensorRT-LLM can serve in a way; returns a dict from each possible reason against it to its truth."""
     layout = way.layout
     return {
         "it has no round_robin": way.placement == "round_robin",
@@ -64,7 +64,7 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
 
     Args:
         way: the way of serving.
-        file: the placement file, for ways that place experts by a plan.
+        file: the placement file, for ways with a planned placement.
     """
     layout = way.layout
     found: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
@@ -84,12 +84,12 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
 
 
 def files(way: ServingWay, file: Path) -> dict[str, str]:
-    """Returns {"options.yaml": text}, the file with the settings of `options`, whose arguments it has."""
+    """Returns {"options.yaml": text}, with the settings that `options` returns for the same arguments."""
     return {OPTIONS: str(yaml.safe_dump(options(way, file), sort_keys=False))}
 
 
 def launch(way: ServingWay, model: str, file: Path) -> str:
-    """Returns the commands that start TensorRT-LLM in that way.
+    """Returns the shell commands that start TensorRT-LLM with the settings of a way of serving.
 
     Args:
         way: the way of serving.
@@ -114,7 +114,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
 
 def default_exchange(way: ServingWay) -> str:
-    """Returns the first exchange that the hardware has, of those that TensorRT-LLM tries in sequence."""
+    """Returns the name of the exchange that TensorRT-LLM chooses: of several, the first that the hardware supports."""
     if way.layout.expert < way.layout.copy_gpus or not way.nvlink:
         return "allgather"
     if way.hosts == 1:

@@ -63,7 +63,7 @@ SHARED = "both"  # name of the GPUs that servers share
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns the reasons for which vLLM may be unable to serve in a way, and for each whether it applies."""
+    """Checks whether vLLM can serve in a way; returns a dict from each possible reason against it to whether it applies."""
     layout, spread = way.layout, way.placement == "round_robin"
     return {
         f"`expert`: vLLM divides experts over all {layout.copy_gpus} GPUs of a copy or over none": layout.expert
@@ -77,7 +77,7 @@ def refuses(way: ServingWay) -> dict[str, bool]:
 
 
 def serve_words(way: ServingWay, model: str, place: LaunchPlace) -> list[str]:
-    """Returns the words of a `vllm serve` command that set layout and server, the same on all of vLLM's platforms."""
+    """Returns the `vllm serve` command as words, with options for layout and server, which all of vLLM's platforms share."""
     layout = way.layout
     words = ["vllm serve", shlex.quote(model)]
     words += [f"--tensor-parallel-size {layout.tensor}"] * (layout.tensor > 1)
@@ -95,7 +95,7 @@ def serve_words(way: ServingWay, model: str, place: LaunchPlace) -> list[str]:
 
 
 def launch(way: ServingWay, model: str, file: Path) -> str:
-    """Returns the commands that start vLLM in that way.
+    """Returns the shell commands that start vLLM with the settings of a way of serving.
 
     Args:
         way: the way of serving.
@@ -118,7 +118,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
 
 def share(way: ServingWay, models: Sequence[str], files: Sequence[Path], memory: Sequence[float]) -> list[str]:
-    """Returns the commands of servers that share GPUs; aurora's plugin gives GPU and port to one server at a time.
+    """Returns the shell commands of servers that share GPUs; aurora's plugin gives GPU and port to one server at a time.
 
     Args:
         way: the way in which every server serves, with all ranks on one machine.

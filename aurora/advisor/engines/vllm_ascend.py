@@ -29,7 +29,7 @@ CHOSEN = "by device and batch"
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns the reasons for which vllm-ascend may be unable to serve in a way, and for each whether it applies."""
+    """Checks whether vllm-ascend can serve in a way; returns a dict from each possible reason against it to its truth."""
     layout = way.layout
     return {
         f"`expert`: experts are divided over all {layout.copy_gpus} devices of a copy or over none": layout.expert
@@ -40,7 +40,7 @@ def refuses(way: ServingWay) -> dict[str, bool]:
 
 
 def launch(way: ServingWay, model: str, file: Path) -> str:
-    """Returns the commands that start vLLM with vllm-ascend in that way.
+    """Returns the shell commands that start vLLM with vllm-ascend, with the settings of a way of serving.
 
     Args:
         way: the way of serving.

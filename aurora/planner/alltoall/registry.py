@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from aurora.planner.alltoall.birkhoff import birkhoff, sub_channels
+from aurora.planner.alltoall.birkhoff import birkhoff
 from aurora.planner.alltoall.hierarchical_order import hierarchical
 from aurora.planner.alltoall.open_shop import all_pairs, openshop, with_silent_pairs
 from aurora.planner.alltoall.split_transfers import matchings, openshop_best
@@ -118,7 +118,6 @@ ORDER: dict[str, OrderStrategy] = {
     "openshop": openshop,
     "openshop-best": openshop_best,
     "birkhoff": birkhoff,
-    "sub-channels": sub_channels,
     "matchings": matchings,
     "paced": paced,
     "hierarchical": hierarchical,

@@ -6,7 +6,6 @@ runs such rounds as stages, for NCCL.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -132,7 +131,7 @@ def _heaviest_rounds(seconds_GG: FloatArray, power: float) -> IntArray:
 MOST_RANKS = 4  # takes well under a millisecond; each further rank takes tens of times as long
 
 
-def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, float] | None:
+def shortest_whole(seconds_GG: FloatArray, known_s: float) -> DenseSchedule | None:
     """Finds the shortest schedule with one message per pair and one partner at a time (non-preemptive open shop).
 
     It is a branch and bound over active schedules, in which no transfer can start earlier without delaying another; one of
@@ -143,7 +142,7 @@ def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, fl
         known_s: makespan to beat, in seconds.
 
     Returns:
-        (X, 2) int64 pairs sorted by start, and the makespan in seconds; None if no schedule is shorter than known_s.
+        The schedule; None if none is shorter than known_s.
 
     Source: Giffler & Thompson 1960.
     """
@@ -154,7 +153,11 @@ def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, fl
     pairs_X2, best_X2 = np.zeros((2, rows, 2), dtype=np.int64)
     start_s_X, best_s_X = np.zeros((2, rows))
     best_s = _branch(seconds_GG, waits_GG, np.zeros(2 * n), left, pairs_X2, start_s_X, 0, best_X2, best_s_X, known_s)
-    return (best_X2[np.argsort(best_s_X, kind="stable")], float(best_s)) if best_s < known_s else None
+    if best_s >= known_s:
+        return None
+    by_start = np.argsort(best_s_X, kind="stable")
+    pairs_X2, start_s_X = best_X2[by_start], best_s_X[by_start]
+    return DenseSchedule(pairs_X2, np.stack([start_s_X, start_s_X + seconds_GG[*pairs_X2.T]], axis=1), float(best_s))
 
 
 @njit(cache=True, nogil=True)
@@ -221,30 +224,17 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
 
     Args: as in `registry.OrderStrategy`.
     """
-    n, tries = len(bytes_GG), search_tries(len(bytes_GG))
-    shop = CutShop(bytes_GG, network)
-    found = best_whole(shop, tries, rng)
+    shop, tries = CutShop(bytes_GG, network), search_tries(len(bytes_GG))
+    found, cuts = best_whole(shop, tries, rng), list[Cut]()
     if not shop.tight(found.makespan_s):
-        found = best_split(shop, found, min(CUT_RUNS, tries // 2), rng)
-    order = Order("openshop-best", with_silent_pairs(found.pairs_X2, bytes_GG))
-    if len(order.pairs_X2) == n * (n - 1):
-        return order
-    whole_X2 = np.tile([0.0, 1.0], (len(order.pairs_X2) - len(found.share_X2), 1))
-    return replace(order, share_X2=np.concatenate([found.share_X2, whole_X2]))
+        found, cuts = best_split(shop, found, min(CUT_RUNS, tries // 2), rng)
+    pairs_X2 = with_silent_pairs(found.pairs_X2, bytes_GG)
+    return Order("openshop-best", pairs_X2, share_X2=shop.shares(pairs_X2, cuts) if cuts else None)
 
 
 def search_tries(ranks: int) -> int:
     """Returns the number of dense schedules that openshop-best tries for this number of ranks."""
     return int(np.clip(BEST_OPERATIONS / max(1, ranks) ** 2.4, SMALL_TRIES, MOST_TRIES))
-
-
-@dataclass(frozen=True)
-class SplitSchedule:
-    """A schedule in which some pairs' transfers are cut: one row per part, sorted by start."""
-
-    pairs_X2: IntArray  # (source, destination)
-    share_X2: FloatArray  # the part of the pair's bytes that a row carries, from and to
-    makespan_s: float
 
 
 class CutShop:
@@ -288,16 +278,16 @@ class CutShop:
                 more.append((src, dst, first))
         return more
 
-    def split(self, schedule: DenseSchedule, cuts: Sequence[Cut]) -> SplitSchedule:
-        """Converts a schedule made with `cuts` to a SplitSchedule, where each row has its part of the pair's bytes."""
-        share_X2 = np.tile([0.0, 1.0], (len(schedule.pairs_X2), 1))
+    def shares(self, pairs_X2: IntArray, cuts: Sequence[Cut]) -> FloatArray:
+        """Returns (X, 2) float64, the part of its pair's bytes that each row of an order with `cuts` carries, from and to."""
+        share_X2 = np.tile([0.0, 1.0], (len(pairs_X2), 1))
         for src, dst, first in cuts:
-            before, after = np.flatnonzero((schedule.pairs_X2 == (src, dst)).all(axis=1))
+            before, after = np.flatnonzero((pairs_X2 == (src, dst)).all(axis=1))
             share_X2[before, 1] = share_X2[after, 0] = first / self._bytes[src][dst]
-        return SplitSchedule(schedule.pairs_X2, share_X2, schedule.makespan_s)
+        return share_X2
 
 
-def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSchedule:
+def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> DenseSchedule:
     """Searches for the shortest schedule with one message per pair, and returns it; optimal up to MOST_RANKS ranks.
 
     Args:
@@ -314,11 +304,11 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSche
         found = search(shop.seconds_GG, tries - first, bound_s, rng, found)
     few = shop.ranks <= MOST_RANKS
     if few and (best := shortest_whole(shop.seconds_GG, found.makespan_s)) is not None:
-        found = found._replace(pairs_X2=best[0], makespan_s=best[1])
-    return shop.split(found, [])
+        return best
+    return found
 
 
-def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.Generator) -> SplitSchedule:
+def best_split(shop: CutShop, whole: DenseSchedule, tries: int, rng: np.random.Generator) -> tuple[DenseSchedule, list[Cut]]:
     """Shortens a schedule by cutting the transfers of up to MOST_CUTS pairs in two messages each.
 
     Each further message must save WORTH of the bound. For each of many random priorities, cuts are made one after the other,
@@ -328,12 +318,15 @@ def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.G
 
     Args:
         shop: the all-to-all.
-        whole: the schedule to shorten; returned if no cut saves enough.
+        whole: the schedule to shorten.
         tries: maximum number of schedules to make.
         rng: draws random priorities.
+
+    Returns:
+        (schedule, cuts): the shortest schedule and its cuts; `whole` and none if no cut saves enough.
     """
     price_s, near_s = WORTH * shop.bound_s, whole.makespan_s * (1 + NEAR)
-    best, best_s = whole, whole.makespan_s
+    best, best_s, best_cuts = whole, whole.makespan_s, list[Cut]()
     runs = 0
     while runs < tries and best_s > (shop.bound_s + price_s) * (1 + 1e-12):
         bias_s = (rng.random(2 * shop.ranks) - 0.5) * AMPLITUDE * shop.bound_s
@@ -354,8 +347,8 @@ def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.G
             now = found[0]
             cuts.append(found[1])
             if now.makespan_s + len(cuts) * price_s < best_s:
-                best, best_s = shop.split(now, cuts), now.makespan_s + len(cuts) * price_s
-    return best
+                best, best_s, best_cuts = now, now.makespan_s + len(cuts) * price_s, list(cuts)
+    return best, best_cuts
 
 
 @njit(cache=True)

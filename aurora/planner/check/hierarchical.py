@@ -62,7 +62,7 @@ def check_hierarchical(
 def check_serving(
     rank_UK: IntArray, experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray
 ) -> None:
-    """Checks that the ranks which compute tokens suit a hierarchical all-to-all.
+    """Checks the ranks that compute each token's choices, for a hierarchical all-to-all.
 
     A choice is a (token, expert) pair. Every choice must be computed by a rank that holds its expert. All choices of an expert
     by tokens that start on one server must be computed on one server: the same one if it holds the expert. There, the choices

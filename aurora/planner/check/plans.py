@@ -24,12 +24,10 @@ def check_order(order: Order, gpus: int) -> None:
         gpus: number of ranks.
 
     Raises:
-        BrokenPlan: if a pair is missing, repeated, not fully covered or in two tiers, or a row takes more sub-channels than its
-            ports have.
+        BrokenPlan: if a pair is missing, repeated, not fully covered or in two tiers.
     """
     what = f"order {order.method}"
     if order.share_X2 is None and _each_once(order.pairs_X2, gpus):
-        _check_sub_channels(order, gpus)
         return
     src_X, dst_X = order.pairs_X2.T
     if (foreign_X := (src_X == dst_X) | (order.pairs_X2 >= gpus).any(axis=1)).any():
@@ -41,7 +39,6 @@ def check_order(order: Order, gpus: int) -> None:
     first_X = np.diff(pair_X, prepend=-1) != 0
     if first_X.sum() != gpus * (gpus - 1):
         raise BrokenPlan(f"{what}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {first_X.sum()}")
-    _check_sub_channels(order, gpus)
     last_X = np.append(first_X[1:], True)
     wrong_X = (begin_X != np.where(first_X, 0.0, np.roll(end_X, 1))) | (end_X < begin_X) | (last_X & (end_X != 1.0))
     if wrong_X.any():
@@ -65,21 +62,6 @@ def _each_once(pairs_X2, gpus):
             return False
         seen_GG[src, dst] = True
     return True
-
-
-def _check_sub_channels(order: Order, gpus: int) -> None:
-    """Raises BrokenPlan unless every row's sub-channels fit into both of its ports."""
-    sub_channels = order.sub_channels
-    if sub_channels is None:
-        return
-    if len(sub_channels.out_G) != gpus:
-        raise BrokenPlan(f"order {order.method}: expected the sub-channels of {gpus} ranks, found {len(sub_channels.out_G)}")
-    (src_X, dst_X), taken_X = order.pairs_X2.T, sub_channels.row_X
-    wrong_X = (taken_X < 1) | (taken_X > np.minimum(sub_channels.out_G[src_X], sub_channels.in_G[dst_X]))
-    if wrong_X.any():
-        row = int(np.argmax(wrong_X))
-        pair = f"{src_X[row]} -> {dst_X[row]}"
-        raise BrokenPlan(f"order {order.method}: {pair} takes {taken_X[row]} sub-channels, its ports have fewer")
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> None:

@@ -184,7 +184,7 @@ class GainRecord:
         self._changes.append(_Change(layers, old, new, saved, min(max(math.ceil(windows), 1), MOST_WINDOWS)))
 
     def forget(self) -> None:
-        """Ends the comparison of all changes so far, because they were undone."""
+        """Stops comparing the changes recorded so far, because they were undone."""
         self._changes = []
 
     def window(self, load_LE: FloatArray) -> None:

@@ -101,13 +101,13 @@ class LoadTracker:
         self.windows = self.changes = 0
 
     def add(self, loads: ArrayLike) -> FloatArray:
-        """Adds a window; a window without tokens is ignored.
+        """Adds a window's loads; a window without tokens is ignored.
 
         Args:
             loads: (L, E) tokens of each expert.
 
         Returns:
-            (L, E) float64, the same loads.
+            (L, E) float64, the loads after the checks.
 
         Raises:
             BadInput: if the loads have another shape or are not numbers of zero or more.

@@ -32,9 +32,9 @@ class Move(NamedTuple):
         round: number of the round; moves of a round run at the same time, rounds one after the other.
         layer: index of the MoE layer.
         expert: the expert.
-        src: the GPU that sends them.
-        dst: the GPU that receives them.
-        slot: the slot of `dst` that they fill when the round ends.
+        src: the GPU that sends the weights.
+        dst: the GPU that receives the weights.
+        slot: the slot of `dst` that the expert takes when the round ends.
     """
 
     round: int

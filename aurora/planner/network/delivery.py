@@ -41,7 +41,7 @@ class Delivery:
         """Returns the order relaxed to the part that this delivery obeys (`keeps`)."""
         most = max(int(order.pairs_X2.max(initial=0)), 1)  # transfers of a rank
         if self.keeps == "nothing":
-            return replace(order, sends_open=most, recvs_open=most, paced=False, sub_channels=None)
+            return replace(order, sends_open=most, recvs_open=most, paced=False)
         return replace(order, recvs_open=most) if self.keeps == "senders" and order.one_to_one else order
 
     def network(self, network: Network) -> Network:

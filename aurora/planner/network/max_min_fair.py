@@ -25,7 +25,6 @@ class FlowRows(NamedTuple):
     dst: IntArray  # receiving rank
     slot: IntArray  # the number of the row's all-to-all
     bytes: IntArray  # bytes of the row
-    sub_channels: IntArray  # sub-channels that the row takes of both of its ports; 1 without sub-channels
     stage: IntArray  # the row's stage; 0 unless the all-to-all runs in stages
     tier: IntArray  # the row's tier in its order
     admitted: IntArray  # how many of the row's two ends have admitted it, 0 to 2
@@ -53,7 +52,7 @@ class PortQueues(NamedTuple):
     row: IntArray  # (2, X), the rows by direction, all-to-all, rank and tier, each port's rows in their order
     at: IntArray  # index in `row` of the first row that the port has not admitted
     stop: IntArray  # index in `row` after the port's last row
-    free: IntArray  # how many more transfers the port may have under way, or how many of its sub-channels are free
+    free: IntArray  # how many more transfers the port may have under way
     unfinished: IntArray  # (slots, 2, G), how many of the rank's rows have not ended
     stage: IntArray  # (slots, G), the stage that a rank is in
     under_way: IntArray  # (slots, G), how many rows a rank has admitted, as sender or receiver, that have not ended
@@ -132,8 +131,8 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
         for at in range(ended):
             row = net.rows[at]
             slot = rows.slot[row]
-            queues.free[slot, SENDS, rows.src[row], rows.tier[row]] += rows.sub_channels[row]
-            queues.free[slot, RECVS, rows.dst[row], rows.tier[row]] += rows.sub_channels[row]
+            queues.free[slot, SENDS, rows.src[row], rows.tier[row]] += 1
+            queues.free[slot, RECVS, rows.dst[row], rows.tier[row]] += 1
             for side, rank in ((SENDS, rows.src[row]), (RECVS, rows.dst[row])):
                 queues.under_way[slot, rank] -= 1
                 queues.unfinished[slot, side, rank] -= 1
@@ -215,14 +214,14 @@ def _admit_all(rows, queues, net, slot, rank):
 
 @njit(cache=True, allocates=False)
 def _admit(rows, queues, net, slot, side, rank, tier):
-    """Admits the next rows of a port's stage while it has free sub-channels; a row starts once both ends have admitted it."""
+    """Admits the next rows of a port's stage while more may be under way; a row starts once both ends have admitted it."""
     at, stop = queues.at[slot, side, rank, tier], queues.stop[slot, side, rank, tier]
     while at < stop:
         row = queues.row[side, at]
-        if rows.sub_channels[row] > queues.free[slot, side, rank, tier] or rows.stage[row] > queues.stage[slot, rank]:
+        if queues.free[slot, side, rank, tier] == 0 or rows.stage[row] > queues.stage[slot, rank]:
             break
         queues.under_way[slot, rank] += 1
-        queues.free[slot, side, rank, tier] -= rows.sub_channels[row]
+        queues.free[slot, side, rank, tier] -= 1
         rows.admitted[row] += 1
         if rows.admitted[row] == 2:
             rows.start_s[row] = net.now_s[0]

@@ -1,11 +1,11 @@
-"""Routes: the part of each port and link that the traffic of each pair of GPUs uses, and the rates of an order's rows.
+"""Routes: the part of each port and link that the traffic of each pair of GPUs uses, and the rows of an order that carry bytes.
 
 Also finds cuts of a fabric, which bound the time of an all-to-all from below.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from threading import Lock
 
 import numpy as np
@@ -118,62 +118,18 @@ def _paths(vertices: int, gpus: int, ends: list[tuple[int, int]]) -> tuple[Float
 def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
     """Returns (indices, bytes, rate limits in bytes per second) of the rows of an order that carry bytes, (X,) each.
 
-    The limit of a row is: if the order has sub-channels, their share of the slower port's rate; if it is paced, bytes / fluid
-    optimum (coflow MADD); otherwise infinite.
+    The limit of a row of a paced order is its bytes / fluid optimum on the routes (coflow MADD); of other rows it is infinite.
     """
-    n = len(bytes_GG)
-    src_X, dst_X = order.pairs_X2.T
-    cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
+    cuts_X2 = order.cuts(bytes_GG[*order.pairs_X2.T])
     size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
     limit_Bps_X = np.full(len(size_X), np.inf)
-    if order.sub_channels is not None:
-        out_Bps, in_Bps = routes.capacity_Bps_R[:n], routes.capacity_Bps_R[n : 2 * n]
-        per_channel_Bps_X = np.minimum((out_Bps / order.sub_channels.out_G)[src_X], (in_Bps / order.sub_channels.in_G)[dst_X])
-        limit_Bps_X = order.sub_channels.row_X * per_channel_Bps_X
-    elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
+    if order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
         limit_Bps_X = size_X / optimum_s
     row_X = np.flatnonzero(size_X)
     return row_X, size_X[row_X], limit_Bps_X[row_X]
 
 
-def row_pacing(order: Order, bytes_GG: IntArray, network: Network) -> tuple[FloatArray, FloatArray]:
-    """Computes the start and the rate of each row (transfer) of an order that is paced or has sub-channels.
-
-    All rows of a paced order start at once, each at its bytes over the fluid optimum on its routes (coflow MADD). With
-    sub-channels, a row starts when the rows before it have left enough sub-channels of both of its ports, and flows at its
-    sub-channels' share of the slower port.
-
-    Returns (start_s_X, rate_Bps_X), (X,) float64 each: seconds from the common start, and bytes per second. A row without bytes
-    has start zero and an infinite rate.
-    """
-    row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, route(network))
-    start_s_X, rate_Bps_X = np.zeros(len(order.pairs_X2)), np.full(len(order.pairs_X2), np.inf)
-    rate_Bps_X[row_X] = limit_Bps_X
-    if order.sub_channels is not None:
-        count = [*order.sub_channels.out_G.tolist(), *order.sub_channels.in_G.tolist()]  # sub-channels of each port
-        taken: list[list[tuple[float, int]]] = [[] for _ in count]  # of each port: when rows end, and their sub-channels
-        for row, size in zip(row_X.tolist(), size_X.tolist(), strict=True):
-            src, dst = order.pairs_X2[row].tolist()
-            sub_channels, ports = int(order.sub_channels.row_X[row]), (src, len(bytes_GG) + dst)
-            start_s_X[row] = max(_free_from(taken[port], count[port] - sub_channels) for port in ports)
-            end_s = start_s_X[row] + size / rate_Bps_X[row]
-            for port in ports:
-                taken[port].append((end_s, sub_channels))
-    return start_s_X, rate_Bps_X
-
-
-def _free_from(taken: list[tuple[float, int]], most: int) -> float:
-    """The first time, in seconds, from which a port's rows take at most `most` of its sub-channels."""
-    total, since_s = sum(sub_channels for _, sub_channels in taken), 0.0
-    for end_s, sub_channels in sorted(taken):
-        if total <= most:
-            break
-        total, since_s = total - sub_channels, end_s
-    return since_s
-
-
 SLACK = 1e-9  # relative, where a float sum must not count as progress
-EXACT = 2**40  # units of a byte: push-relabel needs integer flows
 MOST_BLOCKS = 40  # beyond this, growing sets costs more time than it improves the bound
 CutResult = tuple[float, int, BoolArray]  # seconds, the bytes that must cross, the arcs (A,) that they must cross
 
@@ -193,7 +149,6 @@ class FlowNetwork:
     Bps_A: FloatArray  # bytes per second of each arc
     names: tuple[str, ...]  # of each arc's port or link
     block_V: IntArray  # sets grow by whole blocks: a switch with the GPUs that have only it, or a GPU with several neighbours
-    fabric: Fabric
 
     @property
     def vertices(self) -> int:
@@ -251,30 +206,6 @@ class FlowNetwork:
         busiest = [arcs & (seconds_A >= seconds_A[arcs].max() * (1 - SLACK)) for arcs in (*around, links_A) if arcs.any()]
         return sorted(busiest + around, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
 
-    @cached_property
-    def hanging(self) -> BoolArray:
-        """(C, V) bool: for each switch, the parts that the fabric splits into without it, and the complement of each part.
-
-        On a tree, every link in either direction is the cut of one of these sets.
-        """
-        import networkx as nx  # a fifth of a second, which only fabrics are worth
-
-        graph = nx.Graph([(link.src, link.dst) for link in self.fabric.links])
-        index = {name: 4 * self.gpus + at for at, name in enumerate(self.fabric.switches)}
-        parts = [np.zeros(self.vertices, dtype=bool)]
-        for middle in sorted(v for v in nx.articulation_points(graph) if isinstance(v, str)):
-            for part in nx.connected_components(graph.subgraph(set(graph) - {middle})):
-                inside = np.zeros(self.vertices, dtype=bool)
-                inside[[gpu + side * self.gpus for gpu in part if isinstance(gpu, int) for side in range(4)]] = True
-                inside[[index[name] for name in part if isinstance(name, str)]] = True
-                parts.append(inside)
-        return np.concatenate([np.array(parts), ~np.array(parts)])
-
-    @cached_property
-    def hanging_arcs(self) -> BoolArray:
-        """(C, A) bool, the arcs that lead out of the sets of `hanging`."""
-        return self.leaving(self.hanging)
-
     def grown(self, bytes_GG: IntArray) -> Iterator[BoolArray]:
         """Yields (C, V) bool: every block, then sets grown greedily from each block, and the complements of all of them.
 
@@ -292,24 +223,6 @@ class FlowNetwork:
                 yield both
                 inside = tried[int(self._seconds(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
 
-    def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
-        """Returns (V,) bool, the source side of a minimum cut for the traffic that a single GPU sends, or receives.
-
-        Args:
-            bytes_GG: (G, G) bytes, all in one row or one column.
-            within_s: seconds in which they are to be carried; an arc carries its rate times this.
-        """
-        import networkx as nx  # a fifth of a second, which only fabrics are worth
-
-        graph = nx.DiGraph()
-        for tail, head, rate in zip(self.tail_A.tolist(), self.head_A.tolist(), self.Bps_A.tolist(), strict=True):
-            graph.add_edge(tail, head, capacity=int(rate * within_s * EXACT))
-        for gpu in range(self.gpus):
-            graph.add_edge("source", gpu, capacity=int(bytes_GG[gpu].sum()) * EXACT)
-            graph.add_edge(self.gpus + gpu, "sink", capacity=int(bytes_GG[:, gpu].sum()) * EXACT)
-        _, (inside, _) = nx.minimum_cut(graph, "source", "sink")
-        return np.isin(np.arange(self.vertices), [v for v in inside if v != "source"])
-
 
 @njit(cache=True, nogil=True, allocates=False)
 def _reach(reached_VG, tail_A, head_A, kept_A):
@@ -325,7 +238,7 @@ def _reach(reached_VG, tail_A, head_A, kept_A):
 
 @lru_cache(maxsize=8)
 def flow_network(network: Network) -> FlowNetwork:
-    """Returns the flow network of a network that has a fabric.
+    """Converts a network with a fabric to a FlowNetwork of arcs and vertices.
 
     Arcs are in the sequence of the resources of `routes.route`: sending ports, receiving ports, links.
     """
@@ -357,7 +270,6 @@ def flow_network(network: Network) -> FlowNetwork:
             *map(str, fabric.links),
         ),
         block_V,
-        fabric,
     )
 
 
@@ -368,11 +280,10 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     worst may lie below the fluid optimum (maximum concurrent flow). The search looks at, in this order:
 
     1. each port;
-    2. the parts into which removing one switch splits the fabric;
-    3. the links into or out of a switch, and the busiest links on shortest paths;
-    4. on fabrics of up to MOST_BLOCKS switches (and GPUs with several neighbours), sets of these grown one by one, so that
-       pairs of switches and arcs of a ring are found;
-    5. for each GPU, the exact minimum cut of all that it sends, and of all that it receives (one commodity).
+    2. the links into or out of a switch, and the busiest links on shortest paths: on a tree, the worst cut is one of these,
+       as a path enters and leaves a switch once;
+    3. on fabrics of up to MOST_BLOCKS switches (and GPUs with several neighbours), sets of these grown one by one, so that
+       pairs of switches and arcs of a ring are found.
 
     The search ends as soon as traffic divided over shortest paths needs no longer than a cut, which proves both optimal. This
     happens at once on trees and on leaf/spine fabrics with equal uplinks, where the bound is the fluid optimum.
@@ -380,8 +291,6 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other.
         network: a network with a fabric.
-
-    Source (minimum cut): Ford & Fulkerson 1956.
     """
     assert network.fabric is not None
     graph, routes = flow_network(network), route(network)
@@ -391,7 +300,6 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     port_bytes = np.concatenate([bytes_GG.sum(axis=1), bytes_GG.sum(axis=0)])
     busiest = int((port_bytes / graph.Bps_A[: len(port_bytes)]).argmax())
     best = graph.worse(best, port_bytes[[busiest]], np.eye(1, len(load_A), busiest, dtype=bool))
-    best = graph.worse(best, graph.load(graph.hanging, bytes_GG), graph.hanging_arcs)
     for arcs in graph.bundles(load_A):
         if best[0] >= enough_s or load_A[arcs].sum() <= best[0] * graph.Bps_A[arcs].sum() * (1 + SLACK):
             break  # the sets after this one are less busy, so none of them is a worse cut either
@@ -399,18 +307,4 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     growing = graph.grown(bytes_GG)
     while best[0] < enough_s and (grown := next(growing, None)) is not None:
         best = graph.worse(best, graph.load(grown, bytes_GG), graph.leaving(grown))
-    for gpu in range(graph.gpus) if best[0] < enough_s else ():
-        for own_GG in (_only(bytes_GG, (gpu, slice(None))), _only(bytes_GG, (slice(None), gpu))):
-            while best[0] < min(enough_s, routes.seconds(own_GG) * (1 - SLACK)):  # else this GPU's traffic cannot be worse
-                before_s, least = best[0], graph.minimum(own_GG, best[0])[None]
-                best = graph.worse(best, graph.load(least, bytes_GG), graph.leaving(least))
-                if best[0] == before_s:
-                    break
     return Cut(best[0], best[1], tuple(np.array(graph.names)[best[2]].tolist()))
-
-
-def _only(bytes_GG: IntArray, kept: tuple[int | slice, int | slice]) -> IntArray:
-    """(G, G) the traffic at `kept`, zero elsewhere."""
-    own_GG = np.zeros_like(bytes_GG)
-    own_GG[kept] = bytes_GG[kept]
-    return own_GG

@@ -88,7 +88,7 @@ class Switch:
 
     @property
     def now_s(self) -> float:
-        """The present time in seconds."""
+        """The present simulated time in seconds."""
         return float(self._net.now_s[0])
 
     @property
@@ -112,17 +112,15 @@ class Switch:
         slot, first = self._allocate(len(row_X), order.tiers)
         own = slice(first, first + len(row_X))
         src_X, dst_X = order.pairs_X2[row_X].T
-        rows, queues, sub_channels = self._rows, self._queues, order.sub_channels
+        rows, queues = self._rows, self._queues
         flowing_X = self._flowing(src_X, dst_X, size_X)
         rows.src[own], rows.dst[own], rows.bytes[own], rows.slot[own] = src_X, dst_X, size_X, slot
         rows.left_bytes[own], rows.limit_Bps[own] = size_X * flowing_X, limit_Bps_X
         rows.startup_s[own] = row_startups(order, row_X, size_X, self._network, flowing_X)
-        rows.sub_channels[own] = 1 if sub_channels is None else sub_channels.row_X[row_X]
         rows.stage[own] = order.stage_X[row_X] if staged else 0
         rows.tier[own] = 0 if order.tier_X is None else order.tier_X[row_X]
         rows.admitted[own] = rows.stamp[own] = 0
-        queues.free[slot, SENDS] = order.sends_open if sub_channels is None else sub_channels.out_G[:, None]
-        queues.free[slot, RECVS] = order.recvs_open if sub_channels is None else sub_channels.in_G[:, None]
+        queues.free[slot, SENDS], queues.free[slot, RECVS] = order.sends_open, order.recvs_open
         for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
             port_X = rank_X * queues.at.shape[3] + rows.tier[own]
             queues.row[side, own] = first + np.lexsort((rows.stage[own], port_X))
@@ -249,7 +247,7 @@ def _whole(*shape: int) -> IntArray:
 
 def _rows(length: int, width: int) -> FlowRows:
     """`length` empty rows that use up to `width` resources each."""
-    return FlowRows(*_whole(10, length), *np.zeros((8, length)), *_whole(2, length, width))
+    return FlowRows(*_whole(9, length), *np.zeros((8, length)), *_whole(2, length, width))
 
 
 def _log(length: int) -> RateLog:

@@ -142,19 +142,14 @@ def row_startups(
     src_X, dst_X = order.pairs_X2[row_X].T
     if not network.curves:
         return np.asarray(network.pair_startup_s_GG[src_X, dst_X])
-    sub = order.sub_channels
-    sides = (
-        (src_X, order.sends_open if sub is None else sub.out_G[src_X]),
-        (dst_X, order.recvs_open if sub is None else sub.in_G[dst_X]),
-    )
     slowest_Bps = _slowest_Bps(network)
     tier_X = np.zeros(len(row_X), dtype=np.int64) if order.tier_X is None else order.tier_X[row_X]
     longest_X = np.zeros(len(row_X))
-    for rank_X, open_X in sides:
+    for rank_X, most_open in ((src_X, order.sends_open), (dst_X, order.recvs_open)):
         port_X = tier_X * network.gpus + rank_X
         rows_X = np.bincount(port_X)[port_X]
         rest_X = np.bincount(port_X, size_X)[port_X] - size_X
-        together_X = np.minimum(rows_X, open_X)
+        together_X = np.minimum(rows_X, most_open)
         posted_X = size_X + (together_X - 1) * rest_X / np.maximum(rows_X - 1, 1)
         seconds_X = exchange_seconds(network.curves, posted_X, together_X)
         longest_X = np.maximum(longest_X, seconds_X - flowing_X * posted_X / slowest_Bps)

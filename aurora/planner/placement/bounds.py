@@ -15,7 +15,7 @@ from scipy.sparse import csr_array, eye_array, kron
 from aurora.planner.network.bounds import Nics, spread, spread_beside, spread_split
 from aurora.planner.placement.coactivation import Costs, coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive_s
-from aurora.planner.placement.linear_program import SMALL, blocks, exact_server_s, merged, path_prices, relaxed_s
+from aurora.planner.placement.linear_program import SMALL, blocks, merged, path_prices, relaxed_s
 from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.bounds import least_largest
@@ -379,7 +379,7 @@ def hierarchical_bound_s(
         slots_MG: for each model (G,) int64, how many experts each GPU can hold.
         replicas: whether the bound covers placements with replicas, where slots are left for any.
     """
-    least_M = [_least_times(*each, replicas) for each in zip(costs_M, counts_M, top_k_M, slots_MG, strict=True)]
+    least_M = [least_times(*each, replicas) for each in zip(costs_M, counts_M, top_k_M, slots_MG, strict=True)]
     if len(least_M) == 1:
         return exclusive_s(least_M[0])
     of = formula(objective, len(least_M), nics=True)
@@ -390,21 +390,13 @@ def hierarchical_bound_s(
     return of.longest(term_X)
 
 
-def exact_hierarchical_s(
-    costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool
-) -> float | None:
-    """Returns the least seconds of one model's layer with hierarchical all-to-alls; None if it is large (`exact_server_s`).
-
-    Args: as in `hierarchical_bound_s`, for one model.
-    """
-    return exact_server_s(costs, slots_G, replicas, _least_times(costs, counts_NEE, top_k, slots_G, replicas))
-
-
-def _least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool) -> PhaseTimes:
-    """The phases of one model at least. In place of GPUs there are the servers, and then the mean server.
+def least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool) -> PhaseTimes:
+    """Returns lower bounds on the phases of one model. In place of GPUs there are the servers, and then the mean server.
 
     No phase is longer in the mean server, or in the server itself, than on the GPU where it is longest. Steps, gates and
     experts are those of the GPU where they are longest.
+
+    Args: as in `hierarchical_bound_s`, for one model.
     """
     assert costs.nics is not None, "hierarchical all-to-alls go between servers"
     nics, experts = costs.nics, len(counts_NEE[0])

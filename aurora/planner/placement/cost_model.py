@@ -87,7 +87,7 @@ def exclusive_XG(a: PhaseTimes) -> FloatArray:
 
 
 def longest_of(seconds: Iterable[FloatArray]) -> FloatArray:
-    """Returns (G,) the largest of several (G,) seconds."""
+    """Returns (G,) the elementwise maximum of several (G,) seconds."""
     return reduce(np.maximum, seconds)
 
 
@@ -525,11 +525,11 @@ def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], 
 
 
 def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, windows_W: IntArray, worst: int) -> LayerCosts:
-    """Returns the LayerCosts of one layer in traffic cases that were forecast rather than recorded.
+    """Returns the LayerCosts of one layer in forecast traffic cases.
 
     Args:
         cluster: the GPUs.
-        profile: gives the model's bytes and compute curves.
+        profile: the model, for its bytes and compute curves.
         tokens_WSE: (W, S, E) float64, (token, expert) pairs from each source rank to each expert in each case.
         windows_W: (W,) int64, number of equal windows over which the pairs of each case are spread.
         worst: number of cases that count, longest first.

@@ -482,7 +482,7 @@ def fewest_slots(experts: int, gpus: int, failures: int, servers: int | None = N
     Args:
         experts: number of experts of a layer.
         gpus: number of GPUs.
-        failures: how many GPUs, or servers, may fail at the same time.
+        failures: maximum number of GPUs, or servers, that fail at the same time.
         servers: number of servers of equally many GPUs, which fail as a whole; None: each GPU fails by itself.
 
     Raises:
@@ -504,7 +504,7 @@ def fewest_slots(experts: int, gpus: int, failures: int, servers: int | None = N
 def place_to_survive(
     loads: ArrayLike, gpus: int, failures: int, servers: int | None = None, slots: int | None = None
 ) -> ReplicaPlacement:
-    """Places experts so that all survive any `failures` failures, and balances the GPUs' loads.
+    """Places experts so that all are still held after any `failures` failures, and balances the GPUs' loads.
 
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.

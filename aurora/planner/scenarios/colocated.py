@@ -20,7 +20,7 @@ from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.objective import formula, seconds
 from aurora.planner.placement.slot_counts import check_slots, even_slots, replicas_fit, shared_slots_MG
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
-from aurora.types import Placement
+from aurora.types import Cluster, Placement, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 
@@ -46,7 +46,7 @@ class GroupedLayer:
 
 
 class Colocated(Scenario):
-    """Places models that share every GPU. Layer l runs beside layer l modulo a shorter model's length, which is placed once."""
+    """Places models that share every GPU, layer by layer. Layers of shorter models are placed once, and then reused in turn."""
 
     def costs(self, layer: int) -> list[LayerCosts]:
         """Returns the LayerCosts of a layer, one per model."""
@@ -115,13 +115,8 @@ class Colocated(Scenario):
         cluster, profiles = self.cluster, self.profiles
         for profile, slots_G in zip(profiles, shared_slots_MG(cluster, profiles), strict=True):
             check_slots(cluster, profile, slots_G)
-        weakest = min(cluster.gpus, key=lambda gpu: gpu.memory_bytes)
-        need = sum(p.other_bytes + -(-p.experts // len(cluster)) * p.layers * p.expert_bytes for p in profiles)
-        if weakest.memory_bytes < need:
-            raise InfeasiblePlan(
-                f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of every layer's experts "
-                f"of {len(profiles)} models needs {need}"
-            )
+        if (short := lacking_memory(cluster, profiles)) is not None:
+            raise InfeasiblePlan(short)
 
     @cached_property
     def _replicas_fit(self) -> bool:
@@ -135,3 +130,19 @@ class Colocated(Scenario):
         own_G = even_slots(profile.experts, np.full(len(self.cluster), profile.experts))
         group_E = grouped(self.options.place, costs.load_WE[0], own_G, rng)
         return GroupedLayer(costs, group_E, costs.grouped(group_E), costs.nics_as_ports.grouped(group_E))
+
+
+def share_bytes(profile: Profile, gpus: int) -> int:
+    """Returns the bytes of a GPU that holds an equal share of every layer's experts, and all other weights, of a model."""
+    return profile.other_bytes + -(-profile.experts // gpus) * profile.layers * profile.expert_bytes
+
+
+def lacking_memory(cluster: Cluster, profiles: Sequence[Profile]) -> str | None:
+    """Returns a sentence on the memory that a GPU lacks for an equal share of all models; None if each has enough."""
+    weakest, need = min(cluster.gpus, key=lambda gpu: gpu.memory_bytes), sum(share_bytes(p, len(cluster)) for p in profiles)
+    if need <= weakest.memory_bytes:
+        return None
+    return (
+        f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of every layer's experts "
+        f"of {len(profiles)} models needs {need}"
+    )

@@ -70,7 +70,7 @@ class Scenario(ABC):
 
     @property
     def layers(self) -> int:
-        """The number of layers of the model that has most."""
+        """The number of layers of the model with the most layers."""
         return max(profile.layers for profile in self.profiles)
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Scenario(ABC):
 
     @abstractmethod
     def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
-        """Places all experts of all models.
+        """Places all experts of all models; returns the placements with their predicted seconds and bounds.
 
         Args:
             rng: for strategies that draw.

@@ -8,7 +8,7 @@ server more than SERVER_LOAD times the mean. A layer keeps its first placement u
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 import numpy as np
@@ -18,7 +18,7 @@ from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.network.bounds import spread_split
 from aurora.planner.network.switch import steps_seconds
-from aurora.planner.placement.bounds import exact_hierarchical_s, hierarchical_bound_s, server_counts
+from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
 from aurora.planner.placement.objective import seconds
 from aurora.planner.placement.server_search import (
@@ -44,7 +44,6 @@ from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, evenly_spaced
 
 CHUNKS = (1, 2, 4, 8)  # of a hierarchical all-to-all, of which the fastest is taken
-MOST_EXACT = 128  # GPUs times experts times layers of a model whose bound is exact: some seconds
 LEVEL_GAIN = 0.02  # what levelling must save of the predicted seconds, as it also costs steps and memory
 MOST_COUNTS = 1 << 18  # numbers that ranks tell each other before a dispatch, at most, where NICs are levelled
 MOST_PRICED = 1 << 23  # choices of tokens that exchanges of single experts are priced by, in a layer: half a second
@@ -59,7 +58,7 @@ SPARE = (1.0, 0.5, 0.0)  # parts of a server's spare slots that are tried for re
 
 
 class Servers(Scenario):
-    """Places one model or several whose all-to-alls are hierarchical, by server search."""
+    """Places one or several models with hierarchical all-to-alls, by `server_search`: few tokens cross between servers."""
 
     def costs(self, layer: int) -> list[LayerCosts]:
         """Returns the LayerCosts of a layer with deduplicated tokens, one per model."""
@@ -76,8 +75,7 @@ class Servers(Scenario):
         )
         placements_M = by_load.place(rng, clock, progress).placements_M
         if self._searches_servers:
-            over = self.colocated_over_servers if self._colocated else self.over_servers
-            placements_M = tuple(over(placements_M, self.hierarchies(placements_M, rng), progress))
+            placements_M = tuple(self.over_servers(placements_M, self.hierarchies(placements_M, rng), progress))
         return self.given(placements_M, rng).priced(placements_M, progress)
 
     def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
@@ -90,27 +88,18 @@ class Servers(Scenario):
         return tuple(fastest_hierarchy(self.cluster, *pair, order, rng) for pair in pairs)
 
     def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
-        """Prices given placements: returns them with their seconds, a bound on all placements, and one on unreplicated ones.
+        """Prices given placements: returns them with their seconds, a bound on all placements, and one on unreplicated ones."""
 
-        For one small model the bound on all placements is an exact optimum; a note says how much lower its LP relaxation is.
-        """
-
-        def priced(layer: int) -> tuple[float, float, float, float]:
+        def priced(layer: int) -> tuple[float, float, float]:
             costs_M = self.costs(layer)
             value_s = self.price(costs_M, self.splits(placements_M, layer))
             bound_s, unreplicated_s = (min(each_s, value_s) for each_s in self._bounds(costs_M, (self._replicas_fit, False)))
-            return value_s, bound_s, unreplicated_s, self._exact_s(costs_M)
+            return value_s, bound_s, unreplicated_s
 
         layers = of_layers(priced, self.layers, "bounding layers over servers", progress)
-        objective_s, bound_s, unreplicated_s, exact_s = (sum(column) for column in zip(*layers, strict=True))
+        objective_s, bound_s, unreplicated_s = (sum(column) for column in zip(*layers, strict=True))
         once = all(placement.split_LG is None for placement in placements_M)
-        placed = replace(self.placed(placements_M, objective_s, bound_s), assignment_bound_s=unreplicated_s if once else None)
-        if np.isnan(exact_s):
-            return placed
-        exact_s = max(bound_s, min(exact_s, objective_s))
-        lower = (exact_s - bound_s) / (exact_s or 1.0)
-        note = f"the bound is exact for experts and servers' NICs; its relaxation is {lower:.1%} lower"
-        return replace(placed, bound_s=exact_s, notes=(note,))
+        return replace(self.placed(placements_M, objective_s, bound_s), assignment_bound_s=unreplicated_s if once else None)
 
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
         """Returns a lower bound on a layer's seconds, for all placements within memory's slots; see `Scenario.bound`."""
@@ -127,37 +116,45 @@ class Servers(Scenario):
     def over_servers(
         self, start_M: Sequence[Placement], hierarchy_M: Sequence[Hierarchy], progress: Progress = untold
     ) -> list[Placement]:
-        """Places one model by server search, on the loads of the forecast, or as recorded if `options.aim` is "own".
+        """Places models one after the other by server search, on the loads of the forecast, or as recorded if the aim is "own".
 
         If `options.place` puts replicas into spare slots, some replicate experts of other servers that a server's own tokens
         choose (`server_replicas`), and the rest balance its GPUs; several ratios are tried. With `options.min_replicas` the
-        replicas of an expert come to different servers first.
+        replicas of an expert come to different servers first. If models share every GPU, a GPU holds as many experts of each
+        as in start_M, and the load limits (see this module) are on the sum of all models.
 
         Args:
-            start_M: a placement of the model; unreplicated unless `options` ask for replicas.
-            hierarchy_M: the Hierarchy of the model's all-to-alls, as the only entry.
+            start_M: a placement of each model; unreplicated unless `options` ask for replicas.
+            hierarchy_M: the Hierarchy of each model's all-to-alls.
             progress: called with (what is being done, layers done, layers in all).
 
         Raises:
-            BadInput: if the profile holds no token-level routing.
+            BadInput: if a profile holds no token-level routing.
             InfeasiblePlan: if the experts do not fit.
         """
-        cluster, (profile,), options, (hierarchy,) = self.cluster, self.profiles, self.options, hierarchy_M
-        profile.required_routing  # noqa: B018
-        capacity_G = slots_G(cluster, profile, options)
+        cluster, options, placements = self.cluster, self.options, list(start_M)
+        for profile in self.profiles:
+            profile.required_routing  # noqa: B018
+        costs_ML = [[layer_costs(cluster, p, layer, deduplicated=True) for layer in range(p.layers)] for p in self.profiles]
         replicated = "equal-split" if options.min_replicas is not None else options.place
         make = REPLICAS[replicated].make if replicated in REPLICAS else None
 
-        def placed(layer: int) -> Placement:
-            costs = layer_costs(cluster, profile, layer, deduplicated=True)
+        def placed(model: int, layer: int) -> Placement:
+            profile, hierarchy, costs = self.profiles[model], hierarchy_M[model], costs_ML[model][layer]
             forecast = layer_forecast([profile], layer, summed=True)
             expected = costs
             if options.aim != OWN:
                 expected = expected_costs(cluster, profile, forecast.expected_WSE, forecast.windows_W, 1)
-            begun, rng = start_M[0].layer(layer), np.random.default_rng((options.seed, layer))
-            start_E = begun.split_EG(0).argmax(axis=1)
-            limits = _limits(expected, start_E, capacity_G, hierarchy, np.zeros(len(cluster)))
-            tokens = _tokens(costs, forecast, hierarchy)
+            begun, seed = start_M[model].layer(layer), (model, layer) if self._colocated else (layer,)
+            start_E, rng = begun.split_EG(0).argmax(axis=1), np.random.default_rng((options.seed, *seed))
+            beside_s_G = np.zeros(len(cluster))
+            for other, costs_L in enumerate(costs_ML):
+                if other != model:
+                    at = layer % len(costs_L)
+                    beside_s_G += gpu_seconds(costs_L[at].expert_s_WGE.sum(axis=0), placements[other].gpu_E(at))
+            held_G = np.bincount(start_E, minlength=len(cluster))
+            capacity_G = held_G if self._colocated else slots_G(cluster, profile, options)
+            limits, tokens = _limits(expected, start_E, capacity_G, hierarchy, beside_s_G), _tokens(costs, forecast, hierarchy)
             if make is None:
                 return Placement.unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
             candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
@@ -167,42 +164,9 @@ class Servers(Scenario):
                 return best
             return _exchanged(costs, hierarchy, capacity_G, best, rng)
 
-        return [Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))]
-
-    def colocated_over_servers(
-        self, start_M: Sequence[Placement], hierarchy_M: Sequence[Hierarchy], progress: Progress = untold
-    ) -> list[Placement]:
-        """Places models that share every GPU, one after the other, by server search.
-
-        A GPU holds as many experts of each model as in start_M. The load limits (see this module) are on the sum of all models.
-
-        Args:
-            start_M: the models' placements.
-            hierarchy_M: the Hierarchy of each model's all-to-alls.
-            progress: called with (what is being done, layers done, layers in all).
-        """
-        placements, gpus, profiles = list(start_M), len(self.cluster), self.profiles
-        costs_ML = [[layer_costs(self.cluster, p, layer, deduplicated=True) for layer in range(p.layers)] for p in profiles]
-        for model, (profile, hierarchy) in enumerate(zip(profiles, hierarchy_M, strict=True)):
-
-            def placed(
-                layer: int, model: int = model, profile: Profile = profile, hierarchy: Hierarchy = hierarchy
-            ) -> Placement:
-                others = [other for other in range(len(profiles)) if other != model]
-                at_M = [layer % each.layers for each in profiles]
-                beside_s_G = np.zeros(gpus)
-                for other in others:
-                    gpu_s_GE = costs_ML[other][at_M[other]].expert_s_WGE.sum(axis=0)
-                    beside_s_G += gpu_seconds(gpu_s_GE, placements[other].gpu_E(at_M[other]))
-                costs, start_E = costs_ML[model][layer], placements[model].gpu_E(layer)
-                forecast = layer_forecast([profile], layer, summed=True)
-                limits = _limits(costs, start_E, np.bincount(start_E, minlength=gpus), hierarchy, beside_s_G)
-                rng = np.random.default_rng((self.options.seed, model, layer))
-                return Placement.unreplicated(
-                    _searched(costs, _tokens(costs, forecast, hierarchy), limits, start_E, hierarchy, rng), gpus
-                )
-
-            placements[model] = Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))
+        for model, profile in enumerate(self.profiles):
+            layers = of_layers(partial(placed, model), profile.layers, "placing experts over servers", progress)
+            placements[model] = Placement.stack(layers)
         return placements
 
     @property
@@ -239,14 +203,6 @@ class Servers(Scenario):
         counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in self.profiles]
         given = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
         return [hierarchical_bound_s(*given, allowed) for allowed in replicas]
-
-    def _exact_s(self, costs_M: Sequence[LayerCosts]) -> float:
-        """Seconds of a layer that no placement beats, exactly, if the model is small; else NaN."""
-        (*_, costs), cells = costs_M, len(self.cluster) * self.profiles[0].experts * self.layers
-        if self._colocated or cells > MOST_EXACT:
-            return np.nan
-        exact_s = exact_hierarchical_s(costs, server_counts(costs), self.profiles[0].top_k, self._slots_MG[0], True)
-        return np.nan if exact_s is None else exact_s
 
 
 def fastest_hierarchy(

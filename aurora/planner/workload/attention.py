@@ -60,7 +60,7 @@ class AttentionLayers:
         return min(self.window, length) + (length / self.ratio if self.grows else 0.0)
 
     def attended(self, length: float) -> float:
-        """Returns the number of entries that a token after `length` others attends to."""
+        """Returns the number of cache entries that a token attends to if `length` tokens precede it."""
         beyond = length / self.ratio if self.grows else 0.0
         return min(self.window, length) + min(beyond, self.chosen or beyond)
 

@@ -120,37 +120,16 @@ class BalancedPoints:
         return float(np.clip(line_2[0], 0.0, self.seconds_X.min()))
 
 
-def grouped_curves(points: BalancedPoints, fewer_ranks: BalancedPoints | None = None) -> tuple[Curve, Curve]:
-    """Returns two curves: seconds of one expert by its number of rows, and overhead by the number of rows of the layer.
-
-    With several expert-parallel ranks, a kernel also spends time on other ranks' rows. In balanced measurements these grow with
-    an expert's rows, so that the expert's seconds are overestimated, less so on fewer ranks. The expert's curve is therefore
-    the shorter of both measurements. The rest of the kernel's seconds is the overhead, fitted by a curve that never falls
-    (least squares of relative errors).
+def grouped_curves(points: BalancedPoints) -> tuple[Curve, Curve]:
+    """Returns two curves: seconds of one expert by its number of rows, and the (constant) overhead by the layer's rows.
 
     Args:
         points: the measurements; points with less than one row per expert count only for the overhead, if there are others.
-        fewer_ranks: measurements of the same kernel on fewer ranks; None: there are none.
     """
-    expert, launch_s = _expert(points)
-    if fewer_ranks is None:
-        return expert, Curve(np.ones(1), np.full(1, launch_s))
-    other, _ = _expert(fewer_ranks)
-    both_X = np.union1d(expert.tokens_X, other.tokens_X)
-    expert = Curve(both_X, np.minimum(expert(both_X), other(both_X)))
-    beyond_s_X = points.seconds_X - points.busy_X * expert(np.maximum(points.rows_X / points.experts, 1.0))
-    overhead_s_X = np.maximum(beyond_s_X, launch_s)
-    rows_X, of_X = np.unique(points.rows_X, return_inverse=True)
-    weight_X = np.bincount(of_X, points.seconds_X**-2.0)  # so that errors count relative to the kernel
-    mean_X = np.bincount(of_X, overhead_s_X * points.seconds_X**-2.0) / weight_X
-    return expert, Curve(rows_X, np.maximum.accumulate(isotonic_regression(mean_X, weights=weight_X).x))
-
-
-def _expert(points: BalancedPoints) -> tuple[Curve, float]:
-    """Seconds of one expert by its rows, and of the kernel without experts."""
     many_X = points.rows_X >= points.experts
     launch_s = points.launch_s if many_X.any() else 0.0
     many_X |= not many_X.any()
     least_s = 1e-9 * points.seconds_X.min()  # an expert that takes no time cannot be fitted
     expert_s_X = np.maximum(points.seconds_X[many_X] - launch_s, least_s) / points.held
-    return fit_curve(points.rows_X[many_X] / points.experts, expert_s_X).curve, launch_s
+    expert = fit_curve(points.rows_X[many_X] / points.experts, expert_s_X).curve
+    return expert, Curve(np.ones(1), np.full(1, launch_s))

@@ -82,7 +82,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Reads the sizes from a config.
+        """Returns the Shape of the model that a config describes.
 
         Args:
             config: the content of a transformers config.json.
@@ -113,8 +113,8 @@ class Shape:
         if max(hidden, inner, dispatched) > MOST_WIDTH:
             raise BadInput(f"config: expected a width of at most {MOST_WIDTH}, found {max(hidden, inner, dispatched)}")
         if bits is None:
-            bits = 16.0
-            remarks.append(f"experts' weights are taken to have 16 bits: quantisation {weight_format(config)} is not known")
+            bits, said = 16.0, (_quantisation(config) or {}).get("quant_method")
+            remarks.append(f"experts' weights are taken to have 16 bits: quantisation {said} is not known")
         name = str(config.get("_name_or_path") or flat.get("_name_or_path") or config.get("model_type") or "synthetic")
         groups = expert_groups(flat)
         mtp = [value for key, value in flat.items() if _MTP.search(key) and type(value) is int]
@@ -224,23 +224,6 @@ _MTP = re.compile(r"(nextn|mtp).*(layers|modules|depth)")  # number of layers of
 _UNGATED = ("relu2",)  # activations of experts with two matrices
 
 SCALE_BITS = 16  # of a group's scale, where the config does not say
-
-
-def weight_format(config: Mapping[str, Any]) -> str:
-    """Returns the number format of experts' weights, by aiconfigurator's names.
-
-    "bfloat16" without `quantization_config`; "fp8", or "fp8_block" with scales per block; "w4a16_mxfp4"; for other methods
-    their own name.
-
-    Args:
-        config: the content of a transformers config.json.
-    """
-    quantised = _quantisation(config)
-    if quantised is None:
-        return "bfloat16"
-    method = str(quantised.get("quant_method"))
-    block = "_block" if quantised.get("weight_block_size") else ""
-    return {"fp8": f"fp8{block}", "mxfp4": "w4a16_mxfp4"}.get(method, method)
 
 
 def weight_bits(config: Mapping[str, Any]) -> float | None:

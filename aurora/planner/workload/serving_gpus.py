@@ -63,8 +63,8 @@ def serving_servers(share_EN: FloatArray, weight_N: FloatArray) -> IntArray:
 def serving_gpus(experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray) -> IntArray:
     """Returns (U, K) int64, the GPU that computes each of the K chosen experts of each token, in hierarchical all-to-alls.
 
-    Each rank divides its tokens for an expert, in their sequence, over the GPUs of the server that serves them
-    (`server_split`), as `split_by_share` does.
+    Each rank divides its own tokens for an expert, in their sequence, over the GPUs of the server that serves them
+    (`server_split`), cut as in flat all-to-alls (`replica_tokens`).
 
     Args:
         experts_UK: (U, K) int64, the experts of each token.
@@ -88,16 +88,6 @@ def serving_gpus(experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray,
     served_X[np.argsort(pair_X, kind="stable")] = np.repeat(np.tile(np.arange(gpus), len(pair_P)), parts_PG.ravel())
     gpu_UK[divided_UK] = served_X
     return np.asarray(gpu_UK)
-
-
-def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
-    """Divides each source's tokens (S,) for one expert over GPUs in proportion to their shares (G,); returns (S, G) int64.
-
-    The tokens are cut at the running sum of shares. Whether a cut is rounded up or down depends on the source's number. So all
-    ranks compute the same division without communication, every token is sent exactly once, and sources with few tokens do not
-    all choose the same GPU.
-    """
-    return _cut(tokens_S, share_G, (np.arange(len(tokens_S)) + 0.5) / len(tokens_S))
 
 
 def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
@@ -129,7 +119,11 @@ def served_split(tokens_SE: IntArray | FloatArray, split_EG: FloatArray, server_
 def replica_tokens(
     tokens_SE: IntArray, split_EG: FloatArray, server_G: IntArray | None = None
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Divides tokens over replicas: by `split_by_share` in flat all-to-alls, by `serving_gpus` in hierarchical ones.
+    """Returns the tokens of each replica, by their shares; in hierarchical all-to-alls as by `serving_gpus`.
+
+    A source's tokens for an expert are cut at the running sum of its replicas' shares. Whether a cut is rounded up or down
+    depends on the source's number. So all ranks compute the same division without communication, every token is sent exactly
+    once, and sources with few tokens do not all choose the same GPU.
 
     Args:
         tokens_SE: (S, E) int64, tokens of each expert from each rank.
@@ -174,7 +168,7 @@ def _replica_tokens(tokens_SE: IntArray, share_NP: FloatArray, server_S: IntArra
 def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatArray:
     """Returns (N, E) float64, the part of each expert's tokens that starts on each server.
 
-    An expert without tokens gets each server's part of all ranks. tokens_SE (S, E) are tokens from each rank to each expert.
+    For an expert without tokens it is each server's part of all ranks. tokens_SE (S, E) are tokens from rank to expert.
     """
     ranks_N = np.bincount(server_G)
     tokens_NE = (np.arange(len(ranks_N))[:, None] == server_G) @ np.asarray(tokens_SE, dtype=np.float64)

@@ -12,45 +12,32 @@ from aurora.types.profile import step_sizes
 ASIDE = 5  # blocks of windows, of which two are kept aside
 
 
-def step_profile(profile: Profile, tokens_S: IntArray, rng: np.random.Generator, token_level: bool = False) -> Profile:
-    """Draws one window whose tokens choose experts with the frequencies of the profile.
+def drawn_windows(
+    profile: Profile, tokens_TS: IntArray, rng: np.random.Generator, token_level: bool = False, skew: float = 1.0
+) -> Profile:
+    """Draws windows whose tokens choose experts with the frequencies of the profile.
 
     Args:
         profile: the recorded routing; its windows are taken together.
-        tokens_S: (S,) int64, tokens of each source rank.
+        tokens_TS: (T, S) int64, tokens of each source rank in each window.
         rng: for the draws.
         token_level: draw recorded tokens with all their choices, instead of (token, expert) pairs by the experts' shares.
+        skew: exponent on the experts' shares: 1 leaves them as they are, 0 makes them equal.
 
     Returns:
-        The profile with this one window. Sources without recorded tokens draw from those of all sources.
+        The profile with these windows. Sources without recorded tokens draw from those of all sources.
 
     Raises:
         BadInput: with `token_level`, if the profile holds no token-level routing.
     """
     if token_level:
-        drawn = _drawn_tokens(profile.required_routing, tokens_S, rng)
-        tokens_TLSE = drawn.tokens_TLSE(1, profile.sources, profile.experts)
-        return replace(profile, tokens_TLSE=tokens_TLSE, routing=drawn, stage_T=None)
-    tokens_LSE = _drawn_pairs(_shares_LSE(profile), tokens_S, profile.top_k, rng)
-    return replace(profile, tokens_TLSE=tokens_LSE[None], routing=None, stage_T=None)
-
-
-def steps_profile(profile: Profile, tokens_S: IntArray, steps: int, rng: np.random.Generator, skew: float = 1.0) -> Profile:
-    """Draws one window per step, whose (token, expert) pairs follow the experts' shares in the profile.
-
-    Args:
-        profile: the recorded routing; its windows are taken together.
-        tokens_S: (S,) int64, tokens of each source rank in a step.
-        steps: number of steps.
-        rng: for the draws.
-        skew: exponent on the experts' shares: 1 leaves them as they are, 0 makes them equal.
-
-    Returns:
-        The profile with these windows. Sources without recorded tokens draw from those of all sources.
-    """
-    share_LSE = _shares_LSE(profile) ** skew
-    share_LSE /= share_LSE.sum(axis=2, keepdims=True)
-    tokens_TLSE = np.stack([_drawn_pairs(share_LSE, tokens_S, profile.top_k, rng) for _ in range(steps)])
+        routing = _drawn_tokens(profile.required_routing, np.asarray(tokens_TS), rng)
+        tokens_TLSE = routing.tokens_TLSE(len(tokens_TS), profile.sources, profile.experts)
+        return replace(profile, tokens_TLSE=tokens_TLSE, routing=routing, stage_T=None)
+    share_LSE = _shares_LSE(profile)
+    if skew != 1:
+        share_LSE = share_LSE**skew / (share_LSE**skew).sum(axis=2, keepdims=True)
+    tokens_TLSE = np.stack([_drawn_pairs(share_LSE, tokens_S, profile.top_k, rng) for tokens_S in tokens_TS])
     return replace(profile, tokens_TLSE=tokens_TLSE, routing=None, stage_T=None)
 
 
@@ -64,18 +51,9 @@ def drawn_steps(profile: Profile, step_tokens: tuple[int, int] | None, seed: int
     """
     if step_tokens is None:
         return profile
-    rng, sources, token_level = np.random.default_rng(seed), np.arange(profile.sources), profile.routing is not None
-    sizes_S = [size // len(sources) + (sources < size % len(sources)) for size in step_sizes(*step_tokens)]
-    drawn = [step_profile(profile, tokens_S, rng, token_level) for tokens_S in sizes_S]
-    routing = None
-    if token_level:
-        parts = [each.required_routing for each in drawn]
-        window_U = np.repeat(np.arange(len(parts)), [len(part.source_U) for part in parts])
-        experts_ULK, source_U = (
-            np.concatenate([getattr(each, name) for each in parts]) for name in ("experts_ULK", "source_U")
-        )
-        routing = TokenRouting(experts_ULK, source_U, window_U)
-    return replace(drawn[0], tokens_TLSE=np.concatenate([each.tokens_TLSE for each in drawn]), routing=routing)
+    sources = np.arange(profile.sources)
+    tokens_TS = np.array([size // len(sources) + (sources < size % len(sources)) for size in step_sizes(*step_tokens)])
+    return drawn_windows(profile, tokens_TS, np.random.default_rng(seed), profile.routing is not None)
 
 
 def set_aside(profile: Profile, seed: int) -> tuple[Profile, Profile, str]:
@@ -137,15 +115,15 @@ def _drawn_pairs(share_LSE: FloatArray, tokens_S: IntArray, top_k: int, rng: np.
     return pairs_LSE
 
 
-def _drawn_tokens(routing: TokenRouting, tokens_S: IntArray, rng: np.random.Generator) -> TokenRouting:
-    """Recorded tokens of each source, drawn with replacement, as one window."""
+def _drawn_tokens(routing: TokenRouting, tokens_TS: IntArray, rng: np.random.Generator) -> TokenRouting:
+    """Recorded tokens of each source, drawn with replacement, window by window."""
     everywhere_U, rows = np.arange(len(routing.source_U)), []
-    for source, tokens in enumerate(tokens_S.tolist()):
-        own_U = np.flatnonzero(routing.source_U == source)
-        rows.append(rng.choice(own_U if len(own_U) else everywhere_U, tokens))
-    drawn_U = np.concatenate(rows)
-    source_U = np.repeat(np.arange(len(tokens_S)), tokens_S)
-    return TokenRouting(routing.experts_ULK[drawn_U], source_U, np.zeros(len(drawn_U), dtype=np.int64))
+    own_S = [np.flatnonzero(routing.source_U == source) for source in range(tokens_TS.shape[1])]
+    for tokens_S in tokens_TS.tolist():
+        rows += [rng.choice(own_U if len(own_U) else everywhere_U, many) for own_U, many in zip(own_S, tokens_S, strict=True)]
+    window_X, source_X = np.divmod(np.arange(tokens_TS.size), tokens_TS.shape[1])
+    window_U, source_U = (np.repeat(each_X, tokens_TS.ravel()) for each_X in (window_X, source_X))
+    return TokenRouting(routing.experts_ULK[np.concatenate(rows)], source_U, window_U)
 
 
 def micro_batches(profile: Profile, parts: int) -> list[Profile]:

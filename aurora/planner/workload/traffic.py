@@ -468,21 +468,8 @@ def steps_by_chunks(
     return lambda hierarchy: step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
 
 
-def estimated_rows(tokens: CountedTokens, split_EG: FloatArray, hierarchy: Hierarchy) -> HierarchicalRows:
-    """Estimates from counts the rows of a hierarchical dispatch, which `hierarchical_rows` counts from known tokens.
-
-    The tokens that need a server, or a GPU, come from `ServerTokens`, and are divided evenly over the pieces.
-
-    Args:
-        tokens: the tokens of each expert.
-        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes, as in `server_split`.
-        hierarchy: the servers and the number of chunks.
-    """
-    return _in_pieces(*_needed_tokens(tokens, split_EG, hierarchy.server_G), hierarchy)
-
-
 def _in_pieces(sent_GN: IntArray, needed_GG: IntArray, hierarchy: Hierarchy) -> HierarchicalRows:
-    """The rows of `_needed_tokens`, divided evenly over the pieces."""
+    """The rows of a hierarchical dispatch, estimated from counts: those of `_needed_tokens`, divided evenly over the pieces."""
     return HierarchicalRows(sent_GN, np.diff(hierarchy.piece_starts(needed_GG), axis=2).swapaxes(1, 2))
 
 

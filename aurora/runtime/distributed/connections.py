@@ -1,9 +1,6 @@
-"""Connections between the processes of a run: listening, loss detection by the kernel, and a mark that tells them from others.
+"""Sockets of this process, such as those that a process group has opened, and calls that can be abandoned."""
 
-The mark keeps them open when the connections of a process group are shut. `call_ends` abandons calls that wait for peers in
-vain.
-"""
-
+import math
 import os
 import socket
 import stat
@@ -15,16 +12,11 @@ from queue import Empty, SimpleQueue
 
 from aurora.errors import BadInput, RankFailed
 
-CONNECT_S = 2.0  # for one attempt: the kernel's own next one may be a minute away when a link comes back
-HELLO_S = 10.0  # for a new connection to say who it is, and to prove it
-UNACKNOWLEDGED_S = 0.2  # after the first retransmission, which the kernel sends 0.2 s after what it repeats
 URGENT_TOS = 0x10  # of IP packets, "minimise delay": Linux's queues of three bands serve them first, switches if told to
 TYPE_OF_SERVICE = {
     socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TOS),
     socket.AF_INET6: (socket.IPPROTO_IPV6, socket.IPV6_TCLASS),
 }  # where it is set, by address family
-
-_kept_apart: set[int] = set()  # inodes
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -40,37 +32,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def watched(connection: socket.socket) -> Iterator[None]:
-    """Context manager that sets a TCP timeout: a connection fails if the peer acknowledges nothing for UNACKNOWLEDGED_S.
-
-    Inside, `kept_apart` returns True for the connection. So code that shuts the connections of a process group, which it finds
-    by listing sockets, leaves this connection open.
-    """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNACKNOWLEDGED_S * 1000))
-    inode = os.fstat(connection.fileno()).st_ino
-    _kept_apart.add(inode)
-    try:
-        yield
-    finally:
-        _kept_apart.discard(inode)
-
-
-def kept_apart(connection: socket.socket) -> bool:
-    """Returns True while a connection is inside `watched`; duplicated descriptors count as the same connection."""
-    return os.fstat(connection.fileno()).st_ino in _kept_apart
-
-
-@contextmanager
 def marked_urgent() -> Iterator[None]:
-    """Context manager that sets IP type-of-service URGENT_TOS on the connections opened inside it, except `watched` ones."""
+    """Context manager that sets IP type-of-service URGENT_TOS on the connections opened inside it."""
     before = open_sockets()
     yield
     for connection in connected(number for inode, number in open_sockets().items() if inode not in before):
         with connection:
             option = TYPE_OF_SERVICE.get(connection.family)
-            if option is not None and not kept_apart(connection):
+            if option is not None:
                 connection.setsockopt(*option, URGENT_TOS)
 
 
@@ -144,25 +113,25 @@ def _run_calls(calls: SimpleQueue[Callable[[], None] | None], outcomes: SimpleQu
         del call, outcome
 
 
-def call_ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) -> bool:
+def call_ends(call: Callable[[], None], stopped: threading.Event, grace_s: float, timeout_s: float = math.inf) -> bool:
     """Runs `call` in another thread and waits for its end; raises any exception that it raises.
 
-    Returns True if `call` has ended; False if it still runs `grace_s` seconds after `stopped` was set: it is then abandoned.
-    Each calling thread keeps one helper thread, because starting a thread takes longer than most calls.
+    Returns True if `call` has ended; False if it still runs `grace_s` seconds after `stopped` was set, or after timeout_s: it
+    is then abandoned. Each calling thread keeps one helper thread, because starting a thread takes longer than most calls.
     """
     waiting = getattr(_own, "waiting", None) or _WaitingThread()
     _own.waiting = None  # a thread whose call is left behind is not used again
     waiting.calls.put(call)
-    end_s: float | None = None  # when to leave the call behind
+    end_s, over = time.monotonic() + timeout_s, False  # when to leave the call behind
     while True:
         try:
             outcome = waiting.outcomes.get(timeout=POLL_S)
             break
         except Empty:
-            if stopped.is_set():
-                end_s = time.monotonic() + grace_s if end_s is None else end_s
-                if time.monotonic() >= end_s:
-                    return False
+            if stopped.is_set() and not over:
+                end_s, over = min(end_s, time.monotonic() + grace_s), True
+            if time.monotonic() >= end_s:
+                return False
     _own.waiting = waiting
     if outcome is not None:
         try:

@@ -39,6 +39,7 @@ PRELOAD = [
     "aurora.runtime.distributed.launcher",
     "aurora.runtime.serving_rank",  # with what ranks of every run import
 ]
+LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
 GRACE_S = 1.0  # after a first failure, how long to wait for other ranks: for a better explanation, or for their end
 
@@ -85,29 +86,15 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
         BadInput: if the port cannot be used.
     """
     children: list[tuple[Any, Connection]] = []
-    with hosted_store(port) as (host, store_port):
-        try:
-            for rank in range(ranks):
-                rank_info = RankInfo(rank, ranks, host, store_port, timeout_s, rank, ranks, launched=True)
-                children.append(start_process(rank_info, _send_result, target, args))
-            return _receive_results(children)
-        finally:
-            end_processes(children)
-
-
-@contextmanager
-def hosted_store(port: int) -> Iterator[tuple[str, int]]:
-    """Context manager that hosts a TCPStore on loopback and yields its host and port; port 0: any free one.
-
-    Raises:
-        BadInput: if the port cannot be used.
-    """
-    loopback = "127.0.0.1"
-    store, store_port = serve_store(loopback, port)
+    store, store_port = serve_store(LOOPBACK, port)
     try:
-        yield loopback, store_port
+        for rank in range(ranks):
+            rank_info = RankInfo(rank, ranks, LOOPBACK, store_port, timeout_s, rank, ranks, launched=True)
+            children.append(start_process(rank_info, _send_result, target, args))
+        return _receive_results(children)
     finally:
-        del store
+        end_processes(children)
+        del store  # it listened until now
 
 
 def serve_store(host: str, port: int = 0) -> tuple[Any, int]:

@@ -159,7 +159,7 @@ class OrderedTransport(ABC):
     ) -> None:
         """Performs one all-to-all in `order`; see `Transport.exchange`."""
         assert order is not None, "it has no all-to-all of its own"
-        if order.paced or order.sub_channels is not None:
+        if order.paced:
             self._exchange_paced(order, sends, recvs, observe)
             return
         cut = order.one_to_one and self.cuts_rows
@@ -339,13 +339,15 @@ class OrderedTransport(ABC):
         if self._cluster is None or len(self._cluster) != self.ranks:
             raise BadInput(f"order {order.method}: expected a transport that knows the rates of {self.ranks} ports")
         bytes_GG = self._gather_sizes(sends, recvs)
-        from aurora.planner.network.routes import row_pacing  # which orders without pace need not
+        from aurora.planner.network.routes import route, rows_to_send  # which orders without pace need not
 
         began_s = time.perf_counter()
-        start_s_X, rate_Bps_X = row_pacing(order, bytes_GG, self._cluster.network)
+        row_X, _, limit_Bps_X = rows_to_send(order, bytes_GG, route(self._cluster.network))
+        rate_Bps_X = np.full(len(order.pairs_X2), np.inf)
+        rate_Bps_X[row_X] = limit_Bps_X
 
         def leaves_s(message: Message) -> float:
-            return float(start_s_X[message.row] + message.offset / rate_Bps_X[message.row])
+            return float(message.offset / rate_Bps_X[message.row])
 
         incoming = sorted(
             self._cut(order, recvs, False, True),

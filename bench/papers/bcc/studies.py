@@ -9,8 +9,7 @@ import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.gradient_codes import GradientCode, make_code
-from aurora.training.coded_aggregation import CodedAggregator
-from aurora.types import WorkerReport
+from aurora.training.coded_aggregation import NOT_NEEDED, USED, CodedAggregator
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import MOST_SEED, at_most, check_options, option
 from bench.papers.bcc.delays import DELAYS, Times, recorded_steps
@@ -209,8 +208,8 @@ class _Receiving:
     receive_s: float = 0.0
     received: int = 0
 
-    def __call__(self, shares: Sequence[WorkerReport]) -> None:
-        received = sum(share.state in ("used", "not needed") for share in shares)
+    def __call__(self, states: Sequence[str]) -> None:
+        received = sum(state in (USED, NOT_NEEDED) for state in states)
         time.sleep(self.receive_s * max(0, received - self.received))
         self.received = received
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.planner.recovery import fewest_moves, recover
+from aurora.planner.recovery import fewest_moves, migration_schedule, recover
 from aurora.planner.replication.failure_resilient import place_for_failures
 from aurora.types import Cluster, FailureDomains, Gpu
 from aurora.types.arrays import FloatArray
@@ -15,6 +15,7 @@ from bench.papers.lazarus.greedy_relabelling import greedy_moves
 from bench.papers.lazarus.jobs import BATCH, DEEPSEEK_V3, JOBS, NODES, SLOTS
 from bench.papers.lazarus.membership_traces import MembershipEvent, changes, limited, load_failures, shifted
 from bench.papers.lazarus.model_survival import model_survival
+from bench.papers.lazarus.recovery_moves import recovery_moves
 from bench.papers.lazarus.training_failures import SYSTEMS, Replay, System, TrainingJob, busiest, replay
 from bench.papers.ranges import Range
 from bench.papers.recorded_data import is_recorded, recorded_file
@@ -222,9 +223,10 @@ def _moves() -> Figures:
             for seed in range(DRAWS):
                 alive_N = np.ones(NODES, dtype=bool)
                 alive_N[np.random.default_rng(seed).permutation(NODES)[:lost]] = False
-                made = recover(held, alive_N, load_LE, failure_domains, cluster, EXPERT_BYTES[name], 2, method, relabel=relabel)
-                moved.append(float(made.moved))
-                took.append(made.schedule.makespan_s)
+                made = recover(held, alive_N, load_LE, failure_domains, 2, method, relabel=relabel)
+                found = recovery_moves(held, alive_N, made, EXPERT_BYTES[name])
+                moved.append(float(found.moved))
+                took.append(migration_schedule(found.bytes_NN, cluster, np.random.default_rng(0)).makespan_s)
             for what, claim, over in (("replicas", replicas, moved), ("seconds", seconds, took)):
                 yield figure_of(
                     "Table 2", f"{name}, {lost} lost: {what}", way, claim if relabel is greedy_moves else None, over

@@ -1,4 +1,4 @@
-"""API checks: lists vLLM's internal functions and classes that the plugin needs, and checks that this vLLM has them."""
+"""Lists vLLM's internal functions and classes that the plugin needs, and checks that the installed vLLM has them."""
 
 import ast
 import functools
@@ -43,7 +43,7 @@ RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 
 @dataclass(frozen=True)
 class ApiCheck:
-    """Requirement that vLLM has a function, class or property."""
+    """Requirement that vLLM has a function, class or property, with certain parameters."""
 
     what: str  # the purpose that needs it, for messages
     where: str  # "module:name.name"
@@ -51,7 +51,7 @@ class ApiCheck:
     called_by: str | None = None  # "module:name.name" of the function that must call it while serving; None: not checked
 
     def missing(self) -> str | None:
-        """Returns part of a sentence that tells what vLLM lacks; None if it meets the requirement."""
+        """Returns a part of a sentence on what vLLM lacks; None if the requirement is met."""
         try:
             found = find(self.where)
         except (ImportError, AttributeError):
@@ -84,7 +84,7 @@ class ApiCheck:
 
 
 def calls(node: ast.AST, name: str) -> bool:
-    """Returns whether code calls a function or method named `name`, or passes the name as a string to a call."""
+    """Returns True if code calls a function or method named `name`, or passes that name as a string to a call."""
     for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
         if name == called or any(isinstance(each, ast.Constant) and each.value == name for each in call.args):
@@ -93,11 +93,11 @@ def calls(node: ast.AST, name: str) -> bool:
 
 
 def checks(what: str, *places: str) -> tuple[ApiCheck, ...]:
-    """Returns the checks of what one purpose needs.
+    """Returns the ApiChecks for one purpose.
 
     Args:
         what: the purpose, for messages.
-        places: "where(needs) by called_by" for each check, with names as of `ApiCheck`; needs and caller may be left out.
+        places: one string per check, "where(needs) by called_by", with the fields of `ApiCheck`; the last two are optional.
     """
     return tuple(_check(what, place) for place in places)
 

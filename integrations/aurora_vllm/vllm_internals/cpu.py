@@ -1,4 +1,4 @@
-"""Adds what vLLM lacks on CPUs: expert parallelism in its kernels, collectives of unequal sizes, its load balancer (EPLB)."""
+"""Adds to vLLM on CPUs: expert parallelism in its kernels, collectives with unequal sizes, and its load balancer (EPLB)."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from aurora_vllm.vllm_internals.api_checks import CPU_EPLB_API_CHECKS, EPLB_STAT
 
 
 def repair_cpu() -> None:
-    """Makes CPU kernels skip experts of other ranks, and collectives take integers and unequal sizes. Idempotent."""
+    """Patches CPU kernels to skip experts of other ranks, and collectives to accept integers and unequal sizes. Idempotent."""
     experts = find(f"{MOE}.experts.cpu_moe:CPUUnquantizedExperts")
     communicator = find("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator")
     runner = find(f"{MOE}.runner.moe_runner:MoERunner")
@@ -96,7 +96,7 @@ class _Nothing:
 
 
 def accept_eplb() -> None:
-    """Makes vLLM accept --enable-eplb on a CPU. Called before any configuration exists. Idempotent."""
+    """Patches vLLM to accept --enable-eplb on a CPU. Called before any configuration exists. Idempotent."""
     if any(check.missing() for check in CPU_EPLB_API_CHECKS[:1]):
         return
     parallel = find("vllm.config.parallel:")
@@ -105,13 +105,13 @@ def accept_eplb() -> None:
 
 
 def refuse_eplb(config: Any) -> None:
-    """Raises vLLM's error for --enable-eplb on a CPU, which `accept_eplb` had removed. For servers without plugin settings."""
+    """Raises vLLM's error for --enable-eplb on a CPU, which `accept_eplb` suppressed; for servers without plugin settings."""
     if config.parallel_config.enable_eplb and isinstance(find("vllm.config.parallel:current_platform"), _CpuWithEplb):
         raise ValueError("Expert parallelism load balancing is not supported on CPUs without a setting of aurora")
 
 
 def repair_eplb() -> None:
-    """Makes EPLB work on a CPU: routers map experts to physical experts and count loads, and experts can move. Idempotent."""
+    """Patches vLLM so that EPLB works on a CPU: routers map to physical experts and count loads, experts move. Idempotent."""
     router, state = find(f"{MOE}.router.base_router:"), find(EPLB_STATE)
     if getattr(state, "_aurora", False):
         return

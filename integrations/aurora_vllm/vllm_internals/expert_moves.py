@@ -1,7 +1,7 @@
-"""Makes the experts of vLLM's layers follow the traffic: through its load balancer (EPLB), or without it by expert maps.
+"""Adapts the placement of vLLM's experts to traffic: through its load balancer (EPLB), or without it by expert maps.
 
-EPLB's moves are timed and cut into rounds, of which a few run at a time. With expert maps, if kernels honour them, experts move
-between forward passes.
+EPLB's moves are timed and cut into rounds, of which a few run at a time. With expert maps, if the kernels honour them, experts
+move between forward passes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DECISIONS, LEAST_PASSES = 8, 8  # decisions in EPLB's `step_interval`, and forwa
 def follow_by_expert_maps(
     worker: PatchedWorker, choices: ChoiceCounter | KeptCounter, facts: EngineFacts, served_name: str
 ) -> None:
-    """Makes the experts follow the traffic, from the end of warm-up on. Called on all ranks once the model is loaded.
+    """Adapts the placement to traffic by expert maps, from the end of warm-up on. Called on all ranks after loading.
 
     Args:
         worker: state that the patches share.
@@ -70,7 +70,7 @@ def follow_by_expert_maps(
 
 
 def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, served_name: str) -> None:
-    """Makes EPLB's physical experts follow the traffic from now on. Called on all ranks once the model is loaded.
+    """Adapts the placement to traffic through EPLB, from now on. Called on all ranks after loading.
 
     Args:
         worker: state that the patches share.

@@ -1,4 +1,4 @@
-"""Serving on when a data-parallel rank is lost or joins: the instruction `change_ranks` of vLLM's fault-tolerance framework.
+"""Continues serving when a data-parallel rank is lost or joins: instruction `change_ranks` of vLLM's fault-tolerance framework.
 
 Interface between the parent, which starts the servers and alone decides who is lost, and the survivors:
 
@@ -78,12 +78,12 @@ WAIT_S = 0.005  # between two looks at an engine that is about to stop
 
 @dataclass(frozen=True)
 class RanksChange:
-    """A change of the ranks that serve, as the parent orders it. Ranks keep the numbers that they had at start.
+    """Change of the set of serving ranks, ordered by the parent. Ranks keep their numbers from the start.
 
     Attributes:
-        number: the change's number; later changes have greater ones.
-        dead: the ranks that are lost.
-        alive: the ranks that are to serve.
+        number: number of the change; later changes have greater numbers.
+        dead: the lost ranks.
+        alive: the ranks that must serve after the change.
         within: how long these ranks wait for each other.
 
     Raises:
@@ -97,7 +97,7 @@ class RanksChange:
 
     @classmethod
     def read(cls, params: Mapping[str, Any], ranks: int) -> RanksChange:
-        """Reads the parameters of a `change_ranks` instruction; `ranks` is the number of ranks at start."""
+        """Returns the RanksChange in the parameters of a `change_ranks` instruction; `ranks`: number of ranks at the start."""
         try:
             dead, alive = (tuple(sorted({int(rank) for rank in params[name]})) for name in ("dead", "alive"))
             change = cls(int(params["change"]), dead, alive, timedelta(seconds=float(params.get("within_s", 20.0))))
@@ -108,7 +108,7 @@ class RanksChange:
         return change
 
     def store(self, address: str, prefix: str) -> Store:
-        """Returns the keeper's store at `address`, with keys that belong to this change and `prefix` alone."""
+        """Returns the keeper's store at `address`, with a key prefix that is unique to this change and `prefix`."""
         store = connect(address, self.within)
         return PrefixStore(f"{self.number}/{prefix}", store)
 
@@ -126,7 +126,7 @@ def install() -> None:
 
 
 def install_in_engine(address: str) -> None:
-    """Adds `change_ranks` to an engine's sentinel, vLLM's thread that handles faults. Called in the engine before it serves."""
+    """Adds `change_ranks` to an engine's sentinel (vLLM's fault-handling thread). Called in the engine before it serves."""
     module = find("vllm.v1.engine.core:")
     known = connection_numbers()
     connections = GroupConnections()
@@ -230,9 +230,9 @@ def install_in_engine(address: str) -> None:
 
 
 def install_in_worker(address: str) -> None:
-    """Adds `change_ranks` to a worker's sentinel, and makes the sentinel accept vLLM's stock all-to-all.
+    """Adds `change_ranks` to a worker's sentinel, and patches the sentinel to accept vLLM's stock all-to-all.
 
-    Called before the worker is made.
+    Called before the worker is created.
     """
     module, backends = find("vllm.v1.worker.gpu_worker:"), find("vllm.v1.worker.sentinel.gpu_worker_sentinel:")
     backends.FT_BACKEND_SET = backends.FT_BACKEND_SET | {BACK_END}
@@ -291,12 +291,12 @@ def install_in_worker(address: str) -> None:
 
 
 def form_groups(worker: Any, store: Store, within: timedelta) -> None:
-    """Forms vLLM's process groups anew from its parallel configuration. A collective call of all ranks in it.
+    """Recreates vLLM's process groups from its parallel configuration. A collective call of all ranks in it.
 
     Args:
         worker: vLLM's worker.
-        store: where the ranks meet.
-        within: how long they wait for each other.
+        store: store of the ranks' rendezvous.
+        within: how long the ranks wait for each other.
     """
     state, config = find("vllm.distributed.parallel_state:"), worker.vllm_config
     parallel, backend = config.parallel_config, find("vllm.platforms:current_platform").dist_backend
@@ -319,17 +319,17 @@ def form_groups(worker: Any, store: Store, within: timedelta) -> None:
 
 
 def gather_slots(worker: Any, rank: int, torn: bool) -> dict[str, tuple[torch.Tensor, list[set[int]]]]:
-    """Gathers, for each model, the experts in the slots of the ranks that are left. A collective call.
+    """Gathers, for each model, the experts in the slots of the remaining ranks. A collective call.
 
-    An expert that is in no slot any more gets a slot of an expert that is in several; its weights must then be read.
+    An expert that is in no slot any more gets a slot of an expert that has several; its weights must then be read.
 
     Args:
-        worker: vLLM's worker, whose groups are the new ones.
+        worker: vLLM's worker, with the new process groups.
         rank: its expert-parallel rank before the change.
-        torn: whether the loss interrupted a rearrangement of experts on this rank.
+        torn: True: the loss interrupted a rearrangement of experts on this rank.
 
     Returns:
-        By the key of the model: (L, P) the expert in each slot, and for each layer the slots whose weights must be read.
+        {model key: ((L, P) the expert in each slot, and for each layer the slots whose weights must be read)}.
 
     Raises:
         BadInput: if there are fewer slots than experts, or a loss has interrupted a rearrangement.
@@ -348,7 +348,7 @@ def gather_slots(worker: Any, rank: int, torn: bool) -> dict[str, tuple[torch.Te
 
 
 def hold_slots(worker: Any, held: Mapping[str, tuple[torch.Tensor, list[set[int]]]]) -> None:
-    """Sets EPLB's maps and the layers' expert maps to the result of `gather_slots`, and reads missing experts' weights."""
+    """Sets EPLB's maps and the layers' expert maps to `held`, the result of `gather_slots`; reads missing experts' weights."""
     parallel, balancer = worker.vllm_config.parallel_config, worker.model_runner.eplb_state
     groups, is_moe_layer = find("vllm.distributed.parallel_state:"), find("vllm.utils:is_moe_layer")
     sizes = groups.get_tp_group().world_size, groups.get_pcp_group().world_size, groups.get_dp_group().world_size
@@ -390,12 +390,12 @@ def connect_balancer(worker: Any) -> None:
 
 
 def install_in_server(address: str) -> None:
-    """Makes a server's HTTP endpoint accept `change_ranks`, and its engines use the keeper's coordinator.
+    """Patches a server's HTTP endpoint to accept `change_ranks`, and its engines to use the keeper's coordinator.
 
     Called before the server starts engines.
 
     Raises:
-        BadInput: if this vLLM lacks what is needed.
+        BadInput: if this vLLM fails the API checks.
     """
     check_api(FAULT_API_CHECKS)
     os.environ[VARIABLE] = address  # for its engine and workers
@@ -427,7 +427,7 @@ def install_in_server(address: str) -> None:
 
 
 def keep(ranks: int) -> None:
-    """Holds the store and vLLM's coordinator for `ranks` ranks until stdin is closed; announces changes that it reads there."""
+    """Runs the store and vLLM's coordinator for `ranks` ranks until stdin closes; announces change numbers read from stdin."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     addresses = [find("vllm.utils.network_utils:get_open_zmq_ipc_path")() for _ in range(3)]
     context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""TCP connections of a rank's process groups: shut down when ranks are lost, so that no survivor waits for another in vain."""
+"""TCP connections of a rank's process groups: shut down when ranks are lost, so that no survivor blocks in a collective."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ PART = timedelta(seconds=1)  # of a wait for a collective, after which it may be
 
 
 class RankLost(RuntimeError):
-    """Error that other ranks are lost. Raised in an idle engine, and in a change that a newer change replaces."""
+    """Exception raised when other ranks are lost: in an idle engine, and in a change that a newer change replaces."""
 
 
 def connect(address: str, timeout: timedelta) -> Store:
-    """Connects to the keeper's store at "HOST:PORT"."""
+    """Returns a client of the keeper's store at "HOST:PORT"."""
     host, _, port = address.rpartition(":")
     return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 class GroupConnections:
-    """TCP connections of a process's process groups, which a newer change shuts down.
+    """Tracks the TCP connections of this process's process groups, and shuts them down when a newer change begins.
 
-    So a survivor does not wait until a time-out for another survivor that has already left the collective. Connections are shut
-    down because aborting a gloo group has no effect. Gloo's own thread, which sends once a peer is ready, forgets a send that
-    fails; on CPUs, a wait for that is given up (`end_waits`).
+    So a survivor does not wait, until a time-out, for another survivor that has already left the collective. Connections are
+    shut down because aborting a gloo group has no effect. Gloo's thread, which sends once a peer is ready, drops a send that
+    fails; on CPUs, a wait for such a send is abandoned (`end_waits`).
 
     Attributes:
-        gave_up: whether a wait was given up in this process.
+        gave_up: True: a wait was abandoned in this process.
     """
 
     gave_up = False
@@ -51,11 +51,11 @@ class GroupConnections:
         self._kept: list[Any] = []
 
     def begin(self, change: int, others: frozenset[int] | None = None) -> None:
-        """Takes the connections that are made from now on as those of change number `change`.
+        """Assigns connections that are opened from now on to change number `change`.
 
         Args:
             change: number of the change.
-            others: if given, all present connections except those with these numbers (inodes) belong to the change too.
+            others: if not None, the change also gets all present connections except those with these numbers (inodes).
 
         Raises:
             RankLost: if there is a newer change.
@@ -66,9 +66,10 @@ class GroupConnections:
             self._change, self._others = change, connection_numbers() if others is None else others
 
     def end_waits(self) -> None:
-        """Makes waits for collectives in this process end soon after the connections of their change were shut.
+        """Patches waits for collectives in this process to end soon after the connections of their change are shut down.
 
-        They raise RankLost then, unless gloo says more. Does nothing on GPUs: NCCL's waits with a time-out block the host.
+        Such waits raise RankLost, unless gloo's error says more. Does nothing on GPUs: NCCL's waits with a time-out block the
+        host.
         """
         if torch.cuda.is_available():
             return
@@ -91,11 +92,11 @@ class GroupConnections:
         dist.Work.wait = wait_in_parts  # type: ignore[assignment, method-assign]
 
     def keep(self, groups: Iterable[Any]) -> None:
-        """Keeps old process groups for ever if this process gave up a wait, because their end would wait for it."""
+        """Keeps references to old process groups if this process abandoned a wait, because freeing them would block on it."""
         self._kept += groups if self.gave_up else ()
 
     def shut(self, change: int) -> None:
-        """Shuts down the connections of changes before `change`. Once per change, as later connections may be to the keeper."""
+        """Shuts down the connections of changes before `change`, once: later connections may be to the keeper."""
         with self._lock:
             if max(self._change, self._newest) >= change:
                 return
@@ -128,7 +129,7 @@ class GroupConnections:
 
 
 def announce(store: Store, number: int) -> None:
-    """Lets all processes that watch know of a change."""
+    """Announces change `number` to all processes that called `GroupConnections.watch`."""
     while number > 0 and not store.check([f"change/{number}"]):
         store.set(f"change/{number}", "")
         number -= 1

@@ -1,4 +1,4 @@
-"""Hooks into vLLM where it reads its options, and where a worker starts. They are installed before any configuration exists.
+"""Hooks into vLLM where it reads its options and where a worker starts, installed before any configuration exists.
 
 Settings are checked in the first process of a server, before anything is loaded.
 """
@@ -40,7 +40,7 @@ SERVER = "OPENAI_API_SERVER"  # vLLM's name for `vllm serve`
 
 
 def install_settings_check() -> None:
-    """Makes vLLM check the plugin's settings when it creates its configuration. Idempotent.
+    """Patches vLLM to check the plugin's settings when it creates its configuration. Idempotent.
 
     Processes that do not read vLLM's options stay unchanged.
     """
@@ -78,19 +78,19 @@ def install_settings_check() -> None:
 def check_settings(
     additional: Any, reports: bool, usage_context: Any = None, *_args: Any, **_named: Any
 ) -> Settings | None:  # fmt: skip
-    """Checks the settings, and warns of names that are probably misspelt and of a vLLM whose workers cannot be reached.
+    """Checks the settings; warns of probably misspelt names, and of a vLLM whose workers the plugin cannot wrap.
 
     Returns the settings; None if the plugin is not configured.
 
     Args:
         additional: vLLM's additional_config.
-        reports: whether this process is the one that logs the warnings.
-        usage_context: vLLM's UsageContext, which tells `vllm serve` from a library.
+        reports: True: this process logs the warnings.
+        usage_context: vLLM's UsageContext, which distinguishes `vllm serve` from use as a library.
 
     Raises:
-        BadInput: if a setting is invalid, or the plan's file is no plan; or if the plugin is required, and this vLLM's workers
-            cannot be reached.
-        SystemExit: in place of BadInput in `vllm serve`, so that users see a sentence and no traceback.
+        BadInput: if a setting is invalid, or the plan's file is not a plan; or if the plugin is required, and cannot wrap this
+            vLLM's workers.
+        SystemExit: in place of BadInput in `vllm serve`, so that users see a sentence instead of a traceback.
     """
     additional = additional if isinstance(additional, dict) else {}
     for sentence in misspelt(additional, os.environ) if reports else ():
@@ -119,7 +119,7 @@ def _as_one_sentence(usage_context: Any = None, *_args: Any, **_named: Any) -> I
 def check_ranks(settings: Settings, parallel: Any) -> None:
     """Checks, if the plugin is required, that the plan is for as many ranks as vLLM will run. Called before loading.
 
-    If the plugin is not required, workers find this out later, log it, and serve without the plan.
+    If the plugin is not required, workers check this later, log a mismatch, and serve without the plan.
 
     Args:
         settings: the plugin's settings.
@@ -139,7 +139,7 @@ def check_ranks(settings: Settings, parallel: Any) -> None:
 
 
 def expert_parallel_ranks(parallel: Any) -> int:
-    """Returns the number of expert-parallel ranks of a server with this ParallelConfig of vLLM."""
+    """Returns the number of expert-parallel ranks in vLLM's ParallelConfig `parallel`."""
     if not parallel.enable_expert_parallel:
         return 1
     prefill = getattr(parallel, "prefill_context_parallel_size", 1)
@@ -177,7 +177,7 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
 
 
 def serve_on_without_lost_ranks(config: Any, address: str) -> None:
-    """Prepares a server to go on without lost ranks. Raises BadInput if its configuration or this vLLM does not allow it."""
+    """Prepares a server to continue without lost ranks. Raises BadInput if its configuration or this vLLM prevents it."""
     parallel = config.parallel_config
     for flag, given in (("--enable-fault-tolerance", parallel.enable_fault_tolerance), ("--enable-eplb", parallel.enable_eplb)):
         if not given:
@@ -190,7 +190,7 @@ def serve_on_without_lost_ranks(config: Any, address: str) -> None:
 
 
 def install_worker_hook() -> None:
-    """Makes vLLM's worker call `prepare_worker` when it starts. Idempotent; a vLLM without that method stays unchanged."""
+    """Patches vLLM's worker to call `prepare_worker` in `init_device`. Idempotent; no-op if vLLM lacks that method."""
     try:
         check_api(HOOK_API_CHECKS)
     except BadInput:  # `check_settings` says so, if the plugin is configured
@@ -214,9 +214,9 @@ def install_worker_hook() -> None:
 
 
 def install_dp_hook() -> None:
-    """Makes errors name the lost ranks where data-parallel engines wait for each other between passes. Idempotent.
+    """Patches the waits of data-parallel engines between passes, so that their errors name the lost ranks. Idempotent.
 
-    Ranks are found through the server's status files, so only if the plugin is configured.
+    Lost ranks are found by the server's status files, which exist only if the plugin is configured.
     """
     for check in DP_API_CHECKS:
         with suppress(ImportError, AttributeError):  # a vLLM without it names no lost rank there
@@ -234,7 +234,7 @@ def _processes() -> RankFiles | None:
 
 
 def prepare_worker(config: Any) -> Callable[[Any], None] | None:
-    """Installs the patches that the settings ask for.
+    """Installs the patches that the settings require.
 
     Without settings, or if this vLLM fails an API check, vLLM stays unchanged; a failed check is logged once.
 
@@ -242,7 +242,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         config: vLLM's configuration.
 
     Returns:
-        A function to call with the worker once its ranks are connected; None if there is nothing to do then.
+        A function to call with the worker once its ranks are connected; None if nothing must be called.
 
     Raises:
         RankFailed: if an API check fails, and the settings say that the plugin is required.

@@ -1,7 +1,7 @@
-"""Start of one rank beside servers that serve already: it loads and warms up alone, and then joins them by a change of ranks.
+"""Start of one rank while other servers already serve: it loads and warms up alone, then joins them by a change of ranks.
 
-Until the change its process groups are fakes: they have as many ranks as at the servers' start, but a collective returns only
-what this rank put in. The change forms real groups with the ranks that serve (`fault_tolerance`).
+Until the change, its process groups are fakes: they have as many ranks as at the servers' start, but a collective returns only
+this rank's input. The change creates real groups with the serving ranks (`fault_tolerance`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _undo: list[Callable[[], None]] = []
 
 
 def joins() -> bool:
-    """Returns whether this process belongs to a rank that was started beside servers that serve."""
+    """Returns True if this process belongs to a rank that was started to join serving ranks."""
     return JOINS in os.environ
 
 
 def start_without_others(coordinator: tuple[str, str, str]) -> None:
-    """Makes a server start its engine without a handshake with the server of rank 0 or with other ranks' engines.
+    """Patches a server to start its engine without a handshake with rank 0's server or other ranks' engines.
 
     Args:
         coordinator: three addresses of vLLM's coordinator: for servers, for the output of engines, for their input.
 
     Raises:
-        BadInput: if this vLLM lacks what is needed.
+        BadInput: if this vLLM fails the API checks.
     """
     check_api(JOIN_API_CHECKS)
     module = find("vllm.v1.engine.utils:")
@@ -57,7 +57,7 @@ def start_without_others(coordinator: tuple[str, str, str]) -> None:
 
 
 def run_alone(*args: Any, **named: Any) -> None:
-    """Runs vLLM's engine, with the same arguments, in a data-parallel group that has only this rank."""
+    """Runs vLLM's engine, whose arguments it takes, in a data-parallel group that contains only this rank."""
     parallel, make = find("vllm.config:ParallelConfig"), find("vllm.distributed.utils:init_gloo_process_group")
 
     def own_group(self: Any, return_store: bool = False) -> Any:
@@ -70,7 +70,7 @@ def run_alone(*args: Any, **named: Any) -> None:
 
 
 def begin_alone() -> None:
-    """Makes process groups that are formed from now on fakes, whose collectives return this rank's input, until `end_alone`."""
+    """Replaces process groups created until `end_alone` by fakes, whose collectives return this rank's input."""
     init, new = dist.init_process_group, dist.new_group
     fakes, state = importlib.import_module("torch.testing._internal.distributed.fake_pg"), "vllm.distributed.parallel_state:"
 
@@ -96,6 +96,6 @@ def begin_alone() -> None:
 
 
 def end_alone() -> None:
-    """Undoes `begin_alone`: process groups that are formed from now on are real."""
+    """Undoes `begin_alone`: process groups created from now on are real."""
     while _undo:
         _undo.pop()()

@@ -1,4 +1,4 @@
-"""Wraps a worker's model runner, so that the plugin sees forward passes and the end of loading, and gets commands."""
+"""Wraps a worker's model runner, so that the plugin is called at forward passes, after loading and for commands."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     """Wraps methods of a vLLM worker and its model runner.
 
     Args:
-        worker: vLLM's worker; it gets a method `aurora` for `collective_rpc`.
-        patched: holds the integration.
+        worker: vLLM's worker; a method `aurora` for `collective_rpc` is added to it.
+        patched: state that the patches share, with the integration.
         config: vLLM's configuration.
-        processes: the processes of all ranks, so that errors can name lost ranks; None if unknown.
+        processes: the processes of all ranks, by which errors name lost ranks; None if unknown.
     """
     integration = patched.integration
     assert integration is not None

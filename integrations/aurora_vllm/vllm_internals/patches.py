@@ -48,12 +48,12 @@ class PatchedWorker:
     Attributes:
         integration: the plugin's part in this worker; None until all ranks are connected.
         group: vLLM's expert-parallel group; None without expert parallelism.
-        capturer: vLLM's object with the buffer to which routers write their choices; None: nothing counts them.
+        capturer: vLLM's object with the buffer to which routers write their choices; None: choices are not counted.
         layers: the model's MoE layers; empty until it is loaded.
-        live: chooses the experts of EPLB's physical experts as the traffic changes; None: they do not follow the traffic.
-        even: True: all ranks have equally many tokens now, as when ways are timed. False: vLLM's forward context tells.
-        late_LP: (L, P) planned physical experts into which weights could not be loaded directly, so EPLB moves them at its
-            first rearrangement; None: all are in place.
+        live: adapts EPLB's physical experts to traffic; None: no adaptation.
+        even: True: all ranks have equally many tokens now, as in timing runs. False: vLLM's forward context has the numbers.
+        late_LP: (L, P) planned expert of each physical expert, if weights could not be loaded directly into them: EPLB moves
+            them at its first rearrangement; None: all are in place.
     """
 
     def __init__(self, config: Any) -> None:
@@ -67,7 +67,7 @@ class PatchedWorker:
         self.late_LP: torch.Tensor | None = None
 
     def exchange(self, phase: str) -> AbstractContextManager[None]:
-        """Context manager that shows this rank to the watchdog as waiting for the others; `phase` is one of EXCHANGES."""
+        """Context manager inside which the watchdog sees this rank as waiting for the others; `phase` is one of EXCHANGES."""
         return nullcontext() if self.integration is None else self.integration.progress.exchange[phase]
 
     @property
@@ -78,9 +78,9 @@ class PatchedWorker:
         return follows and not self.config.parallel_config.enable_eplb
 
     def slots(self, layer: int) -> Slots:
-        """Returns the experts that each rank holds in a MoE layer, in the sequence of its weights. A collective call.
+        """Returns the experts of each rank in a MoE layer, in the sequence of its weights. A collective call.
 
-        With EPLB they are physical experts, because the router's choices are so too.
+        With EPLB these are physical experts, like the router's choices.
         """
         from aurora.runtime.transports.gloo import GlooTransport
 
@@ -94,7 +94,7 @@ class PatchedWorker:
 
 
 def patch_routed_experts(worker: PatchedWorker) -> None:
-    """Replaces vLLM's class of experts by one that loads the plan's experts on each rank and reports the router's choices."""
+    """Replaces vLLM's experts class by one that loads the planned experts of this rank and reports the router's choices."""
     routed_experts = find(f"{MOE}.routed_experts:RoutedExperts")
     _register_experts(routed_experts, worker)
     for kind in routed_experts.__subclasses__():
@@ -175,11 +175,11 @@ def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
 
 
 def check_all_fused(loaded_weight: torch.Tensor, fused: bool | None, layer_name: str) -> None:
-    """Checks that a layer's file has either one weight per expert, or fused weights of all experts, but not both.
+    """Checks that a layer's weights in the checkpoint are either all per expert, or all fused over the experts.
 
     Args:
-        loaded_weight: the next weight; with more than two axes it is fused.
-        fused: whether the weights before it were fused; None: it is the first.
+        loaded_weight: the next weight; it is fused if it has more than two axes.
+        fused: True: the weights before it were fused; None: it is the first weight.
         layer_name: the layer, for the message.
 
     Raises:
@@ -207,10 +207,10 @@ def set_local_experts(manager: Any, moe_config: Any, experts: tuple[int, ...]) -
 
 
 def check_kernel(quant_method: Any) -> None:
-    """Checks that a layer's kernel honours any expert map, also one in which a rank's experts are not consecutive.
+    """Checks that a layer's kernel supports any expert map, including ones with non-consecutive experts on a rank.
 
     Raises:
-        BadInput: if the kernel is not in EXPERT_MAP_KERNELS; others would compute with the wrong experts.
+        BadInput: if the kernel is not in EXPERT_MAP_KERNELS; other kernels would compute with wrong experts.
     """
     kernel = getattr(quant_method, "experts_cls", None) or type(quant_method)
     if kernel.__name__ not in EXPERT_MAP_KERNELS:
@@ -218,7 +218,7 @@ def check_kernel(quant_method: Any) -> None:
 
 
 def patch_all2all_manager(worker: PatchedWorker) -> None:
-    """Replaces vLLM's manager for `allgather_reducescatter` by one that uses aurora's all-to-all where it can."""
+    """Replaces vLLM's all2all manager `allgather_reducescatter` by one that uses aurora's all-to-all where possible."""
     vllm_manager = find(MANAGER)
 
     class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc, valid-type]
@@ -289,12 +289,12 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
 
 
 def engine_alltoall(worker: PatchedWorker, most_tokens: int, graphs: bool) -> EngineAllToAll | None:
-    """Returns vLLM's own all-to-all of the loaded layers; None if not all ranks take part in it. A collective call.
+    """Returns vLLM's own all-to-all of the loaded layers, for timing; None if some ranks do not use it. A collective call.
 
     Args:
         worker: state that the patches share.
         most_tokens: largest number of tokens that a rank has in one batch.
-        graphs: whether vLLM captures CUDA graphs.
+        graphs: True: vLLM captures CUDA graphs.
     """
     from aurora.moe.permutation import MessageFormat
     from aurora_vllm.alltoall_ways import EngineAllToAll
@@ -322,19 +322,19 @@ def engine_alltoall(worker: PatchedWorker, most_tokens: int, graphs: bool) -> En
 
 
 def cuda_graphs(config: Any) -> bool:
-    """Returns whether vLLM captures CUDA graphs."""
+    """Returns True if vLLM captures CUDA graphs."""
     return bool(config.compilation_config.cudagraph_mode.name != "NONE")
 
 
 def disable_cuda_graphs(config: Any) -> None:
-    """Turns CUDA graphs off, because they cannot capture sizes that only the host knows."""
+    """Turns CUDA graphs off, because they cannot capture exchanges whose sizes are read on the host."""
     config.compilation_config.cudagraph_mode = find("vllm.config.compilation:CUDAGraphMode").NONE
 
 
 def patch_eplb(worker: PatchedWorker) -> None:
-    """Makes vLLM's load balancer (EPLB) begin with the planned physical experts, and keep them or follow the traffic.
+    """Patches vLLM's load balancer (EPLB) to start with the planned placement, and to keep it or adapt it to traffic.
 
-    EPLB balances other models, such as a draft model, as without the plugin.
+    For other models, such as a draft model, EPLB works as without the plugin.
     """
     default = find("vllm.distributed.eplb.policy.default:DefaultEplbPolicy")
     state = find("vllm.distributed.eplb.eplb_state:EplbState")

@@ -1,4 +1,4 @@
-"""Hooks that tell the watchdog when ranks wait outside of all-to-alls: at the beginning of passes, and in EPLB's thread."""
+"""Hooks that report to the watchdog when ranks wait outside of all-to-alls: at the start of passes, and in EPLB's thread."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -11,16 +11,16 @@ from aurora_vllm.vllm_internals.api_checks import BALANCER_API_CHECKS, STEP_API_
 
 
 def watch_steps(progress: RankProgress) -> None:
-    """Notes in `progress` when this rank waits for the others at the beginning of a pass, where ranks exchange token counts."""
+    """Patches vLLM to record in `progress` when this rank waits at the start of a pass, where ranks exchange token counts."""
     for check in STEP_API_CHECKS:
         if check.missing() is None:
             _wrap(check, lambda: progress.exchange[STEP])
 
 
 def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
-    """Returns a function that returns the state of EPLB's background thread, and of how many layers it has begun the moves.
+    """Returns a function that returns (state of EPLB's background thread, number of layers whose moves it has begun).
 
-    Returns None if there is no such thread, or if this vLLM lacks its functions.
+    Returns None if there is no such thread, or if this vLLM fails the API checks.
 
     Args:
         balancer: vLLM's EplbState; None: EPLB is off.
@@ -53,7 +53,7 @@ def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
 
 
 def within(context: Callable[[], AbstractContextManager[None]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator that runs each call of the decorated function in a context manager, which `context` makes."""
+    """Returns a decorator that runs each call of a function inside a new context manager from `context`."""
 
     def decorate(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

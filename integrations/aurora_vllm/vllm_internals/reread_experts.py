@@ -1,4 +1,4 @@
-"""Reads experts that no rank holds any longer from the checkpoint, into slots of the ranks that are left."""
+"""Reads experts that no rank holds any more from the checkpoint, into slots of the remaining ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPERT = re.compile(r"(?:^|\.)layers\.(\d+)\..*\bexperts\.((\d+)\..+|.+)")  # de
 
 
 def fill_slots(held_P: IntArray, experts: int) -> set[int]:
-    """Gives each expert that is in no slot the last slot of the expert that is in most slots.
+    """Assigns each expert without a slot to the last slot of the expert that has the most slots.
 
     Args:
         held_P: (P,) the expert in each slot; changed in place.
@@ -40,11 +40,11 @@ def fill_slots(held_P: IntArray, experts: int) -> set[int]:
 
 
 def read_experts(worker: Any, held_NP: Mapping[int, IntArray], own: slice, layers: list[Any]) -> None:
-    """Reads this rank's experts of some MoE layers from the checkpoint, by vLLM's functions for reloading weights.
+    """Reads this rank's experts of some MoE layers from the checkpoint, with vLLM's functions for reloading weights.
 
     Args:
         worker: vLLM's worker.
-        held_NP: for each layer to read, by index, (P,) the expert in each slot.
+        held_NP: {MoE layer to read: (P,) the expert in each slot of all ranks}.
         own: this rank's slots.
         layers: vLLM's MoE layers of the model.
 

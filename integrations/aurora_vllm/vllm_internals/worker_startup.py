@@ -60,7 +60,7 @@ class WorkerStartup:
     Args:
         settings: the plugin's settings.
         config: vLLM's configuration.
-        refusal: why the plugin cannot serve; None: no reason is known before ranks are connected.
+        refusal: reason, known before ranks are connected, why the plugin cannot be used; None: no such reason.
     """
 
     def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
@@ -72,7 +72,7 @@ class WorkerStartup:
         self._patched = PatchedWorker(config)
 
     def install_patches(self) -> None:
-        """Patches the classes that build experts and all-to-alls, unless there is a refusal already."""
+        """Patches the classes that build experts and all-to-alls, unless there is already a refusal."""
         if self._refusal is not None:
             return
         patch_routed_experts(self._patched)
@@ -91,7 +91,7 @@ class WorkerStartup:
         """Agrees with the other ranks on the plan, connects to them, and patches the worker's model runner.
 
         Raises:
-            RankFailed: if the ranks do not serve by the plan, and the settings say that the plugin is required.
+            RankFailed: if the ranks refuse the plan, and the setting `required` is True.
         """
         from aurora.planner.control.controller import begin_to_compile_decisions
         from aurora_vllm.plugin_status import PluginStatus

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
-from aurora.planner.alltoall.birkhoff import LOSS, sub_channel_slots
 from aurora.planner.alltoall.decomposition import slots
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_schedule
@@ -124,48 +122,6 @@ def test_birkhoff_meets_the_one_to_one_bound(case):
     slowest_Bps = min(*network.out_Bps_G, *network.in_Bps_G)
     rounding = 0.0 if network.equal_ports else len(bytes_GG) ** 2 / slowest_Bps  # a byte a part
     assert made.makespan_s <= one_to_one_bound(bytes_GG, network) * (1 + 1e-9) + rounding
-
-
-@given(case=traffics_on_ports())
-def test_sub_channels_meet_the_fluid_bound(case):
-    """To the rounding of rates to sub-channels and of every part to a byte; the checker sees no port above its rate."""
-    bytes_GG, network = case
-    order = ORDER["sub-channels"](bytes_GG, network, rng=np.random.default_rng(0))
-    check_order(order, len(bytes_GG))
-    made = timed(order, bytes_GG, network)
-    check_schedule(made, bytes_GG, network)
-    rounding = len(order.pairs_X2) / min(*network.out_Bps_G, *network.in_Bps_G)
-    assert made.makespan_s <= fluid_bound(bytes_GG, network) * (1 + LOSS) + rounding
-
-
-def test_a_fast_port_serves_two_slow_ones_at_once():
-    """Ten units each from a port of two to two ports of one: ten seconds together, twenty one after the other."""
-    bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
-    network = Network(np.array([2.0, 1.0, 1.0]), np.ones(3))
-    assert schedule("openshop", bytes_GG, network).makespan_s == pytest.approx(20)
-    assert schedule("sub-channels", bytes_GG, network).makespan_s == pytest.approx(10)
-
-
-@given(
-    st.integers(1, 5).flatmap(
-        lambda n: st.tuples(
-            arrays(np.int64, (n, n), elements=st.integers(0, 400)),
-            arrays(np.int64, (2, n), elements=st.integers(1, 4)),
-        )
-    )
-)
-def test_slots_serve_every_unit_within_the_sub_channels(case):
-    work, (out, into) = case
-    served = np.zeros_like(work)
-    length = 0
-    for sub_channels, units in sub_channel_slots(work, out, into, 10**6):
-        assert (sub_channels.sum(axis=1) <= out).all()
-        assert (sub_channels.sum(axis=0) <= into).all()
-        assert not units[sub_channels == 0].any()
-        length += int(-(-units[sub_channels > 0] // sub_channels[sub_channels > 0]).max(initial=0))
-        served += units
-    assert np.array_equal(served, work)
-    assert length <= max((-(-work.sum(axis=1) // out)).max(), (-(-work.sum(axis=0) // into)).max())
 
 
 @pytest.mark.full

@@ -71,18 +71,6 @@ def test_shared_ports_that_are_too_full_together():
     check_schedule(slower, traffic, ONES)
 
 
-def test_rows_wider_than_their_ports():
-    made = ORDER["sub-channels"](BYTES, Network([2.0, 1.0, 1.0], [1.0, 1.0, 1.0]), rng=np.random.default_rng(0))
-    check_order(made, 3)
-    for taken in (0, 3):
-        with pytest.raises(BrokenPlan, match=f"takes {taken} sub-channels, its ports have fewer"):
-            check_order(
-                replace(made, sub_channels=replace(made.sub_channels, row_X=edited(made.sub_channels.row_X, 0, taken))), 3
-            )
-    with pytest.raises(BrokenPlan, match="expected the sub-channels of 3 ranks, found 2"):
-        check_order(replace(made, sub_channels=replace(made.sub_channels, out_G=[2, 1], in_G=[1, 1])), 3)
-
-
 @pytest.mark.parametrize(
     "shares",
     [

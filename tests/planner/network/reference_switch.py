@@ -40,26 +40,21 @@ def fair_rates(src_X: IntArray, dst_X: IntArray, routes: Routes, most_Bps_X: Flo
 class Gate:
     """Which rows of an order may start in one all-to-all: both ends have joined, and it is among the first open ones of each.
 
-    size_X: the bytes of each row, for the all-to-all's bytes_GG (G, G). most_Bps_X: the limit of each row's rate: its sub-channels' share
-    of the slower port, its bytes over the fluid optimum where the order is paced (coflow MADD), infinity otherwise.
+    size_X: the bytes of each row, for the all-to-all's bytes_GG (G, G). most_Bps_X: the limit of each row's rate: its bytes
+    over the fluid optimum where the order is paced (coflow MADD), infinity otherwise.
     """
 
     def __init__(self, order: Order, bytes_GG: IntArray, routes: Routes) -> None:
-        n = len(bytes_GG)
         src_X, dst_X = order.pairs_X2.T
         cuts_X2 = order.cuts(bytes_GG[src_X, dst_X])
         size_X = cuts_X2[:, 1] - cuts_X2[:, 0]
         most_Bps_X = np.full(len(size_X), np.inf)
-        if order.sub_channels is not None:
-            out_Bps, in_Bps = routes.capacity_Bps_R[:n], routes.capacity_Bps_R[n : 2 * n]
-            channel_Bps_X = np.minimum((out_Bps / order.sub_channels.out_G)[src_X], (in_Bps / order.sub_channels.in_G)[dst_X])
-            most_Bps_X = order.sub_channels.row_X * channel_Bps_X
-        elif order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
+        if order.paced and (optimum_s := routes.seconds(bytes_GG)) > 0:
             most_Bps_X = size_X / optimum_s
         self.pairs = order.pairs_X2.tolist()
         self.size_X: list[int] = size_X.tolist()
         self.most_Bps_X: list[float] = most_Bps_X.tolist()
-        self._order, self._sub_channels = order, order.sub_channels
+        self._order = order
         self._tiers = [0] * len(self.pairs) if order.tier_X is None else order.tier_X.tolist()
         self._sends: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by rank and tier
         self._recvs: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
@@ -102,23 +97,10 @@ class Gate:
         return fresh
 
     def _open_sends(self, rank: int, tier: int) -> list[int]:
-        if self._sub_channels is None:
-            return self._sends[rank, tier][: self._order.sends_open]
-        return _fitting(self._sends[rank, tier], self._sub_channels.row_X, int(self._sub_channels.out_G[rank]))
+        return self._sends[rank, tier][: self._order.sends_open]
 
     def _open_recvs(self, rank: int, tier: int) -> list[int]:
-        if self._sub_channels is None:
-            return self._recvs[rank, tier][: self._order.recvs_open]
-        return _fitting(self._recvs[rank, tier], self._sub_channels.row_X, int(self._sub_channels.in_G[rank]))
-
-
-def _fitting(rows: list[int], sub_channels_X: IntArray, free: int) -> list[int]:
-    """The first rows that fit into a port's `free` sub-channels."""
-    for count, row in enumerate(rows):
-        free -= int(sub_channels_X[row])
-        if free < 0:
-            return rows[:count]
-    return rows[:]
+        return self._recvs[rank, tier][: self._order.recvs_open]
 
 
 class Switch:

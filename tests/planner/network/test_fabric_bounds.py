@@ -146,16 +146,8 @@ def test_a_cut_is_below_the_optimum_and_that_below_shortest_paths(case):
 @pytest.mark.full
 @settings(max_examples=25)
 @given(traffics_on_fabrics("graph", max_ranks=3))
-def test_no_cut_is_worse_than_the_worst_and_of_one_source_it_is_found(case):
-    bytes_GG, network = case
+def test_no_cut_is_worse_than_the_worst(case):
     assert cut_bound(*case).bound_s <= brute_force(*case) * (1 + 1e-9)
-    for alone_GG in (
-        np.where(np.arange(len(bytes_GG))[:, None] == 0, bytes_GG, 0),
-        np.where(np.arange(len(bytes_GG)) == 0, bytes_GG, 0),
-    ):
-        found = cut_bound(alone_GG, network).bound_s
-        assert found == pytest.approx(brute_force(alone_GG, network), rel=1e-6)
-        assert found == pytest.approx(fluid_optimum(alone_GG, network), rel=1e-6)
 
 
 @settings(max_examples=40)

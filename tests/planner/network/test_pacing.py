@@ -1,4 +1,4 @@
-"""Rates held by clocks against the switch's own timing of the same order."""
+"""Rates held by clocks: a paced order's rows all end at the fluid bound."""
 
 import numpy as np
 import pytest
@@ -6,31 +6,15 @@ from hypothesis import given
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.bounds import fluid_bound
-from aurora.planner.network.routes import row_pacing
-from aurora.planner.network.switch import timed
+from aurora.planner.network.routes import route, rows_to_send
 from tests.strategies import traffics_on_ports
-
-
-def ends(order, bytes_GG, network):
-    start, rate = row_pacing(order, bytes_GG, network)
-    src, dst = order.pairs_X2.T
-    cuts = order.cuts(bytes_GG[src, dst])
-    size = cuts[:, 1] - cuts[:, 0]
-    carrying = size > 0
-    return (start + size / np.where(carrying, rate, 1.0))[carrying]
-
-
-@given(traffics_on_ports())
-def test_paced_sub_channels_take_as_long_as_on_the_switch(case):
-    bytes_GG, network = case
-    order = ORDER["sub-channels"](bytes_GG, network, rng=np.random.default_rng(0))
-    expected = timed(order, bytes_GG, network).makespan_s
-    assert ends(order, bytes_GG, network).max(initial=0.0) == pytest.approx(expected)
 
 
 @given(traffics_on_ports())
 def test_paced_rows_all_end_at_the_fluid_bound(case):
     bytes_GG, network = case
     order = ORDER["paced"](bytes_GG, network, rng=np.random.default_rng(0))
-    assert ends(order, bytes_GG, network) == pytest.approx(fluid_bound(bytes_GG, network))
-    assert not row_pacing(order, bytes_GG, network)[0].any()
+    row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, route(network))
+    assert np.array_equal(size_X, bytes_GG[*order.pairs_X2[row_X].T])
+    assert size_X.sum() == bytes_GG.sum()
+    assert size_X / limit_Bps_X == pytest.approx(fluid_bound(bytes_GG, network))

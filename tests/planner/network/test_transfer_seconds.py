@@ -74,7 +74,7 @@ def test_an_order_of_one_message_at_a_time_pays_each_alone():
     assert timed(order, bytes_GG, network).makespan_s == pytest.approx(3 * exchange_seconds(CURVES, 30_000, 1)[()])
 
 
-@pytest.mark.parametrize("method", ["all-at-once", "openshop", "sub-channels", "random"])
+@pytest.mark.parametrize("method", ["all-at-once", "openshop", "random"])
 @settings(max_examples=25)
 @given(traffic=traffics_on_ports(equal=True, startups=(0.5,)))
 def test_a_line_as_curve_prices_as_start_up_and_rate(method, traffic):

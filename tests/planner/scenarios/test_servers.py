@@ -382,3 +382,21 @@ def test_a_server_of_a100_beside_one_of_h20(token_s):
     load_G = sum(profile.load_LE[layer] @ plan.models[0].placement.split_EG(layer) for layer in range(profile.layers))
     fast, slow = load_G[:2].sum(), load_G[2:].sum()
     assert 1.8 * slow < fast < 3.2 * slow if token_s else 0.8 * slow < fast < 1.25 * slow
+
+
+def test_a_small_plan_is_about_as_fast_as_the_best_of_all_even_placements():
+    cluster, _ = two_servers((1, 1, 1), 450e9, 450e9, 50e9)
+    config = {
+        "num_local_experts": 5,
+        "num_hidden_layers": 1,
+        "num_experts_per_tok": 2,
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+    }
+    profile = draw_profile("zipf:0.8", config, SyntheticOptions(3, 128, token_level=True))
+    plan = make_plan(cluster, [profile], PlanOptions(all_to_all="hierarchical", slots_per_gpu=3, aim="own"))
+    costs, hierarchy = layer_costs(cluster, profile, 0, True), plan.models[0].hierarchy
+    held = [np.isin(np.arange(5), each) for each in combinations(range(5), 3)]
+    every = [np.stack(each, axis=1).astype(float) for each in product(held, repeat=3)]
+    splits = [holds_EG / holds_EG.sum(axis=1, keepdims=True) for holds_EG in every if holds_EG.any(axis=1).all()]
+    assert plan.objective_s <= 1.02 * min(exclusive_s(costs.phase_times(split_EG, hierarchy)) for split_EG in splits)

@@ -10,10 +10,15 @@ from aurora.planner.alltoall.hierarchical import hierarchical_rows
 from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.workload.serving_gpus import replica_tokens, serving_gpus
-from aurora.planner.workload.traffic import CountedTokens, estimated_rows
+from aurora.planner.workload.traffic import CountedTokens, _in_pieces, _needed_tokens
 from aurora.types import TOKEN_SPREADS, Hierarchy, SyntheticOptions
 from tests.planner.test_hierarchical_plans import slow_nics
 from tests.planner.workload.test_serving_gpus import replicated
+
+
+def estimated_rows(tokens, split_EG, hierarchy):
+    """HierarchicalRows, as plans take them from counts."""
+    return _in_pieces(*_needed_tokens(tokens, split_EG, hierarchy.server_G), hierarchy)
 
 
 @given(replicated())

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.workload.serving_gpus import replica_tokens, split_by_share, tokens_to_gpus
+from aurora.planner.workload.serving_gpus import replica_tokens, tokens_to_gpus
 
 
 @st.composite
@@ -15,6 +15,13 @@ def shares(draw):
     weights = np.array([draw(rows) for _ in range(experts)], dtype=float)
     tokens = st.lists(st.sampled_from([0, 1, 2, 7, 10**6]), min_size=experts, max_size=experts)
     return np.array([draw(tokens) for _ in range(sources)]), weights / weights.sum(axis=1, keepdims=True)
+
+
+def split_by_share(tokens_S, share_G):
+    """(S, G): each source's tokens for one expert, cut at the running sum of its GPUs' shares."""
+    upto_G, rounding_S = share_G.cumsum(), (np.arange(len(tokens_S)) + 0.5) / len(tokens_S)
+    cut_SG = np.floor(tokens_S[:, None] * (upto_G / upto_G[-1]) + rounding_S[:, None]).astype(np.int64)
+    return np.diff(cut_SG, axis=1, prepend=0)
 
 
 def split_by_share_of_all(tokens_SE, split_EG):
@@ -43,9 +50,11 @@ def test_divided_tokens_are_all_sent_once_and_to_holders(case):
 
 
 def test_sources_with_one_token_each_use_all_replicas():
-    assert split_by_share(np.ones(4, dtype=np.int64), np.array([0.5, 0, 0.5])).sum(axis=0).tolist() == [2, 0, 2]
+    sent_SG = tokens_to_gpus(np.ones((4, 1), dtype=np.int64), np.array([[0.5, 0, 0.5]]))
+    assert sent_SG.sum(axis=0).tolist() == [2, 0, 2]
 
 
 def test_shares_that_miss_one_by_rounding_still_send_all():
     tokens = np.array([10**15, 1])
-    assert split_by_share(tokens, np.array([0.5, 0.5 - 4e-10, 0.0])).sum(axis=1).tolist() == tokens.tolist()
+    sent_SG = tokens_to_gpus(tokens[:, None], np.array([[0.5, 0.5 - 4e-10, 0.0]]))
+    assert sent_SG.sum(axis=1).tolist() == tokens.tolist()

@@ -52,8 +52,7 @@ def cases(ranks, count):
         if number % 20:
             yield sizes, random_order(rng, ranks)
         else:
-            method = ("paced", "sub-channels")[number // 20 % 2]
-            yield sizes, ORDER[method](sizes, Network.equal(ranks, FAST_Bps), rng=rng)
+            yield sizes, ORDER["paced"](sizes, Network.equal(ranks, FAST_Bps), rng=rng)
 
 
 def perform(rank_info, memory, given):

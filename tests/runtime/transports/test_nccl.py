@@ -23,7 +23,7 @@ from aurora.runtime.transports import nccl, process_groups
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import End, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group
-from aurora.types import Hierarchy, Network, Order, SubChannels
+from aurora.types import Hierarchy, Network, Order
 from tests.runtime.transports.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator, OneGpu
 
 
@@ -40,7 +40,7 @@ def drawn_bytes(rng, ranks):
 
 
 def drawn_order(rng, ranks):
-    """Any order: any sequence, windows, splits, sub-channels and tiers."""
+    """Any order: any sequence, windows, splits and tiers."""
     pairs = [(src, dst) for src in range(ranks) for dst in range(ranks) if src != dst]
     rows, shares = [], []
     for pair in pairs:
@@ -49,16 +49,11 @@ def drawn_order(rng, ranks):
         shares += pairwise(edges)
     sequence = rng.permutation(len(rows))
     share_X2 = np.array(shares)[sequence] if len(rows) > len(pairs) else None
-    sub_channels = None
-    if rng.random() < 0.2:
-        out_G, in_G = rng.integers(1, 4, (2, ranks))
-        src_X, dst_X = np.array(rows)[sequence].T
-        sub_channels = SubChannels(rng.integers(1, 1 + np.minimum(out_G[src_X], in_G[dst_X])), out_G, in_G)
     opened = rng.integers(1, 1 + rng.choice([1, 3, ranks]), 2).tolist()
     tier_X = None
     if rng.random() < 0.4:
         tier_X = rng.integers(0, rng.integers(1, 4), (ranks, ranks))[*np.array(rows)[sequence].T]
-    return Order("drawn", np.array(rows)[sequence], *opened, share_X2, sub_channels=sub_channels, tier_X=tier_X)
+    return Order("drawn", np.array(rows)[sequence], *opened, share_X2, tier_X=tier_X)
 
 
 def payload(src, dst, size):
@@ -98,17 +93,13 @@ def check_held(order, sizes_GG, transfers):
     for stages in spans_of_rank.values():
         for before, after in pairwise(sorted(stages)):
             assert max(end_s for _, end_s in stages[before]) <= min(start_s for start_s, _ in stages[after]) + 1e-9
-    sub_channels = order.sub_channels
-    takes_X = np.ones(len(size_X), np.int64) if sub_channels is None else sub_channels.row_X
     for (rank, side, tier), spans in spans_of_port.items():
         opened = (order.sends_open, order.recvs_open)[side]
-        if sub_channels is not None:
-            opened = (sub_channels.out_G, sub_channels.in_G)[side][rank]
-        if takes_X[(order.pairs_X2[:, side] == rank) & (tier_X == tier)].sum() > opened:
+        if ((order.pairs_X2[:, side] == rank) & (tier_X == tier)).sum() > opened:
             stage_K = order.stage_X[[row for row, *_ in sorted(spans)]]
             assert (np.diff(stage_K) >= 0).all()
         for _, start_s, _ in spans:
-            assert sum(takes_X[row] for row, start, end in spans if start <= start_s + 1e-9 < end) <= opened
+            assert sum(start <= start_s + 1e-9 < end for _, start, end in spans) <= opened
 
 
 def check_orders(seeds):
