@@ -35,7 +35,7 @@ def plan(
         output: the plan to write.
         domain: another profile of the same model, which the plan must serve too; may be repeated.
         previous: the current plan; the new plan moves few bytes from it, and the migration is priced.
-        max_move_bytes: with --from: maximum bytes to move; layers that save the most move first.
+        max_move_bytes: with --from: maximum bytes to move; the layers that save the most time within this limit move.
         engine: refuse plans that this serving engine cannot serve.
         explain: show the bounds of each layer, further bounds of the plan, and the terms of each layer's time.
     """
