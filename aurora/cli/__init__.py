@@ -1,1 +1,1 @@
-"""The command line: one file per subcommand, which loads, calls the API and saves."""
+"""Command line: one file per subcommand, which loads inputs, calls the API, and saves results."""

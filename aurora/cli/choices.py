@@ -1,4 +1,4 @@
-"""Names that options accept, read from the registries when help or completion needs them."""
+"""Names that options accept, read from the registries only when help or shell completion needs them."""
 
 import importlib
 import re
@@ -11,19 +11,19 @@ from aurora.types.options import ALL_TO_ALLS, MICRO_BATCH_COUNTS
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Returns the names of a kind of CHOICES, as they are registered now."""
+    """Returns the currently registered names of a kind (a key of CHOICES)."""
     known = CHOICES[kind]
     found = _at(known) if isinstance(known, str) else known
     return tuple(found() if callable(found) else found)
 
 
 def filled(text: str) -> str:
-    """Returns `text` with every {kind} of CHOICES replaced by the names of that kind."""
+    """Returns `text` with each placeholder {kind}, for a key of CHOICES, replaced by the names of that kind."""
     return re.sub(r"\{(\w+)\}", lambda found: ", ".join(names(found[1])) if found[1] in CHOICES else found[0], text)
 
 
 def completed(*kinds: str, one_of: Sequence[str] = ()) -> Callable[[str], list[str]] | None:
-    """Returns a shell completion function for the names of `one_of` and of these kinds of CHOICES; None if there are none."""
+    """Returns a shell completion function for the names in `one_of` and of the given kinds; None if there are none."""
     if not kinds and not one_of:
         return None
 

@@ -29,13 +29,13 @@ HELD_OUT = 0.1  # the models were trained on all but the last tenth of their tex
 
 
 class Way(NamedTuple):
-    """A way of serving both models.
+    """Way of serving both models.
 
     Args:
         slug: name in file names.
         name: name in tables.
-        together: whether both models share the GPUs at the same time, or run one after the other.
-        options: the options of its plan.
+        together: True: both models share the GPUs at the same time; False: they run one after the other.
+        options: options of its plan.
     """
 
     slug: str
@@ -46,11 +46,11 @@ class Way(NamedTuple):
 
 @dataclass
 class DemoOutcome:
-    """Result of a way of serving.
+    """Result of one way of serving.
 
     Attributes:
         predicted_s, measured_s: seconds, summed over its runs.
-        differences: answers that differ from those of the unchanged models.
+        differences: number of answers that differ from those of the unmodified models.
     """
 
     predicted_s: float = 0.0
@@ -59,7 +59,7 @@ class DemoOutcome:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, minus one."""
+        """predicted_s / measured_s - 1."""
         return gap(self.predicted_s, self.measured_s)
 
 
@@ -111,7 +111,7 @@ def demo(
 
 
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
-    """Profile both models and serve in each of WAYS, leaving all files in the folder `output`; one DemoOutcome per way."""
+    """Profile both models, serve them in each of WAYS, and return one DemoOutcome per way; all files are in `output`."""
     from aurora.reports.formatting import as_text
     from aurora.reports.plan_tables import gap_line, plan_table, profile_table
 
@@ -135,7 +135,7 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
 def shipped_profiles(
     folder: Path, ranks: int, progress: Callable[[str, int, int], None], prompts: int = PROMPTS
 ) -> list[Profile]:
-    """Returns profiles of MODELS on held-out text, for so many ranks; leaves profiles, texts and prompts in the folder."""
+    """Returns profiles of MODELS on held-out text, for `ranks` ranks; writes profiles, texts and prompts to `folder`."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     texts = (
         "\n".join(pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics)),
@@ -199,7 +199,7 @@ def _serve(
 
 
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
-    """Returns a table of the ways: predicted and measured seconds, speed-up over the first way, whether answers are equal."""
+    """Returns a table of WAYS: predicted and measured seconds, speed-up over the first way, and differing answers."""
     from aurora.reports.formatting import percent, right, seconds, speedup
 
     table = Table(

@@ -1,4 +1,4 @@
-"""aurora export and aurora import: placements to and from serving engines' formats, and routing that engines recorded."""
+"""aurora export and aurora import: placements to and from formats of serving engines, and routing recorded by engines."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files and packages that subcommands need, checked before any work begins."""
+"""Checks and loads the files that subcommands need, before any other work begins."""
 
 import os
 import sys
@@ -11,13 +11,12 @@ from aurora.types import Plan, Profile
 
 
 def check_output(**outputs: Path | None) -> None:
-    """Check, before any work, that files can be written, and that they replace no file that this command reads.
+    """Check, before any work, that output files can be written, and that they do not replace files that this command reads.
 
-    The command reads all other paths of the command line, the files in such folders, and the profiles that such plans name.
+    Files that it reads: all other paths on the command line, files in folders given there, and profiles named by plans.
 
     Args:
-        outputs: the files to write, by the subcommand's parameter or, if it has none, by a description; None: a file that is
-            not wanted.
+        outputs: the files to write, by the subcommand's parameter or, if it has none, by a description; None: not requested.
 
     Raises:
         BadInput: if a file cannot be written, or would replace an input or another output.
@@ -41,14 +40,14 @@ def check_output(**outputs: Path | None) -> None:
 
 
 def check_folder(output: Path, *names: str) -> None:
-    """Check, before any work, that files can be written into a folder, which need not exist yet.
+    """Check, before any work, that files can be written to a folder, which need not exist yet.
 
     Args:
         output: the folder, from the subcommand's parameter `output`.
         names: names of the files that will be written.
 
     Raises:
-        BadInput: if the folder cannot be made, or one of the files would replace an input.
+        BadInput: if the folder cannot be created, or one of the files would replace an input.
     """
     there = next(each for each in (output.resolve(), *output.resolve().parents) if each.exists())
     if not there.is_dir():
@@ -96,7 +95,7 @@ def _profiles_named_by(path: Path) -> list[Path]:
 
 
 def check_model(path: str | Path) -> None:
-    """Check that a model is there, without loading it.
+    """Check that a model exists locally, without loading it.
 
     Args:
         path: a model folder, or a name in the local hub cache.
@@ -114,10 +113,9 @@ def check_model(path: str | Path) -> None:
 
 
 def traffic_of(paths: Iterable[Path], gpus: int) -> list[Profile]:
-    """Loads profiles for a number of GPUs.
+    """Returns profiles loaded from files, each with one source rank per GPU.
 
-    A profile with another number of source ranks is converted to one source rank per GPU (`at_sources`); a line on standard
-    error says so.
+    A profile with another number of source ranks is converted (`at_sources`); a line on standard error says so.
     """
     from aurora.io import load_profile
 
@@ -129,17 +127,17 @@ def traffic_of(paths: Iterable[Path], gpus: int) -> list[Profile]:
 
 
 def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[Profile]:
-    """Load the profiles of a plan.
+    """Load and return the profiles of a plan, one per model.
 
     Args:
         plan: the plan.
-        plan_path: its file.
-        given: the profiles' files, one per model; None or empty: the files that the plan names, relative to its own folder.
+        plan_path: the plan's file.
+        given: the profiles' files, one per model; None or empty: the files that the plan names, relative to its folder.
 
     If compute curves were measured again since the plan was made, a line on standard error says so.
 
     Raises:
-        BadInput: if the plan names no profile, or a file has other traffic than the plan was made from.
+        BadInput: if the plan names no profile, or a profile has different traffic than when the plan was made.
     """
     paths = given or [plan_path.resolve().parent / model.profile_path for model in plan.models]
     if not given and not all(model.profile_path for model in plan.models):

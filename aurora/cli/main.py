@@ -1,4 +1,4 @@
-"""The `aurora` command: collects the subcommands and turns every AuroraError into one sentence and exit code 2."""
+"""The `aurora` command: registers the subcommands, and turns each AuroraError into one sentence and exit code 2."""
 
 import os
 import sys
@@ -86,7 +86,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the `aurora` command."""
+    """Run the `aurora` command with the arguments of this process; its entry point."""
     for name in filter(None, (" ".join(sys.argv[1:most]) for most in (2, 3))):
         if (successor := RETIRED.get(name)) is not None:
             _refuse(f"`{name}` is no subcommand any more: it is {successor}")

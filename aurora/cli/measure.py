@@ -1,4 +1,4 @@
-"""aurora measure and doctor: links between ranks, compute curves of a GPU kind, GPUs here; what works here."""
+"""aurora measure and doctor: measure links between ranks and compute curves, list GPUs, and check this installation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Makes options of the command line from options dataclasses and signatures, and subcommands that name options in errors."""
+"""Generates command-line options from options dataclasses and function signatures, and names options in error messages."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ RUNNING: ContextVar[typer.Context] = ContextVar("RUNNING")  # the context of the
 
 @dataclass(frozen=True)
 class Only:
-    """Annotation that selects the fields of an options dataclass that a subcommand offers.
+    """Annotation that selects which fields of an options dataclass a subcommand offers as options.
 
     Attributes:
         names: names of the fields.
-        panel: heading of their options in the help; None: each field's own.
-        instead: words for the default in the help, such as "the plan's": without the option, that value is used. None: the
-            field's own default.
+        panel: heading of their options in the help; None: the panel of each field.
+        instead: text for the default in the help, such as "the plan's", if the value used without the option is not the
+            field's default; None: it is.
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Only:
 
 
 class Subcommand(TyperCommand):
-    """Subcommand whose `--help` shows the options without a panel, and `--help-all` all options. Its errors name options."""
+    """Typer command: `--help` shows only options without a panel, `--help-all` shows all; error messages name options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ALL in args:
@@ -88,12 +88,12 @@ class Subcommand(TyperCommand):
 
 
 def is_further(param: Any) -> bool:
-    """Returns whether only `--help-all` shows a click parameter: an option that has a panel."""
+    """Returns True if a click parameter is an option with a panel, which only `--help-all` shows."""
     return str(param.opts[0]).startswith("-") and getattr(param, "rich_help_panel", None) is not None
 
 
 def as_options(message: str) -> str:
-    """Returns `message` with options and arguments in place of the running subcommand's parameters in backticks."""
+    """Returns `message` with `parameter` names in backticks replaced by the running subcommand's options and arguments."""
     spoken: dict[str, str] = {}
     for param in RUNNING.get().command.params:
         flag = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
@@ -102,26 +102,26 @@ def as_options(message: str) -> str:
 
 
 def refuse_given(names: Iterable[str], expected: str) -> None:
-    """Raises BadInput if the command line has an option of one of these parameters; `expected` is the end of its message."""
+    """Raises BadInput if the user gave any of these parameters on the command line; `expected` ends the message."""
     for name in names:
         if is_given(name):
             raise BadInput(f"`{name}`: expected {expected}")
 
 
 def is_given(name: str) -> bool:
-    """Returns whether the user gave this parameter on the command line."""
+    """Returns True if the user gave this parameter on the command line."""
     source = RUNNING.get().get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Returns a subcommand's function with a parameter for each argument and option of the command line.
+    """Decorator for subcommands: returns a wrapper with one parameter per command-line argument and option.
 
     Args:
-        function: the subcommand. Its positional parameters become arguments, its keyword-only ones options; `OptionField` in an
-            annotation describes them. A parameter annotated with an options dataclass gets an instance, made from one option
-            per field; one annotated with Callable[..., dataclass] gets a function that makes the instance from these and
-            further fields. `Only` selects fields. Help texts are the lines under Args in the docstring, or in COMMON.
+        function: the subcommand. Its positional parameters become arguments, its keyword-only parameters options, described by
+            `OptionField` annotations. A parameter annotated with an options dataclass receives an instance, built from one
+            option per field; one annotated with Callable[..., dataclass] receives a function that builds the instance from
+            these and further fields. `Only` selects fields. Help texts are taken from Args in the docstring, or from COMMON.
     """
     hints = get_type_hints(function, include_extras=True)
     told, parameters = COMMON | documented(function), dict[str, inspect.Parameter]()
@@ -224,7 +224,7 @@ def _read(field: Field[Any], value: Any) -> Any:
 
 @cache
 def documented(described: Any) -> dict[str, str]:
-    """Returns a dict from each parameter of a function, or field of a dataclass, to its description under Args."""
+    """Returns {name: description} of a function's parameters or a dataclass's fields, from Args in its docstring."""
     _, _, args = (inspect.getdoc(described) or "").partition("Args:\n")
     lines = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)\.$", args.partition("\n\n")[0], re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in lines}

@@ -1,4 +1,4 @@
-"""Output of subcommands: tables and sentences, or with `--json` one object, whose keys docs/json.md names; and progress."""
+"""Output of subcommands: tables and sentences, or with `--json` one object (documented in docs/json.md); and progress bars."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPILING = "aurora: functions are compiled when they are first used, once after
 
 
 def terminal() -> Console:
-    """Returns the console that tables are printed on, with markup off."""
+    """Returns the rich console for tables on standard output, with markup off."""
     return Console(markup=False, highlight=False)
 
 
@@ -29,7 +29,7 @@ def show(as_json: bool, found: Mapping[str, Any], *parts: RenderableType | None)
     """Print a result.
 
     Args:
-        as_json: print `found` as one JSON object with its schema, and nothing else; otherwise print `parts`.
+        as_json: True: print only `found`, as one JSON object with its schema; False: print `parts`.
         found: the result.
         parts: tables and sentences, printed in sequence; None is skipped.
     """
@@ -62,7 +62,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Context manager that yields a function; called with (what, done, total), it moves the progress bar of `what`."""
+    """Context manager that yields a function(what, done, total), which updates the progress bar labelled `what`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

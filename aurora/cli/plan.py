@@ -1,4 +1,4 @@
-"""aurora plan and evaluate: a cluster and a profile for each model -> a plan; a plan and other traffic -> its loss or drift."""
+"""aurora plan and evaluate: a cluster and a profile per model -> a plan; a plan and other traffic -> slowdown or drift."""
 
 import time
 from pathlib import Path
@@ -33,9 +33,9 @@ def plan(
         profile: profile of a model; give two or more to share the GPUs between models.
         cluster: cluster TOML, or the name of a shipped cluster.
         output: the plan to write.
-        domain: another profile of the same model, which the plan must serve too; repeat it.
+        domain: another profile of the same model, which the plan must serve too; may be repeated.
         previous: the current plan; the new plan moves few bytes from it, and the migration is priced.
-        max_move_bytes: with --from: maximum bytes to move; only the layers that save most move.
+        max_move_bytes: with --from: maximum bytes to move; the layers that save the most time within this limit move.
         engine: refuse plans that this serving engine cannot serve.
         explain: show the bounds of each layer, further bounds of the plan, and the terms of each layer's time.
     """

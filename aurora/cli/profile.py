@@ -68,10 +68,10 @@ def synthetic(
     """Make a synthetic profile, for planning before there is traffic. Routing is random, compute times are not measured here.
 
     Args:
-        skew: popularity of experts: uniform or zipf:EXPONENT.
+        skew: distribution of the experts' loads: uniform or zipf:EXPONENT.
         shape: the model's config.json or folder, or the name of a shipped model.
         output: the profile to write.
-        gpu_kinds: a GPU kind whose datasheet gives compute curves; repeat it: a .toml file of kinds, or {gpu_kind}.
+        gpu_kinds: a GPU kind, for compute curves from its datasheet; may be repeated: a .toml file of kinds, or {gpu_kind}.
     """
     from aurora.io import load_gpus, save
 
@@ -94,9 +94,9 @@ def record(
     """Record how a running vLLM server routes tokens, and write it as a profile.
 
     Args:
-        url: URL of the vLLM server, which runs our plugin.
+        url: URL of a vLLM server with the plugin.
         output: the profile to write.
-        folder: the folder that the server's setting `record` names, by its path on this machine.
+        folder: path on this machine of the folder in the server's setting `record`.
         seconds: seconds to record.
     """
     from aurora.io import save
@@ -109,7 +109,7 @@ def record(
 
 
 def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
-    """Print a profile that was written to `output`."""
+    """Print a table or JSON object on a new profile; `output` is the file to which it was written."""
     from aurora.planner.workload.load_statistics import contiguous_load_intervals
     from aurora.reports.json_objects import profile_json
     from aurora.reports.plan_tables import profile_table

@@ -1,4 +1,4 @@
-"""aurora recommend: a model, GPUs and an engine -> the plan to serve by, its gain, and the command that starts the engine."""
+"""aurora recommend: a model, GPUs and an engine -> a plan, its gain, and the command that starts the engine with it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,12 +25,12 @@ def recommend(
     output: Path = Path("recommended"),
     as_json: bool = False,
 ) -> None:
-    """Recommend how to serve a model on given GPUs, with the gain over the engine's default and the launch command; or nothing.
-    Without a profile, traffic is drawn, and nothing is recommended: it shows what balancing brings over recorded models.
+    """Recommend how to serve a model on given GPUs, with the gain over the engine's default and the launch command, if it pays.
+    Without a profile, traffic is random and nothing is recommended; shown is the gain of balancing on recorded models.
 
     Args:
         engine: the serving engine.
-        model: the model's config.json or folder, or a shipped model's name; needed without --profile; once a model.
+        model: the model's config.json or folder, or a shipped model's name; needed without --profile; once per model.
         gpus: kinds and numbers of GPUs, such as h20:8,a100:8; or give --cluster.
         cluster: cluster TOML, or a shipped cluster's name.
         profile: the model's recorded traffic; default: synthetic traffic; of two models: whether to split the GPUs.

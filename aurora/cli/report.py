@@ -44,7 +44,7 @@ def report(
 
 
 def requests_report(simulations: list[Path], output: Path) -> None:
-    """Write the page on simulations of the same requests; if there are several files, their names are before those in them."""
+    """Write the page on simulations of the same requests; with several files, file names are prefixed to simulation names."""
     from aurora.io import load_request_simulations, write_text
     from aurora.reports.html import request_page
 
@@ -61,7 +61,7 @@ def requests_report(simulations: list[Path], output: Path) -> None:
 def report_files(
     plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str, baseline: Baseline = Baseline()
 ) -> None:
-    """Write the report on the plan and traces in these files; without `profiles` those that the plan names, if unchanged."""
+    """Write the report on a plan's and traces' files; `profiles` empty: the profiles that the plan names, if unchanged."""
     from aurora.io import load_plan, load_trace
     from aurora.planner.evaluate import repriced
     from aurora.reports.write import report as written

@@ -59,13 +59,13 @@ def run(
         prompts: a prompt per line, or .jsonl with prompt and arrival time at_s; one file, or one per model; not with --join.
         output: the answers to write (JSON lines).
         trace: the measured trace to write (npz); default: beside the plan.
-        ranks: the number of ranks that the plan must have.
-        verify: compare the answers with those of the plain model in one process.
+        ranks: refuse the plan unless it has this number of ranks.
+        verify: compare the answers with those of the unmodified model in one process.
         compare: compare each phase with a simulation of the same traffic.
         profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
         predicted: with --compare: compare with this predicted trace (npz) instead.
         resume: continue from the journal of an interrupted run with --survive.
-        adapt: move experts to follow the traffic while serving.
+        adapt: move experts while serving, to adapt the placement to traffic.
     """
     given = RUNNING.get().params
     if given["join"] is not None:

@@ -47,8 +47,8 @@ def simulate(
             more kinds of traffic of one model.
         output: the predicted trace, or the simulation of requests, to write (npz); default: beside the plan, by its name and
             that of options that are given, as plan.predicted.npz, plan.interleave-off.predicted.npz and plan.requests.npz.
-        barriers: what a GPU waits for after an exchange: gpu, its own transfers and the token counts of all ranks; none, only
-            its own transfers; global, all ranks after every phase.
+        barriers: events that a GPU awaits after an exchange: gpu, its own transfers and the token counts of all ranks; none,
+            only its own transfers; global, all ranks after every phase.
         orders: plan, the plan's orders; batch, orders recomputed per batch; or allgather, an allgather of all tokens and a
             reduce-scatter instead of all-to-alls, as in vLLM without aurora.
         interleave: run several models at the same time (on) or one after the other (off).

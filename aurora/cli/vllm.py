@@ -1,4 +1,4 @@
-"""aurora vllm: starts vLLM with our plugin, records, says what a plan would bring, and serves by it."""
+"""aurora vllm: starts vLLM with the plugin, records traffic, reports the gain of a plan, and serves with it."""
 
 import asyncio
 import sys
@@ -26,18 +26,18 @@ def vllm(
     state: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Serve a model in vLLM with our plugin. It records routing and says what a plan would bring, as `aurora recommend` does.
+    """Serve a model in vLLM with the plugin. It records routing and reports the gain of a plan, like `aurora recommend`.
     Ctrl-C ends it. The exit code is 1 if a lost rank ended it.
 
     Args:
-        model: the model, as vLLM takes it, or a shipped model's name.
+        model: the model's folder or name, as for vLLM, or a shipped model's name.
         arguments: those of `vllm serve`; without a parallel size there is one data-parallel rank on each GPU, or two on CPUs.
-        apply: serve by the plan: experts follow the traffic at once, and the next start begins with the plan.
-        survive: serve on without lost ranks; two ranks hold each expert.
-        hang_s: seconds without an answer after which a rank is lost.
-        after_s: seconds of serving after which to say what a plan would bring; default: after 50,000 tokens, or at the end.
-        cluster: cluster TOML, or a shipped cluster's name; default: GPUs as NVML knows them, or CPU ranks.
-        state: folder for logs, record and plan; default: one for the model and its ranks in ~/.local/state.
+        apply: use the plan: experts adapt to the traffic immediately, and the next start begins with the plan.
+        survive: continue serving without lost ranks; each expert is on two ranks.
+        hang_s: seconds without an answer after which a rank counts as lost.
+        after_s: seconds of serving after which to report the gain of a plan; default: after 50,000 tokens, or at the end.
+        cluster: cluster TOML, or a shipped cluster's name; default: the GPUs that NVML reports, or CPU ranks.
+        state: folder for logs, record and plan; default: a folder for the model and its ranks in ~/.local/state.
     """
     need("aiohttp", extra="vllm")
     from aurora_vllm.serve_command import prepare, serve

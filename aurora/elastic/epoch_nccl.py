@@ -22,7 +22,7 @@ from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_
 
 
 class NcclGpu:
-    """This rank's GPU: a CUDA device, and how its NCCL groups are made.
+    """This rank's CUDA device: creates the NCCL groups, streams and timers of an epoch on it.
 
     Args:
         device: the device, such as "cuda:0".

@@ -396,7 +396,7 @@ class HostConnection:
 
 
 def fails_soon(connection: socket.socket) -> socket.socket:
-    """Makes a connection fail once the other host has acknowledged nothing for UNACKNOWLEDGED_S. Returns it."""
+    """Sets a TCP timeout: `connection` fails if the peer acknowledges nothing for UNACKNOWLEDGED_S. Returns `connection`."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNACKNOWLEDGED_S * 1000))

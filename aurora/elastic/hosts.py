@@ -118,7 +118,7 @@ class _JoinedRank(StartedRank):
 
 
 class LedRanks(RankProcesses):
-    """RankProcesses of the leader's host and of joined hosts.
+    """RankProcesses that also controls the ranks of joined hosts; used by the leader.
 
     Args:
         main, args, ranks: as in RankProcesses.

@@ -101,7 +101,7 @@ class RankProcesses:
         local: the ranks that run on this host; None: all.
 
     Attributes:
-        inbox: (rank, its StartedRank, event), see `events`; there is no StartedRank if the rank could not be started.
+        inbox: (rank, its StartedRank or None if its start failed, event) tuples; see `events`.
         running: handles of the started ranks, by rank; killed ranks are removed.
         starting: ranks that are starting or awaited; a rank may be listed twice.
     """
@@ -133,10 +133,10 @@ class RankProcesses:
         self._background.submit(self._start_process, rank_info)
 
     def events(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yields (rank, event) for all events that have come; waits up to timeout_s seconds for the first.
+        """Yields (rank, event) for all received events; waits up to timeout_s seconds for the first.
 
-        An event is the rank's StartedRank once it runs, an OSError if it failed to start, a message that it sent, or None: its
-        connection has ended.
+        An event is one of: the rank's StartedRank, when its process has started; an OSError, if it failed to start; a message
+        from the rank; None, when its connection has ended.
         """
         with suppress(Empty):
             for _ in range(max(1, self.inbox.qsize())):
@@ -164,7 +164,7 @@ class RankProcesses:
         self._background.shutdown()
 
     def write_to(self, member: RankProcess) -> None:
-        """Writes to a rank what it is to be sent, until its connection ends; runs in a thread of its own."""
+        """Writes queued messages to a rank until its connection ends; the main function of the rank's writer thread."""
         member.outbox.write(member.connection.send_bytes)
 
     def _start_process(self, rank_info: RankInfo) -> None:

@@ -56,7 +56,7 @@ class LocalFirst(nn.Module):
     phase_E: torch.Tensor
 
     def forward(self, tokens_SE: torch.Tensor) -> torch.Tensor:
-        """Returns (E, M) int64 `until_EM` of this rank's tokens.
+        """Divides this rank's tokens over replicas; returns (E, M) int64 `until_EM`, as in `aurora.moe.expert_map`.
 
         M is the largest number of replicas; an expert with fewer has, at the end of its row, replicas that get no tokens.
 

@@ -26,7 +26,7 @@ class GradientCode:
 
     @property
     def holds_WB(self) -> BoolArray:
-        """(W, B) bool, which batches each worker computes."""
+        """(W, B) bool, True where a worker computes a batch."""
         return np.asarray(self.code_WB != 0)
 
     def weights(self, arrived: Sequence[int]) -> FloatArray | None:

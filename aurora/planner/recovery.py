@@ -25,7 +25,7 @@ LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or
 
 
 def holds(slots_G: LayerSlots, experts: int) -> IntArray:
-    """Returns (G, E) int64: 1 where GPU g holds expert e."""
+    """Returns (G, E) int64: 1 where GPU g holds expert e; slots_G[g] are the experts that GPU g holds."""
     holds_GE = np.zeros((len(slots_G), experts), dtype=np.int64)
     for gpu, held in enumerate(slots_G):
         holds_GE[gpu, list(held)] = 1
@@ -95,7 +95,7 @@ def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArr
 
 
 def migration_schedule(bytes_GG: IntArray, cluster: Cluster, rng: np.random.Generator) -> Schedule:
-    """Returns the schedule of a migration's bytes (G, G) on the cluster's network."""
+    """Returns the Schedule in which a migration's bytes_GG (G, G) are sent over the cluster's network."""
     return scheduled(bytes_GG, cluster.network, "openshop", rng=rng)[1]
 
 

@@ -23,7 +23,7 @@ GIVEN = "given"  # the place of a plan whose placement somebody else made
 
 
 def remade(options: PlanOptions) -> PlanOptions:
-    """Returns the options for a new plan from those of a plan: if its placement was GIVEN by the user, they become "auto"."""
+    """Returns a plan's options to plan anew: if its placement was GIVEN by the user, placement strategies become "auto"."""
     return replace(options, place="auto", assign="auto", colocate="auto") if options.place == GIVEN else options
 
 

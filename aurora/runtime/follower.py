@@ -1,6 +1,6 @@
-"""The follower: runs a controller beside serving, in a thread of its own, and logs its decisions.
+"""Follower: runs a placement controller in a background thread beside serving, and logs its decisions.
 
-An engine hands over windows of loads and goes on serving, whatever happens here. Exceptions, a stuck thread and a log that
+An engine queues windows of loads, and continues to serve whatever happens here. Exceptions, a stuck thread and a log that
 cannot be written are counted, and logged if possible. The controller's decisions reach the engine through a MovesHandover.
 Between two steps the engine pauses, moves some experts, and commits the placement once it is in force.
 """

@@ -1,4 +1,4 @@
-"""Handover of a follower's decisions to the engine that moves the experts, between two threads of rank 0."""
+"""Passes a follower's decisions to the engine's thread, which moves the experts; both threads are on rank 0."""
 
 import threading
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""Coded aggregation: a sum over batches by redundant workers. No slow worker is waited for if others have its batches.
+"""Coded aggregation: a sum over batches, computed by redundant workers. It does not wait for stragglers that others replace.
 
 The master is `CodedAggregator`; it keeps the answers of a round in an `AggregationRound`. A worker runs `serve_rounds`: it
 computes its batches in the newest round, and sends their sum. A pipe to each worker carries rounds, with the arguments that the
@@ -193,13 +193,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class AggregationResult:
-    """The sum of one aggregation round.
+    """Result of one aggregation round.
 
     Attributes:
         total: the sum over all batches, in the shape of one batch's result.
-        arrived: the workers whose messages came before the sum was known, in the order of arrival.
-        states: by worker: "used"; "not needed": it holds no batches, or others had sent their sum before; "not waited for"; or
-            a failure in words.
+        arrived: the workers whose messages arrived before the sum was known, in the sequence of arrival.
+        states: state of each worker: "used"; "not needed" (no batches, or another worker sent the same sum before); "not waited
+            for"; or a description of its failure.
         seconds: seconds of the whole round.
     """
 
@@ -210,11 +210,11 @@ class AggregationResult:
 
 
 class AggregationRound:
-    """One round at the master: collects the workers' answers until they determine the sum.
+    """State of one round at the master: collects the workers' answers until they determine the sum.
 
     Args:
         number: the round's number.
-        code: tells the batches of each worker.
+        code: assigns batches to workers.
         like: an array with the sum's shape and type.
         watch: called with the states of all workers whenever one of them changes.
     """
@@ -239,7 +239,7 @@ class AggregationRound:
         self._watch(self._states)
 
     def take(self, worker: int, answer: Answer) -> None:
-        """Takes a worker's answer: it is late, refused, used, or a copy of one that is used."""
+        """Processes a worker's answer: uses it, ignores it as late or as a copy of a used one, or records its failure."""
         if answer.round != self._number or self._states[worker] != WORKING:
             return
         total = answer.total
@@ -255,7 +255,7 @@ class AggregationRound:
         self._weights = self._code.weights(list(self._sums))
 
     def lose(self, worker: int, reason: str) -> None:
-        """Takes note that a worker sends no sum. Raises RankFailed if the sum cannot be determined without it."""
+        """Records that a worker sends no sum. Raises RankFailed if the total cannot be determined without it."""
         if self._states[worker] == WORKING:
             self.set_state(worker, reason)
         self.check_recoverable()
@@ -271,7 +271,7 @@ class AggregationRound:
         raise RankFailed(f"aggregation: {what} held by no worker that is left: {reasons}")
 
     def result(self) -> AggregationResult:
-        """The sum, once it is determined, and the state of each worker."""
+        """Returns the sum, which must be determined, and the state of each worker."""
         assert self._weights is not None
         weighted = list(zip(self._sums.items(), self._weights.tolist(), strict=True))
         weighted.sort(key=lambda each: self._batches_W[each[0][0]])  # so that no bit depends on who was first
@@ -321,16 +321,16 @@ class _Workers(RankProcesses):
 
 
 class CodedAggregator:
-    """Worker processes that aggregate round after round. A context manager: no worker is left when the block ends.
+    """Sums over batches in rounds, with redundant worker processes. A context manager: all workers have ended at its end.
 
-    A worker sums its batches and sends the sum once a round. The round ends when the sums that have arrived determine the whole
-    sum. Sums of integers equal the serial sum bit for bit.
+    In each round a worker sums its batches and sends the sum. The round ends when the received sums determine the whole sum.
+    Sums of integers equal the serial sum bit for bit.
 
     Args:
         work: picklable; called with a batch's number and the round's arguments; returns an array, always of one shape and type.
         codes: gradient codes, all for the same number of workers; each round uses one of them.
         timeout_s: seconds without any arrival after which a round fails.
-        delay_s: called with (worker, round); returns the seconds that the worker waits first, to rehearse stragglers.
+        delay_s: called with (worker, round); returns seconds by which the worker is delayed, to simulate stragglers.
         watch: called with the states of all workers whenever one of them changes.
 
     Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
@@ -381,7 +381,7 @@ class CodedAggregator:
         return {worker: process.pid for worker, process in self._workers.running.items()}
 
     def aggregate(self, like: Array, arguments: Arguments | None = None, code: int = 0) -> AggregationResult:
-        """Runs one round: returns the sum of work(batch, arguments) over all batches, and the workers' reports.
+        """Runs one round: returns the sum of work(batch, arguments) over all batches, and the workers' states.
 
         Args:
             like: an array with the sum's shape and type.

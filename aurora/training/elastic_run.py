@@ -64,9 +64,9 @@ class MemberFinished:
 
 
 class KeptSteps:
-    """Steps that members have reported as final, and what else the result of a run tells.
+    """Collects what members report for the result of a run: final steps, remarks and losses of ranks.
 
-    If a step is reported several times, the report of the latest epoch counts, and of one epoch that with a pause.
+    Of several reports of a step, the one of the latest epoch is kept; within an epoch, the one with a pause.
 
     Attributes:
         finals: the reports, by step.

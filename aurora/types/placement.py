@@ -309,7 +309,7 @@ class ReplicaPlacement(Value):
 
     @property
     def gap_L(self) -> FloatArray:
-        """(L,) float64: how far the largest load is above its bound, max_load_L / bound_L - 1."""
+        """(L,) float64: the gap of the largest load to its bound, max_load_L / bound_L - 1."""
         return np.array([gap(top, bound) for top, bound in zip(self.max_load_L.tolist(), self.bound_L.tolist(), strict=True)])
 
 
@@ -339,7 +339,7 @@ class Rebalanced(Value):
 
     @property
     def placement(self) -> Placement:
-        """The placement with its even load split."""
+        """The slots held_LGP as a Placement with an even load split."""
         return Placement.of_slots(self.held_LGP)
 
 

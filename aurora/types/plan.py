@@ -29,7 +29,7 @@ from aurora.types.schedule import Hierarchy, Order
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelPlan(Value):
-    """One model's part of a plan.
+    """One model's placement, orders and predicted times in a Plan.
 
     Args:
         model: the model's name.

@@ -58,7 +58,7 @@ def check_lead_and_join(lead: str | None, join: str | None) -> None:
 
 
 def address_text(address: tuple[str, int]) -> str:
-    """Returns host and port as `parse_address` takes them."""
+    """Converts (host, port) to text that `parse_address` accepts."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -275,7 +275,7 @@ class TrainOptions:
             raise BadInput("`resume`: is for the host that leads the run, expected none with `join`")
 
     def min_replicas_among(self, ranks: int) -> int:
-        """Returns how many replicas each expert has at least if this many ranks train."""
+        """Returns the minimum number of replicas of each expert if `ranks` ranks train."""
         if self.redundancy > 1:
             return ranks
         return min(2 if self.min_replicas is None else self.min_replicas, ranks)

@@ -54,7 +54,7 @@ class AlikeWindows:
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def add(self, load_LE: FloatArray) -> None:
-        """Adds a window."""
+        """Adds the loads load_LE (L, E) of one window."""
         self.recent.append(load_LE)
         self.windows += 1
         if len(self.recent) > RECENT:

@@ -119,7 +119,7 @@ class Slots(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def start_slots(layer, held_GP, share_GP):
-    """Returns the Slots to start from.
+    """Builds the Slots at the start of a search, with the seconds that follow from them.
 
     held_GP (G, P) is the expert in each slot, share_GP (G, P) the share of the expert's tokens in the slot.
     """

@@ -79,7 +79,7 @@ MOST_STEPS = 3000  # of a walk over counts
 
 
 class Strategy(NamedTuple):
-    """A replica placement by name."""
+    """An entry of REPLICAS: the placement function of a strategy, and the lower bound that applies to it."""
 
     make: ReplicaStrategy  # makes the placement of a layer
     bound: Bound  # called with (loads, slots, the largest load reached); returns a lower bound on the largest load

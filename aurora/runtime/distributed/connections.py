@@ -1,4 +1,4 @@
-"""Sockets of this process, such as those that a process group has opened, and calls that can be abandoned."""
+"""Finds sockets of this process, such as those that a process group has opened; and runs calls that can be abandoned."""
 
 import math
 import os
