@@ -1,5 +1,6 @@
 """Cluster TOML files, with the fabric and link curves of a cluster; datasheet figures of kinds of GPU (TOML)."""
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -44,7 +45,7 @@ def cluster_from_table(path: str, table: Mapping[str, Any], name: str) -> Cluste
     """
     check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast", "link_curve"})
     gpus: list[Gpu] = []
-    for row in _gpu_rows(path, table):
+    for _, row in _gpu_rows(path, table):
         gpus.extend(_gpus(path, row, len(gpus)))
         if len(gpus) > MOST_GPUS:
             raise BadInput(f"{path}: expected at most {MOST_GPUS} GPUs, found {len(gpus)} or more")
@@ -67,15 +68,21 @@ def cluster_table(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _gpu_rows(path: Path | str, table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The [[gpu]] tables of a file, one at least."""
-    rows = table.get("gpu")
-    if not isinstance(rows, list) or not rows:
-        raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
-    for index, row in enumerate(rows):
+def _rows(path: Path | str, what: str, found: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The tables of an array of tables, each with its name in messages; `what` names the array."""
+    if not isinstance(found, list):
+        raise BadInput(f"{path}: expected {what} tables, found {found!r}")
+    for index, row in enumerate(found):
         if not isinstance(row, dict):
-            raise BadInput(f"{path}: [[gpu]] {index}: expected a table, found {row!r}")
-    return rows
+            raise BadInput(f"{path}: {what} {index}: expected a table, found {row!r}")
+    return [(f"{what} {index}", row) for index, row in enumerate(found)]
+
+
+def _gpu_rows(path: Path | str, table: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The [[gpu]] tables of a file, one at least."""
+    if not table.get("gpu"):
+        raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
+    return _rows(path, "[[gpu]]", table["gpu"])
 
 
 def _found(path: Path) -> Path:
@@ -115,16 +122,10 @@ def _inline(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_inline(each)}" for key, each in value.items()) + " }"
     if isinstance(value, str):
-        return _quoted(value)
+        return json.dumps(value, ensure_ascii=False)  # names have no control characters, so that TOML reads it
     if isinstance(value, bool):
         return str(value).lower()
     return repr(float(value) if isinstance(value, float) else int(value))  # numpy's too
-
-
-def _quoted(text: str) -> str:
-    """A TOML basic string, with quotes, backslashes and control characters escaped."""
-    escaped = "".join(f"\\U{ord(c):08X}" if ord(c) < 32 or ord(c) == 127 or c in '"\\' else c for c in text)
-    return f'"{escaped}"'
 
 
 def _plain(remark: str) -> str:
@@ -232,17 +233,11 @@ def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
 
 def _graph(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
     check_keys(path, "[fabric]", table, {"kind", "links"})
-    rows = table.get("links")
-    if not isinstance(rows, list):
-        raise BadInput(f"{path}: [fabric]: expected links = [...], found {rows!r}")
     ranks: dict[str, list[int]] = {}
     for rank, gpu in enumerate(gpus):
         ranks.setdefault(gpu.name, []).append(rank)
     links = []
-    for number, row in enumerate(rows):
-        where = f"[fabric] link {number}"
-        if not isinstance(row, dict):
-            raise BadInput(f"{path}: {where}: expected a table, found {row!r}")
+    for where, row in _rows(path, "[fabric] link", table.get("links")):
         check_keys(path, where, row, {"from", "to", "Bps", "both"})
         src, dst = (_vertex(path, where, row, end, ranks) for end in ("from", "to"))
         rate_Bps, both = typed(path, where, row, "Bps", float), typed(path, where, row, "both", bool, False)
@@ -282,13 +277,8 @@ def _link_curves(path: str, rows: Any) -> tuple[TransferCurve, ...]:
     Raises:
         BadInput: if a key is unknown, missing or has a wrong value.
     """
-    if not isinstance(rows, list):
-        raise BadInput(f"{path}: expected [[link_curve]] tables, found {rows!r}")
     curves = []
-    for number, row in enumerate(rows):
-        where = f"[[link_curve]] {number}"
-        if not isinstance(row, dict):
-            raise BadInput(f"{path}: {where}: expected a table, found {row!r}")
+    for where, row in _rows(path, "[[link_curve]]", rows):
         check_keys(path, where, row, set(CURVE_KEYS))
         if missing := [key for key in CURVE_KEYS if key not in row]:
             raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
@@ -332,8 +322,8 @@ def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
     check_schema(path, table)
     check_keys(path, "the file", table, {"schema", "gpu"})
     kinds: dict[str, GpuKind] = {}
-    for index, row in enumerate(_gpu_rows(path, table)):
-        values = _read_fields(path, f"[[gpu]] {row.get('kind', index)!r}", row, GpuKind)
+    for where, row in _gpu_rows(path, table):
+        values = _read_fields(path, f"[[gpu]] {row['kind']!r}" if "kind" in row else where, row, GpuKind)
         with naming(path):
             found = GpuKind(**values)
         if found.kind in kinds:

@@ -70,7 +70,6 @@ MADE_BY = {  # the command that makes a file of a format
     "aurora curves": "aurora profile",
     "aurora journal": "aurora run --survive",
     "aurora trace": "aurora simulate or aurora run",
-    "aurora request simulation": "aurora simulate --rate or --requests",
     "aurora record": "the vLLM plugin",
 }
 
@@ -171,6 +170,11 @@ def read_text(path: Path, form: str = "") -> str:
     with naming(path, form), open_text(path) as file:
         check_size("the text", os.fstat(file.fileno()).st_size, MOST_TEXT)
         return file.read()
+
+
+def numbered_lines(path: Path) -> list[tuple[int, str]]:
+    """Read the lines of a UTF-8 file that are not blank, with their numbers from 1. Raises BadInput if it cannot be read."""
+    return [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
 
 
 def load_json(path: str | Path) -> dict[str, Any]:

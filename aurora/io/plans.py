@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import numpy as np
 
@@ -237,7 +238,7 @@ def _between(found: Sequence[Any]) -> tuple[float, float]:
 
 def _options_from_json(found: Mapping[str, Any]) -> PlanOptions:
     """The options, or BadInput if one is unknown or of a wrong type."""
-    kinds = {field.name: _KINDS[field.type] for field in fields(PlanOptions)}
+    kinds = {field.name: _json_types(field.type) for field in fields(PlanOptions)}
     for name, value in found.items():
         if name not in kinds:
             raise BadInput(f"options: expected one of {', '.join(kinds)}, found {name!r}")
@@ -253,17 +254,10 @@ def _whole(found: Mapping[str, Any], name: str) -> int:
     return int(found[name])
 
 
-_KINDS: dict[Any, tuple[type, ...]] = {  # types of JSON values by the declared type of PlanOptions' field
-    str: (str,),
-    bool: (bool,),
-    int: (int,),
-    float: (float, int),
-    float | None: (float, int, type(None)),
-    int | None: (int, type(None)),
-    tuple[str, ...]: (list,),
-    tuple[int, ...]: (list,),
-    tuple[int, int] | None: (list, type(None)),
-}
+def _json_types(hint: Any) -> tuple[Any, ...]:
+    """The types of JSON values of a field with this type."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return (*({tuple: list}.get(get_origin(kind), kind) for kind in kinds), *((int,) if float in kinds else ()))
 
 
 def by_failures(p_K: FloatArray) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import check_keys, json_of_line, load_npy, naming, open_text, read_text
+from aurora.io.files import check_keys, json_of_line, load_npy, naming, numbered_lines, open_text
 from aurora.types.options import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
@@ -37,8 +37,7 @@ def load_arriving(path: str | Path) -> list[tuple[str, float]]:
     The arrival is the prompt's `at_s`, in seconds after serving begins; 0 if it has none.
     """
     path = Path(path)
-    numbered = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
-    if not numbered:
+    if not (numbered := numbered_lines(path)):
         raise BadInput(f"{path}: expected a prompt on each line, found none")
     return [_prompt_row(path, *row) if path.suffix == ".jsonl" else (row[1], 0.0) for row in numbered]
 

@@ -12,7 +12,7 @@ import csv
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from aurora.io.files import (
     load_json,
     load_npy,
     naming,
+    numbered_lines,
     open_text,
     reason,
 )
@@ -39,8 +40,6 @@ from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import BoolArray, IntArray, as_array, counts
 from aurora.types.profile import check_counts
 from aurora.types.read_numbers import whole_number
-
-LINE = 1 << 26  # characters of a line, at most
 
 Where = Mapping[str, str]  # selects rows of a CSV: the value that each column must have
 
@@ -243,7 +242,7 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     if path.suffix in (".npy", ".npz", ".pt"):
         return _eplb(path, shape, where)
     steps = []
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         try:
             record = json.loads(line)
             if record["record_type"] != "eplb_load_stats":
@@ -266,7 +265,7 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """A bare array of loads, as EPLB's `weight`."""
     if path.suffix == ".csv":
-        rows = [[whole_number(cell) for cell in line.split(",")] for _, line in _lines(path)]
+        rows = [[whole_number(cell) for cell in line.split(",")] for _, line in numbered_lines(path)]
         return RecordedRouting(_steps(np.array(rows), shape))
     if path.suffix == ".npy":
         return RecordedRouting(_steps(load_npy(path), shape))
@@ -426,18 +425,6 @@ def _whole(line: int, name: str, cell: str | None) -> int:
     except BadInput as error:
         raise BadInput(f"line {line}: {name}: {error}") from None
     return found
-
-
-def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    """Yield the numbered lines of a text file that are not blank."""
-    with open_text(path) as text:
-        number = 0
-        while line := text.readline(LINE):
-            number += 1
-            if len(line) == LINE:
-                raise BadInput(f"line {number}: expected at most {LINE} characters in a line")
-            if line.strip():
-                yield number, line
 
 
 def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:

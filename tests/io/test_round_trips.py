@@ -292,7 +292,7 @@ def test_the_shipped_fabric_is_two_to_one():
         ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1\ncolour = 2", "unknown colour"),
         ("kind = 'servers'\nnic_Bps = 0", "Bps must be a number above zero, found 0"),
         ("kind = 'servers'", "nic_Bps must be a number, found None"),
-        ("kind = 'graph'", r"expected links = \[...\], found None"),
+        ("kind = 'graph'", r"expected \[fabric\] link tables, found None"),
         ("kind = 'graph'\nlinks = [1]", "link 0: expected a table, found 1"),
         ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1, both=1}]", "both must be true or false, found 1"),
         ("kind = 'graph'\nlinks = [{from='g', Bps=1}]", "link 0: to must be the name of a GPU or a switch, found None"),

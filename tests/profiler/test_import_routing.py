@@ -12,7 +12,6 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.io import files
-from aurora.io import routing_dumps as dumps
 from aurora.profiler.import_routing import import_profile
 
 CONFIG = {
@@ -202,9 +201,9 @@ def test_archives_that_would_fill_the_memory(tmp_path, monkeypatch):
     (tmp_path / "r.pt").write_bytes(torch_bytes(torch.zeros(10**5)))
     with pytest.raises(BadInput, match=r"r\.pt: the archive: declares \d+ bytes"):
         imported(tmp_path / "r.pt", "sglang-recorder")
-    monkeypatch.setattr(dumps, "LINE", 10)
+    monkeypatch.setattr(files, "MOST_TEXT", 10)
     (tmp_path / "v.jsonl").write_text("x" * 20)
-    with pytest.raises(BadInput, match="line 1: expected at most 10 characters"):
+    with pytest.raises(BadInput, match="the text: declares 20 bytes, expected at most 10"):
         imported(tmp_path / "v.jsonl", "vllm")
 
 
