@@ -17,6 +17,7 @@ from aurora.cli.output import progress_bars, show, terminal
 from aurora.errors import AuroraError, BadInput, need
 from aurora.io import load_cluster, save, shipped, write_text
 from aurora.io.files import make_folder
+from aurora.reports.formatting import as_text, percent, right, seconds, speedup
 from aurora.types import Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 from aurora.types.arrays import gap
 from aurora.types.options import LONGEST_S, OptionField
@@ -112,7 +113,6 @@ def demo(
 
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
     """Profile both models, serve them in each of WAYS, and return one DemoOutcome per way; all files are in `output`."""
-    from aurora.reports.formatting import as_text
     from aurora.reports.plan_tables import gap_line, plan_table, profile_table
 
     make_folder(output)
@@ -200,8 +200,6 @@ def _serve(
 
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
     """Returns a table of WAYS: predicted and measured seconds, speed-up over the first way, and differing answers."""
-    from aurora.reports.formatting import percent, right, seconds, speedup
-
     table = Table(
         Column("way", no_wrap=True),
         *right("predicted", "measured", "prediction error", "speed-up", "equal"),

@@ -6,10 +6,12 @@ from typing import Annotated
 
 from aurora.cli.choices import names
 from aurora.cli.inputs import check_output
-from aurora.cli.options import Only, is_given
+from aurora.cli.options import Only, refuse_given
 from aurora.cli.output import show
 from aurora.cli.profile import shown_profile
 from aurora.errors import BadInput, check_one_of
+from aurora.io import load_json, load_model_config, save, write_text
+from aurora.io.plans import PLAN_FORMAT, load_placement, load_plan, save_placement
 from aurora.types import ProfileOptions
 from aurora.types.arrays import MOST_LAYERS
 from aurora.types.options import OptionField
@@ -38,9 +40,7 @@ def export(
         dense_layers: number of the model's first layers without experts; the engine counts them too; default: the plan's.
     """
     from aurora.advisor.engines import command_with
-    from aurora.io import load_json, write_text
     from aurora.io.engine_placements import export_placement
-    from aurora.io.plans import PLAN_FORMAT, load_placement, load_plan
     from aurora.reports.plan_tables import padding_line
 
     check_output(output=output)
@@ -108,16 +108,13 @@ def import_(
         sources: source ranks, over which the traffic is divided evenly; default: those of the files, or 4.
         where: for csv: the rows to read; if repeated, each selection is a traffic domain.
     """
-    from aurora.io import load_model_config, save
     from aurora.io.engine_records import load_records
     from aurora.profiler.import_routing import import_profile
 
     known = (*names("placement_format"), *names("routing_format"), RECORD)
     check_one_of("form", form, known)
     placement = form in names("placement_format")
-    for name in filter(is_given, OF_ROUTING if placement else OF_PLACEMENT):
-        kind = "recorded routing" if placement else "a placement"
-        raise BadInput(f"import --format {form}: expected no `{name}`, which is for {kind}")
+    refuse_given(OF_ROUTING if placement else OF_PLACEMENT, f"for {'recorded routing' if placement else 'a placement'} only")
     if (placement or form == RECORD) and len(file) != 1:
         raise BadInput(f"import --format {form}: expected one {'file' if placement else 'folder'}, found {len(file)}")
     target = output or Path("placement.json" if placement else "profile.npz")
@@ -140,9 +137,7 @@ def _import_placement(
     file: Path, form: str, output: Path, gpus: int | None, dense_layers: int | None, shape: Path | None, as_json: bool
 ) -> None:
     """Writes the placement in an engine's file, and shows its sizes."""
-    from aurora.io import load_model_config
     from aurora.io.engine_placements import import_placement
-    from aurora.io.plans import save_placement
     from aurora.planner.workload.model_config import Shape
 
     model = Shape.of(load_model_config(shape)) if shape else None

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from aurora.cli.options import RUNNING
 from aurora.errors import AuroraError, BadInput
+from aurora.io import load_json, load_profile
+from aurora.io.files import path_exists
 from aurora.types import Plan, Profile
 
 
@@ -72,8 +74,6 @@ def _check_kept(outputs: Sequence[Path], parameters: set[str]) -> None:
 
 def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
     """Yields the files that the command line names, all parameters `but` these, and how they are named if not by themselves."""
-    from aurora.io.files import path_exists
-
     for name, value in RUNNING.get().params.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             if name in but or not isinstance(each, str | Path) or not path_exists(path := Path(each)):
@@ -85,8 +85,6 @@ def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
 
 def _profiles_named_by(path: Path) -> list[Path]:
     """Returns the profiles that a plan's file names; none if it is no plan."""
-    from aurora.io import load_json
-
     try:
         found = load_json(path) if path.suffix == ".json" else {}
         return [path.resolve().parent / str(model["profile"]["path"]) for model in found["models"]]
@@ -103,7 +101,6 @@ def check_model(path: str | Path) -> None:
     Raises:
         BadInput: if there is no such folder, and no such model in the cache.
     """
-    from aurora.io import load_json
     from aurora.models.hub import model_folder
 
     folder = model_folder(path)
@@ -117,8 +114,6 @@ def traffic_of(paths: Iterable[Path], gpus: int) -> list[Profile]:
 
     A profile with another number of source ranks is converted (`at_sources`); a line on standard error says so.
     """
-    from aurora.io import load_profile
-
     profiles = [(path, load_profile(path)) for path in paths]
     for path, profile in profiles:
         if profile.sources != gpus:

@@ -11,6 +11,7 @@ from aurora.cli.inputs import check_model, check_output
 from aurora.cli.options import Only
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput, need
+from aurora.io import load, load_curves, save, save_cluster
 from aurora.types import Cluster, ComputeCurves, Profile, ProfileOptions
 from aurora.types.options import LINK_TRANSPORTS, MOST_PROCESSES, OptionField
 
@@ -62,7 +63,6 @@ def compute(
         output: the profile or curves file to add this GPU kind to; created if missing.
         add: a curves file to add, which this command wrote on another machine.
     """
-    from aurora.io import load, load_curves, save
     from aurora.reports.json_objects import curves_json
     from aurora.reports.plan_tables import curves_table
 
@@ -110,7 +110,6 @@ def _write(
     as_json: bool, made: Cluster, output: Path, remarks: Sequence[str], more: Mapping[str, object], *tables: "RenderableType"
 ) -> None:
     """Write a cluster file with remarks on top, and print both."""
-    from aurora.io import save_cluster
     from aurora.reports.json_objects import cluster_json
     from aurora.reports.plan_tables import cluster_table
 

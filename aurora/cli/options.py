@@ -48,33 +48,22 @@ class Only:
 class Subcommand(TyperCommand):
     """Typer command: `--help` shows only options without a panel, `--help-all` shows all; error messages name options."""
 
+    everything = False  # whether all options are asked for
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if ALL in args:
-            typer.echo(self._help(ctx, everything=True), color=ctx.color)
-            ctx.exit()
-        return super().parse_args(ctx, args)
+        self.everything = ALL in args
+        return super().parse_args(ctx, ["--help" if each == ALL else each for each in args])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        self._show_help(ctx, formatter, everything=False)
-
-    def _help(self, ctx: Any, everything: bool) -> str:
-        formatter = ctx.make_formatter()
-        self._show_help(ctx, formatter, everything)
-        return str(formatter.getvalue()).rstrip("\n")
-
-    def _show_help(self, ctx: Any, formatter: Any, everything: bool) -> None:
         further: list[Any] = [param for param in self.params if is_further(param)]
         for param in self.params:
             if text := getattr(param, "help", None):
                 param.help = filled(text)  # type: ignore[attr-defined]
         for param in further:
-            param.hidden = not everything
-        if further and not everything:
-            self.epilog = f"{ctx.command_path} {ALL} shows {len(further)} more options."
+            param.hidden = not self.everything
+        shows_more = further and not self.everything
+        self.epilog = f"{ctx.command_path} {ALL} shows {len(further)} more options." if shows_more else None
         super().format_help(ctx, formatter)
-        for param in further:
-            param.hidden = False
-        self.epilog = None
 
     def invoke(self, ctx: Any) -> Any:
         running = RUNNING.set(ctx)

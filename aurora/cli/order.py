@@ -1,18 +1,17 @@
 """aurora order: one all-to-all -> its schedule, bounds and gap."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import aurora
 from aurora.cli.choices import names
 from aurora.cli.inputs import check_output
-from aurora.cli.output import json_text, show, terminal
+from aurora.cli.output import json_text, show
 from aurora.errors import BadInput
+from aurora.io import load_cluster, load_matrix, load_profile, write_text
+from aurora.types import Cluster
+from aurora.types.arrays import IntArray, square_bytes
 from aurora.types.options import OptionField
-
-if TYPE_CHECKING:
-    from aurora.types import Cluster
-    from aurora.types.arrays import IntArray
 
 
 def order(
@@ -40,9 +39,8 @@ def order(
             bytes of a rank an order pays.
         output: write the JSON to a file.
     """
-    from aurora.io import load_cluster, write_text
     from aurora.reports.json_objects import deliveries_json, schedule_json
-    from aurora.reports.plan_tables import cut_line, delivery_table, gantt, order_table
+    from aurora.reports.plan_tables import cut_line, delivery_table, order_table
 
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
@@ -55,24 +53,20 @@ def order(
         found |= deliveries_json(*priced)
     if output is not None:
         write_text(output, json_text(found) + "\n")
-    console = terminal()
-    drawn = gantt(made[0], len(bytes_GG), console.width) if console.is_terminal and len(made) == 1 else None
     cut, wrote = made[0].cut, None if output is None else f"wrote {output}"
     deliveries = None if priced is None else delivery_table(*priced)
-    show(as_json, found, order_table(made), None if cut is None else cut_line(cut), drawn, deliveries, wrote)
+    show(as_json, found, order_table(made), None if cut is None else cut_line(cut), deliveries, wrote)
 
 
-def _prices(bytes_GG: "IntArray", machines: "Cluster | None") -> tuple[dict[str, float], dict[str, float]]:
+def _prices(bytes_GG: IntArray, machines: Cluster | None) -> tuple[dict[str, float], dict[str, float]]:
     from aurora.planner.alltoall.schedule import equal_network
     from aurora.planner.network.delivery import delivery_prices
-    from aurora.types.arrays import square_bytes
 
     matrix = square_bytes("traffic", bytes_GG)
     return delivery_prices(matrix, equal_network(len(matrix)) if machines is None else machines.network)
 
 
-def _bytes(traffic: Path, layer: int | None) -> "IntArray":
-    from aurora.io import load_matrix, load_profile
+def _bytes(traffic: Path, layer: int | None) -> IntArray:
     from aurora.planner.workload.traffic import contiguous_bytes
 
     if traffic.suffix != ".npz":

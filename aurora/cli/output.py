@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -87,23 +86,15 @@ def _compilation_told(console: Console) -> Iterator[None]:
     """Context manager in which COMPILING is printed once if the first use of functions has taken COMPILING_S seconds."""
     from numba.core import event
 
-    class Told(event.Listener):  # type: ignore[misc]
-        """Adds up the seconds of compilation; functions that are compiled for others count with these."""
+    class Told(event.TimingListener):  # type: ignore[misc]
+        """Tells once that compilation has taken so long, of functions that are compiled for others too."""
 
-        def __init__(self) -> None:
-            self.depth, self.began_s, self.left_s = 0, 0.0, COMPILING_S
+        told = False
 
-        def on_start(self, _: object) -> None:
-            self.depth += 1
-            if self.depth == 1:
-                self.began_s = time.perf_counter()
-
-        def on_end(self, _: object) -> None:
-            self.depth -= 1
-            if self.depth or self.left_s <= 0:
-                return
-            self.left_s -= time.perf_counter() - self.began_s
-            if self.left_s <= 0:
+        def on_end(self, ended: object) -> None:
+            super().on_end(ended)
+            if not self.told and self.done and self.duration > COMPILING_S:
+                self.told = True
                 console.print(COMPILING, soft_wrap=True, highlight=False)
 
     with event.install_listener("numba:compile", Told()):

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import aurora
-from aurora.cli.options import is_given
+from aurora.cli.options import refuse_given
 from aurora.cli.output import show
 from aurora.errors import BadInput
+from aurora.io import load_loads
 from aurora.types import FailureDomains, GpuSlots
 from aurora.types.options import OptionField
 
@@ -16,6 +17,7 @@ MOST_SPARE = 8  # slots per GPU more than the fewest that --survive tries, to ba
 FIXED = 256  # redundant experts that engines keep for failures, whatever the model; SGLang's elastic EP
 LOADS, FAILURES = "By load", "For failures of nodes"
 BY_LOAD, BY_FAILURES = ("gpus", "explain", "groups"), ("min_replicas", "alive", "racks", "rates")  # options of each
+BUT_SURVIVE = ("method", "replicas", "seed", "explain", "groups", "for_failures", *BY_FAILURES)
 
 
 def place(
@@ -60,7 +62,6 @@ def place(
         racks: rack of each node, 0,0,1,...; a rack fails as a whole.
         rates: relative failure rate of each node, or rack, 1,1,2.5,....
     """
-    from aurora.io import load_loads
     from aurora.planner.check.replicas import check_layout, check_resilient
     from aurora.planner.replication.failure_resilient import DEFAULT, fewest_slots, place_to_survive
     from aurora.planner.replication.registry import slots_needed
@@ -69,14 +70,8 @@ def place(
 
     chosen: dict[str, Any] = {"replicas": _numbers("--replicas", replicas, int), "seed": seed}
     chosen |= {} if method is None else {"method": method}
-    why = "expected `for_failures`, to place for failures"
-    if for_failures:
-        why = "has no effect with `for_failures`, which places on `nodes`"
-    for name in filter(is_given, BY_LOAD if for_failures else BY_FAILURES):
-        raise BadInput(f"`{name}`: {why}")
     if survive:
-        for name in filter(is_given, ("method", "replicas", "seed", "explain", "groups", "for_failures", *BY_FAILURES)):
-            raise BadInput(f"`{name}`: has no effect with `survive`")
+        refuse_given(BUT_SURVIVE, "without `survive`")
         if (count := gpus if gpus is not None else nodes) is None:
             raise BadInput("place --survive: expected --gpus, or --nodes of one GPU each")
         load_LE = load_loads(loads)
@@ -92,11 +87,11 @@ def place(
         lines = survive_lines(made, alone, more, TARGET, load_LE.shape[1], failures, least, nodes, FIXED)
         show(as_json, placement_json(made) | {"fewest_slots": least}, layout_table(made), *lines)
         return
-    if is_given("failures"):
-        raise BadInput("`failures`: expected `survive`, to find the fewest slots")
+    refuse_given(("failures",), "with `survive`, which finds the fewest slots")
     if slots is None:
         raise BadInput("place: expected --slots")
     if for_failures:
+        refuse_given(BY_LOAD, "without `for_failures`, which places on `nodes`")
         if nodes is None:
             raise BadInput("place --for-failures: expected --nodes")
         hosts = FailureDomains.equal(nodes, slots, _numbers("--racks", racks, int), _numbers("--rates", rates, float))
@@ -104,6 +99,7 @@ def place(
         check_resilient(held, hosts, guaranteed=held.method == DEFAULT)
         show(as_json, survival_json(held), survival_table(held))
         return
+    refuse_given(BY_FAILURES, "with `for_failures`")
     if gpus is None and nodes is None:
         raise BadInput("place: expected --gpus, or --nodes of one GPU each")
     have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)

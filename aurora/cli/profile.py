@@ -12,6 +12,7 @@ from aurora.cli.inputs import check_model, check_output
 from aurora.cli.options import WORST
 from aurora.cli.output import progress_bars, show
 from aurora.errors import need
+from aurora.io import load_gpus, save
 from aurora.types import Profile, ProfileOptions, SyntheticOptions
 from aurora.types.options import LONGEST_S, OptionField
 
@@ -42,7 +43,6 @@ def profile(
     check_output(output=output, partial=partial)
     check_model(model)
     need("torch", "transformers")
-    from aurora.io import save
 
     try:
         with progress_bars() as progress:
@@ -73,8 +73,6 @@ def synthetic(
         output: the profile to write.
         gpu_kinds: a GPU kind, for compute curves from its datasheet; may be repeated: a .toml file of kinds, or {gpu_kind}.
     """
-    from aurora.io import load_gpus, save
-
     check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
     made = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds)
@@ -99,7 +97,6 @@ def record(
         folder: path on this machine of the folder in the server's setting `record`.
         seconds: seconds to record.
     """
-    from aurora.io import save
     from aurora.profiler.import_routing import profile_vllm_server
 
     check_output(output=output)

@@ -8,6 +8,8 @@ from aurora.cli.inputs import check_folder
 from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
+from aurora.io import load_cluster, load_gpus, load_model_config, load_profile
+from aurora.io.files import served_model
 from aurora.types import Cluster, RequestLoad
 from aurora.types.options import OptionField
 
@@ -42,8 +44,6 @@ def recommend(
     from aurora.advisor.engines.trtllm import OPTIONS
     from aurora.advisor.recommend import cluster_of, save_recommendation, with_datasheet_curves
     from aurora.advisor.two_models import recommend_for_two
-    from aurora.io import load_cluster, load_gpus, load_model_config, load_profile
-    from aurora.io.files import served_model
     from aurora.reports.advice import recommendation_lines, second_model_advice, two_models_advice
     from aurora.reports.comparisons import balancing_costs, recommendation_table
     from aurora.reports.json_objects import recommendation_json

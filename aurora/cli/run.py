@@ -19,11 +19,17 @@ from aurora.cli.inputs import check_model, check_output, profiles_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import show
 from aurora.errors import AuroraError, BadInput, RankFailed, need
+from aurora.io import load_plan, load_trace, save, write_text
+from aurora.io.journals import load_journal
+from aurora.io.prompts import load_arriving
+from aurora.reports.formatting import Columns, distinct, seconds, table_of, text
 from aurora.types import ControlOptions, Plan, PlanOptions, Profile, RunOptions, Trace
 from aurora.types.options import OptionField
 from aurora.types.run_options import LOST, RANKS, SHARING
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from aurora.runtime.result import Answers, RunResult
 
 COMPARE = "Prediction and checks"
@@ -73,9 +79,6 @@ def run(
         return
     if not prompts:
         raise BadInput("`prompts`: expected a file, found none")
-    from aurora.io import load_plan, load_trace, save
-    from aurora.io.journals import load_journal
-    from aurora.io.prompts import load_arriving
     from aurora.planner.resolve_options import with_priorities
     from aurora.planner.simulated_choice import with_preemption
 
@@ -160,8 +163,6 @@ def run(
 
 def _join(path: Path, models: list[Path], options: Callable[..., RunOptions], as_json: bool) -> None:
     """Runs this host's ranks in a run that another host leads."""
-    from aurora.io import load_plan
-
     refuse_given(sorted(RUNNING.get().params.keys() - JOINING), "none with `join`: the leader says it")
     chosen, plan = options(), load_plan(path)
     _check_counts(plan, path, models)
@@ -219,8 +220,6 @@ def _terminable() -> Iterator[None]:
 
 def _write_answers(output: Path, plan: Plan, answers_M: Sequence[Answers], tokenizers: Sequence[Any]) -> None:
     """Writes the answers (JSON lines); if the file can no longer be written, prints them, so that they are not lost."""
-    from aurora.io import write_text
-
     lines = [
         {"model": planned.model, "prompt": index, "finished": index in answers.finished}
         | {"text": tokenizer.decode(tokens), "tokens": tokens}
@@ -246,29 +245,18 @@ def _show(
 ) -> None:
     """Prints a run's result: tables of at most `most` layers, and what `wrote` names by key of the JSON object."""
     import aurora.reports.trace_tables as tables
-    from aurora.reports.json_objects import comparison_json, fields_json, served_json, summary_json
+    from aurora.reports.json_objects import comparison_json, fields_json, summary_json
     from aurora.reports.trace_times import compare, summarise
 
     summary = summarise(result.trace, plan.cluster)
     compared = None if expected is None else compare(expected, result.trace)
-    served = [
-        tables.ServedModel(
-            planned.model,
-            len(answers.tokens),
-            len(answers.finished),
-            result.tokens_per_second(index),
-            result.tokens_per_second(index, with_start=True),
-            {rank: [*times.ttft_s.values()] for rank, times in sorted(answers.times_R.items())},
-            {rank: times.tpot_s for rank, times in sorted(answers.times_R.items())},
-        )
-        for index, (planned, answers) in enumerate(zip(plan.models, result.answers_M, strict=True))
-    ]
+    names = [model.model for model in plan.models]
     found = {
         **wrote,
         **summary_json(summary),
         **fields_json(result, "transport start_s trace_from_s failure"),
         "micro_batches": len(result.trace.names_M) // len(plan.models),
-        "models": [served_json(each) for each in served],
+        "models": [served_json(name, result, model) for model, name in enumerate(names)],
         "orders": None if result.calibration is None else str(result.calibration),
         "orders_used": [asdict(used) for used in result.orders_M],
         "comparison": comparison_json(compared),
@@ -284,11 +272,82 @@ def _show(
         None if result.conditions is None else tables.network_line(result.conditions.cluster),
         None if result.calibration is None else f"orders before serving: {result.calibration}",
         *(line for name, used in zip(plan.served_names, result.orders_M, strict=False) for line in used.lines(name)),
-        tables.served_table(served, result.transport, result.start_s),
-        *tables.rank_lines(served),
+        served_table(distinct(names), result),
+        *rank_lines(distinct(names), result.answers_M),
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
         *map(str, result.changes),
         *(part for report in result.control_M for part in (tables.control_line(report), tables.control_table(report, CHANGES))),
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
     )
+
+
+def served_json(name: str, result: RunResult, model: int) -> dict[str, Any]:
+    """Returns the requests, tokens and times of a model, given by its name and its number, as JSON."""
+    from aurora.reports.trace_tables import percentiles
+
+    answers = result.answers_M[model]
+    return {
+        "model": name,
+        "requests": len(answers.tokens),
+        "finished": len(answers.finished),
+        "tokens_per_s": result.tokens_per_second(model),
+        "tokens_per_s_with_start": result.tokens_per_second(model, with_start=True),
+        "ttft_s": percentiles(answers.ttft_s),
+        "tpot_s": percentiles(answers.tpot_s),
+        "ranks": [
+            {"rank": rank, "requests": len(own["TTFT"]), "ttft_s": percentiles(own["TTFT"]), "tpot_s": percentiles(own["TPOT"])}
+            for rank, own in _by_rank(answers).items()
+        ],
+    }
+
+
+def served_table(names: Sequence[str], result: RunResult) -> Table:
+    """Returns a table of a run's models: requests with a token, generated tokens per second of serving, TTFT and TPOT.
+
+    Args:
+        names: the models' names.
+        result: the run's result.
+    """
+    from aurora.reports.trace_tables import p50_p99
+
+    with_start = ", ".join(f"{result.tokens_per_second(model, with_start=True):.1f}" for model in range(len(names)))
+    rows = []
+    for model, (name, answers) in enumerate(zip(names, result.answers_M, strict=True)):
+        begun, finished = len(answers.tokens), len(answers.finished)
+        requests = str(begun) if finished == begun else f"{finished} of {begun}"
+        rows.append((name, requests, result.tokens_per_second(model), *p50_p99(answers.ttft_s, answers.tpot_s)))
+    columns: Columns = {"model": text, "requests": str, "output\ntokens\n/s": "{:.1f}".format}
+    return table_of(
+        {**columns, **dict.fromkeys(("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"), seconds)},
+        rows,
+        title=f"served over {result.transport}",
+        caption=f"{with_start} output tokens/s including {result.start_s:.1f} s start-up; TTFT: from a request's arrival to "
+        "its first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
+    )
+
+
+def rank_lines(names: Sequence[str], answers_M: Sequence[Answers]) -> Iterator[str]:
+    """Yields, for each model that several ranks served, a line on the ranks with the shortest and longest TTFT and TPOT.
+
+    Args:
+        names: the models' names.
+        answers_M: each model's answers.
+    """
+    from aurora.reports.trace_tables import percentiles
+
+    for name, answers in zip(names, answers_M, strict=True):
+        times_R, parts = _by_rank(answers), []
+        for what in ("TTFT", "TPOT"):
+            slow_s = sorted((p99, rank) for rank, own in times_R.items() if (p99 := percentiles(own[what])["p99"]) is not None)
+            if len(slow_s) > 1:
+                (least_s, first), (most_s, last) = slow_s[0], slow_s[-1]
+                parts.append(f"{what} p99 from {seconds(least_s)} (rank {first}) to {seconds(most_s)} (rank {last})")
+        if parts:
+            yield f"{name}: {', '.join(parts)}"
+
+
+def _by_rank(answers: Answers) -> dict[int, dict[str, list[float]]]:
+    """Each rank's times to first token, and times per output token."""
+    times = sorted(answers.times_R.items())
+    return {rank: {"TTFT": [*own.ttft_s.values()], "TPOT": own.tpot_s} for rank, own in times}

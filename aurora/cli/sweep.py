@@ -9,6 +9,8 @@ from aurora.cli.inputs import check_folder, traffic_of
 from aurora.cli.options import refuse_given
 from aurora.cli.output import json_text, progress_bars, show
 from aurora.errors import BadInput, need
+from aurora.io import load_cluster, load_model_config
+from aurora.io.files import make_folder, write_text
 from aurora.types.options import MOST_SEED, SIMULATED_STEPS, OptionField
 
 if TYPE_CHECKING:
@@ -72,8 +74,6 @@ def sweep(
     else:
         table, page, shown = _sweep(cluster or CLUSTER, shape or SHAPE, grid or [], seed)
     if output is not None:
-        from aurora.io.files import make_folder, write_text
-
         make_folder(output)
         write_text(output / f"{name}.json", json_text(table, indent=1) + "\n")
         write_text(output / f"{name}.md", page)
@@ -85,7 +85,6 @@ def _sweep(cluster: Path, shape: str | Path, grid: list[str], seed: int) -> Swep
     """Sweeps one or two settings of a layer."""
     from aurora.advisor.sweep import read_axis
     from aurora.advisor.sweep import sweep as swept
-    from aurora.io import load_cluster, load_model_config
     from aurora.reports.comparisons import map_markdown
 
     axes = [read_axis(each) for each in grid]
@@ -113,7 +112,6 @@ def _compare_ways(
         seed: for the draws.
     """
     from aurora.advisor.sweep import BANDWIDTHS, BATCHES, SKEWS, compare_over_grid
-    from aurora.io import load_cluster
     from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, markdown, summary_table
     from aurora.reports.json_objects import cell_json
 

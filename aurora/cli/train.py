@@ -14,6 +14,7 @@ from aurora.cli.inputs import check_folder, check_model
 from aurora.cli.options import RUNNING, refuse_given
 from aurora.cli.output import show
 from aurora.errors import need
+from aurora.reports.formatting import seconds, table_of
 from aurora.types import TrainOptions
 from aurora.types.run_options import OF_EACH_HOST
 
@@ -82,8 +83,6 @@ def _not_waited_for(result: TrainResult) -> list[str]:
 
 def _table(result: TrainResult) -> Table:
     """A table of some steps, the first and the last among them."""
-    from aurora.reports.formatting import seconds, table_of
-
     every = max(1, -(-len(result.steps) // SHOWN))
     shown = [step for step in result.steps if step.step % every == 0 or step is result.steps[-1] or step.moved]
     numbers = dict.fromkeys(("loss", "router loss", "gradient norm"), "{:.4f}".format)

@@ -15,7 +15,7 @@ from aurora.planner.migrate import Migration
 from aurora.planner.network.delivery import chosen
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.reports.advice import second_model_advice
-from aurora.reports.trace_tables import ServedModel, percentiles
+from aurora.reports.trace_tables import percentiles
 from aurora.reports.trace_times import Comparison, Summary
 from aurora.simulator.changing_traffic import FollowedTraffic
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
@@ -210,16 +210,6 @@ def served_requests_json(found: Mapping[str, RequestSimulation], names: Sequence
     head = {"requests": len(requests), **tokens, "arrivals_s": requests.arrival_s_Q[-1]}
     served = {name: requests_json(found[name]) if name in found else None for name in names}
     return {**head, **served, "assumptions": first.assumptions}
-
-
-def served_json(served: ServedModel) -> Found:
-    """Returns a served model's requests, tokens and latencies."""
-    ranks = [
-        {"rank": rank, "requests": len(ttft_s), "ttft_s": percentiles(ttft_s), "tpot_s": percentiles(served.tpot_s_R[rank])}
-        for rank, ttft_s in served.ttft_s_R.items()
-    ]
-    times = {"ttft_s": percentiles(served.ttft_s), "tpot_s": percentiles(served.tpot_s), "ranks": ranks}
-    return fields_json(served, "model requests finished tokens_per_s tokens_per_s_with_start") | times
 
 
 def cell_json(cell: GridCell) -> Found:

@@ -196,31 +196,6 @@ def worst_cut(plan: Plan) -> str | None:
     return f"{name}, layer {layer}: {cut_line(worst)}"
 
 
-def gantt(schedule: Schedule, ranks: int, width: int) -> str:
-    """Returns a text Gantt chart: one line per sender.
-
-    A character is the last digit of the receiver's rank, or `+` while the sender sends to several ranks at once.
-
-    Args:
-        schedule: the schedule to show.
-        ranks: number of ranks, of which at most 40 get a line.
-        width: characters of a line.
-    """
-    columns = max(10, width - 8)
-    lines = []
-    for rank in range(min(ranks, 40)):
-        cells = ["."] * columns
-        for row in (schedule.src_X == rank).nonzero()[0]:
-            begin = int(schedule.start_s_X[row] / schedule.makespan_s * columns)
-            end = max(begin + 1, int(schedule.end_s_X[row] / schedule.makespan_s * columns))
-            for at in range(begin, min(end, columns)):
-                cells[at] = str(schedule.dst_X[row] % 10) if cells[at] == "." else "+"
-        lines.append(f"{rank:>5}  {''.join(cells)}")
-    if ranks > len(lines):
-        lines.append(f"  and {ranks - len(lines)} more")
-    return "\n".join(lines)
-
-
 def layout_table(layout: ReplicaPlacement) -> Table:
     """Returns a table of each layer's largest GPU load, beside mean, lower bound and gap."""
     columns: Columns = {

@@ -1,13 +1,11 @@
 """Tables and lines on simulated and measured runs: traces, comparisons, requests, control, workers."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from rich.table import Table
 
-from aurora.reports.formatting import DASH, Columns, distinct, percent, right, seconds, size, speedup, table_of, text
+from aurora.reports.formatting import DASH, Columns, percent, right, seconds, size, speedup, table_of, text
 from aurora.reports.plan_tables import estimated
 from aurora.reports.trace_times import CaseErrors, Comparison, Summary
 from aurora.types import Cluster, ControlReport
@@ -88,83 +86,9 @@ def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
     return [*lines, *next(iter(found.values())).assumptions]
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """Requests and tokens of one model in a run.
-
-    Attributes:
-        model: name of the model.
-        requests: number of its requests with at least one generated token.
-        finished: number of its requests with complete answers.
-        tokens_per_s: generated tokens / seconds of serving.
-        tokens_per_s_with_start: generated tokens / seconds with the start-up before serving.
-        ttft_s_R: for each rank, seconds from the arrival of each request to its first token.
-        tpot_s_R: for each rank, seconds from each token of an answer to the next.
-    """
-
-    model: str
-    requests: int
-    finished: int
-    tokens_per_s: float
-    tokens_per_s_with_start: float
-    ttft_s_R: Mapping[int, Sequence[float]]
-    tpot_s_R: Mapping[int, Sequence[float]]
-
-    @property
-    def ttft_s(self) -> list[float]:
-        """Time to first token of every request, over all ranks."""
-        return [*chain(*self.ttft_s_R.values())]
-
-    @property
-    def tpot_s(self) -> list[float]:
-        """Time between consecutive tokens of every answer, over all ranks."""
-        return [*chain(*self.tpot_s_R.values())]
-
-
-def served_table(models: Sequence[ServedModel], transport: str, start_s: float) -> Table:
-    """Returns a table of a run's models: requests, tokens per second, TTFT and TPOT.
-
-    Args:
-        models: the results of each model.
-        transport: name of the transport.
-        start_s: seconds before serving.
-    """
-    names = distinct([each.model for each in models])
-    with_start = ", ".join(f"{each.tokens_per_s_with_start:.1f}" for each in models)
-    rows = []
-    for name, each in zip(names, models, strict=True):
-        requests = str(each.requests) if each.finished == each.requests else f"{each.finished} of {each.requests}"
-        rows.append((name, requests, each.tokens_per_s, *_p50_p99(each.ttft_s, each.tpot_s)))
-    columns: Columns = {"model": text, "requests": str, "output\ntokens\n/s": "{:.1f}".format}
-    return table_of(
-        {**columns, **dict.fromkeys(("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"), seconds)},
-        rows,
-        title=f"served over {transport}",
-        caption=f"{with_start} output tokens/s including {start_s:.1f} s start-up; TTFT: from a request's arrival to its "
-        "first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
-    )
-
-
-def _p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
-    """The median and the 99th percentile of each kind of seconds."""
+def p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
+    """Returns the median and the 99th percentile of each kind of seconds; None of those without any."""
     return [percentiles(seconds_X)[name] for seconds_X in times for name in ("p50", "p99")]
-
-
-def rank_lines(models: Sequence[ServedModel]) -> Iterator[str]:
-    """Yields one line per model served by several ranks, on the ranks with the shortest and longest TTFT and TPOT.
-
-    Args:
-        models: the results of each model.
-    """
-    for name, each in zip(distinct([each.model for each in models]), models, strict=True):
-        parts = []
-        for what, times_R in (("TTFT", each.ttft_s_R), ("TPOT", each.tpot_s_R)):
-            slow_s = sorted((value, rank) for rank, some in times_R.items() if (value := percentiles(some)["p99"]) is not None)
-            if len(slow_s) > 1:
-                (least_s, first), (most_s, last) = slow_s[0], slow_s[-1]
-                parts.append(f"{what} p99 from {seconds(least_s)} (rank {first}) to {seconds(most_s)} (rank {last})")
-        if parts:
-            yield f"{name}: {', '.join(parts)}"
 
 
 def summary_table(
@@ -202,7 +126,7 @@ def models_table(summary: Summary) -> Table | None:
     if len(summary.models) == 1:
         return None
     rows = [
-        (each.model, len(each.step_s_T), each.seconds, *_p50_p99(each.step_s_T, each.between_s_X)) for each in summary.models
+        (each.model, len(each.step_s_T), each.seconds, *p50_p99(each.step_s_T, each.between_s_X)) for each in summary.models
     ]
     times = ("time", "step p50", "step p99", "TPOT p50", "TPOT p99")
     table = table_of(

@@ -135,17 +135,17 @@ def test_the_fewest_slots_that_survive(aurora, csv):
         "2 failures: expected more GPUs or servers, found 2",
     )
     refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--survive"), "need 4 slots per GPU, found 3")
-    refused(aurora("place", csv, "--gpus", 4, "--survive", "--seed", 1), "--seed: has no effect with --survive")
+    refused(aurora("place", csv, "--gpus", 4, "--survive", "--seed", 1), "--seed: expected without --survive")
     refused(aurora("place", csv, "--survive"), "expected --gpus, or --nodes")
     refused(aurora("place", csv, "--gpus", 4, "--nodes", 3, "--survive"), "servers of equally many GPUs")
-    refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--failures", 2), "--failures: expected --survive")
+    refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--failures", 2), "--failures: expected with --survive")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--for-failures"], "place --for-failures: expected --nodes"),
-        (["--for-failures", "--nodes", 4, "--gpus", 4], "--gpus: has no effect with --for-failures"),
+        (["--for-failures", "--nodes", 4, "--gpus", 4], "--gpus: expected without --for-failures"),
         (["--for-failures", "--nodes", 4, "--min-replicas", 3], "8 experts x 3 replicas need 24 slots; 4 nodes have 20"),
         (["--for-failures", "--nodes", 4, "--racks", "0,x"], "--racks: expected whole numbers"),
         (["--for-failures", "--nodes", 4, "--racks", "0,0,2,2"], "failure domains: expected numbers from 0 on without a gap"),
@@ -153,7 +153,7 @@ def test_the_fewest_slots_that_survive(aurora, csv):
         (["--for-failures", "--nodes", 4, "--rates", "1,a"], "--rates: expected numbers"),
         (["--for-failures", "--nodes", 4, "--rates", "1,1"], "a number above zero for each of 4 failure domains"),
         (["--for-failures", "--nodes", 4, "--method", "eplb"], "--method: expected one of aurora, mro"),
-        (["--nodes", 4, "--min-replicas", 2], "--min-replicas: expected --for-failures"),
+        (["--nodes", 4, "--min-replicas", 2], "--min-replicas: expected with --for-failures"),
     ],
 )
 def test_what_surviving_refuses(aurora, csv, args, message):

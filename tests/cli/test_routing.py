@@ -87,7 +87,7 @@ def test_what_is_refused(aurora, shape, tmp_path):
     np.save(tmp_path / "a.npy", LOADS)
     load = ["import", tmp_path / "a.npy", "--format", "eplb-load"]
     refused(aurora(*load), "expected --shape CONFIG.json, the model's sizes, which the file does not hold")
-    refused(aurora(*load, "--shape", shape, "--gpus", 2), "expected no --gpus, which is for a placement")
+    refused(aurora(*load, "--shape", shape, "--gpus", 2), "--gpus: expected for a placement only")
     refused(
         aurora(*load, "--shape", shape, "--where", "x"),
         "--where: expected COLUMN=VALUE, or several with commas between, found 'x'",
@@ -95,7 +95,7 @@ def test_what_is_refused(aurora, shape, tmp_path):
     refused(aurora(*load, "--shape", shape, "--where", "x=3"), "--where is for the columns of csv")
     refused(
         aurora("import", tmp_path / "a.npy", "--format", "sglang", "--sources", 2),
-        "expected no --sources, which is for recorded",
+        "--sources: expected for recorded routing only",
     )
     refused(aurora("import", shape, shape, "--format", "sglang", "--gpus", 2), "expected one file, found 2")
     refused(aurora("synthetic", "uniform", shape, "--window-tokens", 0), "--window-tokens: expected more than zero, found 0")
