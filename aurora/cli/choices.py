@@ -71,8 +71,6 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
         f"{name} ({form.files})" for name, form in _at("aurora.io.routing_dumps.ROUTING_FORMATS").items()
     ),
     "report_format": "aurora.reports.write.FORMS",
-    "report_form": lambda: ("; ".join(f"{name}: {form.about}" for name, form in _at("aurora.reports.write.FORMS").items()),),
-    "report_output": lambda: (form.output for form in _at("aurora.reports.write.FORMS").values()),
     "change": lambda: (*_at("aurora.simulator.changing_traffic.CHANGES"), _at("aurora.simulator.changing_traffic.RECORDED")),
     "sweep_key": lambda: (field.name for field in fields(_at("aurora.advisor.sweep.Setting"))),
     "gpu_kind": "aurora.io.load_gpus",

@@ -8,6 +8,8 @@ import aurora
 from aurora.cli.inputs import check_output, profiles_of, traffic_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import progress_bars, show
+from aurora.io import load_plan, load_requests, save
+from aurora.planner.check.fit import check_traffic, without_proof
 from aurora.types import BARRIERS, ControlOptions, PlanOptions, RequestOptions
 from aurora.types.options import CHANGING, SIMULATED_ORDERS, OptionField
 from aurora.types.run_options import INTERLEAVE
@@ -16,8 +18,8 @@ DRAWN_WINDOWS = ("windows", "lasting")  # of --change, unless the profiles' own 
 REPLAYED = (*DRAWN_WINDOWS, "loss", "bytes_per_s", "period_s")  # options that go with --change
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
 REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
-TRACED = ("interleave", "priorities", "micro_batches", "layers")  # that go without --change and without requests
-SIMULATED = ("barriers", "orders", "staged", "output", *TRACED)  # that go without --change
+TRACED = ("interleave", "priorities", "micro_batches", "layers", "output")  # that go without --change and without requests
+SIMULATED = ("barriers", "orders", "staged", *TRACED)  # that go without --change
 
 
 def simulate(
@@ -45,8 +47,8 @@ def simulate(
         plan: plan JSON.
         profile: the traffic, one profile per model; default: the profiles that the plan was made from; with --change: two or
             more kinds of traffic of one model.
-        output: the predicted trace, or the simulation of requests, to write (npz); default: beside the plan, by its name and
-            that of options that are given, as plan.predicted.npz, plan.interleave-off.predicted.npz and plan.requests.npz.
+        output: the predicted trace to write (npz); default: beside the plan, by its name and that of options that are given, as
+            plan.predicted.npz and plan.interleave-off.predicted.npz.
         barriers: events that a GPU awaits after an exchange: gpu, its own transfers and the token counts of all ranks; none,
             only its own transfers; global, all ranks after every phase.
         orders: plan, the plan's orders; batch, orders recomputed per batch; or allgather, an allgather of all tokens and a
@@ -63,7 +65,6 @@ def simulate(
     served = requests is not None or RUNNING.get().params["rate"] is not None
     if not served or change is not None:
         refuse_given(REQUESTED, "with `requests` or `rate`" if change is None else "without `change`")
-    from aurora.io import load_plan, save
     from aurora.reports.comparisons import followed_table
     from aurora.reports.json_objects import followed_json, models_json, summary_json
     from aurora.simulator.changing_traffic import RECORDED
@@ -79,10 +80,9 @@ def simulate(
     how: dict[str, Any] = {"barriers": barriers, "orders": orders, "staged": staged}
     if served:
         refuse_given(TRACED, "without `requests` and `rate`")
-        _serve(plan, profile, requests, request(), how, output, as_json)
+        _serve(plan, profile, requests, request(), how, as_json)
         return
     from aurora.advisor.sharing import apart_seconds
-    from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.planner.resolve_options import with_priorities
     from aurora.planner.scenarios.scenario import seconds_between
     from aurora.planner.simulated_choice import with_micro_batches, with_preemption
@@ -137,21 +137,16 @@ def _serve(
     trace: Path | None,
     options: RequestOptions,
     how: dict[str, Any],
-    output: Path | None,
     as_json: bool,
 ) -> None:
     """Shows how requests are served under the plan, and under the engine's default."""
     from aurora.advisor.recommend import engine_default
     from aurora.errors import InfeasiblePlan
-    from aurora.io import load_plan, load_requests, save_request_simulations
-    from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.reports.json_objects import served_requests_json
     from aurora.reports.trace_tables import request_lines, requests_table
 
     if trace is not None:
         refuse_given(DRAWN, "without `requests`")
-    target = output or path.with_suffix(".requests.npz")
-    check_output(output=target)
     plan = load_plan(path)
     profiles = profiles_of(plan, path, profile)
     check_traffic(plan, profiles)
@@ -166,13 +161,11 @@ def _serve(
     for name, each in plans.items():
         with progress_bars() as progress:
             simulated[name] = aurora.simulate_requests(each, profiles[0], requests, options, progress=progress, **how)
-    save_request_simulations(simulated, target)
     show(
         as_json,
-        {"output": target, **served_requests_json(simulated, ("plan", "default"))},
+        served_requests_json(simulated, ("plan", "default")),
         requests_table(simulated),
         missing,
         *request_lines(simulated),
         without_proof(plan, profiles) or None,
-        f"wrote {target}",
     )

@@ -5,7 +5,7 @@
 | cluster (.toml) with its fabric, datasheets of GPUs (.toml) | clusters |
 | profile, compute curves (.npz) | profiles |
 | plan, placement (.json) | plans |
-| trace of a run, simulation of requests (.npz), requests that an engine was sent (.csv, .jsonl) | traces |
+| trace of a run (.npz), requests that an engine was sent (.csv, .jsonl) | traces |
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | records of aurora's vLLM plugin, one file per rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
@@ -43,7 +43,7 @@ else:
         "files": "load_json load_loads load_matrix load_model_config read_text shipped write_text",
         "plans": "load_plan save_plan",
         "profiles": "load_curves load_profile save_curves save_profile",
-        "traces": "load_request_simulations load_requests load_trace save_request_simulations save_trace",
+        "traces": "load_requests load_trace save_trace",
     }
     __all__, __getattr__ = fetcher(__name__, NAMES)
     __all__ += ["load", "save"]

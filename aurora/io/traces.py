@@ -1,4 +1,4 @@
-"""Reads and writes traces of runs and simulations of requests (npz, schema 1); reads request traces (.csv, JSON lines).
+"""Reads and writes traces of runs (npz, schema 1); reads request traces (.csv, JSON lines).
 
 A request trace has the arrival and the numbers of input and output tokens of each request. Its columns have the names of
 aurora, of the Azure LLM inference traces (Splitwise, arXiv:2311.18677) or of Mooncake (arXiv:2407.00079).
@@ -17,10 +17,9 @@ from aurora.errors import BadInput
 from aurora.io.files import Arrays, json_of_line, load_npz, read_text, save_npz
 from aurora.types import ControlReport, ControlWindow, PlacementChange, Trace
 from aurora.types.read_numbers import finite_number, whole_number
-from aurora.types.requests import MOST_REQUESTS, Requests, RequestSimulation, ServedRequests
+from aurora.types.requests import MOST_REQUESTS, Requests
 
 TRACE_FORMAT = "aurora trace"
-SIMULATION_FORMAT = "aurora request simulation"
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -48,46 +47,6 @@ def _control_report(changes: list[dict[str, Any]], series: list[dict[str, Any]],
     for window in series:
         window.pop("windows", None)  # of earlier versions: how many windows an entry stood for
     return ControlReport(**more, changes=changed, series=tuple(ControlWindow(**window) for window in series))
-
-
-def save_request_simulations(found: Mapping[str, RequestSimulation], path: Path) -> None:
-    """Write simulations of the same requests to exactly `path`.
-
-    Args:
-        found: at least one simulation, by the name of the plan or of the way of sharing that served the requests.
-        path: the file.
-    """
-    about, arrays = [], _columns(next(iter(found.values())).served.requests, REQUESTS)
-    for number, (name, each) in enumerate(found.items()):
-        about.append({"name": name, "steps": each.served.steps, "points": each.points, "assumptions": each.assumptions})
-        columns = {**_columns(each.served, SERVICE), "off_C": each.off_C}
-        arrays |= {f"{column}_{number}": values for column, values in columns.items()}
-    save_npz(path, SIMULATION_FORMAT, {"served": about}, arrays)
-
-
-def load_request_simulations(path: str | Path) -> dict[str, RequestSimulation]:
-    """Read what `save_request_simulations` wrote. Raises BadInput if the file is missing, damaged or of another format."""
-    return load_npz(Path(path), {SIMULATION_FORMAT: _request_simulations})
-
-
-def _request_simulations(about: dict[str, Any], arrays: Arrays) -> dict[str, RequestSimulation]:
-    requests, found = Requests(*(arrays[name] for name in REQUESTS)), {}
-    for number, each in enumerate(about["served"]):
-        times = {name: arrays[f"{name}_{number}"] for name in SERVICE}
-        served = ServedRequests(requests, **times, steps=whole_number(each["steps"]))
-        points, assumptions = whole_number(each["points"]), tuple(map(str, each["assumptions"]))
-        found[str(each["name"])] = RequestSimulation(served, points, arrays[f"off_C_{number}"], assumptions)
-    if not found:
-        raise BadInput("expected requests that were served, found none")
-    return found
-
-
-REQUESTS = ("arrival_s_Q", "input_tokens_Q", "output_tokens_Q")
-SERVICE = ("first_s_Q", "last_s_Q", "rank_Q")
-
-
-def _columns(value: Requests | ServedRequests, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in names}
 
 
 MOST_TOKENS = 1 << 30  # of a request's input or output

@@ -35,7 +35,6 @@ from aurora.planner.simulated_choice import TIE
 from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.numbers import ReportNumbers, skew
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES, Summary
-from aurora.types import Placement, Plan
 from aurora.types.arrays import evenly_spaced, gap
 
 # thresholds for a sentence, each a part of the quantity named
@@ -50,7 +49,8 @@ TRIED_LAYERS = 8  # at most, for which other plans are made
 
 def advice(found: ReportNumbers) -> list[str]:
     """Returns the advice of a report as sentences, the most important first; or one sentence that there is none."""
-    sentences = [*_control(found), *_drift(found), *_prediction(found), *_placement(found), *_orders(found), *_time(found)]
+    kinds = _control, _prediction, _placement, _ports, _experts, _orders, _time
+    sentences = [sentence for kind in kinds for sentence in kind(found)]
     return sentences or ["Nothing stands out: the plan is within a few percent of its bounds on what this report was given."]
 
 
@@ -71,23 +71,6 @@ def _control(found: ReportNumbers) -> Iterator[str]:
             yield (
                 f"Let the experts of {model} move (aurora run without --dry-run): {size(report.bytes)} of weights would have "
                 f"moved, each time with a balancedness of {then:.3f} expected after {now:.3f}, the mean of its changes."
-            )
-
-
-def _drift(found: ReportNumbers) -> Iterator[str]:
-    for model, moved in zip(found.of.models, found.drift_M, strict=False):
-        if moved.replan:
-            layer = int(moved.variation_L.argmax())
-            how = f"Replan {model} for its later traffic (aurora plan --profile LATER --from PLAN)"
-            if moved.joint_serves and moved.loss_of_joint is not None:
-                how = (
-                    f"Plan {model} once for both kinds of traffic (aurora plan --profile FIRST --domain LATER), which loses at "
-                    f"most {percent(max(moved.loss_of_joint))} on either"
-                )
-            yield (
-                f"{how}: what was made for the first "
-                f"loses {percent(moved.loss)} on it, and {percent(float(moved.variation_L[layer]))} of the tokens of layer "
-                f"{layer} go to other experts."
             )
 
 
@@ -115,7 +98,7 @@ def _prediction(found: ReportNumbers) -> Iterator[str]:
 
 
 def _placement(found: ReportNumbers) -> Iterator[str]:
-    """One verdict on the placement, by plans that were tried, then the busiest port and the experts."""
+    """One verdict on the placement, by plans that were tried."""
     plan, bounds_s, slots = found.of.plan, found.placement_bounds_s, None
     replicated = plan.options.place in (*REPLICAS, *SURVIVE)
     kind, saved = "no placement", _saved(plan.objective_s, plan.bound_s)
@@ -133,8 +116,8 @@ def _placement(found: ReportNumbers) -> Iterator[str]:
     elif reach > SLACK and not searched:
         name, method = ("colocate", SEARCHES[0]) if plan.colocated else ("place", SWAP_SEARCH)
         option, what = f"--{name} {method}", {name: method}
-    gained, tried = _tried(found, what) if what and found.of.profiles else (0.0, None)
-    if tried is not None and gained > LEAST:
+    gained = _tried(found, what) if what and found.of.profiles else 0.0
+    if gained > LEAST:
         bound = f"no placement without them is more than {percent(saved)} shorter"
         yield (
             f"Try {option}: such a plan takes {percent(gained)} less time on this traffic; "
@@ -143,19 +126,10 @@ def _placement(found: ReportNumbers) -> Iterator[str]:
         )
     elif saved <= SLACK:
         yield f"Moving experts has no more to give: {kind} is more than {percent(saved)} shorter."
-    whole = slots and gained > LEAST and tried is not None and len(tried.models[0].dispatch_L) == len(plan.models[0].dispatch_L)
-    held = tried.models[0].placement if whole and tried is not None else None
-    yield from _ports(found, held)
-    yield from _experts(found, held)
 
 
-def _replicated(tried: Placement | None, layer: int, expert: int) -> bool:
-    """Returns whether a placement that was tried replicates an expert."""
-    return tried is not None and int((tried.split_EG(layer)[expert] > 0).sum()) > 1
-
-
-def _tried(found: ReportNumbers, options: Mapping[str, Any]) -> tuple[float, Plan | None]:
-    """Returns how much less time the traffic takes by a plan with other options, and that plan, on some layers of many."""
+def _tried(found: ReportNumbers, options: Mapping[str, Any]) -> float:
+    """Returns how much less time the traffic takes by a plan with other options; 0 if there is no such plan."""
     plan, profiles = found.of.plan, found.of.profiles
     some = evenly_spaced(profiles[0].layers, TRIED_LAYERS)
     if plan.colocated or len(some) == profiles[0].layers:
@@ -165,9 +139,9 @@ def _tried(found: ReportNumbers, options: Mapping[str, Any]) -> tuple[float, Pla
     try:
         made = make_plan(plan.cluster, profiles, replace(remade(plan.options), **options))
     except AuroraError:
-        return 0.0, None
+        return 0.0
     now_s = layer_seconds(plan, [model.placement for model in plan.models], found.of.profiles)[some].sum()
-    return _saved(float(now_s), made.objective_s), made
+    return _saved(float(now_s), made.objective_s)
 
 
 def _saved(value_s: float, bound_s: float) -> float:
@@ -181,8 +155,8 @@ def _next_slots(found: ReportNumbers) -> int | None:
     return slots if memory_slots_G(found.of.plan.cluster, found.of.profiles).min() >= slots else None
 
 
-def _ports(found: ReportNumbers, tried: Placement | None) -> Iterator[str]:
-    """The port that costs most above its layer's mean, over all models, and what it is busy with; tried: as in `_experts`."""
+def _ports(found: ReportNumbers) -> Iterator[str]:
+    """The port that costs most above its layer's mean, over all models, and what it is busy with."""
     lost = []
     for number, flows in enumerate(found.traffic_M):
         lost_L = flows.port_s_BLG[1].max(axis=1) - flows.port_s_BLG[1].mean(axis=1)
@@ -200,29 +174,23 @@ def _ports(found: ReportNumbers, tried: Placement | None) -> Iterator[str]:
     at = f"The port of GPU {gpu} is the bottleneck of {model}, layer {layer}: {over} above the mean"
     if into_E.sum() / cluster.in_Bps_G[gpu] >= sends / cluster.out_Bps_G[gpu]:
         expert = int(into_E.argmax())
-        mended = ", and such a plan replicates it" if number == 0 and _replicated(tried, layer, expert) else ""
-        yield f"{at}. Expert {expert} draws {percent(into_E[expert] / into_E.sum())} of what it receives{mended}."
+        yield f"{at}. Expert {expert} draws {percent(into_E[expert] / into_E.sum())} of what it receives."
     elif (more := gap(float(own_S[gpu]), float(own_S.mean()))) > LOPSIDED:
         yield f"{at}, by what it sends. Deal requests evenly: this rank has {percent(more)} more tokens than the mean."
     else:
         yield f"{at}, by what it sends."
 
 
-def _experts(found: ReportNumbers, tried: Placement | None) -> Iterator[str]:
-    """Lines on what slow GPUs cost; tried: a placement of the first model with replicas, if one was tried and is faster."""
-    for number, (model, flows) in enumerate(zip(found.of.models, found.traffic_M, strict=False)):
+def _experts(found: ReportNumbers) -> Iterator[str]:
+    """Lines on what slow GPUs cost."""
+    for model, flows in zip(found.of.models, found.traffic_M, strict=False):
         before_s, after_s = flows.expert_s_BLG.max(axis=2).sum(axis=1).tolist()
         over = gap(after_s, float(flows.expert_bound_s_L.sum()))
         if over > LOPSIDED:
             layer = int((flows.expert_s_BLG[1].max(axis=1) - flows.expert_bound_s_L).argmax())
-            load_E = found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=(0, 1))
-            top, first = int(load_E.argmax()), ""
-            if number == 0 and _replicated(tried, layer, top):
-                first = f", where such a plan replicates expert {top}"
             yield (
                 f"Experts of {model} are uneven: the slowest GPUs compute {seconds(after_s)} over all layers, "
-                f"{percent(over)} above their bound ({seconds(before_s)} without the plan); most is lost in layer {layer}"
-                f"{first}."
+                f"{percent(over)} above their bound ({seconds(before_s)} without the plan); most is lost in layer {layer}."
             )
 
 
@@ -310,28 +278,19 @@ def sharing_advice(compared: WaysCompared) -> str:
         compared: simulated ways of using the GPUs for one model or for several copies of it.
     """
     gains = {way: round(gain, 2) for way, gain in compared.gains.items()}
-    at = f"with {compared.batch} tokens of a rank in a step (simulated)"
-    two = max((way for way in (BY_EXCHANGE, BY_LAYER) if way in gains), key=gains.__getitem__, default="")
-    told = {MICRO_BATCHES: "two micro-batches of this model alone {}x", HALVES: "a copy on each half of the GPUs {}x"}
-    told |= {two: f"a second model, {two}, {{}}x", THREE_MODELS: "three models {}x"}
-    known = {way: gains[way] for way in told if way in gains}
-    best = max(known, key=known.__getitem__, default=MICRO_BATCHES)
-    most = known.get(best, 1.0)
-    others = [told[way].format(f"{gain:.2f}") for way, gain in known.items() if way != best and gain >= WORTH]
-    if two and best != two and known[two] < WORTH:
-        others.append(f"sharing with a second copy would not help ({known[two]:.2f}x)")
-    rest = "; ".join([*others, *([] if two else ["memory does not hold a second copy"])])
-    if most < WORTH and not two:
-        return f"Leave the GPUs to this model: two micro-batches of it {most:.2f}x {at}, and {rest}."
-    if most < WORTH:
-        others_of = "a second model, a copy on each half of the GPUs or" if HALVES in gains else "a second model or"
-        return f"Leave the GPUs to this model: {others_of} micro-batches bring at most {most:.2f}x {at}."
-    if best == MICRO_BATCHES:
-        return f"Cut each step into two micro-batches that overlap: {most:.2f}x the throughput {at}; {rest}."
-    if best == HALVES:
-        return f"Serve a copy of this model on each half of the GPUs: {most:.2f}x the throughput of one on all {at}; {rest}."
-    share = "between three models" if best == THREE_MODELS else f"with a second model, {two}"
-    return f"Share these GPUs {share}: {most:.2f}x the throughput of one after the other {at}; {rest}."
+    two = max((BY_EXCHANGE, BY_LAYER), key=lambda way: gains.get(way, 0.0))
+    ways = {  # each as advice, and as another way
+        MICRO_BATCHES: ("Cut each step into two micro-batches that overlap", "two micro-batches of this model alone"),
+        HALVES: ("Serve a copy of this model on each half of the GPUs", "a copy on each half of the GPUs"),
+        two: (f"Share these GPUs with a second model, {two}", f"a second model, {two},"),
+        THREE_MODELS: ("Share these GPUs between three models", "three models"),
+    }
+    known = sorted((way for way in ways if way in gains), key=gains.__getitem__, reverse=True)
+    told = [f"{ways[way][1]} {gains[way]:.2f}x" for way in known] + ["memory does not hold a second copy"] * (two not in gains)
+    at = f"the throughput of one after the other with {compared.batch} tokens of a rank in a step (simulated)"
+    if not known or gains[known[0]] < WORTH:
+        return f"Leave the GPUs to this model. In parts of {at}: {'; '.join(told)}."
+    return "; ".join([f"{ways[known[0]][0]}: {gains[known[0]]:.2f}x {at}", *told[1:]]) + "."
 
 
 def two_models_advice(found: TwoModels) -> str:
@@ -389,15 +348,11 @@ def recommendation_lines(found: Recommendation) -> list[str]:
         lines += _served_lines(found, found.served)
     elif found.best is None:
         lines.append(f"Keep {found.engine}'s default placement: no plan is surely faster by {SURE - 1:.0%}.")
-    elif found.best.low is None:
-        lines.append(
-            f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x (best case: measured on its own training traffic)."
-        )
     else:
-        lines.append(
-            f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on traffic that it was not made for "
-            f"({found.best.low:.2f}x to {found.best.high:.2f}x)."
-        )
+        on = "(best case: measured on its own training traffic)"
+        if found.best.low is not None:
+            on = f"on traffic that it was not made for ({found.best.low:.2f}x to {found.best.high:.2f}x)"
+        lines.append(f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x {on}.")
     if found.plan is not None:
         lines.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
     if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) != found.default.hosts:

@@ -33,7 +33,6 @@ class ReportInputs:
         plan: the plan.
         traces: (name, trace) pairs; all are compared with the first.
         profiles: the traffic, one profile for each model of the plan; or empty.
-        later: newer traffic of the same models, to show drift; or empty.
         without: for a report without profiles, a sentence on how to provide them.
         baseline: another way of serving; the last trace is compared with it instead of with the first trace.
 
@@ -44,16 +43,14 @@ class ReportInputs:
     plan: Plan
     traces: tuple[tuple[str, Trace], ...] = ()
     profiles: tuple[Profile, ...] = ()
-    later: tuple[Profile, ...] = ()
     without: str = "Pass --profile once per model."
     baseline: Baseline = Baseline()
 
     def __post_init__(self) -> None:
         for name, trace in self.traces:
             _check_trace(self.plan, name, trace)
-        for given in (self.profiles, self.later):
-            if given:
-                check_traffic(self.plan, given)
+        if self.profiles:
+            check_traffic(self.plan, self.profiles)
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -8,13 +8,11 @@ import numpy as np
 
 from aurora.advisor.sharing import ApartSeconds, WaysCompared, apart_seconds, compare_sharing
 from aurora.errors import InfeasiblePlan
-from aurora.planner.evaluate import Drift, drift
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.network.bounds import nics_of, port_seconds, spread, spread_split
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
 from aurora.planner.plan import layer_seconds
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.workload.serving_gpus import served_split
 from aurora.planner.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.reports.formatting import size
 from aurora.reports.inputs import ReportInputs
@@ -76,29 +74,22 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
         [[planned_rows(profile, layer, model, placed).sum(axis=0) for layer in range(profile.layers)] for placed in placements]
     )
     port_s_BLG = np.array([[_port_seconds(tokens_GG * row_bytes, cluster) for tokens_GG in side] for side in tokens_BLGG])
-    cost_LGE = [layer_costs(cluster, profile, layer).expert_s_WGE[0] for layer in range(profile.layers)]
+    costs_L = [layer_costs(cluster, profile, layer, model.deduplicated) for layer in range(profile.layers)]
     expert_s_BLG = np.array(
         [
-            [(cost_GE * _served_EG(profile, l, model, placed).T).sum(axis=1) for l, cost_GE in enumerate(cost_LGE)]
+            [costs.phase_times(placed.split_EG(layer), model.hierarchy).expert_G for layer, costs in enumerate(costs_L)]
             for placed in placements
         ]
     )
     below = spread if model.placement.split_LG is None else spread_split
-    return Traffic(tokens_BLGG, row_bytes, port_s_BLG, expert_s_BLG, np.array([below(cost_GE) for cost_GE in cost_LGE]))
+    bound_s_L = np.array([below(costs.expert_s_WGE[0]) for costs in costs_L])
+    return Traffic(tokens_BLGG, row_bytes, port_s_BLG, expert_s_BLG, bound_s_L)
 
 
 def _port_seconds(bytes_GG: IntArray, cluster: Cluster) -> FloatArray:
     """(G,) seconds of each GPU's port, or of the NIC that it uses if that takes longer."""
     port_s_G, nics = port_seconds(bytes_GG, cluster.network), nics_of(cluster.network)
     return port_s_G if nics is None else np.maximum(port_s_G, nics.seconds(bytes_GG))
-
-
-def _served_EG(profile: Profile, layer: int, model: ModelPlan, placement: Placement) -> FloatArray:
-    """(E, G) the share of each expert's tokens that each GPU serves."""
-    split_EG = placement.split_EG(layer)
-    if model.hierarchy is None:
-        return split_EG
-    return served_split(profile.tokens_TLSE[:, layer].sum(axis=0), split_EG, model.hierarchy.server_G)
 
 
 def planned_rows(profile: Profile, layer: int, model: ModelPlan, placement: Placement) -> IntArray:
@@ -210,17 +201,6 @@ class ReportNumbers:
                 layers.append((planned(dispatch, there_SGG, cluster), planned(combine, back_SGG, cluster)))
             found.append(tuple(layers))
         return tuple(found)
-
-    @cached_property
-    def drift_M(self) -> tuple[Drift, ...]:
-        """Drift of each model from the profiles to the later ones; empty without later profiles.
-
-        A drift has a slowdown (`loss`) only if the plan was made from the profile.
-        """
-        plan = self.of.plan
-        pairs = zip(self.of.profiles, self.of.later, strict=False)
-        made_from = [model.made_from(given) for model, given in zip(plan.models, self.of.profiles, strict=False)]
-        return tuple(drift(given, later, plan if made_from == [True] else None) for given, later in pairs)
 
     @cached_property
     def sharing(self) -> WaysCompared | None:

@@ -1,14 +1,13 @@
-"""Sections of a report's page: charts and tables of traffic, times, placement, decisions and drift."""
+"""Sections of a report's page: charts and tables of traffic, times, placement and decisions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet, ticks
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers, relative_loads
-from aurora.reports.plan_tables import drift_table, plan_table, profile_table
+from aurora.reports.plan_tables import plan_table
 from aurora.reports.trace_tables import comparison_table, control_line, control_table, summary_table
 from aurora.reports.trace_times import COMPUTE_INDICES, TIMED_PHASES, Bars, TransferSpans, interval_colouring, traced
 from aurora.types import ControlReport
@@ -146,34 +145,6 @@ def _by_layer(
 
 def _busiest(load_G: FloatArray) -> str:
     return f"GPU {int(load_G.argmax())}, {seconds(float(load_G.max()))}"
-
-
-def drift_section(found: ReportNumbers) -> Section | None:
-    """Returns the section on the drift of later traffic; None without later traffic."""
-    if not found.drift_M:
-        return None
-    text = (
-        "The chart shows the share of the later traffic that goes to other experts than in the first profile. This is the "
-        "total variation between the experts' shares of tokens, for each layer. Beside it is the variation that chance "
-        "explains in samples of this size."
-    )
-    frames, sheets = [], []
-    for model, moved in zip(found.of.models, found.drift_M, strict=True):
-        layer = int(moved.variation_L.argmax())
-        most, mean = percent(float(moved.variation_L[layer])), percent(float(moved.variation_L.mean()))
-        words = f"{model}: {most} in layer {layer}, {mean} on average; {moved.reason}."
-        frames.append(Frame(words, {"moved": moved.variation_L, "chance": moved.noise_L}))
-        table = sheet(drift_table(moved))
-        sheets.append(replace(table, title=f"{model}: {table.title}"))
-    series = [["total variation", "moved"], ["by chance up to", "chance"]]
-    about = {"axis": "layer", "names": None, "series": series, "unit": "%"}
-    tables = (
-        *sheets,
-        *(sheet(profile_table(profile)) for profile in (*found.of.profiles, *found.of.later)),
-    )
-    models = Selector("model", found.of.models)
-    chart = Chart("drift-chart", "bars", "Total variation by layer", (models,), frames, about, tables)
-    return Section("drift", "Drift", text, (chart,))
 
 
 MOST_TRANSFERS = 600_000  # that a page holds; what is planned comes first

@@ -1,7 +1,7 @@
-"""Writes reports in one of several formats: a page, or traces for Perfetto. FORMS registers the formats."""
+"""Writes reports in one of two forms: a page, or traces for Perfetto."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from aurora.errors import BadInput, check_one_of, need
@@ -10,22 +10,7 @@ from aurora.planner.layers_in_threads import Progress, untold
 from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.types import Plan, Profile, Trace
 
-
-@dataclass(frozen=True)
-class ReportForm:
-    """A file format of reports, and the function that writes it.
-
-    Attributes:
-        write: called with (inputs, path, progress); writes the report to the file `path`.
-        about: description of the format, for help texts.
-        output: default file name.
-        needs: modules that the format needs, installed by the extra "report".
-    """
-
-    write: Callable[[ReportInputs, Path, Progress], None]
-    about: str
-    output: str
-    needs: tuple[str, ...] = ()
+FORMS = {"html": "report.html", "perfetto": "report.perfetto.json.gz"}  # and the file that the command line writes by default
 
 
 def report(
@@ -44,7 +29,7 @@ def report(
     Args:
         plan: the plan.
         traces: predicted and measured traces of the plan, by name; all are compared with the first.
-        profiles: the traffic, one profile per model; to show drift, append one profile of later traffic per model.
+        profiles: the traffic, one profile per model.
         output: the file to write.
         format: "html" (one page) or "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz).
         missing_profiles: sentence to show if there are no profiles, on how to provide them.
@@ -65,39 +50,21 @@ def report(
         >>> page.read_text()[:15]
         '<!DOCTYPE html>'
     """
-    many = len(plan.models)
-    if len(profiles) not in (0, many, 2 * many):
-        raise BadInput(f"`profile`: expected {many}, or {2 * many} to show drift, found {len(profiles)}")
-    inputs = ReportInputs(
-        plan, tuple((traces or {}).items()), tuple(profiles[:many]), tuple(profiles[many:]), baseline=baseline
-    )
+    if len(profiles) not in (0, many := len(plan.models)):
+        raise BadInput(f"`profile`: expected {many}, found {len(profiles)}")
+    inputs = ReportInputs(plan, tuple((traces or {}).items()), tuple(profiles), baseline=baseline)
     if missing_profiles:
         inputs = replace(inputs, without=f"{missing_profiles}. {inputs.without}")
-    check_form(format)
-    FORMS[format].write(inputs, Path(output), progress)
-
-
-def check_form(form: str) -> None:
-    """Raises BadInput unless `form` is one of FORMS, MissingDependency unless the modules that it needs are installed."""
-    if form == "chakra":
+    if format == "chakra":
         raise BadInput("`format` chakra is no more: perfetto has the same events, and `aurora.load` reads a trace as arrays")
-    check_one_of("format", form, FORMS)
-    need(*FORMS[form].needs, extra="report")
+    check_one_of("format", format, FORMS)
+    target = Path(output)
+    if format == "html":
+        need("jinja2", extra="report")
+        from aurora.reports.html import page
 
+        write_text(target, page(inputs, progress))
+    else:
+        from aurora.reports.perfetto import perfetto
 
-def _html(inputs: ReportInputs, output: Path, progress: Progress = untold) -> None:
-    from aurora.reports.html import page
-
-    write_text(output, page(inputs, progress))
-
-
-def _perfetto(inputs: ReportInputs, output: Path, _: Progress = untold) -> None:
-    from aurora.reports.perfetto import perfetto
-
-    write_bytes(output, perfetto(inputs, packed=output.suffix == ".gz"))
-
-
-FORMS: dict[str, ReportForm] = {
-    "html": ReportForm(_html, "one page", "report.html", needs=("jinja2",)),
-    "perfetto": ReportForm(_perfetto, "for ui.perfetto.dev (.gz: compressed)", "report.perfetto.json.gz"),
-}
+        write_bytes(target, perfetto(inputs, packed=target.suffix == ".gz"))

@@ -118,10 +118,6 @@ class ServedRequests:
         last_s_Q: (Q,) float64, time at which it got its last token.
         rank_Q: (Q,) int64, the rank that served it.
         steps: number of forward passes that served all requests.
-
-    Raises:
-        BadInput: if an array has another length than the requests, a first token comes before its request arrives, or a last
-            token before the first.
     """
 
     requests: Requests
@@ -133,11 +129,6 @@ class ServedRequests:
     def __post_init__(self) -> None:
         set_checked(self, numbers, "requests, ", "first_s_Q", "last_s_Q")
         set_checked(self, counts, "requests, ", "rank_Q")
-        arrival_s_Q = self.requests.arrival_s_Q
-        if not arrival_s_Q.shape == self.first_s_Q.shape == self.last_s_Q.shape == self.rank_Q.shape:
-            raise BadInput(f"requests: expected times of service of {len(self.requests)}, found of {self.first_s_Q.shape}")
-        if (self.first_s_Q < arrival_s_Q).any() or (self.last_s_Q < self.first_s_Q).any():
-            raise BadInput("requests: expected each first token after the arrival, and the last one after the first")
 
     @property
     def seconds(self) -> float:

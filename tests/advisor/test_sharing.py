@@ -160,7 +160,7 @@ def compared(**gains):
     [
         (
             {"micro_batches": 1.01, "by_exchange": 1.0, "by_layer": 1.02, "three_models": 1.03},
-            "Leave the GPUs .* 1.03x with 64",
+            "Leave the GPUs .* with 64 tokens .*: three models 1.03x; a second model, by layer, 1.02x; two micro",
         ),
         ({"micro_batches": 1.26, "by_exchange": 1.2, "by_layer": 1.3}, "second model, by layer: 1.30x .* alone 1.26x"),
         (
@@ -178,7 +178,7 @@ def compared(**gains):
         ),
         (
             {"halves_of_the_GPUs": 0.9, "micro_batches": 1.0, "by_layer": 1.0},
-            "Leave .* on each half of the GPUs or micro-batches",
+            "Leave .*: two micro-batches of this model alone 1.00x; .* on each half of the GPUs 0.90x",
         ),
     ],
 )

@@ -17,10 +17,9 @@ CONFIG = {"num_local_experts": 4, "num_hidden_layers": 2, "num_experts_per_tok":
 
 @pytest.fixture
 def folder(tmp_path):
-    """A plan that names its profile, its predicted trace, and another profile."""
-    for name, seed in (("a.npz", 0), ("later.npz", 1)):
-        save(draw_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), tmp_path / name)
+    """A plan that names its profile, and its predicted trace."""
     profile = draw_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=0))
+    save(profile, tmp_path / "a.npz")
     plan = make_plan(load_cluster(shipped("clusters/demo-4.toml")), [profile], profile_paths=["a.npz"])
     save(plan, tmp_path / "p.json")
     save(simulate_plan(plan, [profile]), tmp_path / "t.npz")
@@ -37,21 +36,9 @@ def test_a_page_finds_the_plans_own_profile(aurora, folder):
         written.append((folder / name).read_bytes())
     assert written[0] == written[1]
     assert b'data-chart="traffic-map"' in written[0]
-    assert b'data-chart="drift-chart"' not in written[0]
     (folder / "a.npz").unlink()
     assert aurora("report", folder / "p.json", "-o", folder / "none.html")[0] == 0
     assert "a.npz: no such file. Pass --profile once per model." in (folder / "none.html").read_text(encoding="utf-8")
-
-
-def test_later_profiles_show_drift(aurora, folder):
-    pytest.importorskip("jinja2")
-    given = ("--profile", folder / "a.npz", "--profile", folder / "later.npz")
-    assert aurora("report", folder / "p.json", *given, "-o", folder / "r.html")[0] == 0
-    assert 'data-chart="drift-chart"' in (folder / "r.html").read_text(encoding="utf-8")
-    refused(
-        aurora("report", folder / "p.json", *given, "--profile", folder / "a.npz", "-o", folder / "r.html"),
-        "--profile: expected 1, or 2 to show drift, found 3",
-    )
 
 
 def test_other_forms(aurora, folder):
@@ -65,6 +52,8 @@ def test_refusals(aurora, folder):
     pytest.importorskip("jinja2")
     plan = folder / "p.json"
     refused(aurora("report", plan, "--format", "gif"), "--format: expected one of html, perfetto, found 'gif'")
+    twice = ("--profile", folder / "a.npz") * 2
+    refused(aurora("report", plan, *twice, "-o", folder / "r.html"), "--profile: expected 1, found 2")
     refused(aurora("report", plan, folder / "no.npz", "-o", folder / "r.html"), "no.npz: no such file")
     refused(aurora("report", plan, folder / "a.npz", "-o", folder / "r.html"), "expected an aurora trace")
     refused(aurora("report", plan, "--format", "perfetto", "-o", folder / "t.json"), "expected a trace, found none")

@@ -2,10 +2,9 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from aurora.io import load_cluster, load_plan, load_request_simulations, save, shipped
+from aurora.io import load_cluster, load_plan, save, shipped
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from tests.cli.refusal import refused
@@ -172,7 +171,7 @@ def test_requests_are_served_beside_the_engines_default(aurora, plan, tmp_path):
     code, out, _ = aurora(*drawn, "--json")
     found = json.loads(out)
     assert set(found) == {
-        "schema", "output", "requests", "input_tokens", "output_tokens", "arrivals_s", "plan", "default", "assumptions"
+        "schema", "requests", "input_tokens", "output_tokens", "arrivals_s", "plan", "default", "assumptions"
     }  # fmt: skip
     assert found["output_tokens"] == 4 * found["requests"]
     for each in (found["plan"], found["default"]):
@@ -180,19 +179,8 @@ def test_requests_are_served_beside_the_engines_default(aurora, plan, tmp_path):
         assert each["tokens_per_s"] == pytest.approx(found["output_tokens"] / each["seconds"])
         assert not each["queue_grows"]
     assert aurora(*drawn, "--json")[1] == out
-    assert not list(tmp_path.glob("*.predicted.npz"))
-    saved, page = plan.with_suffix(".requests.npz"), tmp_path / "requests.html"
-    for name, each in load_request_simulations(saved).items():
-        assert float(np.median(each.served.ttft_s_Q)) == pytest.approx(found[name]["ttft_s"]["p50"])
-        assert (each.served.tokens_per_s, each.served.steps) == (found[name]["tokens_per_s"], found[name]["steps"])
-    assert aurora("report", saved, "-o", page)[0] == 0
-    assert all(words in page.read_text() for words in ("Time to first token", "Queue over time", "plan, against"))
-    assert aurora(*drawn, "--orders", "batch", "-o", tmp_path / "batch.npz")[0] == 0
-    assert aurora("report", saved, tmp_path / "batch.npz", "-o", page)[0] == 0
-    assert "batch.npz: default" in page.read_text()
-    refused(aurora("report", saved, "--format", "perfetto"), "--format: expected without a simulation of requests")
-    assert aurora(*drawn, "--seed", 1, "-o", tmp_path / "other.npz")[0] == 0
-    refused(aurora("report", saved, tmp_path / "other.npz"), "expected the requests of .*, found others")
+    assert not list(plan.parent.glob(f"{plan.stem}.*.npz"))
+    refused(aurora(*drawn, "-o", tmp_path / "times.npz"), "--output: expected without --requests and --rate")
 
 
 @pytest.mark.full

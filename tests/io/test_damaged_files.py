@@ -25,10 +25,8 @@ from aurora.io import (
     load_gpus,
     load_loads,
     load_matrix,
-    load_request_simulations,
     load_requests,
     save,
-    save_request_simulations,
 )
 from aurora.io.clusters import load_cluster
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
@@ -41,8 +39,7 @@ from aurora.planner.workload.synthetic import draw_profile
 from aurora.profiler.import_routing import import_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.training.training_run import logged_steps
-from aurora.types import ComputeCurves, Placement, PlanOptions, Requests, SyntheticOptions
-from aurora.types.requests import RequestSimulation, ServedRequests
+from aurora.types import ComputeCurves, Placement, PlanOptions, SyntheticOptions
 
 CONFIG = {
     "num_local_experts": 4, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8,
@@ -104,10 +101,6 @@ def written(folder):
         readers[f"{form}{suffix}"] = partial(import_placement, form=form, gpus=2)
     save_placement(PLACEMENT, "given", folder / "placement.json")
     readers["placement.json"] = load_placement
-    requests = Requests(np.array([0.0, 1.5]), np.array([5, 7]), np.array([6, 8]))
-    served = ServedRequests(requests, np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([0, 1]), 9)
-    save_request_simulations({"plan": RequestSimulation(served, 3, np.array([0.5]), ("a",))}, folder / "simulated.npz")
-    readers["simulated.npz"] = load_request_simulations
     journal = JournalFile(folder / "run.journal.jsonl", {"max_new_tokens": 4, "answers": [[2, 9, None]]}, resume=False)
     journal.add(0, 1, 0, [3, 4], False)
     journal.close()
@@ -130,7 +123,7 @@ READERS = [
     "stat.pt", "passes.pt", "rank0.safetensors", "vllm.jsonl", "loads.npy", "tokens.npz", "counts.csv",
     "expert_distribution_rank0_timestamp1.csv", "profile.npz", "plan.json", "trace.npz", "curves.npz", "rank-0.npz",
     "demo-4.toml", "gpus.toml", "vllm-map.jsonl", "sglang.json", "eplb.json", "vllm-ascend.json", "trtllm.yaml",
-    "placement.json", "simulated.npz", "run.journal.jsonl", "matrix.csv", "loads.csv", "requests.csv", "requests.jsonl", "prompts.jsonl",
+    "placement.json", "run.journal.jsonl", "matrix.csv", "loads.csv", "requests.csv", "requests.jsonl", "prompts.jsonl",
     "corpus.jsonl", "ids.npy", "log.jsonl",
 ]  # fmt: skip
 

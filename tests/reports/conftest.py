@@ -49,12 +49,11 @@ def alone():
 
 @pytest.fixture(scope="session")
 def together():
-    """Two models of different depth, with later traffic."""
+    """Two models of different depth."""
     given = profile(0, name="one"), profile(1, layers=3, name="two")
     plan = make_plan(cluster(*[1e6] * 4), given)
-    later = profile(2, skew="zipf:2", name="one"), given[1]
     trace = replace(simulate_plan(plan, given), control_M=(followed("one"), followed("two", changes=(), series=())))
-    return ReportInputs(plan, (("a.npz", trace),), given, later)
+    return ReportInputs(plan, (("a.npz", trace),), given)
 
 
 @pytest.fixture(scope="session")

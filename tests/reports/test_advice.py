@@ -46,7 +46,7 @@ def test_a_hot_expert_is_to_be_replicated():
     plan = make_plan(cluster(*[1e6] * 4), [hot])
     inputs = ReportInputs(plan, (), (hot,))
     assert told(inputs, "Try replicas (aurora plan --slots-per-gpu 2): such a plan takes ")
-    (port,) = told(inputs, "of what it receives, and such a plan replicates it")
+    (port,) = told(inputs, "of what it receives.")
     assert "Expert 2 draws" in port
     gpu = next(g for g, held in enumerate(plan.models[0].placement.slots_LG[0]) if 2 in held)
     assert f"The port of GPU {gpu} is the bottleneck of m, layer 0" in port
@@ -163,7 +163,7 @@ def test_a_rank_waits_no_longer_than_the_run(together):
         assert summary.phases["waiting"] + max(summary.exchanging_s, summary.computing_s) <= summary.seconds * (1 + 1e-9)
 
 
-def test_prediction_drift_and_network(alone, together):
+def test_prediction_and_network(alone, together):
     (sentence,) = told(alone, "were predicted")
     assert "20.0%" in sentence
     near = tuple(
@@ -171,8 +171,6 @@ def test_prediction_drift_and_network(alone, together):
         for name, trace in (alone.traces[0], ("b.npz", alone.traces[0][1]))
     )
     assert not told(replace(alone, traces=near), "were predicted")
-    assert any("Replan one for its later traffic" in sentence for sentence in told(together, "Replan"))
-    assert not any("Replan two" in sentence for sentence in told(together, "Replan"))
     assert told(alone, "Faster ports")  # nearly always busy: a second model would find no time on them
     assert told(together, "Faster ports")
 

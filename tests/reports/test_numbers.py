@@ -1,4 +1,4 @@
-"""Worth of a plan, computed again from the raw trace; traffic, loads and drift, by hand and from first principles."""
+"""Worth of a plan, computed again from the raw trace; traffic and loads, by hand and from first principles."""
 
 import re
 from dataclasses import replace
@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.planner.evaluate import balance_loss, evaluate
 from aurora.planner.plan import make_plan
 from aurora.reports.advice import advice
 from aurora.reports.formatting import DASH
@@ -110,18 +109,6 @@ def test_the_plan_is_no_slower_than_index_order_and_at_its_own_value(alone):
     before_s, after_s = ReportNumbers(alone).objective_s
     assert after_s == pytest.approx(alone.plan.objective_s)
     assert before_s >= after_s
-
-
-def test_drift_is_the_plans_own_where_it_was_made_from_the_profile_alone(alone, together):
-    later = profile(2, skew="zipf:2")
-    (of_plan,) = ReportNumbers(replace(alone, later=(later,))).drift_M
-    assert of_plan.loss == pytest.approx(evaluate(alone.plan, [later]).loss)
-    moved, same = ReportNumbers(together).drift_M
-    assert moved.moved
-    assert moved.loss == balance_loss(*(each.load_LE for each in (together.profiles[0], later)), 4)
-    assert (same.variation_L == 0).all()
-    assert not same.moved
-    assert ReportNumbers(alone).drift_M == ()
 
 
 def test_skew():
