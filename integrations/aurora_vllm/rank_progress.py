@@ -1,15 +1,16 @@
 """Progress of each rank, written to a memory-mapped file that the other ranks of its host read.
 
-Neither side takes locks, sends messages or makes system calls."""
+Neither side takes locks, sends messages or makes system calls. When a collective fails, the files tell which rank is lost."""
 
 import mmap
 import os
 import time
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aurora_vllm.peer_ranks import process_state
+from aurora.errors import RankFailed, first_line
 from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
 from aurora_vllm.tcp_links import connections, unanswering
 
@@ -21,6 +22,7 @@ ADDRESSES, MOST_PEERS, RING_PASSES, PASS_WORDS = 4, 12, 128, 5
 WORDS = RING + RING_PASSES * PASS_WORDS
 FILE = "rank-"
 NO_LAYER = -1
+EXIT_S = 2.0  # within which a dying process is seen to have exited
 _COMPUTE, _IDLE = PHASES.index(COMPUTE), PHASES.index(IDLE)
 
 
@@ -194,8 +196,38 @@ class RankFiles:
     def lost(self) -> list[int]:
         """Returns the ranks whose worker or engine process has ended, except the rank of this process."""
         self.serving()
-        pids = {rank: {words[WORKER], words[ENGINE]} for rank, words in sorted(self._words.items()) if not words[LEFT]}
+        words_R = {rank: self._words[rank] for rank in self.ranks if rank in self._words}
+        pids = {rank: {words[WORKER], words[ENGINE]} for rank, words in words_R.items() if not words[LEFT]}
         return [r for r, both in pids.items() if os.getpid() not in both and GONE in map(process_state, both)]
+
+
+@contextmanager
+def naming_lost_ranks(files: RankFiles | None) -> Iterator[None]:
+    """Context manager that turns an error into a RankFailed which names the lost ranks.
+
+    A collective that fails names an address and no rank. Errors pass unchanged if no rank is known to be lost, or `files` is
+    None.
+    """
+    try:
+        yield
+    except (RuntimeError, RankFailed) as error:
+        until = time.monotonic() + EXIT_S
+        while files is not None and not (lost := files.lost()) and time.monotonic() < until:
+            time.sleep(0.05)
+        if files is None or not lost:
+            raise
+        gone = ", ".join(map(str, lost))
+        raise RankFailed(f"expert-parallel rank {gone} is gone: {first_line(error)}") from error
+
+
+def process_state(pid: int) -> str:
+    """Returns the state of a process of this host: RUNS, STOPPED or GONE. A zombie is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return GONE
+    return GONE if letter in "ZX" else STOPPED if letter in "Tt" else RUNS
 
 
 def file_of(folder: Path, rank: int) -> Path:

@@ -29,6 +29,7 @@ class Watchdog:
     Attributes:
         balancer: returns the state of EPLB's background thread, and the number of layers whose moves it began; None: there is
             no such thread.
+        files: as given.
         told: the stuck rank that was reported last; None: no rank is stuck.
 
     Args:
@@ -51,7 +52,7 @@ class Watchdog:
         changed: Callable[[], None] = lambda: None,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        self._rank, self._progress, self._files, self._complete, self._changed = rank, progress, files, complete, changed
+        self._rank, self._progress, self.files, self._complete, self._changed = rank, progress, files, complete, changed
         self.balancer: Callable[[], tuple[str, int]] | None = None
         self.told: StuckRank | None = None
         self._seen: list[tuple[int | None, str] | None] = []
@@ -78,7 +79,7 @@ class Watchdog:
     def keep(self, ranks: list[int]) -> None:
         """Restricts the watch to `ranks`, the remaining ranks of this host. Called before the next forward pass."""
         self._progress.count_anew()
-        self._files.keep(ranks)
+        self.files.keep(ranks)
 
     def look(self) -> None:
         """Writes a heartbeat, checks all ranks once, and reports a stuck rank."""
@@ -92,12 +93,12 @@ class Watchdog:
             self._progress.balance(*self.balancer())
         if overslept:
             self._seen.clear()
-        elif self._files.serving() and self._first():
-            self._tell(stuck_rank(self._files.states(WINDOW_S), self._complete))
+        elif self.files.serving() and self._first():
+            self._tell(stuck_rank(self.files.states(WINDOW_S), self._complete))
 
     def _first(self) -> bool:
         """Returns whether no rank before this one on its host looks."""
-        return all(self._files.silent_s(rank) >= SILENT_S for rank in self._files.ranks if rank < self._rank)
+        return all(self.files.silent_s(rank) >= SILENT_S for rank in self.files.ranks if rank < self._rank)
 
     def _tell(self, verdict: StuckRank | None) -> None:
         """Says what CONFIRMED looks in a row have found, if that is new."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from aurora.io.engine_records import EngineRecord
 from aurora.moe.transport import Transport
 from aurora.types import Network
 from aurora.types.arrays import IntArray
@@ -25,7 +24,7 @@ from aurora_vllm.alltoall_ways import MESSAGES, ORDERED, PUSHES, STOCK
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
-from aurora_vllm.rank_progress import RankProgress
+from aurora_vllm.rank_progress import RankFiles, RankProgress
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
@@ -174,7 +173,8 @@ class WorkerIntegration:
             except ValueError as error:  # the names are taken in this process
                 LOG.warning("aurora: no metrics: %s", error)
         if choices is not None:
-            self.records.begin(facts, self._update_drift, self._count_lost_record)
+            told = () if self.metrics is None else (self.metrics.update_drift, self.metrics.add_lost_record)
+            self.records.begin(facts, *told)
         if self.status is not None and not self.served.disabled:
             self.status.engaged(f"{served_name} on {self.ranks} expert-parallel ranks: {self.served.summary()}")
 
@@ -232,6 +232,11 @@ class WorkerIntegration:
         """
         if began is not None:
             self._layers.append(LayerMarks(layer, get_ident(), experts_NK.shape, stock, began, self._clock.mark()))
+
+    @property
+    def files(self) -> RankFiles | None:
+        """The progress of all ranks of this host, by which errors name lost ranks; None: this rank has no watchdog."""
+        return None if self.watchdog is None else self.watchdog.files
 
     @property
     def stock(self) -> bool:
@@ -452,16 +457,6 @@ class WorkerIntegration:
         computed = span(in_flight.experts_from, self._clock.mark())
         chosen = in_flight.index[in_flight.weights != 0].cpu().numpy()
         self.records.add_timing(in_flight.layer, "expert", computed, len(chosen), len(np.unique(chosen)))
-
-    def _update_drift(self, record: EngineRecord) -> None:
-        """Shows how far what was recorded is from the plan's profile."""
-        if self.metrics is not None:
-            self.metrics.update_drift(record.tokens_TLE)
-
-    def _count_lost_record(self) -> None:
-        """Counts a record that could not be written."""
-        if self.metrics is not None:
-            self.metrics.add_lost_record()
 
     def _report_phase(self, phase: str, layer: int, took: Span | None, bytes_GG: IntArray) -> None:
         """Records an all-to-all that has been started."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from aurora.errors import BadInput
-from aurora.io.engine_records import EngineRecord, save_record
+from aurora.io.engine_records import save_record
+from aurora.types.arrays import IntArray
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import ChoiceCounts, EngineFacts, Span, TrafficRecorder
 
@@ -33,7 +34,7 @@ class WorkerRecords:
         self._rank, self._folder, self._every_s = rank, settings.record, settings.record_every_s
         self._recorders: dict[Path, TrafficRecorder] = {}
         self._facts: EngineFacts | None = None
-        self._on_write: Callable[[EngineRecord], None] = lambda _: None
+        self._on_write: Callable[[IntArray], None] = lambda _: None
         self._on_failure: Callable[[], None] = lambda: None
         self._saving = threading.Lock()
         self._ended = threading.Event()
@@ -47,14 +48,14 @@ class WorkerRecords:
     def begin(
         self,
         facts: EngineFacts,
-        on_write: Callable[[EngineRecord], None] = lambda _: None,
+        on_write: Callable[[IntArray], None] = lambda _: None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts the record in the settings' folder, if one is set, and the writing thread. Called after loading.
 
         Args:
             facts: metadata about the model and this rank.
-            on_write: called, in any thread, with the record of the settings' folder after each write.
+            on_write: called, in any thread, with the tokens (T, L, E) of the settings' folder's record after each write.
             on_failure: called, in any thread, when a record has ended because it could not be written.
         """
         self._facts, self._on_write, self._on_failure = facts, on_write, on_failure
@@ -162,5 +163,5 @@ class WorkerRecords:
                 record = recorder.record()
             path = save_record(record, folder)
         if folder == self._folder:
-            self._on_write(record)
+            self._on_write(record.tokens_TLE)
         return path

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 from aurora_vllm import peer_ranks as module
-from aurora_vllm.peer_ranks import PeerProcesses, agree, is_running, naming_lost_ranks
+from aurora_vllm.peer_ranks import agree, folders_here, publish_folder
+from aurora_vllm.rank_progress import ENGINE, WORKER, RankFiles, RankProgress, file_of, naming_lost_ranks, process_state
+from aurora_vllm.stuck_rank import GONE, RUNS
 
 from aurora.errors import RankFailed
 
@@ -46,20 +48,30 @@ def test_a_rank_without_the_plugin(absent, monkeypatch):
     assert sum(report_here for _, report_here in found.values()) == 1
 
 
-def test_a_lost_rank_is_named():
+def test_ranks_know_which_of_them_run_on_this_host():
     store = dist.HashStore()
+    for rank, folder in ((0, "/a folder"), (2, "")):
+        assert folders_here(store, "k", 3) is None
+        publish_folder(store, "k", rank, folder)
+    store.set("k/host/1", "another /b")
+    assert folders_here(store, "k", 3) == {0: "/a folder", 2: ""}
+
+
+def test_a_lost_rank_is_named(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    here = PeerProcesses(store, "k", 0, 2)
-    assert not here.read_all()
-    store.set("k/process/1", f"{os.uname().nodename} {child.pid} /a folder")
-    assert here.read_all()
-    assert is_running(child.pid)
-    assert here.lost() == []
+    for rank, pid in ((0, os.getpid()), (1, child.pid)):
+        progress = RankProgress(file_of(tmp_path, rank))
+        progress._words[WORKER] = progress._words[ENGINE] = pid
+    files = RankFiles(tmp_path, [0, 1])
+    assert files.lost() == []
+    assert process_state(child.pid) == RUNS
     child.kill()
-    with pytest.raises(RankFailed, match="expert-parallel rank 1 is gone: Connection closed"), naming_lost_ranks(here):
+    with pytest.raises(RankFailed, match="expert-parallel rank 1 is gone: Connection closed"), naming_lost_ranks(files):
         raise RuntimeError("Connection closed\nat great length")
     child.communicate()
-    assert not is_running(child.pid)
+    assert process_state(child.pid) == GONE
+    files.keep([0])
+    assert files.lost() == [], "it is known to be lost"
 
 
 def test_other_errors_stay_what_they_are():

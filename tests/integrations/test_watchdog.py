@@ -137,9 +137,9 @@ def test_without_lost_ranks_the_others_count_anew(dog):
     run_pass(dog.ranks[0])
     dog.keep([0])
     dog.ranks[1].end()
-    assert dog._files.serving()
-    assert RankFiles(dog._files._folder).ranks == [0], "nobody calls the other one lost from now on"
-    assert [(rank, state.exchanges) for rank, state in dog._files.states(1.0).items()] == [(0, 0)]
+    assert dog.files.serving()
+    assert RankFiles(dog.files._folder).ranks == [0], "nobody calls the other one lost from now on"
+    assert [(rank, state.exchanges) for rank, state in dog.files.states(1.0).items()] == [(0, 0)]
 
 
 def test_a_watchdog_that_fails_is_no_stopped_rank(dog, monkeypatch, caplog):
@@ -147,7 +147,7 @@ def test_a_watchdog_that_fails_is_no_stopped_rank(dog, monkeypatch, caplog):
     monkeypatch.setattr(watchdog, "stuck_rank", lambda *_given: 1 / 0)
     dog._run()
     assert "the watchdog has ended" in caplog.text
-    assert not dog._files.serving()
+    assert not dog.files.serving()
 
 
 def test_a_process_with_two_servers_has_two_watchdogs(dog, tmp_path, caplog):
@@ -182,8 +182,8 @@ def test_the_first_rank_that_looks_speaks(tmp_path, monkeypatch):
 def test_what_a_watchdog_says_of_a_balancer(dog):
     dog.balancer = lambda: (ENDED, 0)
     dog.look()
-    assert RankFiles(dog._files._folder).serving()
-    assert next(iter(dog._files.states(1.0).values())).balancer == ENDED
+    assert RankFiles(dog.files._folder).serving()
+    assert next(iter(dog.files.states(1.0).values())).balancer == ENDED
 
 
 def test_the_balancers_thread_is_seen_at_its_functions(monkeypatch):

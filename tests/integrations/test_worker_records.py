@@ -175,7 +175,7 @@ def test_a_worker_holds_its_records_during_a_forward_pass():
 def test_drift_is_told_each_time_the_settings_record_is_written(tmp_path):
     told = []
     records = WorkerRecords(Settings(record=tmp_path / "seen"), 0)
-    records.begin(FACTS, lambda record: told.append(record.tokens_TLE.sum(axis=(0, 1))))
+    records.begin(FACTS, lambda tokens_TLE: told.append(tokens_TLE.sum(axis=(0, 1))))
     records.command("start", "mine")
     route(records, 1, 1)
     records.command("write")

@@ -32,8 +32,10 @@ from aurora_vllm.vllm_internals.api_checks import (
     find,
 )
 from aurora_vllm.vllm_internals.patches import PatchedWorker
+from aurora_vllm.vllm_internals.progress_hooks import within
 
 if TYPE_CHECKING:
+    from aurora_vllm.eplb_placement import EplbPlacement
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
 
 DECISIONS, LEAST_PASSES = 8, 8  # decisions in EPLB's `step_interval`, and forward passes before each
@@ -153,26 +155,17 @@ def _time_moves(worker: PatchedWorker) -> None:
     """Times what moves experts: those of all layers while serving waits, and those of a layer in the background."""
     serving, background = find("vllm.distributed.eplb.eplb_state:"), find(f"{EPLB_ASYNC}:")
     rearrange, transfer = serving.rearrange_expert_weights_inplace, background.transfer_layer
-
-    @functools.wraps(rearrange)
-    def rearrange_timed(*args: Any, **named: Any) -> None:
-        with nullcontext() if worker.live is None else _moving(worker.live):
-            rearrange(*args, **named)
-
-    @functools.wraps(transfer)
-    def transfer_timed(*args: Any, **named: Any) -> Any:  # the back ends that vLLM has for the background wait by themselves
-        with nullcontext() if worker.live is None else worker.live.moving():
-            return transfer(*args, **named)
-
-    serving.rearrange_expert_weights_inplace, background.transfer_layer = rearrange_timed, transfer_timed
+    serving.rearrange_expert_weights_inplace = within(lambda: _moving(worker.live))(rearrange)
+    # the back ends that vLLM has for the background wait by themselves
+    background.transfer_layer = within(lambda: nullcontext() if worker.live is None else worker.live.moving())(transfer)
 
 
 @contextmanager
-def _moving(live: Any) -> Iterator[None]:
+def _moving(live: EplbPlacement | None) -> Iterator[None]:
     """Context manager of moves while serving waits; it ends when they have been made, for which vLLM's rank 0 waits too."""
-    with live.moving():
+    with nullcontext() if live is None else live.moving():
         yield
-        if torch.cuda.is_available():
+        if live is not None and torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from aurora.errors import BadInput
 from aurora.io import load_plan
 from aurora.planner.placement.slot_counts import redundant_experts
-from aurora_vllm.peer_ranks import end_with_parent, naming_lost_ranks
-from aurora_vllm.rank_progress import FOLDER, RankFiles
+from aurora_vllm.peer_ranks import end_with_parent
+from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import (
     API_CHECKS,
@@ -222,13 +222,13 @@ def install_dp_hook() -> None:
         with suppress(ImportError, AttributeError):  # a vLLM without it names no lost rank there
             parallel, original = find(check.where.rpartition(".")[0]), find(check.where)
             if not getattr(original, "_aurora", False):
-                wrapped = within(lambda: naming_lost_ranks(_processes()))(original)
+                wrapped = within(lambda: naming_lost_ranks(_files()))(original)
                 wrapped._aurora = True  # type: ignore[attr-defined]
                 setattr(parallel, check.name, staticmethod(wrapped))
 
 
-def _processes() -> RankFiles | None:
-    """The processes of the server's ranks, by its status files; None if there are none."""
+def _files() -> RankFiles | None:
+    """The status files of the server's ranks; None if there are none."""
     files = RankFiles(Path(folder)) if (folder := os.environ.get(FOLDER)) else None
     return files if files is not None and files.ranks else None
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aurora.errors import BadInput
-from aurora_vllm.peer_ranks import PeerProcesses, naming_lost_ranks
+from aurora_vllm.rank_progress import naming_lost_ranks
 from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, RECORD_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
 from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engine_alltoall
-from aurora_vllm.vllm_internals.progress_hooks import watch_balancer, watch_steps
+from aurora_vllm.vllm_internals.progress_hooks import watch_balancer, watch_steps, within
 
 if TYPE_CHECKING:
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
@@ -27,14 +27,13 @@ LOG = logging.getLogger("vllm.aurora")
 ROUTER_BIAS = "e_score_correction_bias"  # of all ranks' experts; vLLM keeps it beside this rank's weights
 
 
-def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: PeerProcesses | None) -> None:
+def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any) -> None:
     """Wraps methods of a vLLM worker and its model runner.
 
     Args:
         worker: vLLM's worker; a method `aurora` for `collective_rpc` is added to it.
         patched: state that the patches share, with the integration.
         config: vLLM's configuration.
-        processes: the processes of all ranks, by which errors name lost ranks; None if unknown.
     """
     integration = patched.integration
     assert integration is not None
@@ -45,12 +44,12 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     @functools.wraps(execute)
     def execute_model(scheduler_output: Any, *args: Any, **named: Any) -> Any:
         real_tokens = scheduler_output.total_num_scheduled_tokens if warm and not named.get("dummy_run") else 0
-        with naming_lost_ranks(processes), integration.forward_pass(real_tokens) if real_tokens else nullcontext():
+        with naming_lost_ranks(integration.files), integration.forward_pass(real_tokens) if real_tokens else nullcontext():
             return execute(scheduler_output, *args, **named)  # without tokens it calls `_dummy_run`, runs no pass, or warms up
 
     @functools.wraps(dummy)
     def dummy_run(*args: Any, **named: Any) -> Any:
-        with naming_lost_ranks(processes), integration.forward_pass(0):
+        with naming_lost_ranks(integration.files), integration.forward_pass(0):
             return dummy(*args, **named)
 
     @functools.wraps(load)
@@ -65,7 +64,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
 
         @functools.wraps(sample)
         def sample_tokens(*args: Any, **named: Any) -> Any:
-            with naming_lost_ranks(processes):
+            with naming_lost_ranks(integration.files):
                 integration.progress.leave()
                 sampled = sample(*args, **named)  # EPLB moves experts in it
                 integration.progress.idle()
@@ -84,14 +83,8 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
             integration.moving.begin()
         return warmed_up
 
-    if (capture := getattr(runner, "capture_model", None)) is not None:
-
-        @functools.wraps(capture)
-        def capture_model(*args: Any, **named: Any) -> Any:
-            with integration.records.between_passes:  # nothing may wait for the GPU during a capture
-                return capture(*args, **named)
-
-        runner.capture_model = capture_model
+    if (capture := getattr(runner, "capture_model", None)) is not None:  # nothing may wait for the GPU during a capture
+        runner.capture_model = within(lambda: integration.records.between_passes)(capture)
     watch_steps(integration.progress)
     runner.execute_model, runner._dummy_run, worker.load_model = execute_model, dummy_run, load_model
     worker.compile_or_warm_up_model = compile_or_warm_up_model

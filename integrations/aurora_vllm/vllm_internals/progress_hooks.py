@@ -52,7 +52,7 @@ def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
     return state
 
 
-def within(context: Callable[[], AbstractContextManager[None]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def within(context: Callable[[], AbstractContextManager[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator that runs each call of a function inside a new context manager from `context`."""
 
     def decorate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +66,6 @@ def within(context: Callable[[], AbstractContextManager[None]]) -> Callable[[Cal
     return decorate
 
 
-def _wrap(check: ApiCheck, context: Callable[[], AbstractContextManager[None]]) -> None:
+def _wrap(check: ApiCheck, context: Callable[[], AbstractContextManager[Any]]) -> None:
     """Makes the function of a module that a check is of run in a context manager."""
     setattr(find(f"{check.where.partition(':')[0]}:"), check.name, within(context)(find(check.where)))

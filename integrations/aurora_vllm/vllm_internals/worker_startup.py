@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
-from aurora_vllm.peer_ranks import PeerProcesses, Verdict, agree
+from aurora_vllm.peer_ranks import Verdict, agree, folders_here, publish_folder
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals.api_checks import (
@@ -70,6 +70,7 @@ class WorkerStartup:
         all_to_all = "flat" if flat else settings.all_to_all
         self._settings = replace(settings, order=_effective_order(settings, config), all_to_all=all_to_all)
         self._patched = PatchedWorker(config)
+        self._numbers: list[int] = []  # at start, of the ranks that are left
 
     def install_patches(self) -> None:
         """Patches the classes that build experts and all-to-alls, unless there is already a refusal."""
@@ -93,14 +94,13 @@ class WorkerStartup:
         Raises:
             RankFailed: if the ranks refuse the plan, and the setting `required` is True.
         """
-        from aurora.planner.control.controller import begin_to_compile_decisions
         from aurora_vllm.plugin_status import PluginStatus
 
         group = None
         if self._config.parallel_config.enable_expert_parallel:
             group = find("vllm.distributed.parallel_state:get_ep_group")()
         integration = self._create_integration(group)
-        verdict, processes = self._agree(integration, group)
+        verdict, folders = self._agree(integration, group)
         name = self._config.model_config.served_model_name
         integration.status = PluginStatus(self._settings, name, integration.rank, self._reports)
         if verdict.refusal is not None:
@@ -109,41 +109,42 @@ class WorkerStartup:
         if self._refusal is not None:  # nothing was patched
             return
         if self._settings.adapt and integration.rank == 0 and verdict.refusal is None:
+            from aurora.planner.control.controller import begin_to_compile_decisions  # which other ranks never need
+
             begin_to_compile_decisions()  # while vLLM loads the model
         if group is not None:
             cluster = integration.served.cluster
             integration.connect(lambda: _transport(group, cluster))
             if self._settings.order in ("auto", "push") and integration.served.order != "stock":
-                integration.peers_memory = self._peers_memory(integration, group, processes)
-        if processes is not None:
-            self._watch(integration, processes, integration.status)
+                integration.peers_memory = self._peers_memory(integration, group, folders)
+        if folders:
+            self._watch(integration, folders, integration.status)
         self._patched.integration, self._patched.group = integration, group
-        patch_model_runner(worker, self._patched, self._config, processes)
+        patch_model_runner(worker, self._patched, self._config)
         if self._settings.fault_store is not None:
-            worker.ranks_changed = partial(self._change_ranks, integration, processes)
+            worker.ranks_changed = partial(self._change_ranks, integration)
 
-    def _change_ranks(
-        self, integration: WorkerIntegration, processes: PeerProcesses | None, ranks_before: Sequence[int | None]
-    ) -> None:
+    def _change_ranks(self, integration: WorkerIntegration, ranks_before: Sequence[int | None]) -> None:
         """Goes on in vLLM's new groups; `ranks_before` are their ranks by the numbers until now, None of those that join."""
         self._patched.group = group = find("vllm.distributed.parallel_state:get_ep_group")()
         integration.change_ranks(ranks_before, lambda: _transport(group, None))
         if self._patched.capturer is not None:
             self._patched.capturer.dp_rank = self._config.parallel_config.data_parallel_rank
-        if processes is not None and processes.here:
-            known = [rank for rank in ranks_before if rank is not None]
-            processes.keep(known if len(known) == len(ranks_before) else [])
-            if integration.watchdog is not None and processes.here:
-                integration.watchdog.keep([*processes.here])
-            elif integration.watchdog is not None:  # it does not know the processes of those that join
-                integration.watchdog.end()
+        if (watchdog := integration.watchdog) is None:
+            return
+        self._numbers = [self._numbers[rank] for rank in ranks_before if rank is not None]
+        if len(self._numbers) == len(ranks_before):
+            watchdog.keep([number for number in self._numbers if number in watchdog.files.ranks])
+        else:  # it does not know the processes of those that join
+            watchdog.end()
+            integration.watchdog = None
 
-    def _watch(self, integration: WorkerIntegration, processes: PeerProcesses, status: PluginStatus) -> None:
+    def _watch(self, integration: WorkerIntegration, folders: Mapping[int, str], status: PluginStatus) -> None:
         """Begins to watch the ranks of this host, in the folder of the first of them."""
         from aurora_vllm.watchdog import Watchdog
 
-        ranks = list(processes.here)
-        os.environ[FOLDER] = processes.here[ranks[0]]
+        ranks, self._numbers = list(folders), list(range(integration.ranks))
+        os.environ[FOLDER] = folders[ranks[0]]
         if not os.environ[FOLDER]:  # nobody has created one: vLLM's configuration was made without the plugin
             return
         folder = Path(os.environ[FOLDER])
@@ -173,8 +174,8 @@ class WorkerStartup:
         row_share = (tensor_parallel.rank_in_group, tensor_parallel.world_size)
         return WorkerIntegration(self._settings, rank, ranks, checkpoint, experts, row_share)
 
-    def _agree(self, integration: WorkerIntegration, group: Any) -> tuple[Verdict, PeerProcesses | None]:
-        """All ranks' verdict, and their processes if every rank has published its own."""
+    def _agree(self, integration: WorkerIntegration, group: Any) -> tuple[Verdict, dict[int, str] | None]:
+        """All ranks' verdict, and the status folders of this host's, if every rank has published its own."""
         refusal = (
             self._refusal
             or integration.served.load()
@@ -188,13 +189,12 @@ class WorkerStartup:
         rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
         store = dist.distributed_c10d._get_default_store()
         key = f"aurora/{'-'.join(map(str, group.ranks))}"
-        processes: PeerProcesses | None = PeerProcesses(store, key, rank, ranks, os.environ.get(FOLDER, ""))
+        publish_folder(store, key, rank, os.environ.get(FOLDER, ""))
         verdict = agree(store, key, rank, ranks, integration.served.fingerprint, refusal, timeout_s)
-        if processes is not None and not processes.read_all():
-            processes = None
+        folders = folders_here(store, key, ranks)
         if verdict.refusal is None and self._settings.colocate is not None:
-            verdict = self._join_colocated_servers(integration, store, key, processes)
-        return verdict, processes
+            verdict = self._join_colocated_servers(integration, store, key, folders)
+        return verdict, folders
 
     def _placement_refusal(self, integration: WorkerIntegration) -> str | None:
         """Decides how vLLM places the plan's experts. Returns why it cannot, or None."""
@@ -292,7 +292,7 @@ class WorkerStartup:
             return f"all_to_all: expected expert and data parallelism by {BACK_END}, found no all-to-all to perform in two hops"
         return None
 
-    def _peers_memory(self, integration: WorkerIntegration, group: Any, processes: PeerProcesses | None) -> MakeMemory | str:
+    def _peers_memory(self, integration: WorkerIntegration, group: Any, folders: Mapping[int, str] | None) -> MakeMemory | str:
         """Returns what makes memory that all ranks write, or why all-to-alls cannot go by push. A collective call."""
         from aurora_vllm.pushed_alltoall import memory_of_peers
 
@@ -301,8 +301,8 @@ class WorkerStartup:
             return "expected no colocate, fault_store, hierarchical all-to-alls or --enable-dbo, found one"
         if settings.order == "auto" and not torch.cuda.is_available():
             return "expected GPUs, found CPUs"
-        here = processes is not None and processes.on_one_host
-        return memory_of_peers(group.device_group, integration.transport(), here)
+        on_one_host = folders is not None and len(folders) == integration.ranks
+        return memory_of_peers(group.device_group, integration.transport(), on_one_host)
 
     def _record_refusal(self) -> str | None:
         """Why these ranks cannot record, each to the file of its expert-parallel rank, or None."""
@@ -316,7 +316,7 @@ class WorkerStartup:
         return None
 
     def _join_colocated_servers(
-        self, integration: WorkerIntegration, store: Any, key: str, processes: PeerProcesses | None
+        self, integration: WorkerIntegration, store: Any, key: str, folders: Mapping[int, str] | None
     ) -> Verdict:
         """Joins the servers of the same name, on all ranks or on none."""
         from aurora.runtime.colocation_table import colocation_folder
@@ -326,7 +326,7 @@ class WorkerStartup:
         settings, rank, refusal, arbiter = self._settings, integration.rank, None, None
         finish = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
         try:
-            if processes is None or not processes.on_one_host:
+            if folders is None or len(folders) < integration.ranks:
                 raise BadInput("colocate: expected all ranks on one machine")
             folder, policy = (
                 colocation_folder(str(settings.colocate)),
