@@ -25,6 +25,7 @@ from aurora.advisor.engines.vllm import rank_words
 from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_cluster, load_model_config, load_plan, save_cluster
 from aurora.io.files import HUB_NAME, make_folder, served_model
+from aurora.planner.placement.slot_counts import redundant_experts
 from aurora.planner.workload.model_config import Shape
 from aurora.profiler.devices import find_devices
 from aurora.types import Cluster, Gpu, Plan
@@ -253,18 +254,15 @@ def _cluster(found: Cluster | None, ranks: int) -> Cluster:
 def _survives(plan: Plan) -> bool:
     """Returns whether two GPUs hold each expert."""
     placement = plan.models[0].placement
-    return all(
-        sum(expert in held for held in held_G) > 1 for held_G in placement.slots_LG for expert in range(placement.experts)
-    )
+    return all(placement.fewest_replicas(layer, range(placement.gpus))[1] > 1 for layer in range(len(placement.slots_LG)))
 
 
 def _options(words: list[str], experts: int, gpus: int, cpu: bool, apply: bool, survive: bool, plan: Plan | None) -> list[str]:
     """Returns options of vLLM that the words lack."""
     added = [("--shutdown-timeout", SHUTDOWN_S)] + [("--enable-expert-parallel", "")] * (gpus > 1)
     added += CPU_OPTIONS if cpu else ()
-    uneven = plan is not None and len({len(held) for held_G in plan.models[0].placement.slots_LG for held in held_G}) > 1
-    replicas = plan is not None and any(sum(map(len, held_G)) > experts for held_G in plan.models[0].placement.slots_LG)
-    if gpus > 1 and (survive or uneven or replicas or (apply and not cpu)):
+    padded = plan is not None and redundant_experts(plan.models[0].placement) > 0
+    if gpus > 1 and (survive or padded or (apply and not cpu)):
         added += [("--enable-eplb", "")]
         redundant = survive * experts + -experts * (1 + survive) % gpus
         own = _has(words, "--eplb-config")

@@ -15,7 +15,6 @@ DEFAULT_TOKENS = 16  # vLLM's max_tokens of completions
 DONE = b"data: [DONE]\n\n"
 NO_REASON: dict[str, Any] = {}  # vLLM ends the stream of a request that it aborts before the first token without a chunk
 HOP_BY_HOP = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding", "keep-alive", "upgrade"}
-IDS = ("token_ids", "prompt_token_ids")
 LARGEST_BODY = 1 << 29
 SAMPLING = (  # fields of a request that a resumed one keeps
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop_token_ids", "ignore_eos",
