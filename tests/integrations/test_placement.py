@@ -11,7 +11,7 @@ import pytest
 import torch
 from aurora_vllm.served_plan import ServedPlan, served_hierarchy
 from aurora_vllm.settings import Settings
-from aurora_vllm.vllm_internals import hooks, worker_startup
+from aurora_vllm.vllm_internals import api_checks, hooks, worker_startup
 from aurora_vllm.vllm_internals.hooks import set_redundant_experts
 from aurora_vllm.vllm_internals.patches import PatchedWorker, check_all_fused, check_kernel, patch_eplb
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
@@ -105,8 +105,8 @@ def refusal(monkeypatch, platform, placement=UNEVEN, **given):
     module = types.ModuleType("vllm.platforms")
     module.current_platform = platform
     monkeypatch.setitem(sys.modules, "vllm.platforms", module)
-    monkeypatch.setattr(worker_startup, "check_api", lambda _checks: None)
-    return WorkerStartup(Settings(), config(**given), None)._placement_refusal(SimpleNamespace(served=served(placement)))
+    monkeypatch.setattr(api_checks, "check_api", lambda _checks: None)
+    return next(WorkerStartup(Settings(), config(**given), None)._placement_refusals(served(placement)), None)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,13 @@ def test_experts_follow_the_traffic_only_where_they_can(given, settings, found, 
     module = types.ModuleType("vllm.platforms")
     module.current_platform = Platform("cuda")
     monkeypatch.setitem(sys.modules, "vllm.platforms", module)
-    monkeypatch.setattr(worker_startup, "check_api", lambda _checks: None)
+    monkeypatch.setattr(api_checks, "check_api", lambda _checks: None)
     even = given.get("placement", Placement((((0, 2), (1, 3)), ((0, 1), (2, 3)))))
     given = {name: value for name, value in given.items() if name != "placement"}
     integration = SimpleNamespace(served=served(even), ranks=given.pop("ranks", 2))
     plan = {"plan": Path("plan.json")}  # which all_to_all needs
-    said = WorkerStartup(Settings(adapt=True, **plan, **settings), config(**given), None)._adapt_refusal(integration)
+    startup = WorkerStartup(Settings(adapt=True, **plan, **settings), config(**given), None)
+    said = next(startup._adapt_refusals(integration), None)
     assert (said is None) == (found is None)
     assert found is None or said.startswith(found)
 
@@ -294,14 +295,14 @@ def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, ser
 def test_two_hops_and_time_slices_need_an_alltoall_of_auroras():
     startup = WorkerStartup(Settings(plan="plan.json", all_to_all="hierarchical"), config(graphs="FULL"), None)
     assert startup._settings.order == "auto", "CUDA graphs are given up for it"
-    assert startup._alltoall_refusal() is None
+    assert not any(startup._alltoall_refusals())
     expected = "expected expert and data parallelism by allgather_reducescatter, found no all-to-all to"
     for given, sentence in (
         ({"all_to_all": "hierarchical"}, f"all_to_all: {expected} perform in two hops"),
         ({"colocate": "both"}, f"colocate: {expected} take time slices for"),
     ):
         startup = WorkerStartup(Settings(plan="plan.json", **given), config(back_end="deepep_low_latency"), None)
-        assert startup._alltoall_refusal() == sentence
+        assert next(startup._alltoall_refusals()) == sentence
 
 
 class Policy:
@@ -425,5 +426,5 @@ def test_records_that_would_lack_tokens_are_refused(tmp_path, given, refusal):
     sizes = {"enable_expert_parallel": True, "world_size": 1, "data_parallel_size": 1, "pipeline_parallel_size": 1}
     parallel = SimpleNamespace(**sizes | given)
     startup = WorkerStartup(Settings(record=tmp_path), SimpleNamespace(parallel_config=parallel), None)
-    found = startup._record_refusal()
+    found = next(startup._record_refusals(), None)
     assert found is None if refusal is None else found.startswith(refusal)

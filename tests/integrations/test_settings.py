@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
-from aurora_vllm.vllm_internals import hooks
+from aurora_vllm.vllm_internals import api_checks, hooks
 from aurora_vllm.vllm_internals.api_checks import HOOK_API_CHECKS
 
 from aurora.errors import BadInput
@@ -140,7 +140,7 @@ def engine_args(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(hooks, "check_api", lambda _checks: None)
+    monkeypatch.setattr(api_checks, "check_api", lambda _checks: None)
     monkeypatch.setenv("AURORA_STATUS_FOLDER", "there is one")
     hooks.install_settings_check()
     hooks.install_settings_check()
@@ -186,7 +186,7 @@ def test_a_vllm_without_the_hook_is_left_as_it_is_if_the_plugin_is_not_required(
         assert checks == HOOK_API_CHECKS
         raise BadInput("vLLM 9.9 lacks what the plugin needs")
 
-    monkeypatch.setattr(hooks, "check_api", lacking)
+    monkeypatch.setattr(api_checks, "check_api", lacking)
     engine_args().create_engine_config()
     assert not caplog.records, "it is not configured"
     engine_args(aurora={}).create_engine_config()

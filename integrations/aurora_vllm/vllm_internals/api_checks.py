@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -316,3 +317,11 @@ def check_api(checks: tuple[ApiCheck, ...]) -> None:
             missing.setdefault(check.what, lack)
     if missing:
         raise BadInput(f"vLLM {found} lacks what the plugin needs: {'; '.join(missing.values())}")
+
+
+def lacks(checks: tuple[ApiCheck, ...]) -> Iterator[str]:
+    """Yields a sentence if `check_api` raises BadInput."""
+    try:
+        check_api(checks)
+    except BadInput as error:
+        yield str(error)

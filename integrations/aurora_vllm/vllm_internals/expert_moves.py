@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aurora.errors import BadInput
 from aurora.types import Placement
 from aurora.types.arrays import IntArray
 from aurora_vllm.vllm_internals.api_checks import (
@@ -27,9 +26,8 @@ from aurora_vllm.vllm_internals.api_checks import (
     MIGRATION_FLOW,
     MOVE_API_CHECKS,
     PIECE_API_CHECKS,
-    ApiCheck,
-    check_api,
     find,
+    lacks,
 )
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 from aurora_vllm.vllm_internals.progress_hooks import within
@@ -97,22 +95,13 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
     _leave_out_rehearsals(worker)
     _decide_more_often(balancer)
     skips = find("vllm.platforms:current_platform").is_rocm()  # where vLLM leaves out rearrangements of little gain
-    if not balancer.is_async and not skips and _known(PIECE_API_CHECKS):  # else at once, or by layer in the background
+    if not balancer.is_async and not skips and not any(lacks(PIECE_API_CHECKS)):  # else at once, or by layer in the background
         _move_in_pieces(worker)
         worker.live.in_pieces = True
     _time_moves(worker)
-    if _known(MOVE_API_CHECKS):  # else they come in vLLM's sequence
+    if not any(lacks(MOVE_API_CHECKS)):  # else they come in vLLM's sequence
         move_in_rounds()
         balancer.parallel_config.eplb_config.enable_migration_batching = balancer.is_async
-
-
-def _known(checks: tuple[ApiCheck, ...]) -> bool:
-    """Returns whether the installed vLLM passes checks."""
-    try:
-        check_api(checks)
-    except BadInput:
-        return False
-    return True
 
 
 def _broadcast(tensor: torch.Tensor) -> None:

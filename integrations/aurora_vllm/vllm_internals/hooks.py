@@ -30,6 +30,7 @@ from aurora_vllm.vllm_internals.api_checks import (
     WORKER,
     check_api,
     find,
+    lacks,
 )
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
 from aurora_vllm.vllm_internals.progress_hooks import within
@@ -148,13 +149,11 @@ def expert_parallel_ranks(parallel: Any) -> int:
 
 def _check_hook(settings: Settings, reports: bool) -> None:
     """Warns if the plugin could not wrap this vLLM's workers. Raises BadInput instead if the plugin is required."""
-    try:
-        check_api(HOOK_API_CHECKS)
-    except BadInput as error:
+    for lack in lacks(HOOK_API_CHECKS):
         if settings.required:
-            raise
+            raise BadInput(lack)
         if reports:
-            LOG.warning("aurora: %s; vLLM is left as it is", error)
+            LOG.warning("aurora: %s; vLLM is left as it is", lack)
 
 
 def set_redundant_experts(config: Any, plan: Path) -> None:
@@ -191,9 +190,7 @@ def serve_on_without_lost_ranks(config: Any, address: str) -> None:
 
 def install_worker_hook() -> None:
     """Patches vLLM's worker to call `prepare_worker` in `init_device`. Idempotent; no-op if vLLM lacks that method."""
-    try:
-        check_api(HOOK_API_CHECKS)
-    except BadInput:  # `check_settings` says so, if the plugin is configured
+    if any(lacks(HOOK_API_CHECKS)):  # `check_settings` says so, if the plugin is configured
         return
     wrapper = find(WORKER.rpartition(".")[0])
     if getattr(wrapper.init_device, "_aurora", False):

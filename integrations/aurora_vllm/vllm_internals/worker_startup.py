@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,8 @@ from aurora_vllm.vllm_internals.api_checks import (
     RECORD_API_CHECKS,
     V1_EPLB_API_CHECKS,
     V2_EPLB_API_CHECKS,
-    check_api,
     find,
+    lacks,
 )
 from aurora_vllm.vllm_internals.joining_rank import joins
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from aurora.types import Cluster
     from aurora_vllm.plugin_status import PluginStatus
     from aurora_vllm.pushed_alltoall import MakeMemory
+    from aurora_vllm.served_plan import ServedPlan
     from aurora_vllm.worker_integration import WorkerIntegration
 
 LOG = logging.getLogger("vllm.aurora")
@@ -79,7 +80,7 @@ class WorkerStartup:
         patch_routed_experts(self._patched)
         patch_all2all_manager(self._patched)
         moved = self._settings.plan is not None or self._settings.adapt
-        if self._config.parallel_config.enable_eplb and moved and self._eplb_refusal() is None:
+        if self._config.parallel_config.enable_eplb and moved and not any(self._eplb_refusals()):
             patch_eplb(self._patched)
         settings = self._settings
         by_messages = settings.order != "auto" or settings.colocate is not None or settings.all_to_all == "hierarchical"
@@ -176,14 +177,7 @@ class WorkerStartup:
 
     def _agree(self, integration: WorkerIntegration, group: Any) -> tuple[Verdict, dict[int, str] | None]:
         """All ranks' verdict, and the status folders of this host's, if every rank has published its own."""
-        refusal = (
-            self._refusal
-            or integration.served.load()
-            or self._placement_refusal(integration)
-            or self._adapt_refusal(integration)
-            or self._alltoall_refusal()
-            or self._record_refusal()
-        )  # fmt: skip
+        refusal = next(self._refusals(integration), None)
         if group is None or integration.ranks == 1 or joins():
             return Verdict(refusal, self._reports), None
         rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
@@ -196,101 +190,108 @@ class WorkerStartup:
             verdict = self._join_colocated_servers(integration, store, key, folders)
         return verdict, folders
 
-    def _placement_refusal(self, integration: WorkerIntegration) -> str | None:
-        """Decides how vLLM places the plan's experts. Returns why it cannot, or None."""
-        plan, parallel = integration.served.plan, self._config.parallel_config
-        if plan is None:
-            return None
-        if (refusal := _platform_refusal("a plan")) is not None:
-            return refusal
-        if (load_format := str(self._config.load_config.load_format)) not in LOAD_FORMATS:
-            return f"a plan needs weights in the checkpoint's own form, found --load-format {load_format}"
-        if parallel.enable_eplb:
-            redundant = parallel.eplb_config.num_redundant_experts
-            return self._eplb_refusal() or integration.served.place_physical_experts(redundant)
-        if plan.models[0].placement.split_LG is not None:
-            return "the plan's replicas need --enable-eplb"
-        if IN_SEQUENCE & set(self._config.model_config.architectures):
-            return "a plan needs weights that are loaded expert by expert, found a model whose ranks read theirs in sequence"
-        if getattr(parallel, "enable_ep_weight_filter", False):  # it reads what vLLM's own map gives this rank
-            return "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
-        return self._expert_map_refusal("a plan")
+    def _refusals(self, integration: WorkerIntegration) -> Iterator[str]:
+        """Yields why the plugin cannot do what its settings ask for. Later reasons hold only if there are no earlier ones."""
+        if (refusal := self._refusal or integration.served.load()) is not None:
+            yield refusal
+        yield from self._placement_refusals(integration.served)
+        if self._settings.adapt:
+            yield from self._adapt_refusals(integration)
+        yield from self._alltoall_refusals()
+        if self._settings.record is not None:
+            yield from self._record_refusals()
 
-    def _eplb_refusal(self) -> str | None:
-        """Why EPLB cannot begin with a plan, or None."""
+    def _placement_refusals(self, served: ServedPlan) -> Iterator[str]:
+        """Decides how vLLM places the plan's experts. Yields why it cannot."""
+        parallel = self._config.parallel_config
+        if served.plan is None:
+            return
+        yield from _platform_refusals("a plan")
+        if (load_format := str(self._config.load_config.load_format)) not in LOAD_FORMATS:
+            yield f"a plan needs weights in the checkpoint's own form, found --load-format {load_format}"
+        if parallel.enable_eplb:
+            yield from self._eplb_refusals()
+            if (refusal := served.place_physical_experts(parallel.eplb_config.num_redundant_experts)) is not None:
+                yield refusal
+            return
+        if served.plan.models[0].placement.split_LG is not None:
+            yield "the plan's replicas need --enable-eplb"
+        if IN_SEQUENCE & set(self._config.model_config.architectures):
+            yield "a plan needs weights that are loaded expert by expert, found a model whose ranks read theirs in sequence"
+        if getattr(parallel, "enable_ep_weight_filter", False):  # it reads what vLLM's own map gives this rank
+            yield "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
+        yield from self._expert_map_refusals("a plan")
+
+    def _eplb_refusals(self) -> Iterator[str]:
+        """Yields why EPLB cannot begin with a plan."""
         if getattr(self._config.parallel_config, "enable_elastic_ep", False):
             what = "adapt" if self._settings.plan is None else "a plan"
-            return f"{what} is for a fixed number of ranks, found --enable-elastic-ep"
+            yield f"{what} is for a fixed number of ranks, found --enable-elastic-ep"
         steps = V2_EPLB_API_CHECKS if self._config.use_v2_model_runner else V1_EPLB_API_CHECKS
-        try:
-            check_api(EPLB_API_CHECKS + steps + (ADAPT_API_CHECKS if self._settings.adapt else ()))
-        except BadInput as error:
-            return str(error)
-        return None
+        yield from lacks(EPLB_API_CHECKS + steps + (ADAPT_API_CHECKS if self._settings.adapt else ()))
 
-    def _adapt_refusal(self, integration: WorkerIntegration) -> str | None:
-        """Why experts cannot follow the traffic, or None."""
-        parallel, settings = self._config.parallel_config, self._settings
-        if not settings.adapt:
-            return None
-        if parallel.pipeline_parallel_size > 1:
-            return "adapt: expected no pipeline parallelism, each of whose stages would decide for itself"
-        if (refusal := _platform_refusal("adapt")) is not None:
-            return refusal
+    def _adapt_refusals(self, integration: WorkerIntegration) -> Iterator[str]:
+        """Yields why experts cannot follow the traffic."""
+        if self._config.parallel_config.pipeline_parallel_size > 1:
+            yield "adapt: expected no pipeline parallelism, each of whose stages would decide for itself"
+        yield from _platform_refusals("adapt")
         if self._moves_by_maps:
-            return self._map_moves_refusal(integration) or self._expert_map_refusal("adapt")
-        if settings.period_s != Settings.period_s:
-            return "period_s: expected none with --enable-eplb, where it is an eighth of --eplb-config.step_interval"
-        return self._eplb_refusal()
+            yield from self._map_moves_refusals(integration)
+            yield from self._expert_map_refusals("adapt")
+            return
+        if self._settings.period_s != Settings.period_s:
+            yield "period_s: expected none with --enable-eplb, where it is an eighth of --eplb-config.step_interval"
+        yield from self._eplb_refusals()
 
-    def _map_moves_refusal(self, integration: WorkerIntegration) -> str | None:
-        """Why the plugin cannot move experts itself, between forward passes, or None."""
+    def _map_moves_refusals(self, integration: WorkerIntegration) -> Iterator[str]:
+        """Yields why the plugin cannot move experts itself, between forward passes."""
         parallel, without = self._config.parallel_config, "adapt without --enable-eplb: expected"
         if integration.ranks == 1:
-            return f"{without} several expert-parallel ranks, found one"
+            yield f"{without} several expert-parallel ranks, found one"
         if getattr(parallel, "enable_elastic_ep", False):
-            return f"{without} a fixed number of ranks, found --enable-elastic-ep"
+            yield f"{without} a fixed number of ranks, found --enable-elastic-ep"
         if getattr(parallel, "enable_dbo", False):
-            return f"{without} one batch at a time, found --enable-dbo"
+            yield f"{without} one batch at a time, found --enable-dbo"
         if self._settings.all_to_all == "hierarchical":
-            return f"{without} flat all-to-alls, found hierarchical ones"
+            yield f"{without} flat all-to-alls, found hierarchical ones"
         if (plan := integration.served.plan) is not None:
             widths_GL = zip(*([*map(len, held_G)] for held_G in plan.models[0].placement.slots_LG), strict=True)
             if any(len(set(width_L)) > 1 or not all(width_L) for width_L in widths_GL):
-                return f"{without} a plan that gives a rank as many experts in every layer, and each rank some, found another"
-        try:
-            check_api(RECORD_API_CHECKS + MAP_MOVES_API_CHECKS)
-        except BadInput as error:
-            return str(error)
+                yield f"{without} a plan that gives a rank as many experts in every layer, and each rank some, found another"
+        yield from lacks(RECORD_API_CHECKS + MAP_MOVES_API_CHECKS)
         if self._config.aux_output_config.enable_return_routed_experts:
-            return f"{without} no --enable-return-routed-experts, which takes the routers' choices"
-        return None
+            yield f"{without} no --enable-return-routed-experts, which takes the routers' choices"
 
-    def _expert_map_refusal(self, what: str) -> str | None:
-        """Why vLLM may ignore an expert map in which a rank's experts do not follow each other, as `what` needs; or None."""
+    def _expert_map_refusals(self, what: str) -> Iterator[str]:
+        """Yields why vLLM may ignore an expert map in which a rank's experts do not follow each other, as `what` needs."""
         platform, parallel = find("vllm.platforms:current_platform"), self._config.parallel_config
         quantization, kernel = self._config.model_config.quantization, self._config.kernel_config.moe_backend
         known = ["auto"] if platform.is_cpu() else ["triton"]
         if platform.is_cuda() and not platform.has_device_capability(100):  # vLLM prefers Triton there
             known = ["auto", "triton"]
-        found = None
+        needs = f"{what} without --enable-eplb needs unquantized experts and --moe-backend triton, found"
         if parallel.all2all_backend != BACK_END:
-            found = f"--all2all-backend {parallel.all2all_backend}"
-        elif quantization is not None:
-            found = f"{quantization} experts"
-        elif kernel not in known:
-            found = f"--moe-backend {kernel}"
-        return found and f"{what} without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
+            yield f"{needs} --all2all-backend {parallel.all2all_backend}"
+        if quantization is not None:
+            yield f"{needs} {quantization} experts"
+        if kernel not in known:
+            yield f"{needs} --moe-backend {kernel}"
 
-    def _alltoall_refusal(self) -> str | None:
-        """Why settings that need an all-to-all of aurora's have none, or None."""
-        if self._settings.order != "stock":
-            return None
-        if self._settings.colocate is not None:
-            return f"colocate: expected expert and data parallelism by {BACK_END}, found no all-to-all to take time slices for"
-        if self._settings.all_to_all == "hierarchical":
-            return f"all_to_all: expected expert and data parallelism by {BACK_END}, found no all-to-all to perform in two hops"
-        return None
+    def _alltoall_refusals(self) -> Iterator[str]:
+        """Yields why settings that need an all-to-all of aurora's have none."""
+        expected = f"expected expert and data parallelism by {BACK_END}, found no all-to-all to"
+        if self._settings.order == "stock" and self._settings.colocate is not None:
+            yield f"colocate: {expected} take time slices for"
+        if self._settings.order == "stock" and self._settings.all_to_all == "hierarchical":
+            yield f"all_to_all: {expected} perform in two hops"
+
+    def _record_refusals(self) -> Iterator[str]:
+        """Yields why these ranks cannot record, each to the file of its expert-parallel rank."""
+        parallel = self._config.parallel_config
+        if parallel.pipeline_parallel_size > 1:
+            yield "record: expected no pipeline parallelism, whose stages have the same expert-parallel ranks"
+        if not parallel.enable_expert_parallel and parallel.world_size * parallel.data_parallel_size > 1:
+            yield "record: several ranks record with --enable-expert-parallel only"
 
     def _peers_memory(self, integration: WorkerIntegration, group: Any, folders: Mapping[int, str] | None) -> MakeMemory | str:
         """Returns what makes memory that all ranks write, or why all-to-alls cannot go by push. A collective call."""
@@ -303,17 +304,6 @@ class WorkerStartup:
             return "expected GPUs, found CPUs"
         on_one_host = folders is not None and len(folders) == integration.ranks
         return memory_of_peers(group.device_group, integration.transport(), on_one_host)
-
-    def _record_refusal(self) -> str | None:
-        """Why these ranks cannot record, each to the file of its expert-parallel rank, or None."""
-        parallel = self._config.parallel_config
-        if self._settings.record is None:
-            return None
-        if parallel.pipeline_parallel_size > 1:
-            return "record: expected no pipeline parallelism, whose stages have the same expert-parallel ranks"
-        if not parallel.enable_expert_parallel and parallel.world_size * parallel.data_parallel_size > 1:
-            return "record: several ranks record with --enable-expert-parallel only"
-        return None
 
     def _join_colocated_servers(
         self, integration: WorkerIntegration, store: Any, key: str, folders: Mapping[int, str] | None
@@ -351,12 +341,11 @@ def process_number(parallel: Any) -> int:
     return int(parallel.data_parallel_rank * parallel.world_size + parallel.rank)
 
 
-def _platform_refusal(what: str) -> str | None:
-    """Why this platform's experts cannot be placed, or None."""
+def _platform_refusals(what: str) -> Iterator[str]:
+    """Yields why this platform's experts cannot be placed."""
     platform = find("vllm.platforms:current_platform")
-    if platform.is_cpu() or platform.is_cuda():
-        return None
-    return f"{what} needs CUDA GPUs or CPUs, found {platform.device_name}"  # ROCm appends shared experts to the routed ones
+    if not platform.is_cpu() and not platform.is_cuda():  # ROCm appends shared experts to the routed ones
+        yield f"{what} needs CUDA GPUs or CPUs, found {platform.device_name}"
 
 
 def _effective_order(settings: Settings, config: Any) -> str:
