@@ -524,7 +524,9 @@ def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], 
     return costs.summed if aim in SUMMED else replace(costs, worst=AIMS[aim](len(parts)))
 
 
-def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, windows_W: IntArray, worst: int) -> LayerCosts:
+def expected_costs(
+    cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, windows_W: IntArray, aim: str, cases: int
+) -> LayerCosts:
     """Returns the LayerCosts of one layer in forecast traffic cases.
 
     Args:
@@ -532,13 +534,15 @@ def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, w
         profile: the model, for its bytes and compute curves.
         tokens_WSE: (W, S, E) float64, (token, expert) pairs from each source rank to each expert in each case.
         windows_W: (W,) int64, number of equal windows over which the pairs of each case are spread.
-        worst: number of cases that count, longest first.
+        aim: a name of AIMS.
+        cases: number of cases of the forecast, of which the W are equally many draws each.
     """
     each_WSE = tokens_WSE / windows_W[:, None, None]
 
     def seconds(gpus: Sequence[Gpu], kind_G: IntArray) -> list[FloatArray]:
         return [(each.T * windows_W).T for each in _window_seconds(gpus, kind_G, profile, each_WSE, expected=True)]
 
+    worst = AIMS[aim](cases) * len(windows_W) // cases
     return replace(_layer_costs(cluster, profile, tokens_WSE, seconds), worst=worst)
 
 

@@ -8,6 +8,8 @@ elsewhere, or puts another expert in the place of a replica. If none of these he
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from aurora.planner.placement.slot_state import (
@@ -279,6 +281,9 @@ ROUNDING = 1e-12  # share of the largest summand: smaller gains are rounding, al
 EXTREMES = 16  # busiest and idlest experts that are tried in an empty slot where no replica lowers the objective
 EFFORT = 10_000_000  # changes times cases that the restarts of a search price at most: about 0.1 s
 DESCENT = 10  # so many times that may the first descent price
+ROUNDS = 4  # of a search at most
+KICKS = 16  # restarts of the search in a round
+WORTH = 0.01  # share of a layer's time that replicas in spare slots may cost at most
 
 
 def slot_search(
@@ -334,6 +339,55 @@ def fill(layer: PhaseSums, held_GP: IntArray) -> tuple[IntArray, float]:
     wide_GP[:, : held_GP.shape[1]] = held_GP
     value_s = _fill(layer, wide_GP, _even_shares(wide_GP))
     return wide_GP, value_s
+
+
+def search_in_rounds(
+    layer: PhaseSums,
+    starts: Sequence[IntArray],
+    judged_s: Callable[[IntArray], float],
+    rng: np.random.Generator,
+    replicas: bool,
+    patient: bool,
+) -> IntArray:
+    """Returns the best of several starts and of what the search makes of them, as a second price judges it.
+
+    The search goes on in rounds from the best of its results.
+
+    Args:
+        layer: the costs that the search sees.
+        starts: (G, P) int64 each, the expert in each slot, -1 for none; filled with replicas if these are allowed.
+        judged_s: returns the seconds by which results are compared, such as those on unseen traffic.
+        rng: for the search.
+        replicas: whether experts may have several, which then fill all slots, unless that costs more than WORTH: a hot expert
+            that has a GPU to itself may have no neighbour that it can bear.
+        patient: whether the search goes on after a round that gains nothing.
+
+    Returns:
+        (G, P) int64, the expert in each slot.
+    """
+
+    def full(held_GP: IntArray) -> IntArray:
+        if not replicas:
+            return held_GP
+        filled_GP = fill(layer, held_GP)[0]
+        return filled_GP if judged_s(held_GP) >= judged_s(filled_GP) * (1 - WORTH) else held_GP
+
+    def refined(held_GP: IntArray, kicks: int) -> IntArray:
+        return full(slot_search(layer, held_GP, rng, kicks, replicas)[0])
+
+    begun = [full(start_GP) for start_GP in starts]
+    found = [refined(held_GP, 0) for held_GP in begun]
+    candidates = [*found, *begun]
+    value_s = [judged_s(candidate) for candidate in candidates]
+    best_GP, best_s = candidates[int(np.argmin(value_s))], min(value_s)
+    held_GP = found[int(np.argmin(value_s[: len(found)]))]
+    for _ in range(ROUNDS):
+        held_GP = refined(held_GP, KICKS)
+        if (now_s := judged_s(held_GP)) < best_s * (1 - 1e-12):
+            best_GP, best_s = held_GP, now_s
+        elif not patient:
+            break
+    return best_GP
 
 
 def _even_shares(held_GP: IntArray) -> FloatArray:

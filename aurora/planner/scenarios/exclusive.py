@@ -26,7 +26,6 @@ from aurora.planner.placement.coactivation import (
     distinct_tokens,
 )
 from aurora.planner.placement.cost_model import (
-    AIMS,
     OWN,
     SUMMED,
     LayerCosts,
@@ -38,7 +37,7 @@ from aurora.planner.placement.cost_model import (
 from aurora.planner.placement.grouping import PLACE, grouped
 from aurora.planner.placement.linear_program import blocks, lp_rounding
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
-from aurora.planner.placement.slot_search import fill, slot_search
+from aurora.planner.placement.slot_search import KICKS, WORTH, fill, search_in_rounds, slot_search
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, capped
 from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
@@ -48,10 +47,7 @@ from aurora.types import FailureDomains, GpuSlots, Placement, PlanOptions
 from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 
 SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
-DRAWS = 48  # unseen cases that placements of a layer are compared on
-ROUNDS = 4  # of a search at most
-KICKS = 16  # restarts of the search in a round
-WORTH = 0.01  # share of a layer's time that replicas in spare slots may cost at most, where counts are exact
+DRAWS = 48  # unseen scenarios that placements of a layer are compared on
 OFFERED_LAYERS = 8  # layers at most from which the gain of one more slot on each GPU is estimated
 
 
@@ -60,39 +56,28 @@ class ExclusiveProblem:
     """One layer of a model that has the GPUs to itself, as placement strategies see it.
 
     Attributes:
-        recorded: costs in the recorded traffic cases (windows or traffic domains).
-        whole: costs of the sum of all windows, without the profiles of further domains.
-        expected: costs in the forecast of each case; placements are made for these.
-        judge: costs in cases drawn from the forecast; candidate placements are compared on these.
-        unseen: costs in other draws; they give the expected seconds of the placement that was chosen.
+        recorded: the layer in every scenario that the placement must serve, as recorded.
+        whole: the layer over the whole profile, without the profiles of further domains.
+        expected: the layer in every scenario, as placements are made for.
+        ports: `expected` with ports as slow as NICs make them: searches know ports alone.
+        judge: the layer in scenarios by which placements are compared, with NICs and all.
+        unseen: the layer in further scenarios, by which the placement that was chosen is judged.
+        load_E: (E,) int64 tokens of each expert in all scenarios, as recorded.
         slots_G: (G,) int64, how many experts each GPU can hold.
         domains: which GPUs fail together.
-
-    Searches model ports but no NICs, so they get `nics_as_ports`; the placements that they return are compared with NICs.
+        exact: whether the recorded counts are taken as exact.
     """
 
     recorded: LayerCosts
     whole: LayerCosts
     expected: LayerCosts
+    ports: LayerCosts
     judge: LayerCosts
     unseen: LayerCosts
+    load_E: IntArray
     slots_G: IntArray
     domains: FailureDomains
-
-    @cached_property
-    def load_E(self) -> IntArray:
-        """(E,) int64 tokens of each expert in all traffic cases, as recorded."""
-        return np.asarray(self.recorded.load_WE.sum(axis=0), dtype=np.int64)
-
-    @property
-    def exact(self) -> bool:
-        """True if the recorded counts are taken as exact."""
-        return self.judge is self.expected
-
-    @property
-    def nics_as_ports(self) -> LayerCosts:
-        """`expected` with port rates lowered to the NICs'."""
-        return self.expected.nics_as_ports
+    exact: bool
 
     @property
     def any_group_fits(self) -> bool:
@@ -152,7 +137,9 @@ class Exclusive(Scenario):
             return None
         total_s = 0.0
         for layer in range(self.layers):
-            unseen = self._unseen_costs(self._forecast(layer), layer)
+            forecast = self._forecast(layer)
+            draws, scenarios = _unseen_draws(forecast, layer), len(forecast.share_WE)
+            unseen = expected_costs(self.cluster, self.profiles[0], *draws, self.options.aim, scenarios)
             total_s += unseen.value_s(placements_M[0].split_EG(layer))
         return total_s
 
@@ -197,32 +184,32 @@ class Exclusive(Scenario):
         """One layer with its recorded and its forecast traffic."""
         cluster, profile, aim = self.cluster, self.profiles[0], self.options.aim
         forecast = self._forecast(layer)
+        scenarios, expected_WSE = len(forecast.share_WE), forecast.expected_WSE
+        drawn, unseen = None if aim == OWN else forecast.draws(DRAWS, rng), _unseen_draws(forecast, layer)
         (recorded,) = self.costs(layer)
-        expected = recorded
-        if aim != OWN:
-            expected_WSE = forecast.expected_WSE
-            if np.ptp(forecast.share_WE, axis=0).max() == 0:  # cases differ in size alone
+        expected = judge = recorded
+        if drawn is not None:
+            if np.ptp(forecast.share_WE, axis=0).max() == 0:  # scenarios differ in size alone
                 expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
             windows_W = forecast.windows_W[: len(expected_WSE)]
-            expected = expected_costs(cluster, profile, expected_WSE, windows_W, AIMS[aim](len(expected_WSE)))
-        judge = expected if aim == OWN else self._drawn_costs(forecast, rng)
-        whole = layer_costs(cluster, profile, layer) if self.domains else recorded.summed
-        return ExclusiveProblem(recorded, whole, expected, judge, self._unseen_costs(forecast, layer), capacity_G, nodes)
+            expected = expected_costs(cluster, profile, expected_WSE, windows_W, aim, len(expected_WSE))
+            judge = expected_costs(cluster, profile, *drawn, aim, scenarios)
+        return ExclusiveProblem(
+            recorded,
+            layer_costs(cluster, profile, layer) if self.domains else recorded.summed,
+            expected,
+            expected.nics_as_ports,
+            judge,
+            expected_costs(cluster, profile, *unseen, aim, scenarios),
+            np.asarray(recorded.load_WE.sum(axis=0), dtype=np.int64),
+            capacity_G,
+            nodes,
+            aim == OWN,
+        )
 
     def _forecast(self, layer: int) -> Forecast:
         """The forecast of a layer's traffic."""
         return layer_forecast([*self.profiles, *self.domains], layer, self.options.aim in SUMMED)
-
-    def _unseen_costs(self, forecast: Forecast, layer: int) -> LayerCosts:
-        """The costs of a layer in traffic cases that no placement was made for."""
-        return self._drawn_costs(forecast, np.random.default_rng((layer, 1, 1, 1)))
-
-    def _drawn_costs(self, forecast: Forecast, rng: np.random.Generator) -> LayerCosts:
-        """The costs of a layer in traffic cases that are drawn from its forecast."""
-        tokens_XSE, windows_X = forecast.draws(DRAWS, rng)
-        scenarios = len(forecast.share_WE)
-        worst = AIMS[self.options.aim](scenarios) * len(windows_X) // scenarios
-        return expected_costs(self.cluster, self.profiles[0], tokens_XSE, windows_X, worst)
 
     def _priced(self, problem: ExclusiveProblem, placement: Placement, larger: Placement | None) -> PlacedLayer:
         """A layer's placement with its seconds and bounds; `larger` is one with more slots, if that was tried."""
@@ -256,6 +243,11 @@ class Exclusive(Scenario):
         return PlacedModels((Placement.stack(placements),), objective_s, bound_s, assignment_bound_s, deduplicated=True)
 
 
+def _unseen_draws(forecast: Forecast, layer: int) -> tuple[FloatArray, IntArray]:
+    """Draws of a layer's traffic that no placement was made for; see `Forecast.draws`."""
+    return forecast.draws(DRAWS, np.random.default_rng((layer, 1, 1, 1)))
+
+
 def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
     """One layer placed by the strategy `options.place`."""
     if options.place in SURVIVE:
@@ -267,9 +259,9 @@ def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random
 
 def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.random.Generator) -> Placement:
     """Each expert on one GPU: groups of equal size assigned to GPUs; then the local search if `place` is SWAP_SEARCH."""
-    own_G = even_slots(len(problem.load_E), problem.slots_G)
+    any_fits, own_G = problem.any_group_fits, even_slots(len(problem.load_E), problem.slots_G)
     gpu_E = grouped("balanced" if place == SWAP_SEARCH else place, problem.load_E, own_G, rng)
-    if problem.any_group_fits:
+    if any_fits:
         held_G = ASSIGN[assign](problem.whole.nics_as_ports.grouped(gpu_E), rng)
         gpu_E = np.argsort(held_G)[gpu_E]
     start = Placement.unreplicated(gpu_E, len(problem.slots_G))
@@ -283,12 +275,12 @@ def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
     """LP rounding where GPUs differ: how many experts each should hold is hard to reach by swaps. None where they are alike."""
     gpus = len(problem.slots_G)
     alike = blocks(problem.expected, gpus).max() == 0
-    return [] if alike else [Placement.unreplicated(lp_rounding(problem.nics_as_ports, problem.slots_G), gpus)]
+    return [] if alike else [Placement.unreplicated(lp_rounding(problem.ports, problem.slots_G), gpus)]
 
 
 def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
     """Replicas in all slots: EPLB's as they are; otherwise the best of several packings and what the search makes of them."""
-    cost_G = problem.nics_as_ports.token_s_G
+    cost_G = problem.ports.token_s_G
     slots = GpuSlots(problem.slots_G, np.ones(len(cost_G)) if options.place == "eplb" else cost_G)  # EPLB sees equal GPUs
     load_1E = problem.expected.load_WE.mean(axis=0)[None]
     packed = place_unbounded(load_1E, slots, options.place, options.seed)
@@ -311,49 +303,17 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
 
 
 def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.random.Generator, replicas: bool) -> Placement:
-    """The best of several starts and of what the local search makes of them, on the traffic cases that compare placements.
-
-    The search goes on in rounds from the best of its results, and ends after a round that gains nothing there.
-
-    Args:
-        problem: the layer.
-        starts: placements, which are filled with replicas if these are allowed.
-        rng: for the search.
-        replicas: whether experts may have several, which then share their tokens evenly and fill all slots, unless that costs
-            more than WORTH: a hot expert that has a GPU to itself may have no neighbour that it can bear.
-    """
-    layer = PhaseSums.of(problem.nics_as_ports, problem.slots_G)
-
-    def full(held_GP: IntArray) -> IntArray:
-        if not replicas:
-            return held_GP
-        filled_GP = fill(layer, held_GP)[0]
-        worth = problem.judge.evenly_s(held_GP) >= problem.judge.evenly_s(filled_GP) * (1 - WORTH)
-        return filled_GP if worth else held_GP
-
-    def refined(held_GP: IntArray, kicks: int) -> IntArray:
-        return full(slot_search(layer, held_GP, rng, kicks, replicas)[0])
-
-    begun = [full(start.held_LGP(int(problem.slots_G.max()))[0]) for start in starts]
-    found = [refined(held_GP, 0) for held_GP in begun]
-    candidates = [*found, *begun]
-    judged_s = [problem.judge.evenly_s(candidate) for candidate in candidates]
-    best_GP, best_s = candidates[int(np.argmin(judged_s))], min(judged_s)
-    held_GP = found[int(np.argmin(judged_s[: len(found)]))]
-    for _ in range(ROUNDS):
-        held_GP = refined(held_GP, KICKS)
-        if (value_s := problem.judge.evenly_s(held_GP)) < best_s * (1 - 1e-12):
-            best_GP, best_s = held_GP, value_s
-        elif not problem.exact:
-            break
-    return Placement.of_slots(best_GP[None])
+    """The best of several starts and of what the local search makes of them, on the scenarios that compare placements."""
+    layer, width = PhaseSums.of(problem.ports, problem.slots_G), int(problem.slots_G.max())
+    begun = [start.held_LGP(width)[0] for start in starts]
+    return Placement.of_slots(search_in_rounds(layer, begun, problem.judge.evenly_s, rng, replicas, problem.exact)[None])
 
 
 def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Generator) -> Placement:
     """One layer's replicas after a search that moves each replica with the share of its expert's tokens that it has."""
     held_GP = placement.held_LGP(int(problem.slots_G.max()))[0]
     share_GP = np.where(held_GP >= 0, np.take_along_axis(placement.split_EG(0).T, np.maximum(held_GP, 0), axis=1), 0.0)
-    found_GP, _ = slot_search(PhaseSums.of(problem.nics_as_ports, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
+    found_GP, _ = slot_search(PhaseSums.of(problem.ports, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
     return Placement.of_slots(found_GP[None], share_GP[None])
 
 
@@ -366,10 +326,10 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
     more_G = np.minimum(held_G + 1, np.minimum(memory_G, len(problem.load_E)))
     if (more_G <= held_G).all() or (len(set(held_G.tolist())) == 1 and (more_G <= held_G).any()):
         return None
-    larger = GpuSlots(np.maximum(more_G, held_G), problem.nics_as_ports.token_s_G)
+    larger = GpuSlots(np.maximum(more_G, held_G), problem.ports.token_s_G)
     load_1E = problem.expected.load_WE.mean(axis=0)[None]
     start = place_unbounded(load_1E, larger) if larger.alike else placement
-    layer = PhaseSums.of(problem.nics_as_ports, larger.slots_G)
+    layer = PhaseSums.of(problem.ports, larger.slots_G)
     held_GP, _ = fill(layer, start.held_LGP()[0])
     held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
     return Placement.of_slots(held_GP[None])
@@ -381,7 +341,7 @@ def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.
     domains, load_E = problem.domains, problem.load_E
     count_E = capped(allocate(load_E, domains, options.min_replicas), load_E, len(problem.slots_G))
     held_EG = SURVIVE[options.place](count_E, domains, aim_of(options.min_replicas, domains), rng)
-    return best_divided(held_EG.T, load_E.astype(np.float64), problem.nics_as_ports.token_s_G)
+    return best_divided(held_EG.T, load_E.astype(np.float64), problem.ports.token_s_G)
 
 
 def _deduplicated_s(costs: LayerCosts, gpu_E: IntArray) -> float:

@@ -144,7 +144,7 @@ class Servers(Scenario):
             forecast = layer_forecast([profile], layer, summed=True)
             expected = costs
             if options.aim != OWN:
-                expected = expected_costs(cluster, profile, forecast.expected_WSE, forecast.windows_W, 1)
+                expected = expected_costs(cluster, profile, forecast.expected_WSE, forecast.windows_W, OWN, 1)
             begun, seed = start_M[model].layer(layer), (model, layer) if self._colocated else (layer,)
             start_E, rng = begun.split_EG(0).argmax(axis=1), np.random.default_rng((options.seed, *seed))
             beside_s_G = np.zeros(len(cluster))
