@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array, eye_array, kron
 
 from aurora.planner.network.bounds import Nics, spread, spread_beside, spread_split
 from aurora.planner.placement.coactivation import Costs, coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive_s
-from aurora.planner.placement.linear_program import SMALL, blocks, merged, path_prices, relaxed_s
+from aurora.planner.placement.linear_program import SMALL, blocks, phase_program, shares_program
 from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.bounds import least_largest
@@ -55,14 +54,11 @@ def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
     if costs.nics is not None:
         least_YW = np.maximum(least_YW, _least_phases(_by_nics(costs, costs.nics, layer), spare))
     if gpus * experts * scenarios <= SMALL:
-        return relaxed_s(layer, least_YW)
-    if gpus * experts > SMALL or gpus * experts * scenarios > MOST:
-        layer = merged(layer, blocks(costs, max(1, SMALL // experts)))
-    if len(layer.part_s_GEXW) == 1:
-        seconds_W = np.maximum(_whole_YW(layer), least_YW).sum(axis=0) + layer.aggregate_s_W
-    else:
-        seconds_W = np.array([relaxed_s(_scenario(layer, w), least_YW[:, w : w + 1]) for w in range(scenarios)])
-    return float(np.sort(seconds_W)[-layer.worst :].mean())
+        return phase_program(layer, least_YW, np.arange(gpus)).relaxed_s()
+    large = gpus * experts > SMALL or gpus * experts * scenarios > MOST
+    block_G = blocks(costs, max(1, SMALL // experts)) if large else np.arange(gpus)
+    each = (phase_program(_scenario(layer, w), least_YW[:, w : w + 1], block_G) for w in range(scenarios))
+    return float(np.sort([program.relaxed_s() for program in each])[-layer.worst :].mean())
 
 
 def _by_nics(costs: LayerCosts, nics: Nics, layer: PhaseSums) -> PhaseSums:
@@ -100,12 +96,6 @@ def _replicated_ER(part_GE: FloatArray, slots_G: IntArray) -> FloatArray:
     others_G1 = np.take_along_axis(ranked_GE.cumsum(axis=1), alone_G - 1, axis=1) - last_G1
     divided_ER[:, 0] = (others_G1 + np.maximum(last_G1, part_GE)).min(axis=0)
     return divided_ER
-
-
-def _whole_YW(layer: PhaseSums) -> FloatArray:
-    """(2, W) seconds of each phase of a layer with a single GPU, which holds all experts."""
-    (sum_s_XW,) = layer.base_s_GXW + layer.part_s_GEXW.sum(axis=1)
-    return np.asarray(sum_s_XW.reshape(2, -1, sum_s_XW.shape[1]).max(axis=1))
 
 
 def _scenario(layer: PhaseSums, w: int) -> PhaseSums:
@@ -159,39 +149,9 @@ def _colocated_ports_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas
     term_K, fixed_KG = np.array([number for number, _ in parts]), np.stack([fixed_G for fixed_G, _ in summed])
     cost_KGE = np.stack([cost_GE for _, cost_GE in summed])
     _, gpus, experts = cost_KGE.shape
-    if gpus * experts > SMALL:
-        fixed_KG, cost_KGE = _merged(fixed_KG, cost_KGE, blocks(costs_M[0], max(1, SMALL // experts)))
-    return max(formula.longest(least_X), _colocated_relaxed_s(formula, least_X, term_K, fixed_KG, cost_KGE))
-
-
-def _colocated_relaxed_s(
-    formula: Formula, least_X: FloatArray, term_K: IntArray, fixed_KG: FloatArray, cost_KGE: FloatArray
-) -> float:
-    """The program's bound. Part k takes fixed_KG and the costs of its experts on a GPU, and belongs to the term term_K[k]."""
-    parts, gpus, experts = cost_KGE.shape
-    unit_s = float(np.abs(fixed_KG).max() + np.abs(cost_KGE).max()) or 1.0
-    prices = path_prices(
-        cost_KGE.reshape(parts, -1) / unit_s,
-        np.repeat(np.arange(gpus), experts),
-        fixed_KG / unit_s,
-        term_K,
-        formula.count_PX,
-        np.zeros(len(formula.count_PX)),
-        least_X / unit_s,
-        csr_array(kron(np.ones((1, gpus)), eye_array(experts))),
-        "highs-ds",
-    )
-    if prices is None:
-        return 0.0
-    share_s_GE = np.einsum("kg,kge->ge", prices.weight_KG, cost_KGE)
-    return float((prices.weight_KG * fixed_KG).sum() + prices.rest_X @ least_X + share_s_GE.min(axis=0).sum())
-
-
-def _merged(fixed_KG: FloatArray, cost_KGE: FloatArray, block_G: IntArray) -> tuple[FloatArray, FloatArray]:
-    """The parts with one GPU for each block of GPUs: the mean of what is fixed, and an expert costs what it costs at best."""
-    members = [block_G == block for block in range(int(block_G.max()) + 1)]
-    fixed_KB = np.stack([fixed_KG[:, own].mean(axis=1) for own in members], axis=1)
-    return fixed_KB, np.stack([cost_KGE[:, own].min(axis=1) / own.sum() for own in members], axis=1)
+    block_G = blocks(costs_M[0], max(1, SMALL // experts)) if gpus * experts > SMALL else np.arange(gpus)
+    program = shares_program(cost_KGE, fixed_KG, term_K, formula.count_PX, np.zeros(len(formula.paths)), least_X, block_G)
+    return max(formula.longest(least_X), program.relaxed_s())
 
 
 def _summed(part: Part, costs_M: Sequence[LayerCosts]) -> tuple[FloatArray, FloatArray]:

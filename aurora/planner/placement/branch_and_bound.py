@@ -5,16 +5,14 @@ while an assignment with it may still beat a given value in seconds; otherwise i
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from aurora.planner.placement.assignment import bottleneck_value
-from aurora.planner.placement.colocation_problem import Arrays, ColocationProblem, gpu_terms, longest_path
-from aurora.planner.placement.linear_program import path_prices
+from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.linear_program import PathProgram
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
-from aurora.types.compiled import njit
 
 SLACK = 1e-9  # relative: a proof shows that no assignment is better by more than this
 WORTHWHILE = 0.97  # another linear program is solved if the last round left at most this part of the edges open
@@ -90,27 +88,30 @@ def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
     nothing_MGJ = np.zeros(open_MGJ.shape)
     if not np.isfinite(least_X).all():
         return LpBound(np.inf, nothing_MGJ, least_X, least_X)
-    scale = float(max(arrays.seconds_GNJ.max(), problem.base_P.max())) or 1.0
-    seconds_GNJ, base_P, (models, n, _) = arrays.seconds_GNJ / scale, problem.base_P / scale, open_MGJ.shape
-    model_V, gpu_V, group_V = np.nonzero(open_MGJ)
-    rows = list(enumerate(zip(arrays.model_N, arrays.part_N, strict=True)))
+    (models, n, _), program = open_MGJ.shape, _program(problem, open_MGJ, least_X)
+    if (solution := program.solved("highs")) is None:
+        return LpBound(float((problem.count_PX @ least_X + problem.base_P).max()), nothing_MGJ, least_X, least_X)
+    weights, price_s_MJ = program.weights(solution.price_R), solution.price_s_E[models * n :].reshape(models, n)
+    cost_MGJ = nothing_MGJ.copy()
+    for row, (model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
+        cost_MGJ[model] += arrays.seconds_GNJ[:, row] * weights.weight_KG[part][:, None]
+    spare_MGJ = np.where(open_MGJ, cost_MGJ - price_s_MJ[:, None, :], np.inf)
+    price_MG = spare_MGJ.min(axis=2)
+    bound_s = float(weights.weight_P @ problem.base_P + weights.rest_X @ least_X + price_MG.sum() + price_s_MJ.sum())
+    return LpBound(bound_s, spare_MGJ - price_MG[:, :, None], solution.term_X, least_X)
+
+
+def _program(problem: ColocationProblem, open_MGJ: BoolArray, least_X: FloatArray) -> PathProgram:
+    """The program of the open edges, sorted by model, GPU and group; least_X as in `LpBound`."""
+    arrays, (models, n, _), (model_V, gpu_V, group_V) = problem.arrays, open_MGJ.shape, np.nonzero(open_MGJ)
     cost_KV = np.zeros((len(arrays.term_K), len(model_V)))
-    for row, (model, part) in rows:
+    for row, (model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
         own_V = model_V == model
-        cost_KV[part, own_V] = seconds_GNJ[gpu_V[own_V], row, group_V[own_V]]
+        cost_KV[part, own_V] = arrays.seconds_GNJ[gpu_V[own_V], row, group_V[own_V]]
     sums = np.concatenate([model_V * n + gpu_V, (models + model_V) * n + group_V]), np.tile(np.arange(len(model_V)), 2)
     sum_EV = csr_array((np.ones(2 * len(model_V)), sums), shape=(2 * models * n, len(model_V)))
     nothing_KG = np.zeros((len(arrays.term_K), n))
-    prices = path_prices(cost_KV, gpu_V, nothing_KG, arrays.term_K, problem.count_PX, base_P, least_X / scale, sum_EV, "highs")
-    if prices is None:
-        return LpBound(float((problem.count_PX @ least_X + problem.base_P).max()), nothing_MGJ, least_X, least_X)
-    cost_MGJ, price_MJ = nothing_MGJ.copy(), prices.price_E[models * n :].reshape(models, n)
-    for row, (model, part) in rows:
-        cost_MGJ[model] += seconds_GNJ[:, row] * prices.weight_KG[part][:, None]
-    spare_MGJ = np.where(open_MGJ, cost_MGJ - price_MJ[:, None, :], np.inf)
-    price_MG = spare_MGJ.min(axis=2)
-    bound = float(prices.weight_P @ base_P + prices.rest_X @ (least_X / scale) + price_MG.sum() + price_MJ.sum())
-    return LpBound(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, prices.term_X * scale, least_X)
+    return PathProgram(cost_KV, gpu_V, nothing_KG, arrays.term_K, problem.count_PX, problem.base_P, least_X, sum_EV)
 
 
 def _least_X(problem: ColocationProblem, open_MGJ: BoolArray) -> FloatArray:
@@ -143,184 +144,30 @@ def _least_XGJ(problem: ColocationProblem, open_MGJ: BoolArray, model: int) -> F
     return least_XGJ
 
 
-NODES = 1_000_000  # between two looks at the clock: about a quarter of a second
-BISECTIONS = 6
-MOST_CHOICES = 1 << 24  # of groups that GPUs may hold: with more, the search is left out
-
-
 def branch_and_bound(problem: ColocationProblem, group_MG: IntArray) -> tuple[IntArray, float]:
     """Finds the best assignment of the models' groups to GPUs, with a lower bound.
 
-    Linear programs close most edges or prove the start optimal. A depth-first search covers the rest, GPU by GPU, fewest
-    choices first; a choice is one group of each model. A branch ends when a lower bound on it reaches the best value: the
-    program's bound plus the spare seconds of the branch's edges, or the branch's longest path. If `problem.until_s` ends the
-    search first, or there are more than MOST_CHOICES, bisection raises the bound: a smaller target value closes more edges.
+    Linear programs close most edges or prove the start optimal. The solver's branch and bound covers the rest, until
+    `problem.until_s`.
 
     Args:
         problem: the models' costs, the objective and the time limit.
         group_MG: (M, G) int64, the group of each model on each GPU at the start; not changed.
 
     Returns:
-        (group_MG, bound): an assignment, never worse than the start; and the lower bound in seconds. The assignment is optimal
-        unless the search ended early.
+        (group_MG, bound): an assignment, never worse than the start; and the lower bound in seconds. The assignment is optimal,
+        to within the solver's tolerance, unless the search ended early.
     """
     value_s = problem.value_s(group_MG)
     proof = prove_bound(problem, value_s)
-    if proof.closed:
+    limit_s = problem.until_s - problem.clock()
+    if proof.closed or limit_s <= 0:
         return group_MG, proof.bound_s
-    group_MG = group_MG.copy()
-    best_s, whole = _searched(problem, proof, value_s * (1 - SLACK), group_MG)
-    return group_MG, best_s if whole else _raised(problem, proof.bound_s, best_s)
-
-
-class Choices(NamedTuple):
-    """The choices of each GPU. A choice is one group of each model for the GPU to hold.
-
-    Attributes:
-        group_CM: (C, M) int64, the group of each model in each choice.
-        spare_s_C: (C,) seconds that the choice adds to the bound.
-        start_G: (G + 1,) int64; GPU g has the choices start_G[g] to start_G[g + 1] - 1, sorted by rising spare seconds.
-        gpu_G: (G,) int64, the GPU that is decided at each depth of the search, fewest choices first.
-    """
-
-    group_CM: IntArray
-    spare_s_C: FloatArray
-    start_G: IntArray
-    gpu_G: IntArray
-
-
-class Branch(NamedTuple):
-    """State of a depth-first search, so that it can be interrupted and continued.
-
-    Attributes:
-        depth: (1,) int64, number of decided GPUs; -1 at the end of the search.
-        next_G: (G,) int64, the choice to try next at each depth.
-        most_s_GX: (G + 1, X) seconds of each moved term on the GPUs decided before each depth, at most.
-        bound_s_G: (G + 1,) the bound in seconds with these GPUs decided.
-        used_MJ: (M, J) bool, whether a group of a model is placed.
-    """
-
-    depth: IntArray
-    next_G: IntArray
-    most_s_GX: FloatArray
-    bound_s_G: FloatArray
-    used_MJ: BoolArray
-
-
-def _searched(problem: ColocationProblem, proof: OptimalityProof, best_s: float, group_MG: IntArray) -> tuple[float, bool]:
-    """Returns (seconds of the best assignment below best_s, else best_s; whether none is better); writes it into group_MG."""
-    models, n = group_MG.shape
-    if proof.open_MGJ.sum(axis=2, dtype=np.float64).prod(axis=0).sum() > MOST_CHOICES:
-        return best_s, False
-    arrays = problem.arrays
-    choices_G = [_choices(arrays, proof, gpu, best_s) for gpu in range(n)]
-    size_G = np.array([len(spare_C) for _, spare_C in choices_G])
-    start_G, gpu_G = np.append(0, np.cumsum(size_G)), np.argsort(size_G, kind="stable")
-    group_CM, spare_s_C = (np.concatenate(column) for column in zip(*choices_G, strict=True))
-    choices = Choices(group_CM, spare_s_C, start_G, gpu_G)
-    branch = Branch(
-        np.zeros(1, dtype=np.int64),
-        start_G[gpu_G],
-        np.zeros((n + 1, problem.count_PX.shape[1])),
-        np.zeros(n + 1),
-        np.zeros((models, n), dtype=np.bool_),
-    )
-    branch.most_s_GX[0], branch.bound_s_G[0] = proof.lp.least_X, proof.lp.seconds
-    while branch.depth[0] >= 0:
-        best_s = _dive(arrays, choices, branch, best_s, group_MG, NODES)
-        if branch.depth[0] >= 0 and problem.clock() >= problem.until_s:
-            return best_s, False
-    return best_s, True
-
-
-def _choices(arrays: Arrays, proof: OptimalityProof, gpu: int, best_s: float) -> tuple[IntArray, FloatArray]:
-    """Returns (groups (C, M), spare seconds (C,)) of the choices that GPU gpu may hold below best_s, least spare first."""
-    open_M = [np.flatnonzero(open_J) for open_J in proof.open_MGJ[:, gpu]]
-    group_CM = np.stack([np.ravel(each) for each in np.meshgrid(*open_M, indexing="ij")], axis=1)
-    spare_C = sum(spare_J[group_C] for spare_J, group_C in zip(proof.lp.spare_MGJ[:, gpu], group_CM.T, strict=True))
-    seconds_C = _longest_paths(arrays, proof.lp.least_X, gpu, group_CM)
-    kept = np.flatnonzero((proof.lp.seconds + spare_C < best_s) & (seconds_C < best_s))
-    kept = kept[np.argsort(spare_C[kept], kind="stable")]
-    return group_CM[kept], spare_C[kept]
-
-
-def _raised(problem: ColocationProblem, low_s: float, high_s: float) -> float:
-    """Raises the lower bound low_s towards high_s by bisection."""
-    for _ in range(BISECTIONS):
-        aim_s = (low_s + high_s) / 2
-        if (proof := prove_bound(problem, aim_s)).closed:
-            low_s = max(low_s, proof.bound_s)
-        else:
-            high_s = aim_s
-    return low_s
-
-
-@njit(cache=True)
-def _longest_paths(arrays, least_X, g, group_CM):
-    """(C,) lower bounds in seconds of the longest path when GPU g holds each choice of groups (C, M)."""
-    term_X, seconds_C = np.empty(len(least_X)), np.empty(len(group_CM))
-    for c in range(len(group_CM)):
-        gpu_terms(arrays, g, group_CM[c], term_X)
-        seconds_C[c] = longest_path(arrays, np.maximum(term_X, least_X))
-    return seconds_C
-
-
-@njit(cache=True)
-def _dive(arrays, choices, branch, best_s, group_MG, nodes):
-    """Tries up to `nodes` choices and returns the best seconds below best_s, else best_s; writes the best into group_MG."""
-    gpus = group_MG.shape[1]
-    while branch.depth[0] >= 0 and nodes > 0:
-        depth = branch.depth[0]
-        if branch.next_G[depth] > choices.start_G[choices.gpu_G[depth]]:
-            _mark(choices, branch, branch.next_G[depth] - 1, False)  # the groups of the last choice at this depth
-        found, tried = _next_choice(arrays, choices, branch, best_s)
-        nodes -= tried
-        if not found:
-            branch.depth[0] -= 1
-            continue
-        at = branch.next_G[depth]
-        _mark(choices, branch, at, True)
-        branch.bound_s_G[depth + 1] = branch.bound_s_G[depth] + choices.spare_s_C[at]
-        branch.next_G[depth] = at + 1
-        if depth + 1 < gpus:
-            branch.depth[0] += 1
-            branch.next_G[depth + 1] = choices.start_G[choices.gpu_G[depth + 1]]
-            continue
-        best_s = longest_path(arrays, branch.most_s_GX[depth + 1])
-        for d in range(gpus):
-            group_MG[:, choices.gpu_G[d]] = choices.group_CM[branch.next_G[d] - 1]
-    return best_s
-
-
-@njit(cache=True)
-def _mark(choices, branch, at, used):
-    """Marks the groups of a choice as used or free."""
-    for m in range(len(branch.used_MJ)):
-        branch.used_MJ[m, choices.group_CM[at, m]] = used
-
-
-@njit(cache=True)
-def _next_choice(arrays, choices, branch, best_s):
-    """Moves next_G at this depth to a choice of unplaced groups that may lead below best_s.
-
-    Returns whether there is one, and how many were priced. Its terms are in most_s_GX.
-    """
-    depth, tried = branch.depth[0], 0
-    most_s_X, above_s_X = branch.most_s_GX[depth + 1], branch.most_s_GX[depth]
-    g = choices.gpu_G[depth]
-    for at in range(branch.next_G[depth], choices.start_G[g + 1]):
-        if branch.bound_s_G[depth] + choices.spare_s_C[at] >= best_s:
-            break
-        used = False
-        for m in range(len(branch.used_MJ)):
-            used |= branch.used_MJ[m, choices.group_CM[at, m]]
-        if used:
-            continue
-        tried += 1
-        gpu_terms(arrays, g, choices.group_CM[at], most_s_X)
-        for x in range(len(most_s_X)):
-            most_s_X[x] = max(most_s_X[x], above_s_X[x])
-        if longest_path(arrays, most_s_X) < best_s:
-            branch.next_G[depth] = at
-            return True, tried
-    return False, tried
+    share_V, bound_s = _program(problem, proof.open_MGJ, proof.lp.least_X).whole(limit_s)
+    if share_V is not None:
+        found_MGJ = np.zeros(proof.open_MGJ.shape)
+        found_MGJ[proof.open_MGJ] = share_V
+        found_MG = found_MGJ.argmax(axis=2)
+        if (found_s := problem.value_s(found_MG)) < value_s:
+            group_MG, value_s = found_MG, found_s
+    return group_MG, max(proof.bound_s, min(bound_s, value_s * (1 - SLACK)))

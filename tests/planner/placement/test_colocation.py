@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.placement.branch_and_bound import SLACK, branch_and_bound, lp_bound, prove_bound
+from aurora.planner.placement.branch_and_bound import branch_and_bound, lp_bound, prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem, anneal, gpu_terms, longest_path
 from aurora.planner.placement.cost_model import GroupCosts, layer_costs
+from aurora.planner.placement.linear_program import ROUNDED
 from aurora.planner.placement.objective import objectives
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
@@ -76,8 +77,8 @@ def test_the_compiled_price_is_the_objective(problem):
 def test_no_assignment_is_below_the_bound_or_the_exact_one(problem, worse):
     best = optimum(problem)
     found = COLOCATE["exact"](problem, np.random.default_rng(0))
-    assert problem.value_s(found.group_MG) == pytest.approx(best, rel=2 * SLACK)
-    assert best * (1 - 2 * SLACK) <= found.bound_s <= best * (1 + 1e-12)
+    assert problem.value_s(found.group_MG) == pytest.approx(best, rel=2 * ROUNDED)
+    assert best * (1 - 4 * ROUNDED) <= found.bound_s <= best * (1 + 1e-12)
     assert prove_bound(problem, worse * best).bound_s <= best * (1 + 1e-12)
     assert not prove_bound(problem, best * 1.01).closed or best == 0
 
@@ -125,7 +126,7 @@ def test_mixed_gpus_against_all_assignments(objective, models):
         problem = random_problem(seed, gpus, objective, models)
         best = optimum(problem)
         found = COLOCATE["exact"](problem, np.random.default_rng(0))
-        assert problem.value_s(found.group_MG) == pytest.approx(best, rel=2 * SLACK)
+        assert problem.value_s(found.group_MG) == pytest.approx(best, rel=2 * ROUNDED)
 
 
 def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
@@ -133,7 +134,7 @@ def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
     for seed in range(8):
         problem = random_problem(seed, 8)
         best = COLOCATE["exact"](problem, np.random.default_rng(0))
-        assert problem.value_s(best.group_MG) == pytest.approx(best.bound_s, rel=2 * SLACK)
+        assert problem.value_s(best.group_MG) == pytest.approx(best.bound_s, rel=4 * ROUNDED)
         for name, values in (("local-search", gaps), ("decoupled", theirs)):
             found = COLOCATE[name](problem, np.random.default_rng(0))
             values.append(problem.value_s(found.group_MG) / best.bound_s)
@@ -144,16 +145,15 @@ def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
 
 @pytest.mark.full
 def test_branch_and_bound_finds_the_optimum_from_a_bad_start():
-    """No programme proves a bad start, so the tree is searched."""
+    """No linear program proves a bad start, so the solver branches."""
     for seed in range(4):
         problem = random_problem(seed, 4)
         group_MG, bound_s = branch_and_bound(problem, np.stack([np.arange(4)] * 2))
-        assert problem.value_s(group_MG) == pytest.approx(optimum(problem), rel=2 * SLACK)
+        assert problem.value_s(group_MG) == pytest.approx(optimum(problem), rel=2 * ROUNDED)
         assert bound_s <= optimum(problem)
 
 
-def test_a_search_without_time_still_gives_a_bound_below_the_optimum(monkeypatch):
-    monkeypatch.setattr("aurora.planner.placement.branch_and_bound.NODES", 1)
+def test_a_search_without_time_still_gives_a_bound_below_the_optimum():
     for seed in range(3):
         problem = random_problem(seed, 4)
         rushed = replace(problem, until_s=0.0)
