@@ -70,7 +70,6 @@ def eplb(
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
 ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
-Bound = Callable[[FloatArray, GpuSlots, float], float]
 
 ENOUGH = 1e-3  # relative: a search stops when it is this close to the mean load
 SIZES = np.array([0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95])  # replica loads over a GPU's mean load, best first
@@ -82,7 +81,6 @@ class Strategy(NamedTuple):
     """An entry of REPLICAS: the placement function of a strategy, and the lower bound that applies to it."""
 
     make: ReplicaStrategy  # makes the placement of a layer
-    bound: Bound  # called with (loads, slots, the largest load reached); returns a lower bound on the largest load
     divided_evenly: bool  # whether each replica takes the same part of its expert's load
 
 
@@ -146,9 +144,9 @@ def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rn
 
 
 REPLICAS: dict[str, Strategy] = {
-    "equal-split": Strategy(equal_split, bounds.equal_split, True),
-    "free-split": Strategy(free_split, bounds.free_split, False),
-    "eplb": Strategy(eplb, bounds.equal_split, True),
+    "equal-split": Strategy(equal_split, True),
+    "free-split": Strategy(free_split, False),
+    "eplb": Strategy(eplb, True),
 }
 
 
@@ -194,7 +192,7 @@ def place(
     seconds = time.perf_counter() - began
     top_L = [_max_time(split * load[held], slots) for (held, split), load in zip(tables, load_LE, strict=True)]
     if count_E is None:
-        bound_L = [strategy.bound(load_E, slots, top) for load_E, top in zip(load_LE, top_L, strict=True)]
+        bound_L = [bounds.any_split(load_E, slots, top) for load_E, top in zip(load_LE, top_L, strict=True)]
     else:
         bound_L = [bounds.given_counts(load_E, slots, count_E, strategy.divided_evenly) for load_E in load_LE]
     return ReplicaPlacement(

@@ -84,8 +84,7 @@ def test_against_every_placement(alike):
             made = place(load, gpu_slots, method)
             best = optimum["equal-split" if method == "eplb" else method]
             assert made.bound_L[0] <= best * (1 + 1e-9)
-            assert bounds.free_split(load, gpu_slots, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
-            assert bounds.equal_split(load, gpu_slots, 2 * best) <= optimum["equal-split"] * (1 + 1e-9)
+            assert bounds.any_split(load, gpu_slots, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
             ratios[method].append(made.max_load_L[0] / best if best else 1.0)
     for method in ("equal-split", "free-split"):
         assert min(ratios[method]) >= 1 - 1e-9
@@ -126,7 +125,7 @@ def test_two_hot_experts():
     slots = GpuSlots.equal(8, 2)
     even, free, eplb = (place(SKEWED, slots, method) for method in ("equal-split", "free-split", "eplb"))
     assert even.max_load_L[0] == pytest.approx(590 / 3)  # 560 / 3 + 10
-    assert 194 < even.bound_L[0] <= even.max_load_L[0]
+    assert 181 < even.bound_L[0] <= even.max_load_L[0]
     assert free.max_load_L[0] == pytest.approx(1450 / 8)
     assert eplb.max_load_L[0] == 232
 
