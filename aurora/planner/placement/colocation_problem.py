@@ -17,8 +17,8 @@ from aurora.types.compiled import njit
 class Arrays(NamedTuple):
     """A colocation problem as arrays, for compiled code.
 
-    Parts, terms and paths are defined in the module `objective`; a moved term is one that the assignment changes. Index n runs
-    over (part, model) pairs, sorted by part; index q over (path, moved term) pairs, sorted by path.
+    Part, term and path are those of `objective.Formula`; a moved term is one that the assignment changes. Index n runs over
+    (part, model) pairs, sorted by part.
 
     Attributes:
         seconds_GNJ: (G, N, J) seconds that group j of the pair's model adds to the pair's part on GPU g.
@@ -26,8 +26,7 @@ class Arrays(NamedTuple):
         start_K: (K + 1,) int64; part k has the pairs start_K[k] to start_K[k + 1] - 1.
         term_K: (K,) int64, the moved term of each part.
         base_P: (P,) seconds of each path's terms that are not moved.
-        first_P: (P + 1,) int64; path p has the entries first_P[p] to first_P[p + 1] - 1 of term_Q.
-        term_Q: (Q,) int64, the moved term of each pair.
+        count_PX: (P, X) float64, how often each moved term occurs in each path.
     """
 
     seconds_GNJ: FloatArray
@@ -35,8 +34,7 @@ class Arrays(NamedTuple):
     start_K: IntArray
     term_K: IntArray
     base_P: FloatArray
-    first_P: IntArray
-    term_Q: IntArray
+    count_PX: FloatArray
 
     @property
     def part_N(self) -> IntArray:
@@ -108,8 +106,7 @@ class ColocationProblem:
             np.array(start_K),
             np.array(term_K),
             self.base_P,
-            np.append(0, np.cumsum(self.count_PX.sum(axis=1), dtype=np.int64)),
-            np.concatenate([np.repeat(np.arange(len(count_X)), count_X) for count_X in self.count_PX]),
+            np.array(self.count_PX, dtype=np.float64, order="C"),
         )
 
     def _by_model(self, parts: tuple[Part, ...]) -> list[dict[int, FloatArray]]:
@@ -188,8 +185,8 @@ def longest_path(arrays, most_X):
     value = 0.0
     for p in range(len(arrays.base_P)):
         total = arrays.base_P[p]
-        for q in range(arrays.first_P[p], arrays.first_P[p + 1]):
-            total += most_X[arrays.term_Q[q]]
+        for x in range(len(most_X)):
+            total += arrays.count_PX[p, x] * most_X[x]
         value = max(value, total)
     return value
 
