@@ -1,7 +1,7 @@
 """The linear program of one layer, whose variables are shares of experts or groups on GPUs; and a placement that rounds shares.
 
-It minimises the mean of the longest paths of `objective.Formula`. For one model, the paths are the seconds of its scenarios.
-Bounds are computed from the dual solution apart from the solver, so that its tolerance never enters.
+It minimises the mean of the longest paths of `objective.Formula`. For one model, the paths are the seconds of its traffic
+cases. Bounds are computed from the dual solution apart from the solver, so that its tolerance never enters.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.types.arrays import FloatArray, IntArray
 
-SMALL = 4096  # experts times GPUs times scenarios of a program at most; one of that size takes about 50 ms
+SMALL = 4096  # experts times GPUs times cases of a program at most; one of that size takes about 50 ms
 ROUNDED = 1e-6  # relative: what the solver's own tolerances may add to the bound of whole shares
 
 
@@ -233,7 +233,7 @@ def shares_program(
 def phase_program(layer: PhaseSums, least_YW: FloatArray, block_G: IntArray) -> PathProgram:
     """Builds the program whose optimum is a lower bound on a layer's seconds over all placements.
 
-    A term is a phase in a scenario, a path a scenario, whose seconds are those of Eq. 1.
+    A term is a phase in a traffic case, a path a case, whose seconds are those of Eq. 1.
 
     Args:
         layer: one layer in W traffic cases.

@@ -47,7 +47,7 @@ from aurora.types import FailureDomains, GpuSlots, Placement, PlanOptions
 from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 
 SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
-DRAWS = 48  # unseen scenarios that placements of a layer are compared on
+DRAWS = 48  # unseen cases that placements of a layer are compared on
 OFFERED_LAYERS = 8  # layers at most from which the gain of one more slot on each GPU is estimated
 
 
@@ -56,13 +56,13 @@ class ExclusiveProblem:
     """One layer of a model that has the GPUs to itself, as placement strategies see it.
 
     Attributes:
-        recorded: the layer in every scenario that the placement must serve, as recorded.
-        whole: the layer over the whole profile, without the profiles of further domains.
-        expected: the layer in every scenario, as placements are made for.
-        ports: `expected` with ports as slow as NICs make them: searches know ports alone.
-        judge: the layer in scenarios by which placements are compared, with NICs and all.
-        unseen: the layer in further scenarios, by which the placement that was chosen is judged.
-        load_E: (E,) int64 tokens of each expert in all scenarios, as recorded.
+        recorded: costs in the recorded traffic cases (windows or traffic domains).
+        whole: costs of the sum of all windows, without the profiles of further domains.
+        expected: costs in the forecast of each case; placements are made for these.
+        ports: `expected` with port rates lowered to the NICs', for searches, which model ports but no NICs.
+        judge: costs in cases drawn from the forecast; candidate placements are compared on these, with NICs.
+        unseen: costs in other draws; they give the expected seconds of the placement that was chosen.
+        load_E: (E,) int64 tokens of each expert in all traffic cases, as recorded.
         slots_G: (G,) int64, how many experts each GPU can hold.
         domains: which GPUs fail together.
         exact: whether the recorded counts are taken as exact.
@@ -138,8 +138,8 @@ class Exclusive(Scenario):
         total_s = 0.0
         for layer in range(self.layers):
             forecast = self._forecast(layer)
-            draws, scenarios = _unseen_draws(forecast, layer), len(forecast.share_WE)
-            unseen = expected_costs(self.cluster, self.profiles[0], *draws, self.options.aim, scenarios)
+            draws, cases = _unseen_draws(forecast, layer), len(forecast.share_WE)
+            unseen = expected_costs(self.cluster, self.profiles[0], *draws, self.options.aim, cases)
             total_s += unseen.value_s(placements_M[0].split_EG(layer))
         return total_s
 
@@ -184,23 +184,23 @@ class Exclusive(Scenario):
         """One layer with its recorded and its forecast traffic."""
         cluster, profile, aim = self.cluster, self.profiles[0], self.options.aim
         forecast = self._forecast(layer)
-        scenarios, expected_WSE = len(forecast.share_WE), forecast.expected_WSE
+        cases, expected_WSE = len(forecast.share_WE), forecast.expected_WSE
         drawn, unseen = None if aim == OWN else forecast.draws(DRAWS, rng), _unseen_draws(forecast, layer)
         (recorded,) = self.costs(layer)
         expected = judge = recorded
         if drawn is not None:
-            if np.ptp(forecast.share_WE, axis=0).max() == 0:  # scenarios differ in size alone
+            if np.ptp(forecast.share_WE, axis=0).max() == 0:  # cases differ in size alone
                 expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
             windows_W = forecast.windows_W[: len(expected_WSE)]
             expected = expected_costs(cluster, profile, expected_WSE, windows_W, aim, len(expected_WSE))
-            judge = expected_costs(cluster, profile, *drawn, aim, scenarios)
+            judge = expected_costs(cluster, profile, *drawn, aim, cases)
         return ExclusiveProblem(
             recorded,
             layer_costs(cluster, profile, layer) if self.domains else recorded.summed,
             expected,
             expected.nics_as_ports,
             judge,
-            expected_costs(cluster, profile, *unseen, aim, scenarios),
+            expected_costs(cluster, profile, *unseen, aim, cases),
             np.asarray(recorded.load_WE.sum(axis=0), dtype=np.int64),
             capacity_G,
             nodes,
@@ -303,7 +303,7 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
 
 
 def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.random.Generator, replicas: bool) -> Placement:
-    """The best of several starts and of what the local search makes of them, on the scenarios that compare placements."""
+    """The best of several starts and of what the local search makes of them, on the traffic cases that compare placements."""
     layer, width = PhaseSums.of(problem.ports, problem.slots_G), int(problem.slots_G.max())
     begun = [start.held_LGP(width)[0] for start in starts]
     return Placement.of_slots(search_in_rounds(layer, begun, problem.judge.evenly_s, rng, replicas, problem.exact)[None])
