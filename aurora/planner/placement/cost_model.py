@@ -128,6 +128,10 @@ class GroupCosts(PortCosts):
         expert_s_GJ: (G, J) seconds of group j's experts on GPU g.
         gate_s_G: (G,) seconds of the gate.
         aggregate_s_G: (G,) seconds of the aggregation.
+        seconds_XGJ: (5, G, J) seconds if GPU g holds group j: sending and receiving in the dispatch, then in the combine;
+            experts.
+        dispatch_s_GJ: (G, J) seconds of GPU g's busier port in the dispatch if it holds group j.
+        combine_s_GJ: (G, J) seconds of GPU g's busier port in the combine if it holds group j.
     """
 
     load_J: IntArray
@@ -136,6 +140,17 @@ class GroupCosts(PortCosts):
     expert_s_GJ: FloatArray
     gate_s_G: FloatArray
     aggregate_s_G: FloatArray
+    seconds_XGJ: FloatArray = field(init=False)
+    dispatch_s_GJ: FloatArray = field(init=False)
+    combine_s_GJ: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        out, into = self.out_Bps[:, None], self.in_Bps[:, None]
+        there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
+        back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
+        object.__setattr__(self, "seconds_XGJ", np.stack([*there, *back, self.expert_s_GJ]))
+        object.__setattr__(self, "dispatch_s_GJ", self.seconds_XGJ[:2].max(axis=0))
+        object.__setattr__(self, "combine_s_GJ", self.seconds_XGJ[2:4].max(axis=0))
 
     def phase_times(self, group_G: IntArray | None = None) -> PhaseTimes:
         """Returns the seconds of each phase on each GPU.
@@ -147,30 +162,12 @@ class GroupCosts(PortCosts):
         seconds_XG = self.seconds_XGJ[:, gpus, gpus if group_G is None else group_G]
         return PhaseTimes(self.gate_s_G, seconds_XG[:4], seconds_XG[4], self.aggregate_s_G)
 
-    @cached_property
-    def seconds_XGJ(self) -> FloatArray:
-        """(5, G, J) seconds if GPU g holds group j: sending and receiving in the dispatch, then in the combine; experts."""
-        out, into = self.out_Bps[:, None], self.in_Bps[:, None]
-        there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
-        back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
-        return np.stack([*there, *back, self.expert_s_GJ])
-
     def phase_s_GJ(self, phase: str) -> FloatArray:
         """Returns (G, J), the seconds of a phase on GPU g if it holds group j; `phase` as in `PhaseTimes.of`."""
         moved = (*SIDES, "expert")
         if phase in moved:
             return np.asarray(self.seconds_XGJ[moved.index(phase)])
         return np.broadcast_to(getattr(self, f"{phase}_s_G")[:, None], self.expert_s_GJ.shape)
-
-    @property
-    def dispatch_s_GJ(self) -> FloatArray:
-        """(G, J) seconds of GPU g's busier port in the dispatch if it holds group j."""
-        return np.asarray(self.seconds_XGJ[:2].max(axis=0))
-
-    @property
-    def combine_s_GJ(self) -> FloatArray:
-        """(G, J) seconds of GPU g's busier port in the combine if it holds group j."""
-        return np.asarray(self.seconds_XGJ[2:4].max(axis=0))
 
     @property
     def exclusive_s_GJ(self) -> FloatArray:

@@ -214,7 +214,7 @@ class Exclusive(Scenario):
     def _priced(self, problem: ExclusiveProblem, placement: Placement, larger: Placement | None) -> PlacedLayer:
         """A layer's placement with its seconds and bounds; `larger` is one with more slots, if that was tried."""
         split_EG, larger_EG = placement.split_EG(0), None if larger is None else larger.split_EG(0)
-        value_s, unseen_s = self.price([problem.recorded], [split_EG]), problem.unseen.value_s(split_EG)
+        value_s, unseen_s = problem.recorded.value_s(split_EG), problem.unseen.value_s(split_EG)
         larger_s = None if larger_EG is None else problem.unseen.value_s(larger_EG)
         assignment_bound_s = None
         if placement.split_LG is None and len(problem.recorded.own_WGE) == 1 and not self.domains:
