@@ -168,7 +168,6 @@ def ordered_plan(
         between_s=placed.between_s,
         unseen_s=placed.unseen_s,
         slot_gain=placed.slot_gain,
-        notes=placed.notes,
     )
     check_plan(plan)
     return plan

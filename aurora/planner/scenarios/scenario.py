@@ -30,7 +30,6 @@ class PlacedModels:
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; None if memory has none, or not estimated.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
         hierarchy_M: the Hierarchy of each model's all-to-alls; None for models whose all-to-alls are flat.
-        notes: remarks for the plan.
         between_s: lower and upper limit of `objective_s`, from `seconds_between`.
     """
 
@@ -42,7 +41,6 @@ class PlacedModels:
     slot_gain: float | None = None
     deduplicated: bool = False
     hierarchy_M: tuple[Hierarchy | None, ...] = ()
-    notes: tuple[str, ...] = ()
     between_s: tuple[float, float] | None = None
 
 
