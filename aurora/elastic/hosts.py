@@ -111,6 +111,7 @@ class _JoinedRank(StartedRank):
 
     def kill(self) -> None:
         if self.reason is None:
+            self.host.members.pop(self.rank, None)
             self.host.send(KillRank(self.rank))
 
     def join(self) -> None:
@@ -194,7 +195,7 @@ class LedRanks(RankProcesses):
             host.connection.end()
 
     def _start(self, host: _Host, rank: int) -> None:
-        if rank not in host.starting:
+        if rank not in host.starting and rank not in host.members:  # a host starts its ranks when it joins
             host.starting.add(rank)
             self.starting.append(rank)
             host.send(StartRank(rank))
