@@ -39,7 +39,7 @@ COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
 
 
 class ServedAlone(NamedTuple):
-    """How a single model is served without sharing its GPUs; the reference for ways of sharing.
+    """Way to serve a single model without sharing its GPUs; the reference for ways of sharing.
 
     Args:
         plan: a function (cluster, profile) that returns the plan of one model.

@@ -48,16 +48,16 @@ def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
     still larger ones GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
     """
     layer = PhaseSums.of(costs, slots_G)
-    gpus, experts, _, scenarios = layer.part_s_GEXW.shape
+    gpus, experts, _, cases = layer.part_s_GEXW.shape
     spare = max(0, int(layer.slots_G.sum()) - experts) if replicas else 0
     least_YW = _least_phases(layer, spare)
     if costs.nics is not None:
         least_YW = np.maximum(least_YW, _least_phases(_by_nics(costs, costs.nics, layer), spare))
-    if gpus * experts * scenarios <= SMALL:
+    if gpus * experts * cases <= SMALL:
         return phase_program(layer, least_YW, np.arange(gpus)).relaxed_s()
-    large = gpus * experts > SMALL or gpus * experts * scenarios > MOST
+    large = gpus * experts > SMALL or gpus * experts * cases > MOST
     block_G = blocks(costs, max(1, SMALL // experts)) if large else np.arange(gpus)
-    each = (phase_program(_scenario(layer, w), least_YW[:, w : w + 1], block_G) for w in range(scenarios))
+    each = (phase_program(_case(layer, w), least_YW[:, w : w + 1], block_G) for w in range(cases))
     return float(np.sort([program.relaxed_s() for program in each])[-layer.worst :].mean())
 
 
@@ -98,7 +98,7 @@ def _replicated_ER(part_GE: FloatArray, slots_G: IntArray) -> FloatArray:
     return divided_ER
 
 
-def _scenario(layer: PhaseSums, w: int) -> PhaseSums:
+def _case(layer: PhaseSums, w: int) -> PhaseSums:
     """The layer in its traffic case w alone."""
     return layer._replace(
         part_s_GEXW=layer.part_s_GEXW[..., w : w + 1],

@@ -355,14 +355,14 @@ class LayerCosts(PortCosts):
         gate_s_G, aggregate_s_G = self.gate_s_WG[0], self.aggregate_s_WG[0]
         return PhaseTimes(gate_s_G, port_4G, expert_s_G, aggregate_s_G, nic_4G[0] if nic_4G else np.zeros((4, 1)), steps_2G)
 
-    def _phase_times(self, split_EG: FloatArray, scenarios: slice) -> PhaseTimes:
+    def _phase_times(self, split_EG: FloatArray, cases: slice) -> PhaseTimes:
         """The phase times of several traffic cases, (W, G) each; einsum multiplies without arrays of (W, G, E)."""
-        own_WGE, at_GE = self.own_WGE[scenarios], np.ascontiguousarray(split_EG.T)
+        own_WGE, at_GE = self.own_WGE[cases], np.ascontiguousarray(split_EG.T)
         local_WG = np.einsum("wge,ge->wg", own_WGE, at_GE)
         send_WG = own_WGE.sum(axis=2) - local_WG
-        recv_WG = np.einsum("we,ge->wg", self.load_WE[scenarios], at_GE) - local_WG
+        recv_WG = np.einsum("we,ge->wg", self.load_WE[cases], at_GE) - local_WG
         far_2WG = None if self.nics is None else _far_tokens(self.nics, own_WGE, at_GE)
-        return self._times_of(send_WG, recv_WG, self._expert_s_WG(at_GE, scenarios), far_2WG, scenarios)
+        return self._times_of(send_WG, recv_WG, self._expert_s_WG(at_GE, cases), far_2WG, cases)
 
     def _times_of(
         self,
@@ -370,21 +370,21 @@ class LayerCosts(PortCosts):
         recv_WG: FloatArray,
         expert_WG: FloatArray,
         far_2WG: FloatArray | tuple[FloatArray, FloatArray] | None,
-        scenarios: slice,
+        cases: slice,
     ) -> PhaseTimes:
         """The phase times of several traffic cases, (W, G) each, of tokens that GPUs send and receive, and that NICs do."""
         port_4WG, nic_4WG = _both_ways(send_WG, recv_WG, self.port_s_XG), np.zeros((4, 1, 1))
         if self.nics is not None and far_2WG is not None:
             nic_4WG = self._by_nic(self.nics, *far_2WG)
-        gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
+        gate_WG, aggregate_WG = self.gate_s_WG[cases], self.aggregate_s_WG[cases]
         return PhaseTimes(gate_WG, port_4WG, expert_WG, aggregate_WG, nic_4WG, np.zeros((2, 1, 1)))
 
-    def _expert_s_WG(self, at_GE: FloatArray, scenarios: slice) -> FloatArray:
+    def _expert_s_WG(self, at_GE: FloatArray, cases: slice) -> FloatArray:
         """(W, G) seconds of the experts, of which each GPU takes a share of tokens."""
-        expert_s_WG: FloatArray = np.einsum("wge,ge->wg", self.expert_s_WGE[scenarios], at_GE)
+        expert_s_WG: FloatArray = np.einsum("wge,ge->wg", self.expert_s_WGE[cases], at_GE)
         if self.steps is None:
             return expert_s_WG
-        (profile, gpus), load_WE = self.steps, self.load_WE[scenarios]
+        (profile, gpus), load_WE = self.steps, self.load_WE[cases]
         tokens_W1 = load_WE.sum(axis=1, keepdims=True) / profile.top_k
         for g, share_E in enumerate(at_GE):
             divided = np.flatnonzero((share_E > 0) & (share_E < 1))
@@ -460,11 +460,11 @@ def _held_sums(
     (G, P) are the experts of each GPU, or -1; each takes the share share_E (E,) of its expert's tokens. near_GG are the GPUs
     (G, M) of each GPU's server, or -1.
     """
-    _, scenarios, gpus = own_EWG.shape
-    sums_5WG = np.zeros((5, scenarios, gpus))
+    _, cases, gpus = own_EWG.shape
+    sums_5WG = np.zeros((5, cases, gpus))
     for g in range(gpus):
         for e in held_GP[g]:
-            for w in range(scenarios if e >= 0 else 0):
+            for w in range(cases if e >= 0 else 0):
                 taken, local = load_EW[e, w] * share_E[e], own_EWG[e, w, g] * share_E[e]
                 sums_5WG[0, w, g] -= local
                 sums_5WG[1, w, g] += taken - local
@@ -480,10 +480,10 @@ def _held_sums(
 OWN = "own"  # the aim that takes the recorded counts as exact
 SUMMED = ("sum", OWN)  # aims that add all windows or domains to one case
 AIMS: dict[str, Callable[[int], int]] = {  # by name: how many of W cases count, the longest first
-    "mean": lambda scenarios: scenarios,
-    "cvar": lambda scenarios: -(-scenarios // 2),  # the longer half
-    "worst": lambda scenarios: 1,
-    **dict.fromkeys(SUMMED, lambda scenarios: 1),
+    "mean": lambda cases: cases,
+    "cvar": lambda cases: -(-cases // 2),  # the longer half
+    "worst": lambda cases: 1,
+    **dict.fromkeys(SUMMED, lambda cases: 1),
 }
 
 

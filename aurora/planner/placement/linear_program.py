@@ -243,12 +243,12 @@ def phase_program(layer: PhaseSums, least_YW: FloatArray, block_G: IntArray) -> 
     Source:
         Eq. 1: Aurora (arXiv:2410.17043).
     """
-    gpus, experts, sums, scenarios = layer.part_s_GEXW.shape
+    gpus, experts, sums, cases = layer.part_s_GEXW.shape
     return shares_program(
         layer.part_s_GEXW.transpose(2, 3, 0, 1).reshape(-1, gpus, experts),
         layer.base_s_GXW.transpose(1, 2, 0).reshape(-1, gpus),
-        (np.arange(2).repeat(sums // 2)[:, None] * scenarios + np.arange(scenarios)).ravel(),
-        np.tile(np.eye(scenarios), 2),
+        (np.arange(2).repeat(sums // 2)[:, None] * cases + np.arange(cases)).ravel(),
+        np.tile(np.eye(cases), 2),
         layer.aggregate_s_W,
         least_YW.ravel(),
         block_G,

@@ -49,7 +49,7 @@ def best_swap(layer, slots, scratch, g, best_s):
     part_s_GEXW, aggregate_s_W, sum_s_GXW = layer.part_s_GEXW, layer.aggregate_s_W, slots.sum_s_GXW
     ours_PXW, theirs_QXW, rest_YW = scratch.ours_PXW, scratch.theirs_QXW, scratch.rest_YW
     seconds_W, ranked_W, top_YWR, top_s_YWR = scratch.seconds_W, scratch.ranked_W, slots.top_YWR, slots.top_s_YWR
-    scenarios = len(weight_W)
+    cases = len(weight_W)
     found_p, found_h, found_q, priced = EMPTY, EMPTY, EMPTY, 0
     for p in range(layer.slots_G[g]):
         if held_GP[g, p] != EMPTY:
@@ -60,7 +60,7 @@ def best_swap(layer, slots, scratch, g, best_s):
             break
         find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW)
         least_s = 0.0
-        for w in range(scenarios):
+        for w in range(cases):
             least_s += weight_W[w] * (rest_YW[0, w] + rest_YW[1, w] + aggregate_s_W[w])
         if least_s >= best_s:
             continue
@@ -80,7 +80,7 @@ def best_swap(layer, slots, scratch, g, best_s):
                 if a == EMPTY or holds_GE[h, a]:
                     continue
                 priced += 1
-                for w in range(scenarios):
+                for w in range(cases):
                     first_s = larger(
                         with_share(ours_PXW, p, part_s_GEXW, g, b, share_b, 0, w),
                         with_share(theirs_QXW, q, part_s_GEXW, h, a, share_a, 0, w),
@@ -209,7 +209,7 @@ def _best_place(layer, slots, scratch, a, best_s):
     held_GP, count_E, gpu_EG, sum_s_GXW = slots.held_GP, slots.count_E, slots.gpu_EG, slots.sum_s_GXW
     part_s_GEXW, theirs_QXW, row_GXW = layer.part_s_GEXW, scratch.theirs_QXW, scratch.row_GXW
     rest_YW, most_YW, seconds_W = scratch.rest_YW, scratch.most_YW, scratch.seconds_W
-    share, scenarios = 1.0 / (count_E[a] + 1), len(seconds_W)
+    share, cases = 1.0 / (count_E[a] + 1), len(seconds_W)
     to, place, priced = EMPTY, EMPTY, 0
     for step in range(len(layer.slots_G)):
         h = (gpu_EG[a, 0] + step) % len(layer.slots_G)
@@ -234,7 +234,7 @@ def _best_place(layer, slots, scratch, a, best_s):
                 copy_with_share(part_s_GEXW, sum_s_GXW, theirs_QXW, FIRST, h, a, share)
             priced += 1
             for y in range(2):
-                for w in range(scenarios):
+                for w in range(cases):
                     most_YW[y, w] = larger(rest_YW[y, w], with_share(theirs_QXW, FIRST, part_s_GEXW, h, x, -gone, y, w))
             if x != a:
                 more = 1.0 / (count_E[x] - 1) - gone
@@ -244,10 +244,10 @@ def _best_place(layer, slots, scratch, a, best_s):
                         relief = share - 1.0 / count_E[a] if slots.holds_GE[k, a] else 0.0
                         copy_with_share(part_s_GEXW, sum_s_GXW, row_GXW, FIRST, k, a, relief)
                         for y in range(2):
-                            for w in range(scenarios):
+                            for w in range(cases):
                                 changed_s = with_share(row_GXW, FIRST, part_s_GEXW, k, x, more, y, w)
                                 most_YW[y, w] = larger(most_YW[y, w], changed_s)
-            for w in range(scenarios):
+            for w in range(cases):
                 seconds_W[w] = most_YW[0, w] + most_YW[1, w] + layer.aggregate_s_W[w]
             value_s = objective(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)
             if value_s < best_s:

@@ -52,8 +52,8 @@ class PhaseSums(NamedTuple):
         own_GEW = np.ascontiguousarray(np.moveaxis(costs.own_WGE, 0, 2), dtype=np.float64)
         arriving_GEW, sent_GW = own_GEW.sum(axis=0) - own_GEW, own_GEW.cumsum(axis=1)[:, -1]
         sent_s, received_s, back_s, home_s = costs.port_s_XG[:, :, None, None]
-        gpus, experts, scenarios = own_GEW.shape
-        part_s_GEXW, base_s_GXW = np.empty((gpus, experts, PARTS, scenarios)), np.zeros((gpus, PARTS, scenarios))
+        gpus, experts, cases = own_GEW.shape
+        part_s_GEXW, base_s_GXW = np.empty((gpus, experts, PARTS, cases)), np.zeros((gpus, PARTS, cases))
         part_s_GEXW[:, :, 0], part_s_GEXW[:, :, 1] = -own_GEW * sent_s, arriving_GEW * received_s
         part_s_GEXW[:, :, 2], part_s_GEXW[:, :, 3] = arriving_GEW * back_s, -own_GEW * home_s
         part_s_GEXW[:, :, 2:] += np.moveaxis(costs.expert_s_WGE, 0, 2)[:, :, None]
@@ -123,18 +123,18 @@ def start_slots(layer, held_GP, share_GP):
 
     held_GP (G, P) is the expert in each slot, share_GP (G, P) the share of the expert's tokens in the slot.
     """
-    gpus, experts, parts, scenarios = layer.part_s_GEXW.shape
+    gpus, experts, parts, cases = layer.part_s_GEXW.shape
     slots = Slots(
         held_GP,
         share_GP,
         np.zeros(experts, dtype=np.int64),
         np.zeros((experts, gpus), dtype=np.int64),
         np.zeros((gpus, experts), dtype=np.bool_),
-        np.zeros((gpus, parts, scenarios)),
-        np.zeros((2, scenarios, TOP), dtype=np.int64),
-        np.zeros((2, scenarios, TOP)),
-        np.zeros(scenarios),
-        np.zeros(scenarios),
+        np.zeros((gpus, parts, cases)),
+        np.zeros((2, cases, TOP), dtype=np.int64),
+        np.zeros((2, cases, TOP)),
+        np.zeros(cases),
+        np.zeros(cases),
     )
     load_slots(layer, slots, held_GP.copy(), share_GP.copy())
     return slots
@@ -258,17 +258,17 @@ class Scratch(NamedTuple):
 @njit(cache=True, nogil=True)
 def scratch_memory(layer, width):
     """Returns Scratch for `width` slots per GPU."""
-    gpus, _, parts, scenarios = layer.part_s_GEXW.shape
+    gpus, _, parts, cases = layer.part_s_GEXW.shape
     return Scratch(
-        np.zeros((gpus, parts, scenarios)),
+        np.zeros((gpus, parts, cases)),
         np.zeros(gpus, dtype=np.int64),
         np.full(gpus, EMPTY),
-        np.zeros((width, parts, scenarios)),
-        np.zeros((width, parts, scenarios)),
-        np.zeros((2, scenarios)),
-        np.zeros((2, scenarios)),
-        np.zeros(scenarios),
-        np.zeros(scenarios),
+        np.zeros((width, parts, cases)),
+        np.zeros((width, parts, cases)),
+        np.zeros((2, cases)),
+        np.zeros((2, cases)),
+        np.zeros(cases),
+        np.zeros(cases),
     )
 
 

@@ -27,7 +27,7 @@ KINDS = 0.1  # mean square of the correlation of windows' shares above which the
 QUARTERS = 4  # parts of all windows, in sequence; a prompt can be in two that touch, but hardly in others
 FAR = ((0, 2), (0, 3), (1, 3))  # quarters that do not touch
 FEW = 4  # windows; fewer cannot show whether they come in kinds, and count as if they did
-MOST_SCENARIOS = 16  # windows above this number are grouped, those of similar size together
+MOST_CASES = 16  # windows above this number are grouped, those of similar size together
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def layer_forecast(profiles: Sequence[Profile], layer: int, summed: bool) -> For
     """Makes the forecast of one layer from recorded profiles.
 
     Args:
-        profiles: one model's profile, whose windows (up to MOST_SCENARIOS, or groups of them) are the cases; or several of
+        profiles: one model's profile, whose windows (up to MOST_CASES, or groups of them) are the cases; or several of
             its profiles, domains, which are the cases.
         layer: index of the MoE layer.
         summed: whether all windows of all profiles together are one case.
@@ -87,7 +87,7 @@ def layer_forecast(profiles: Sequence[Profile], layer: int, summed: bool) -> For
     if len(recorded) > 1:
         return forecast(recorded, False)
     by_size_T = np.argsort(recorded[0].sum(axis=(1, 2)), kind="stable")
-    groups = np.array_split(by_size_T, min(MOST_SCENARIOS, len(by_size_T)))
+    groups = np.array_split(by_size_T, min(MOST_CASES, len(by_size_T)))
     return forecast([recorded[0][np.sort(group)] for group in groups], True, recorded[0])
 
 

@@ -19,7 +19,7 @@ from tests.without_compiler import printed
 
 @st.composite
 def layers(draw, max_gpus=4):
-    """(costs, slots_G, held_GP) of one layer in some scenarios, with replicas and empty slots."""
+    """(costs, slots_G, held_GP) of one layer in some cases, with replicas and empty slots."""
     n = draw(st.integers(1, max_gpus))
     cluster, profile = draw(clusters(n)), draw(profiles(n, max_experts=5, max_layers=1))
     costs = replace(aimed_costs(cluster, profile, (), 0, "mean"), worst=draw(st.integers(1, profile.windows)))
@@ -105,20 +105,20 @@ def test_filled_slots_are_all_used(case):
     assert filled_s == pytest.approx(value_s(costs, filled_GP), rel=1e-9)
 
 
-def drawn(rng, gpus, experts, scenarios):
+def drawn(rng, gpus, experts, cases):
     """Costs of a small layer on mixed GPUs."""
-    own_WGE = rng.integers(0, 99, (scenarios, gpus, experts)) * rng.integers(1, 6, experts)
+    own_WGE = rng.integers(0, 99, (cases, gpus, experts)) * rng.integers(1, 6, experts)
     rate_G, speed_G = rng.choice([1e3, 2e3, 5e3], gpus), rng.choice([1.0, 0.5], gpus)
     return LayerCosts(
         own_WGE=own_WGE,
         expert_s_WGE=own_WGE.sum(axis=1)[:, None, :] * 1e-3 / speed_G[:, None],
-        gate_s_WG=np.full((scenarios, gpus), 0.01),
-        aggregate_s_WG=np.full((scenarios, gpus), 0.01),
+        gate_s_WG=np.full((cases, gpus), 0.01),
+        aggregate_s_WG=np.full((cases, gpus), 0.01),
         dispatch_bytes=4,
         combine_bytes=4,
         out_Bps=rate_G,
         in_Bps=rate_G,
-        worst=scenarios,
+        worst=cases,
     )
 
 
@@ -131,7 +131,7 @@ def all_placements(gpus, experts, slots):
 
 
 def test_search_against_every_placement_with_replicas():
-    """Twenty drawn layers of four experts on three mixed GPUs with two slots, two scenarios: what brute force finds, nearly."""
+    """Twenty drawn layers of four experts on three mixed GPUs with two slots, two cases: what brute force finds, nearly."""
     rng, ratios = np.random.default_rng(0), []
     for _ in range(20):
         costs = drawn(rng, 3, 4, 2)
@@ -145,7 +145,7 @@ def test_search_against_every_placement_with_replicas():
 
 
 def test_search_against_every_placement_without_replicas():
-    """Thirty drawn layers of five experts on three mixed GPUs, two scenarios, no replicas: what brute force finds, nearly."""
+    """Thirty drawn layers of five experts on three mixed GPUs, two cases, no replicas: what brute force finds, nearly."""
     rng, ratios = np.random.default_rng(1), []
     for _ in range(30):
         costs = drawn(rng, 3, 5, 2)
