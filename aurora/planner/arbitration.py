@@ -165,8 +165,9 @@ class PortSlices:
     def may_begin(self, model: int) -> bool:
         """Returns whether the model's waiting exchange may begin now."""
         kind = self._yields_M[model]
-        next_M = [time if yields == kind else OUT for time, yields in zip(self._next_M, self._yields_M, strict=True)]
-        if self._stopped_C[kind] or not has_next_slice(next_M, model):
+        members = [other for other, yields in enumerate(self._yields_M) if yields == kind]
+        next_M = [self._next_M[other] for other in members]
+        if self._stopped_C[kind] or not has_next_slice(next_M, members.index(model)):
             return False
         return not (kind and self._urgent) or self._overtaken_M[model] >= MOST_OVERTAKEN
 

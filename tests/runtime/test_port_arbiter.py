@@ -302,6 +302,17 @@ def test_a_batch_models_slice_that_was_overtaken_often_begins_beside_an_interact
     assert slices.may_begin(2)
 
 
+def test_the_only_batch_model_begins_after_a_pause_whoever_else_has_left():
+    """It joins no sequence again, as no other model is in its own."""
+    slices = PortSlices([SlicePolicy(interactive=True), SlicePolicy(slice_s=1)], overlapping=True)
+    assert slices.single(1)
+    slices.leave(1)
+    assert slices.may_begin(1)
+    slices.leave(0)
+    slices.ask(1)
+    assert slices.may_begin(1)
+
+
 class Event:
     def __init__(self, waited):
         self.waited = waited
