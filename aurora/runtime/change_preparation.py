@@ -10,6 +10,7 @@ import torch
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.planner.control.move_rounds import Move, fill
+from aurora.planner.workload.serving_gpus import tokens_to_gpus
 from aurora.types import Exchange, Network, Op, Placement, Plan
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LENGTHENED
@@ -117,7 +118,6 @@ class ChangePreparation:
         if method is None:
             return ops
         from aurora.planner.alltoall.schedule import both_ways
-        from aurora.planner.workload.serving_gpus import tokens_to_gpus
 
         bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(held_G)) * self._row_bytes
         np.fill_diagonal(bytes_GG, 0)
