@@ -258,9 +258,7 @@ def schedule_model(
         split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
         for each in profiles:
             own_SGG = exchange_rows(each, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
-            if (
-                hierarchy is not None and each.routing is not None
-            ):  # without routing, rows are estimated: there are no tokens to check
+            if hierarchy is not None and each.routing is not None:  # without routing, rows are estimates
                 experts_UK, source_U = each.routing.layer(layer)
                 rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
                 check_serving(rank_UK, experts_UK, source_U, split_EG, hierarchy.server_G)

@@ -62,6 +62,15 @@ def test_profiles_and_traces_are_read():
     assert trace.seconds > 0
 
 
+def test_a_profile_with_counts_of_pairs_of_experts_is_read_without_them(tmp_path):
+    with np.load(OLDER / "traffic.npz") as file:
+        arrays = dict(file)
+    experts = arrays["tokens_TLSE"].shape[3]
+    pairs_LEE = np.zeros((arrays["tokens_TLSE"].shape[1], experts, experts), dtype=np.int64)
+    np.savez(tmp_path / "profile.npz", **arrays, together_LEE=pairs_LEE, next_LEE=pairs_LEE[1:])
+    assert aurora.load(tmp_path / "profile.npz", aurora.Profile) == aurora.load(OLDER / "traffic.npz", aurora.Profile)
+
+
 def test_journals_are_read():
     answers = load_journal(OLDER / "run.journal.jsonl")
     assert len(answers) == 32
