@@ -104,7 +104,7 @@ def serve_rounds(
             for way in np.roll(WAYS, number)[:: 1 if number % 2 else -1].tolist():
                 context = LayerContext(0, transport, ways[way], recorder)
                 context.leave = lambda: None  # type: ignore[method-assign]
-                worker.perform(program, context)
+                worker.set_program(program, context)
                 worker.waiting.extend(Request(index, prompt) for index, prompt in enumerate(prompts))
                 transport.gather(torch.zeros(1))
                 began_s = time.perf_counter()

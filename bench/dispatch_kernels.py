@@ -113,7 +113,7 @@ def distributed(transport: Any, slots_G: tuple[tuple[int, ...], ...], deduplicat
     context = LayerContext(0, transport, *thread_port_arbiters(1), recorder)
     context.start_compute()
     spread = DistributedExperts(Echo(sum(map(len, slots_G))))
-    spread.perform(Placement((slots_G,)), ops, 0, context, deduplicate)
+    spread.set_placement(Placement((slots_G,)), ops, 0, context, deduplicate)
     return spread
 
 

@@ -163,7 +163,7 @@ def _drift() -> list[str]:
         found = drift(made[before], made[after])
         lines.append(
             f"| {before} | {after} | {found.variation_L.mean():.3f} | {found.noise:.4f} | {found.overlap_L.mean():.2f} | "
-            f"{found.loss:.1%} | {'plan again' if found.replan else 'keep'} |"
+            f"{found.slowdown:.1%} | {'plan again' if found.replan else 'keep'} |"
         )
     return [*lines, ""]
 

@@ -56,7 +56,7 @@ def placements(source: Source, profile: Profile, load_LE: np.ndarray, cluster: C
     start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
     assert cluster.fabric is not None
     hierarchy = Hierarchy(np.array(cluster.fabric.server_G))
-    found = Servers(cluster, [profile], options).over_servers(start.placements_M, [hierarchy])[0]
+    found = Servers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
     packed = place(load_LE, GpuSlots.equal(ranks, slots, SERVERS, source.experts), "eplb").placement
     even_J, rng = np.full(ranks, slots), np.random.default_rng(0)
     return {
@@ -73,7 +73,7 @@ def with_replicas(source: Source, profile: Profile, load_LE: np.ndarray, cluster
     options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=slots)
     start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
     assert cluster.fabric is not None
-    found = Servers(cluster, [profile], options).over_servers(
+    found = Servers(cluster, [profile], options).improve_on_servers(
         start.placements_M, [Hierarchy(np.array(cluster.fabric.server_G))]
     )[0]
     packed = place(load_LE, GpuSlots.equal(len(cluster), slots, SERVERS, source.experts), "eplb").placement

@@ -91,10 +91,10 @@ def follow_noted(worker, *args):
     follow(worker, *args)
     live.append(worker.live)
 def follow_by_expert_maps_noted(*args):
-    from aurora_vllm.expert_map_placement import ExpertMapPlacement
+    from aurora_vllm.expert_map_mover import ExpertMapMover
     follow_by_expert_maps(*args)
-    ExpertMapPlacement.begin_pass = noted(
-        ExpertMapPlacement.begin_pass, lambda moving: [moving._live._held_LGP], lambda moving: moving._live._moves is not None
+    ExpertMapMover.begin_pass = noted(
+        ExpertMapMover.begin_pass, lambda moving: [moving._live._held_LGP], lambda moving: moving._live._moves is not None
     )
 moves.follow_traffic, moves.follow_by_expert_maps = follow_noted, follow_by_expert_maps_noted
 EplbState.step = noted(

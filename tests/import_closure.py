@@ -47,18 +47,18 @@ from aurora_vllm.plugin_status import ControlMetrics
 metrics = ControlMetrics("m", rank)
 """
 BY_EPLB = """
-from aurora_vllm.eplb_placement import EplbPlacement
+from aurora_vllm.eplb_mover import EplbMover
 from aurora.planner.control.move_rounds import buffered_rounds
-live = EplbPlacement(settings, facts, worker.served.cluster, True, lambda tensor: None, metrics)
+live = EplbMover(settings, facts, worker.served.cluster, True, lambda tensor: None, metrics)
 live.next_map(torch.ones(2, 8), torch.arange(8).repeat(2, 1))
 """
 BY_MAPS = """
-from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
+from aurora_vllm.expert_map_mover import ExpertMapMover, ExpertSlots
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 placement = worker.served.plan.models[0].placement
 weights, maps = [torch.zeros(4, 10)], [torch.zeros(8, dtype=torch.int64)]
 layers = [ExpertSlots(slots_G[rank], weights, maps, None, lambda: []) for slots_G in placement.slots_LG]
-ExpertMapPlacement(
+ExpertMapMover(
     settings, facts, worker.served.cluster, layers, placement, choices,
     MemoryTransport(Memory(2, 1.0), rank), worker.time_slices, metrics, worker.served.profile,
 ).close()

@@ -26,7 +26,7 @@ from aurora.io.engine_placements import export_placement
 from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.placement.slot_counts import redundant_experts
+from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora.planner.plan import make_plan, price
 from aurora.planner.simulated_choice import TIE
 from aurora.planner.workload.model_config import Shape

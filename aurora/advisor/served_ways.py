@@ -18,7 +18,7 @@ from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout, Ser
 from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, memory_bytes, step_seconds
 from aurora.errors import InfeasiblePlan
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.placement.slot_counts import USABLE
+from aurora.planner.placement.gpu_slots import USABLE
 from aurora.planner.workload.attention import text_config
 from aurora.types import Gpu, GpuKind, Profile, RequestLoad
 from aurora.types.arrays import evenly_spaced

@@ -23,7 +23,7 @@ from aurora.errors import BadInput, check_one_of
 from aurora.io import save
 from aurora.io.files import make_folder, write_text
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.placement.slot_counts import USABLE
+from aurora.planner.placement.gpu_slots import USABLE
 from aurora.planner.plan import make_plan, price
 from aurora.planner.scenarios.colocated import share_bytes
 from aurora.planner.workload.synthetic import SYNTHETIC_TOOL

@@ -209,7 +209,7 @@ def _serve_epoch(
         serving_s = time.perf_counter() if work.served_s is None else assigned_s - work.served_s
         shared = zip(workers, contexts, prompts_M, work.requests_M, arrives_s_M, strict=True)
         for worker, context, prompts, requests, arrives_s in shared:
-            worker.perform(work.program, context, work.cluster.network)
+            worker.set_program(work.program, context, work.cluster.network)
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
             worker.begin(serving_s, arrives_s)
         rules = options, min_replicas, began_s, work.cost_MG, tell

@@ -30,12 +30,12 @@ class PushedRows(Protocol):
 class ExpertParallelLayer:
     """One expert-parallel layer on one rank.
 
-    All ranks must make the same calls in the same sequence, except those of `over_servers` and `computing`.
+    All ranks must make the same calls in the same sequence, except those of `is_hierarchical` and `computing`.
 
     Attributes:
         expert_map: maps each choice of a token to a rank and slot; may be replaced between two batches.
         transport: carries tensors between the ranks.
-        hierarchical: whether all-to-alls may go over the map's servers; `over_servers` decides for each batch.
+        hierarchical: whether all-to-alls may go over the map's servers; `is_hierarchical` decides for each batch.
         deduplicate: whether a flat all-to-all sends a token once to a rank that holds several of its experts.
     """
 
@@ -64,7 +64,7 @@ class ExpertParallelLayer:
         """Allgathers `layout.counts` of all ranks; returns (R, *counts.shape) int64 on the CPU."""
         return self.transport.gather(layout.counts)
 
-    def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
+    def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
         """Returns whether a layer with `hierarchical` sends this batch by a hierarchical (True) or flat (False) all-to-all.
 
         Args:
@@ -117,7 +117,7 @@ class ExpertParallelLayer:
         layout = self.layout_kind(index.shape[1])(*tokens)
         counts = self.gather_counts(layout)
         flat_RR = layout.flat_counts(counts)
-        if flat_RR is not None and not self.over_servers(flat_RR.numpy(), _row_bytes(layout.rows)):
+        if flat_RR is not None and not self.is_hierarchical(flat_RR.numpy(), _row_bytes(layout.rows)):
             layout, counts = RowPerRank(*tokens), flat_RR
         layout.gathered(counts)
         with self.exchanging("dispatch", layout.sizes_SRR, _row_bytes(layout.rows)) as exchange:

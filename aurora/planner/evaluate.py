@@ -8,8 +8,8 @@ import numpy as np
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.network.switch import timed_steps
+from aurora.planner.placement.gpu_slots import even_slots
 from aurora.planner.placement.grouping import balanced
-from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.plan import layer_seconds, make_plan, planned_scenario
 from aurora.planner.resolve_options import remade
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
@@ -17,7 +17,7 @@ from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import DriftOptions, ModelPlan, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
 
-JOINT = 0.01  # loss up to which a plan for two kinds of traffic serves both
+JOINT = 0.01  # slowdown up to which a plan for two kinds of traffic serves both
 
 
 @dataclass(frozen=True)
@@ -26,27 +26,27 @@ class Evaluation:
 
     Args:
         served_s_L: (L,) predicted seconds of each layer under the evaluated plan, by its objective and aim.
-        own: a plan made for this traffic with the options of the evaluated plan.
+        replanned: a plan made for this traffic with the options of the evaluated plan.
         dispatch_s_ML: one array (L,) per model, seconds of each layer's dispatch of the whole profile in the plan's order.
         between_s: (lower, upper) limit of the sum of served_s_L, if it is estimated from counts; None if it is exact.
     """
 
     served_s_L: FloatArray
-    own: Plan
+    replanned: Plan
     dispatch_s_ML: tuple[FloatArray, ...]
     between_s: tuple[float, float] | None = None
 
     @property
-    def loss(self) -> float:
-        """Time of the plan / time of `own` - 1: 0.1 means 10 % longer."""
-        return gap(float(self.served_s_L.sum()), self.own.objective_s)
+    def slowdown(self) -> float:
+        """Time of the plan / time of `replanned` - 1: 0.1 means 10 % longer."""
+        return gap(float(self.served_s_L.sum()), self.replanned.objective_s)
 
     @property
-    def loss_between(self) -> tuple[float, float] | None:
-        """(lower, upper) limit of the loss, if both plans' seconds are estimated, see `between_s`; otherwise None."""
-        if self.between_s is None or self.own.between_s is None:
+    def slowdown_between(self) -> tuple[float, float] | None:
+        """(lower, upper) limit of the slowdown, if both plans' seconds are estimated, see `between_s`; otherwise None."""
+        if self.between_s is None or self.replanned.between_s is None:
             return None
-        found = [self.loss, *(gap(*pair) for pair in zip(self.between_s, self.own.between_s, strict=True))]
+        found = [self.slowdown, *(gap(*pair) for pair in zip(self.between_s, self.replanned.between_s, strict=True))]
         return min(found), max(found)
 
 
@@ -60,7 +60,7 @@ def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
         profiles: the traffic, one profile per model.
 
     Returns:
-        The Evaluation: seconds of each layer, the loss against a plan made for this traffic, and each layer's dispatch.
+        The Evaluation: seconds of each layer, the slowdown against a plan made for this traffic, and each layer's dispatch.
 
     Raises:
         BadInput: if a profile is not of the plan's model, or comes from another number of source ranks.
@@ -70,7 +70,7 @@ def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
         >>> config, cluster = "mixtral-topics", aurora.load("demo-4")
         >>> now, later = (aurora.synthetic_profile("zipf:1", config, aurora.SyntheticOptions(seed=s)) for s in (0, 1))
         >>> plan = aurora.plan(cluster, now)
-        >>> aurora.evaluate(plan, now).loss, aurora.evaluate(plan, later).loss > 0
+        >>> aurora.evaluate(plan, now).slowdown, aurora.evaluate(plan, later).slowdown > 0
         (0.0, True)
     """
     profiles = [profiles] if isinstance(profiles, Profile) else profiles
@@ -139,11 +139,11 @@ class Drift:
         noise: the same limit for the mean of variation_L.
         overlap_L: (L,) float64, Jaccard index of the `hot` most loaded experts of both profiles.
         hot: number of most loaded experts that `overlap_L` compares.
-        loss: on the second profile, time of a placement made for the first / time of one made for the second - 1.
-        threshold: the loss above which planning again pays.
-        loss_between: (lower, upper) limit of `loss`, if it is estimated from counts; None if it is exact.
-        loss_of_joint: losses, on the first and on the second profile, of one plan made for both (`domains`) against a plan made
-            for each; None if no such plan was made.
+        slowdown: on the second profile, time of a placement made for the first / time of one made for the second - 1.
+        threshold: the slowdown above which planning again pays.
+        slowdown_between: (lower, upper) limit of `slowdown`, if it is estimated from counts; None if it is exact.
+        slowdown_of_joint: slowdowns, on the first and on the second profile, of one plan made for both (`domains`) against a
+            plan made for each; None if no such plan was made.
     """
 
     variation_L: FloatArray
@@ -151,10 +151,10 @@ class Drift:
     noise: float
     overlap_L: FloatArray
     hot: int
-    loss: float
+    slowdown: float
     threshold: float
-    loss_between: tuple[float, float] | None = None
-    loss_of_joint: tuple[float, float] | None = None
+    slowdown_between: tuple[float, float] | None = None
+    slowdown_of_joint: tuple[float, float] | None = None
 
     @property
     def moved(self) -> bool:
@@ -163,13 +163,13 @@ class Drift:
 
     @property
     def replan(self) -> bool:
-        """True if planning again pays: the loss is above `threshold`, and traffic has moved by more than chance explains."""
-        return self.moved and self.loss > self.threshold
+        """True if planning again pays: the slowdown exceeds `threshold`, and traffic has moved by more than chance explains."""
+        return self.moved and self.slowdown > self.threshold
 
     @property
     def joint_serves(self) -> bool:
         """True if planning again pays, and one plan made for both profiles loses at most JOINT on each of them."""
-        return self.replan and self.loss_of_joint is not None and max(self.loss_of_joint) <= JOINT
+        return self.replan and self.slowdown_of_joint is not None and max(self.slowdown_of_joint) <= JOINT
 
     @property
     def reason(self) -> str:
@@ -182,17 +182,17 @@ class Drift:
         if not self.replan:
             return f"keep the plan: traffic has moved, but it loses {self._lost}, not more than {self.threshold:.1%}"
         why = f"traffic has moved, and the plan loses {self._lost}, more than {self.threshold:.1%}"
-        if not self.joint_serves or self.loss_of_joint is None:
+        if not self.joint_serves or self.slowdown_of_joint is None:
             return f"plan again: {why}"
-        first, second = (f"{loss:.1%}" for loss in self.loss_of_joint)
+        first, second = (f"{slowdown:.1%}" for slowdown in self.slowdown_of_joint)
         return f"plan once for both (--domain): {why}; a plan for both loses {first} on the first and {second} on the second"
 
     @property
     def _lost(self) -> str:
-        """The loss, and between which it lies."""
-        if self.loss_between is None:
-            return f"{self.loss:.1%}"
-        return f"{self.loss:.1%} (estimated, between {self.loss_between[0]:.1%} and {self.loss_between[1]:.1%})"
+        """The slowdown, and between which it lies."""
+        if self.slowdown_between is None:
+            return f"{self.slowdown:.1%}"
+        return f"{self.slowdown:.1%} (estimated, between {self.slowdown_between[0]:.1%} and {self.slowdown_between[1]:.1%})"
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
@@ -201,11 +201,11 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
     Args:
         before: the traffic that was planned for.
         after: the traffic now, of the same model.
-        plan: the plan made for `before`; None: the loss is that of groups of experts balanced for `before`.
-        options: the loss above which planning again pays, the number of hot experts, and the seed.
+        plan: the plan made for `before`; None: the slowdown is that of groups of experts balanced for `before`.
+        options: the slowdown above which planning again pays, the number of hot experts, and the seed.
 
     Returns:
-        The Drift: each layer's distance, the distance that chance explains, and the loss.
+        The Drift: each layer's distance, the distance that chance explains, and the slowdown.
 
     Raises:
         BadInput: if the profiles are of different models, or the plan was not made for `before`.
@@ -225,10 +225,10 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
     hot = max(1, before.experts // 8) if options.hot is None else min(options.hot, before.experts)
     loads = before.load_LE, after.load_LE
     evaluation = None if plan is None else evaluate(plan, [after])
-    loss = balance_loss(loads[0], loads[1], before.sources) if evaluation is None else evaluation.loss
+    slowdown = balance_slowdown(loads[0], loads[1], before.sources) if evaluation is None else evaluation.slowdown
     joint = None
-    if plan is not None and evaluation is not None and loss > options.threshold:
-        joint = _loss_of_joint(plan, evaluation.own, before, after)
+    if plan is not None and evaluation is not None and slowdown > options.threshold:
+        joint = _slowdown_of_joint(plan, evaluation.replanned, before, after)
     noise_BL = _by_chance(before, after, np.random.default_rng(options.seed))
     return Drift(
         variation(*loads),
@@ -236,15 +236,15 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
         float(np.quantile(noise_BL.mean(axis=1), LEVEL)),
         overlap(loads[0], loads[1], hot),
         hot,
-        loss,
+        slowdown,
         options.threshold,
-        None if evaluation is None else evaluation.loss_between,
+        None if evaluation is None else evaluation.slowdown_between,
         joint,
     )
 
 
-def _loss_of_joint(plan: Plan, later: Plan, before: Profile, after: Profile) -> tuple[float, float] | None:
-    """The losses of a plan for both profiles, against a plan for each; None if its options take no domains."""
+def _slowdown_of_joint(plan: Plan, later: Plan, before: Profile, after: Profile) -> tuple[float, float] | None:
+    """The slowdowns of a plan for both profiles, against a plan for each; None if its options take no domains."""
     try:
         joint = make_plan(plan.cluster, [before], remade(plan.options), domains=[after])
     except BadInput:
@@ -264,7 +264,7 @@ def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
     return np.array([each / (2 * hot - each) for each in both])
 
 
-def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
+def balance_slowdown(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
     """Returns the slowdown, on loads other_LE, of groups of experts that are balanced for load_LE.
 
     It is A / B - 1, zero or more: A is the load of the fullest group, summed over layers; B the same with groups balanced for

@@ -70,7 +70,7 @@ def plan(
         raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
     make = partial(make_plan, profile_paths=profile_paths, domains=domains, progress=progress)
     choice = SimulatedChoice(make, options, profiles, domains)
-    slots = choice.worthwhile_slots(cluster)
+    slots = choice.choose_slots(cluster)
     chosen = choice.fastest(cluster, options if slots is None else replace(options, slots_per_gpu=slots.per_gpu))
     if slots is not None:
         chosen = replace(chosen, slot_gain=slots.more_gain, notes=(*chosen.notes, *slots.notes))
@@ -138,7 +138,7 @@ def price(
     check_placements(cluster, profiles, placements, options)
     options = replace(resolve(replace(options, place="auto"), cluster, profiles), place=GIVEN)
     rng = np.random.default_rng(options.seed)
-    scenario = scenario_of(cluster, profiles, options).given(placements, rng)
+    scenario = scenario_of(cluster, profiles, options).for_placements(placements, rng)
     return ordered_plan(scenario, scenario.priced(placements), profile_paths, rng)
 
 

@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 from aurora.errors import InfeasiblePlan
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.schedule import scheduled
-from aurora.planner.placement.slot_counts import failure_domains
+from aurora.planner.placement.gpu_slots import failure_domains
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped
 from aurora.planner.replication.registry import best_divided
 from aurora.types import Cluster, Exchange, FailureDomains, Network, Op, Order, Placement, Program, Schedule

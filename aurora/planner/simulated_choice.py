@@ -15,8 +15,8 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.compile import compile_plan
+from aurora.planner.placement.gpu_slots import SlotRoom, memory_slots_G
 from aurora.planner.placement.objective import objectives
-from aurora.planner.placement.slot_counts import SlotRoom, memory_slots_G
 from aurora.planner.resolve_options import coactivation_reason, flat_reason
 from aurora.planner.scenarios.scenario import seconds_between
 from aurora.planner.workload.step_traffic import cut_traffic, drawn_steps, set_aside
@@ -80,7 +80,7 @@ class SimulatedChoice:
         """Returns the profiles as they are simulated: unchanged, or in steps of `tokens_per_step` tokens drawn from windows."""
         return [drawn_steps(each, self.options.tokens_per_step, self.options.seed) for each in profiles]
 
-    def worthwhile_slots(self, cluster: Cluster) -> WorthwhileSlots | None:
+    def choose_slots(self, cluster: Cluster) -> WorthwhileSlots | None:
         """Chooses slots per GPU by simulating some layers; None if options fix the slots. See the function of this name."""
         if not slots_open(self.options, self.profiles, self.domains):
             return None

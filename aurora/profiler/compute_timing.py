@@ -68,7 +68,7 @@ class _Stopwatch:
             measure()
         return statistics.median(measure() for _ in range(REPEATS))
 
-    def took(self, job: Callable[[], object]) -> float:
+    def seconds_of(self, job: Callable[[], object]) -> float:
         """Returns the seconds that a call of `job` takes."""
         self.cool()
         begin = self.mark()
@@ -192,7 +192,7 @@ def _gate_s(model: MoeModel, watch: _Stopwatch, group: _ExpertGroup, tokens: int
 
     def forward() -> float:
         group.calls.clear()
-        whole = watch.took(lambda: model.model(input_ids=ids, logits_to_keep=1))
+        whole = watch.seconds_of(lambda: model.model(input_ids=ids, logits_to_keep=1))
         return max(whole - sum(watch.seconds(*marks) for marks in group.calls), 1e-9)
 
     return watch.median(forward) / len(model.layers)
@@ -206,7 +206,7 @@ def _group_s(model: MoeModel, watch: _Stopwatch, group: _ExpertGroup, sizes: lis
         rows = torch.randn(size, model.hidden, dtype=model.hidden_dtype, device=weight.device)
         index = (torch.arange(size, device=weight.device) % group.num_experts)[:, None]
         ones = torch.ones(size, 1, dtype=model.hidden_dtype, device=weight.device)
-        times.append(watch.median(partial(watch.took, partial(group.experts, rows, index, ones))))
+        times.append(watch.median(partial(watch.seconds_of, partial(group.experts, rows, index, ones))))
     return times
 
 
@@ -222,5 +222,5 @@ def _aggregate_s(model: MoeModel, watch: _Stopwatch, sizes: list[int]) -> list[f
         def aggregate(rows: Any = rows, token: Any = token, shares: Any = shares, size: int = size) -> None:
             rows.new_zeros(size, rows.shape[1]).index_add_(0, token, rows * shares)
 
-        times.append(watch.median(partial(watch.took, aggregate)))
+        times.append(watch.median(partial(watch.seconds_of, aggregate)))
     return times

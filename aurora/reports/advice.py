@@ -25,7 +25,7 @@ from aurora.advisor.sharing import (
 from aurora.advisor.two_models import TwoModels
 from aurora.errors import AuroraError
 from aurora.planner.alltoall.schedule import auto_orders
-from aurora.planner.placement.slot_counts import memory_slots_G
+from aurora.planner.placement.gpu_slots import memory_slots_G
 from aurora.planner.plan import layer_seconds, make_plan, schedule_model
 from aurora.planner.replication.failure_resilient import SURVIVE
 from aurora.planner.replication.registry import REPLICAS

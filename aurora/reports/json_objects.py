@@ -87,16 +87,23 @@ def evaluation_json(plan: Plan, found: Evaluation) -> Found:
     """Returns a plan's times on other traffic, beside the times of a plan made for that traffic."""
     models = [
         {"model": model.model, "layers": rows_json(dispatch_s=dispatch_s_L, own_dispatch_s=own.dispatch_s_L)}
-        for model, own, dispatch_s_L in zip(plan.models, found.own.models, found.dispatch_s_ML, strict=True)
+        for model, own, dispatch_s_L in zip(plan.models, found.replanned.models, found.dispatch_s_ML, strict=True)
     ]
-    times = {"objective_s": found.served_s_L.sum(), "own_objective_s": found.own.objective_s, "layers_s": found.served_s_L}
-    return {"objective": plan.objective, **times, **fields_json(found, "between_s loss loss_between"), "models": models}
+    times = {
+        "objective_s": found.served_s_L.sum(),
+        "own_objective_s": found.replanned.objective_s,
+        "layers_s": found.served_s_L,
+    }
+    return {"objective": plan.objective, **times, **fields_json(found, "between_s slowdown slowdown_between"), "models": models}
 
 
 def drift_json(found: Drift) -> Found:
     """Returns how much two profiles differ, by layer, and whether to plan again."""
     layers = rows_json(variation=found.variation_L, by_chance=found.noise_L, hot_overlap=found.overlap_L)
-    return {**fields_json(found, "replan reason loss loss_between loss_of_joint threshold moved hot"), "layers": layers}
+    return {
+        **fields_json(found, "replan reason slowdown slowdown_between slowdown_of_joint threshold moved hot"),
+        "layers": layers,
+    }
 
 
 def summary_json(summary: Summary) -> Found:

@@ -137,7 +137,7 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
         evaluation: the evaluation of `plan` on the other traffic.
         most: number of layers to show, with the largest slowdowns of the dispatch; None: all.
     """
-    own, served_s = evaluation.own, float(evaluation.served_s_L.sum())
+    own, served_s = evaluation.replanned, float(evaluation.served_s_L.sum())
     times = ("objective of the layer", "dispatch in the plan's order", "in its own plan")
     rows = [
         (name, layer, evaluation.served_s_L[layer], took, own_model.dispatch_s_L[layer])
@@ -148,7 +148,7 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
         {"model": text, "layer": str, **dict.fromkeys(times, seconds)},
         rows,
         title=f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.between_s)}; a plan of its own takes "
-        f"{seconds(own.objective_s)}{estimated(own.between_s)}: loss {percent(evaluation.loss)}",
+        f"{seconds(own.objective_s)}{estimated(own.between_s)}: slowdown {percent(evaluation.slowdown)}",
         worst=lambda row: row[3] - row[4],
         most=most,
     )
@@ -334,7 +334,7 @@ def drift_table(drift: "Drift", most: int | None = None) -> Table:
     parts = ("total variation", "by chance up to", f"overlap of the {drift.hot} hottest")
     layers = zip(drift.variation_L.tolist(), drift.noise_L.tolist(), drift.overlap_L.tolist(), strict=True)
     rows = [(layer, *row) for layer, row in enumerate(layers)]
-    title = f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}"
+    title = f"slowdown {percent(drift.slowdown)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}"
     columns: Columns = {"MoE layer": str, **dict.fromkeys(parts, percent)}
     return table_of(columns, rows, title=title, worst=lambda row: row[1], most=most)
 

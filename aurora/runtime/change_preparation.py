@@ -51,7 +51,7 @@ class ChangePreparation:
         rank: this rank.
         row_bytes: bytes of one row of an all-to-all; converts token counts to traffic.
         network: the network for which orders are computed.
-        local_first: as in `DistributedExperts.perform`.
+        local_first: as in `DistributedExperts.set_placement`.
         device: device of the layers.
     """
 

@@ -121,7 +121,7 @@ class ColocationTable:
             self._map()
             self.lock = _FileLock(self._file)
             with self.lock:
-                self.bury_dead()
+                self.remove_dead()
                 self.slot = self._free_slot() if slot is None else slot
                 self.own_bit = 1 << self.slot
                 self._take_slot()
@@ -229,7 +229,7 @@ class ColocationTable:
 
     # Who lives
 
-    def bury_dead(self) -> None:
+    def remove_dead(self) -> None:
         """Removes every process that has died from the table. Under the lock."""
         for slot in self.others():
             for gpu, (here_M, *_) in enumerate(self._parts_G):

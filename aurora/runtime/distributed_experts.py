@@ -27,8 +27,8 @@ LEAST_CHUNK_BYTES = 2 * 1024  # the same of a batch model beside an interactive 
 class DistributedExperts(ExpertParallelLayer, nn.Module):
     """Expert-parallel module that replaces the experts module of a MoE layer, and gives the same output for this rank's tokens.
 
-    It is an ExpertParallelLayer whose LayerContext records its phases and shares GPU and port with other models. `perform` must
-    be called before the first forward pass.
+    It is an ExpertParallelLayer whose LayerContext records its phases and shares GPU and port with other models. Call
+    `set_placement` before the first forward pass.
 
     Attributes:
         local: the module that computes this rank's experts: at first the replaced module. It starts with all experts, or, if it
@@ -48,7 +48,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         self._chunk_bytes = self._least_bytes = MIN_CHUNK_BYTES
         self._timed_chunk: tuple[int, Any, Any] | None = None  # bytes, start and end mark of a chunk whose time is not known
 
-    def perform(
+    def set_placement(
         self,
         placement: Placement,
         ops: tuple[Op, ...],
@@ -163,9 +163,9 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         self._context.stop_compute("gate", self._layer)
         return PushedBatch(self._context.push, self._layer, self.expert_map, (hidden, index, weights), mask)
 
-    def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns True if the batch's all-to-alls are hierarchical, False if flat; see `LayerContext.over_servers`."""
-        return self._context.over_servers(flat_RR, row_bytes)
+    def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
+        """Returns True if the batch's all-to-alls are hierarchical, False if flat; see `LayerContext.is_hierarchical`."""
+        return self._context.is_hierarchical(flat_RR, row_bytes)
 
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
         """Context manager around the layer's dispatch or combine; see `LayerContext.exchanging`."""

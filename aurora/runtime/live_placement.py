@@ -88,7 +88,7 @@ class LivePlacement:
         context: the layers' context; from now on it counts the tokens of each expert.
         row_bytes: bytes of one row of an all-to-all; converts token counts to traffic.
         network: the network for which orders are computed.
-        local_first: as in `DistributedExperts.perform`.
+        local_first: as in `DistributedExperts.set_placement`.
         period_s: seconds from the end of one traffic window to the end of the next.
 
     Attributes:
@@ -205,7 +205,7 @@ class LivePlacement:
         """Takes the time of the slowest rank's last piece of work into account, if there was one."""
         self._piece_s = 0.0
         if piece_s:
-            self._pieces.took(piece_s)
+            self._pieces.record(piece_s)
             self._waited_s += piece_s
 
     def _end_window(self) -> None:

@@ -41,7 +41,7 @@ class Request:
 class ModelWorker:
     """Serves one model's requests on one rank: takes them from `waiting`, and collects their `answers`.
 
-    Call `perform` before `serve`. After a `serve` that lost a peer, call `rewind` and `perform` before the next `serve`.
+    Call `set_program` before `serve`. After a `serve` that lost a peer, call `rewind` and `set_program` before the next one.
 
     Args:
         model: the model to serve; its experts modules are replaced by `layers`.
@@ -52,8 +52,8 @@ class ModelWorker:
         waiting: requests to be served, by arrival time.
         arriving: True if requests of any rank arrive while the run serves; the same on all ranks.
         between_steps: called before each step with True if this rank has requests; returns True if any rank has. A collective
-            call; `perform` sets it.
-        end_serving: called when no rank has, or will have, further requests; `perform` resets it to do nothing.
+            call; `set_program` sets it.
+        end_serving: called when no rank has, or will have, further requests; `set_program` resets it to do nothing.
         answers: the answers so far.
         layers: the model's MoE layers.
         expert_bytes: bytes of the weights of one expert in one layer.
@@ -75,7 +75,7 @@ class ModelWorker:
         for layer, distributed in zip(model.layers, self.layers, strict=True):
             setattr(layer.block, layer.name, distributed)
 
-    def perform(self, program: Program, context: LayerContext, network: Network | None = None) -> None:
+    def set_program(self, program: Program, context: LayerContext, network: Network | None = None) -> None:
         """Sets the program of which this worker runs its model's part on this rank.
 
         Args:
@@ -92,7 +92,7 @@ class ModelWorker:
         index, context.program, context.network = context.model, program, network
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
-            layer.perform(
+            layer.set_placement(
                 program.placements_M[index],
                 program.ops_ML[index][number],
                 number,

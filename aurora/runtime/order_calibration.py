@@ -109,15 +109,15 @@ def stages_of(planned: str, width: int) -> str:
 
 
 def calibrate_plan(
-    transport: Transport, plan: Plan, over_servers: Plan | None, device: str = "cpu"
+    transport: Transport, plan: Plan, hierarchical_plan: Plan | None, device: str = "cpu"
 ) -> tuple[OrderCalibration, list[OrderCalibration | None]]:
     """Times the orders of a plan's all-to-alls; also flat against hierarchical ones, for models that can use both.
 
     Args:
         transport: carries the exchanges.
         plan: the plan.
-        over_servers: the same plan, with a hierarchy for each model that can use hierarchical all-to-alls, see `with_servers`;
-            None: no model can.
+        hierarchical_plan: the same plan, with a hierarchy for each model that can use hierarchical all-to-alls, see
+            `with_servers`; None: no model can.
         device: device of the tensors.
 
     Returns:
@@ -125,9 +125,9 @@ def calibrate_plan(
     """
     calibration = calibrate(transport, plan.cluster, planned_method(plan), device)
     servers_M: list[OrderCalibration | None] = []
-    for planned, model in zip(plan.models, (over_servers or plan).models, strict=True):
+    for planned, model in zip(plan.models, (hierarchical_plan or plan).models, strict=True):
         way = FLAT if planned.hierarchy is None else OVER_SERVERS
-        chooses = over_servers is not None and model.hierarchy is not None
+        chooses = hierarchical_plan is not None and model.hierarchy is not None
         servers_M.append(calibrate_servers(transport, plan.cluster, model, way, device) if chooses else None)
     return calibration, servers_M
 

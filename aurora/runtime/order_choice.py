@@ -53,7 +53,7 @@ class OrderTrials:
     A series is some trials in close succession. All ways that are not FAR slower get a series at the beginning, after a change
     of the current way, and when the current way's time drifts; drift starts a series at most once in RARITY exchanges.
 
-    Ranks that report the same seconds to `took` choose the same ways.
+    Ranks that report the same seconds to `record` choose the same ways.
 
     Args:
         seconds_W: seconds of each way, from calibration.
@@ -78,7 +78,7 @@ class OrderTrials:
         self._next_review = 0  # after a drift, not before so many exchanges
 
     def next_way(self) -> int:
-        """Returns the index of the way for the next exchange; its time must be passed to `took` before the next call."""
+        """Returns the index of the way for the next exchange; its time must be passed to `record` before the next call."""
         self._exchanges += 1
         if len(self._recent) < RECENT:
             return self.current
@@ -90,7 +90,7 @@ class OrderTrials:
         latest = max(range(len(late_W)), key=late_W.__getitem__)
         return latest if late_W[latest] > 0 else self.current
 
-    def took(self, way: int, seconds: float) -> float:
+    def record(self, way: int, seconds: float) -> float:
         """Records the time of an exchange, and makes `way` the current way if it has proved faster.
 
         Returns the share of time that such a change saves; 0 if the current way stays.
@@ -210,10 +210,10 @@ class _Kind(NamedTuple):
 
     phase: str
     size: int  # bit length of the bytes that a rank sends on average
-    over_servers: bool = False
+    hierarchical: bool = False
 
     def __str__(self) -> str:
-        way = f" {OVER_SERVERS}" if self.over_servers else ""
+        way = f" {OVER_SERVERS}" if self.hierarchical else ""
         return f"{self.phase}{way} of {2**self.size / 2e6:.2g} to {2**self.size / 1e6:.2g} MB a rank"
 
 
@@ -237,7 +237,7 @@ class OrderWatch:
     the size of the flat dispatch. Flat and hierarchical exchanges are different kinds.
 
     The only extra messages are some numbers in the gather of row counts before every dispatch. All ranks receive the same
-    numbers, so they choose alike, provided that they make the same calls: `order` and `took` for an exchange, `report` and
+    numbers, so they choose alike, provided that they make the same calls: `order` and `record` for an exchange, `report` and
     `gathered` for a gather.
 
     Args:
@@ -272,7 +272,7 @@ class OrderWatch:
         """Counts of the methods used so far."""
         return OrdersUsed(dict(self._exchanges), tuple(self._changes), "" if self._servers is None else str(self._servers))
 
-    def over_servers(self, rank_bytes: float) -> bool:
+    def is_hierarchical(self, rank_bytes: float) -> bool:
         """Returns True if the next dispatch and combine are to be hierarchical. Call it before `order` of the dispatch.
 
         Args:
@@ -304,7 +304,7 @@ class OrderWatch:
         self._exchanges[f"{method} {OVER_SERVERS}" if self._over_servers else method] += 1
         return self._calibration.order(planned, method)
 
-    def took(self, start_s: float, end_s: float, out_bytes: int, in_bytes: int) -> None:
+    def record(self, start_s: float, end_s: float, out_bytes: int, in_bytes: int) -> None:
         """Records an exchange on this rank: start and end in seconds since the last gather, and bytes sent and received."""
         bound_s = max(out_bytes / self._gpu.out_Bps, in_bytes / self._gpu.in_Bps)
         self._times_ns += [round(seconds * 1e9) for seconds in (start_s, end_s, bound_s)]
@@ -331,7 +331,7 @@ class OrderWatch:
     ) -> None:
         """Counts an exchange that took `seconds` over what it should take; all kinds of `trials` have the same ways."""
         before = trials[kind].current
-        if saved := trials[kind].took(way, seconds):
+        if saved := trials[kind].record(way, seconds):
             self._tell_change(calibration.methods, kind, before, way, saved)
             for other in trials.values():
                 other.try_soon(way)
@@ -371,21 +371,21 @@ class WatchedExchanges:
         counts = counts.cpu()  # from here on no mark has to be waited for
         for start, end, out_bytes, in_bytes in self._exchanged:
             start_s, end_s, gathered_s = map(self._timer.seconds, (start, end, self._gathered))
-            self._watch.took(start_s - gathered_s, end_s - gathered_s, out_bytes, in_bytes)
+            self._watch.record(start_s - gathered_s, end_s - gathered_s, out_bytes, in_bytes)
         self._exchanged.clear()
         rows = transport.gather(torch.cat([counts.flatten(), self._watch.report()]))
         self._gathered = self._timer.mark()
         self._watch.gathered(rows[:, counts.numel() :].numpy())
         return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
 
-    def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
+    def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
         """Returns True if the next dispatch and combine are to be hierarchical, False if flat.
 
         Args:
             flat_RR: (R, R) rows that a flat dispatch would send from each rank (row) to each rank (column).
             row_bytes: size of a row in bytes.
         """
-        return self._watch.over_servers(float(flat_RR.sum() - flat_RR.trace()) * row_bytes / len(flat_RR))
+        return self._watch.is_hierarchical(float(flat_RR.sum() - flat_RR.trace()) * row_bytes / len(flat_RR))
 
     @contextmanager
     def exchanging(self, planned: Order, phase: str, rank: int, bytes_RR: IntArray) -> Iterator[Order | None]:

@@ -291,7 +291,7 @@ class ProcessPortArbiter:
         now_s = time.monotonic()
         if now_s > self._look_s:
             self._look_s = now_s + LOOK_S
-            self._table.bury_dead()
+            self._table.remove_dead()
 
     def _wait(self, what: int, attempt: Callable[[], Turn | None]) -> None:
         """Waits until no living process has a turn that comes first, and `attempt` succeeds under the table's lock."""

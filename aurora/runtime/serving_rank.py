@@ -129,9 +129,9 @@ def serve_rank(
         servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
             # Experts move between ranks with flat all-to-alls.
-            over_servers = with_servers(plan, options.deduplicate) if options.adapt is None else plan
-            calibration, servers_M = calibrate_plan(transports[0], plan, over_servers, device)
-            plan = over_servers
+            hierarchical_plan = with_servers(plan, options.deduplicate) if options.adapt is None else plan
+            calibration, servers_M = calibrate_plan(transports[0], plan, hierarchical_plan, device)
+            plan = hierarchical_plan
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         program = compile_plan(plan)
         most = None if options.predictable else MOST_EVENTS
@@ -159,7 +159,7 @@ def serve_rank(
         contexts[0].push = push
         ports = None if options.interleave == "off" else plan.cluster.network
         for worker, context in zip(workers, contexts, strict=True):
-            worker.perform(program, context, ports)
+            worker.set_program(program, context, ports)
         for index, workers_P in enumerate(workers_MP):
             for worker in workers_P:
                 worker.begin(began_s, dict(enumerate(arrivals_M[index])) if arrivals_M else None)

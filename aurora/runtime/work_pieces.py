@@ -20,7 +20,7 @@ class WorkPieces:
         >>> pieces = WorkPieces(least=1)
         >>> pieces.next(100, step_s=1.0)
         1
-        >>> pieces.took(0.01)
+        >>> pieces.record(0.01)
         >>> pieces.next(99, step_s=1.0)
         2
     """
@@ -52,10 +52,10 @@ class WorkPieces:
         return self.seconds(self._least) <= _time_left(step_s, other_s)
 
     def seconds(self, size: int) -> float:
-        """Returns the predicted seconds of a piece of `size`, at least those of `least`; infinity before the first `took`."""
+        """Returns the predicted seconds of a piece of `size`, at least those of `least`; infinity before the first `record`."""
         return max(size, self._least) / self._per_s if self._per_s else inf
 
-    def took(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Records the seconds of the piece that `next` returned last, for predictions.
 
         A piece that was shortened to the remaining work is ignored, because its time is mostly start-up.

@@ -8,7 +8,7 @@ import torch
 from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.control.controller import Controller, load_cost_G, slots_in_use
-from aurora.planner.placement.slot_counts import failure_domains
+from aurora.planner.placement.gpu_slots import failure_domains
 from aurora.planner.recovery import recover
 from aurora.planner.replication.registry import best_divided
 from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes

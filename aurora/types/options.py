@@ -277,7 +277,7 @@ class DriftOptions:
     """Options of `aurora.drift`.
 
     Args:
-        threshold: loss of the plan, as a share of its time, above which planning again pays.
+        threshold: slowdown of the plan, as a share of its time, above which planning again pays.
         hot: number of experts that count as hot, the most loaded ones; None: an eighth of all.
         seed: random seed of the resampling that separates drift from chance.
     """

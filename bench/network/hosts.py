@@ -85,7 +85,7 @@ def _watched_spans(
             transport.exchange(order, sends, recvs, lambda *_: None)
             spans[method].append((began_s, time.perf_counter(), retransmitted() - before))
             if method == AUTO:
-                watch.took(*spans[method][-1][:2], sum(to), sum(of))
+                watch.record(*spans[method][-1][:2], sum(to), sum(of))
                 watch.gathered(transport.gather(watch.report()).numpy())
     return spans
 

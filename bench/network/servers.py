@@ -93,7 +93,9 @@ def planned(setting: Setting) -> tuple[Traffic, Slots] | None:
     profile, ranks = source.routed(task.at(first), len(cluster)), len(cluster)
     options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=EXPERTS // ranks)
     start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
-    placed = Servers(cluster, [profile], options).over_servers(start.placements_M, [Hierarchy(np.array(setting.server_G))])[0]
+    placed = Servers(cluster, [profile], options).improve_on_servers(
+        start.placements_M, [Hierarchy(np.array(setting.server_G))]
+    )[0]
     gpu_E = placed.gpu_E(0)
     return task.at(~first), tuple(tuple(np.flatnonzero(gpu_E == rank).tolist()) for rank in range(ranks))
 

@@ -63,7 +63,7 @@ class PluginStatus:
         self.show = MetricsWriter(registry).write_soon
 
     def engaged(self, how: str) -> None:
-        """Logs how the model is served, and sets the gauge to 1 unless `falls_short` was called.
+        """Logs how the model is served, and sets the gauge to 1 unless `report_degraded` was called.
 
         Args:
             how: text for the log on placement and order of all-to-alls, from `ServedPlan.summary`.
@@ -73,11 +73,11 @@ class PluginStatus:
         if self._reports:
             LOG.info("aurora: %s", how)
 
-    def stands_aside(self, reason: str, report_here: bool | None = None) -> None:
-        """Logs that vLLM serves without the plugin, and sets the gauge to 0; arguments and errors as in `falls_short`."""
-        self.falls_short(reason, report_here, f"; {WITHOUT_PLUGIN}")
+    def report_disabled(self, reason: str, report_here: bool | None = None) -> None:
+        """Logs that vLLM serves without the plugin, and sets the gauge to 0; arguments and errors as in `report_degraded`."""
+        self.report_degraded(reason, report_here, f"; {WITHOUT_PLUGIN}")
 
-    def falls_short(self, reason: str, report_here: bool | None = None, consequence: str = "") -> None:
+    def report_degraded(self, reason: str, report_here: bool | None = None, consequence: str = "") -> None:
         """Logs that the plugin does not do all that its settings request, and sets the gauge to 0.
 
         Args:

@@ -25,7 +25,7 @@ from aurora.advisor.engines.vllm import rank_words
 from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_cluster, load_model_config, load_plan, save_cluster
 from aurora.io.files import HUB_NAME, make_folder, served_model
-from aurora.planner.placement.slot_counts import redundant_experts
+from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora.planner.workload.model_config import Shape
 from aurora.profiler.devices import find_devices
 from aurora.types import Cluster, Gpu, Plan

@@ -16,7 +16,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.io import load_model_config, load_plan, load_profile
 from aurora.models.hub import ROUTER, model_folder, router_fingerprint
 from aurora.planner.check.fit import check_engine
-from aurora.planner.placement.slot_counts import filled, redundant_experts
+from aurora.planner.placement.gpu_slots import filled, redundant_experts
 from aurora.planner.workload.model_structure import decoder_layers, expert_count
 from aurora.types import Cluster, Hierarchy, Order, Plan, Profile
 from aurora.types.arrays import IntArray

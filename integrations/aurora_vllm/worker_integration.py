@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from aurora.runtime.order_choice import WatchedExchanges
     from aurora.runtime.transports.push import OrderedPush
     from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
-    from aurora_vllm.eplb_placement import EplbPlacement
-    from aurora_vllm.expert_map_placement import ExpertMapPlacement
+    from aurora_vllm.eplb_mover import EplbMover
+    from aurora_vllm.expert_map_mover import ExpertMapMover
     from aurora_vllm.pushed_alltoall import MakeMemory, PushedLayer, PushedRounds
     from aurora_vllm.watchdog import Watchdog
 
@@ -99,8 +99,8 @@ class WorkerIntegration:
         self.status: PluginStatus | None = None
         self.metrics: Metrics | None = None
         self.time_slices = TimeSlices()
-        self.live: EplbPlacement | None = None  # of EPLB's physical experts, if they follow the traffic
-        self.moving: ExpertMapPlacement | None = None  # of experts that follow the traffic without EPLB
+        self.live: EplbMover | None = None  # of EPLB's physical experts, if they follow the traffic
+        self.moving: ExpertMapMover | None = None  # of experts that follow the traffic without EPLB
         self._row_share = row_share
         self._make_transport: Callable[[], Transport] | None = None
         self._transport: Transport | None = None
@@ -391,7 +391,7 @@ class WorkerIntegration:
             self._way_of, ways = (lambda _: ORDERED), [*PUSHES, *ways]
         elif served.order == "push":
             assert self.status is not None
-            self.status.falls_short(f"order push: {made}; all-to-alls are vLLM's own")
+            self.status.report_degraded(f"order push: {made}; all-to-alls are vLLM's own")
             served.keep_stock()
         if MESSAGES in ways and served.order == "auto":
             self._watched = self._measured_orders(served_name)
@@ -438,8 +438,8 @@ class WorkerIntegration:
 
         on_gpu = torch.cuda.is_available()
         device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
-        over_servers = with_servers(plan, True) if self.served.measures_hops else None
-        calibration, (servers,) = calibrate_plan(self.transport(), plan, over_servers, device)
+        hierarchical_plan = with_servers(plan, True) if self.served.measures_hops else None
+        calibration, (servers,) = calibrate_plan(self.transport(), plan, hierarchical_plan, device)
         if self.rank == 0:
             for each in [calibration] + ([] if servers is None else [servers]):
                 LOG.info("aurora: all-to-alls measured before serving: %s", each)

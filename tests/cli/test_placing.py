@@ -83,10 +83,10 @@ def test_a_plan_on_other_traffic(aurora, planned, folder):
     planned(cluster=MIXED)
     code, printed, err = aurora("evaluate", folder / "plan.json", "--profile", folder / "p0.npz")
     assert (code, err) == (0, "")
-    assert "loss 0.0%" in printed
+    assert "slowdown 0.0%" in printed
     code, printed, _ = aurora("evaluate", folder / "plan.json", "--profile", folder / "p1.npz")
     assert code == 0
-    assert "loss 0.0%" not in printed
+    assert "slowdown 0.0%" not in printed
 
 
 def test_from_the_plan_in_force(planned, folder):

@@ -150,7 +150,7 @@ class Watched:
     def gather(self, transport, counts):
         return transport.gather(counts)
 
-    def over_servers(self, *_):
+    def is_hierarchical(self, *_):
         self.asked.append("over servers")
         return True
 

@@ -248,20 +248,20 @@ def test_success_is_said_once_and_shown_by_every_rank(caplog):
 
 def test_standing_aside_is_shown_with_its_reason_and_ends_a_server_that_requires_the_plugin(caplog):
     registry = CollectorRegistry()
-    PluginStatus(Settings(), "m", 0, True, registry).stands_aside("the plan is for 4 ranks")
+    PluginStatus(Settings(), "m", 0, True, registry).report_disabled("the plan is for 4 ranks")
     assert engaged(registry, 0, "the plan is for 4 ranks") == 0
     assert "the plan is for 4 ranks; vLLM places experts and sends tokens as it would" in caplog.text
     caplog.clear()
-    PluginStatus(Settings(), "m", 1, False, CollectorRegistry()).stands_aside("the plan is for 4 ranks", report_here=False)
+    PluginStatus(Settings(), "m", 1, False, CollectorRegistry()).report_disabled("the plan is for 4 ranks", report_here=False)
     assert not caplog.records
     with pytest.raises(RankFailed, match=r'the plan is for 4 ranks; the setting "required" ends a server'):
-        PluginStatus(Settings(required=True), "m", 0, True, CollectorRegistry()).stands_aside("the plan is for 4 ranks")
+        PluginStatus(Settings(required=True), "m", 0, True, CollectorRegistry()).report_disabled("the plan is for 4 ranks")
 
 
 def test_what_falls_short_is_not_engaged_though_it_serves(caplog):
     registry = CollectorRegistry()
     status = PluginStatus(Settings(), "m", 0, True, registry)
-    status.falls_short("nothing is recorded: no buffer")
+    status.report_degraded("nothing is recorded: no buffer")
     status.engaged("m by plan.json")
     assert engaged(registry, 0, "nothing is recorded: no buffer") == 0
     assert engaged(registry, 0, "") is None

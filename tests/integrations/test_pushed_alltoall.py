@@ -189,7 +189,7 @@ def test_vllms_own_is_timed_by_its_own_calls_and_kept_unless_another_is_faster(
 def test_push_is_vllms_own_where_there_are_no_peers(memory, monkeypatch):
     """That is told; `required` then ends the server, as for all that it falls short of."""
     integration, said = WorkerIntegration(Settings(order="push"), 0, 2, None, None), []
-    integration.status = SimpleNamespace(falls_short=said.append, engaged=said.append)
+    integration.status = SimpleNamespace(report_degraded=said.append, engaged=said.append)
     integration.peers_memory = memory or (lambda _size: None)
     integration.connect(lambda: None)
     monkeypatch.setattr("aurora_vllm.worker_integration.Metrics", lambda *_: None)

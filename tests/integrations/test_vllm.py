@@ -23,7 +23,7 @@ import pytest
 
 from aurora.io import save
 from aurora.io.engine_records import load_records
-from aurora.planner.placement.slot_counts import redundant_experts
+from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora.planner.plan import schedule_model
 from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
@@ -443,8 +443,8 @@ KEEP_EPLB = """
 import aurora_vllm.vllm_internals.expert_moves as moves
 follow = moves.follow_traffic
 def follow_and_keep(worker, balancer, facts, *args):
-    import aurora_vllm.eplb_placement as eplb_placement
-    eplb_placement.PATIENCE_S = 300  # on a machine that has much else to do
+    import aurora_vllm.eplb_mover as eplb_mover
+    eplb_mover.PATIENCE_S = 300  # on a machine that has much else to do
     follow(worker, balancer, facts, *args)
     model, = balancer.model_states.values()
     moves.held = lambda: model.physical_to_logical_map.view(facts.layers, facts.ranks, -1).tolist()

@@ -36,7 +36,7 @@ def with_faults(follow):
     def follow_with_faults(*args):
         follow(*args)
         import aurora.runtime.follower as follower
-        import aurora_vllm.eplb_placement as eplb_placement
+        import aurora_vllm.eplb_mover as eplb_mover
         from aurora.planner.control.controller import Controller
         follower.STALE_S = 0.5
         window, windows, stuck, seen = Controller.window, [], threading.Event(), []
@@ -50,7 +50,7 @@ def with_faults(follow):
                 assert stuck.wait(600)
             return window(self, load_LE, *others)
         Controller.window = faulty
-        decide, add = eplb_placement.EplbPlacement._decide, follower.Follower.add
+        decide, add = eplb_mover.EplbMover._decide, follower.Follower.add
         def decide_and_see(self, *given):  # it is found to be stuck, and two windows later it gets on
             if self._late and self._deciding:
                 seen.append(0)
@@ -63,7 +63,7 @@ def with_faults(follow):
             add(self, *given)
             if self.status().times_stuck:
                 stuck.set()
-        eplb_placement.EplbPlacement._decide, follower.Follower.add = decide_and_see, add_and_see
+        eplb_mover.EplbMover._decide, follower.Follower.add = decide_and_see, add_and_see
     return follow_with_faults
 
 moves.follow_traffic, moves.follow_by_expert_maps = with_faults(moves.follow_traffic), with_faults(moves.follow_by_expert_maps)
@@ -122,15 +122,15 @@ import aurora_vllm.vllm_internals.expert_moves as moves
 follow = moves.follow_traffic
 def follow_and_die(*args):
     follow(*args)
-    from aurora_vllm.eplb_placement import EplbPlacement
-    ask, pieces = EplbPlacement.next_piece, []
+    from aurora_vllm.eplb_mover import EplbMover
+    ask, pieces = EplbMover.next_piece, []
     def ask_and_die(self, held_LP):
         next_LP = ask(self, held_LP)
         pieces.extend([0] * bool((next_LP != held_LP).any()))
         if len(pieces) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return next_LP
-    EplbPlacement.next_piece = ask_and_die
+    EplbMover.next_piece = ask_and_die
 moves.follow_traffic = follow_and_die
 """,
     False: """

@@ -8,7 +8,7 @@ import pytest
 import aurora
 from aurora.errors import BadInput
 from aurora.io import load_profile, save
-from aurora.planner.placement.slot_counts import SlotRoom
+from aurora.planner.placement.gpu_slots import SlotRoom
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import worthwhile_slots
 from aurora.planner.workload.step_traffic import set_aside

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.evaluate import balance_loss, drift, evaluate, overlap
+from aurora.planner.evaluate import balance_slowdown, drift, evaluate, overlap
 from aurora.planner.plan import make_plan, price
 from aurora.planner.workload.load_statistics import variation
 from aurora.planner.workload.synthetic import draw_profile
@@ -43,17 +43,17 @@ def test_measures_of_what_differs(profile, by):
     for hot in range(1, profile.experts + 1):
         assert (overlap(here, here, hot) == 1).all()
         assert ((overlap(here, there, hot) >= 0) & (overlap(here, there, hot) <= 1)).all()
-    assert balance_loss(here, here, 2) == 0
-    assert balance_loss(here, there, 2) >= 0
+    assert balance_slowdown(here, here, 2) == 0
+    assert balance_slowdown(here, there, 2) >= 0
 
 
 def test_overlap_and_loss_by_hand():
     here, there = np.array([[9, 8, 1, 0]]), np.array([[9, 1, 8, 0]])
     assert overlap(here, there, 2).tolist() == [1 / 3]
     # Balanced for the first: 0 with 3, 1 with 2. For the second: 0 with 3, 2 with 1. Both have 9 on the fullest.
-    assert balance_loss(here, there, 2) == 0
+    assert balance_slowdown(here, there, 2) == 0
     # Then 0 and 1 are hot, which sat apart from one another but with 3 and 2, now as hot.
-    assert balance_loss(here, np.array([[9, 0, 0, 9]]), 2) == 1
+    assert balance_slowdown(here, np.array([[9, 0, 0, 9]]), 2) == 1
 
 
 @pytest.mark.parametrize("windows", [1, 12])
@@ -78,14 +78,14 @@ def test_traffic_that_moved():
     assert not kept.replan
     assert "keep the plan: traffic has moved, but it loses" in kept.reason
     same = drift(before, before)
-    assert (same.loss, same.moved, same.replan) == (0, False, False)
+    assert (same.slowdown, same.moved, same.replan) == (0, False, False)
     assert "two samples as small as these" in same.reason
 
 
 def test_the_loss_of_a_plan_is_what_evaluating_it_says():
     before = drawn("zipf:1", 0)
     after, plan = turned(before, 3), make_plan(cluster(1e6, 1e6, 1e6, 1e6), [before])
-    assert drift(before, after, plan).loss == evaluate(plan, [after]).loss > 0
+    assert drift(before, after, plan).slowdown == evaluate(plan, [after]).slowdown > 0
     with pytest.raises(BadInput, match="expected a plan for the first profile, 'synthetic' alone, found one made from others"):
         drift(after, before, plan)
 
@@ -103,11 +103,11 @@ def test_one_plan_for_day_and_night_is_named_where_it_serves_both():
     moved = drift(day, night, plan)
     assert moved.replan
     assert moved.joint_serves
-    assert max(moved.loss_of_joint) < 2e-3 < moved.loss
+    assert max(moved.slowdown_of_joint) < 2e-3 < moved.slowdown
     assert "plan once for both (--domain)" in moved.reason
     # Where each kind of traffic needs what the other cannot have, planning again stays the advice.
-    assert not replace(moved, loss_of_joint=(0.0, 0.2)).joint_serves
-    assert "plan again" in replace(moved, loss_of_joint=(0.0, 0.2)).reason
+    assert not replace(moved, slowdown_of_joint=(0.0, 0.2)).joint_serves
+    assert "plan again" in replace(moved, slowdown_of_joint=(0.0, 0.2)).reason
 
 
 def test_profiles_of_other_models():

@@ -12,7 +12,7 @@ from aurora.planner import simulated_choice
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.migrate import migrate
-from aurora.planner.placement.slot_counts import memory_slots_G
+from aurora.planner.placement.gpu_slots import memory_slots_G
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import simulated_seconds
 from aurora.reports.formatting import percent, seconds
@@ -148,15 +148,15 @@ def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
     assert aurora.load(tmp_path / "plan.json") == plan
     found = evaluate(plan, [later])
     assert found.between_s[0] <= found.served_s_L.sum() <= found.between_s[1]
-    assert found.loss_between[0] <= found.loss <= found.loss_between[1]
+    assert found.slowdown_between[0] <= found.slowdown <= found.slowdown_between[1]
     beside = replace(found, between_s=tuple(2 * each for each in found.between_s))  # counts may estimate one plan better
-    assert beside.loss_between[0] <= beside.loss <= beside.loss_between[1]
+    assert beside.slowdown_between[0] <= beside.slowdown <= beside.slowdown_between[1]
     drifted = aurora.drift(counted, later, plan, aurora.DriftOptions(threshold=0.0))
-    assert drifted.loss_between == found.loss_between
+    assert drifted.slowdown_between == found.slowdown_between
     assert "(estimated, between " in replace(drifted, noise=-1.0).reason
     assert "(estimated, between " in gap_line(plan)
     assert aurora.simulate(plan, counted).kind == "predicted"
-    moved, _ = migrate(found.own, plan, [later])
+    moved, _ = migrate(found.replanned, plan, [later])
     assert moved.between_s[0] <= moved.objective_s <= moved.between_s[1]
 
 
@@ -287,12 +287,12 @@ def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path, 
     back = aurora.load(tmp_path / "plan.json", aurora.Plan)
     assert back == plan
     assert plan.bound_s <= plan.objective_s
-    assert evaluate(plan, [now]).loss == pytest.approx(0)
+    assert evaluate(plan, [now]).slowdown == pytest.approx(0)
     found = evaluate(plan, [later])
-    assert found.own.models[0].hierarchy is not None
+    assert found.replanned.models[0].hierarchy is not None
     assert found.dispatch_s_ML[0].shape == (2,)
-    moved, _ = migrate(found.own, plan, [later])
-    assert moved.models[0].hierarchy == found.own.models[0].hierarchy
+    moved, _ = migrate(found.replanned, plan, [later])
+    assert moved.models[0].hierarchy == found.replanned.models[0].hierarchy
     traces = {orders: aurora.simulate(plan, now, orders=orders) for orders in ("plan", "batch")}
     aurora.report(plan, traces, [now], output=tmp_path / "page.html")
     aurora.report(plan, traces, [now], output=tmp_path / "page.perfetto", format="perfetto")
@@ -324,7 +324,7 @@ def test_spare_slots_hold_replicas_of_what_a_servers_tokens_choose(tmp_path, opt
         assert spare.objective_s < 0.95 * once.objective_s
     aurora.save(spare, tmp_path / "plan.json")
     assert aurora.load(tmp_path / "plan.json", aurora.Plan) == spare
-    assert evaluate(spare, [now]).loss == pytest.approx(0)
+    assert evaluate(spare, [now]).slowdown == pytest.approx(0)
     assert simulate_plan(spare, [now]).seconds > 0
     aurora.report(spare, {"plan": aurora.simulate(spare, now)}, [now], output=tmp_path / "page.html")
     moved, _ = migrate(once, spare, [now], max_move_bytes=0)

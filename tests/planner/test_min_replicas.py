@@ -35,7 +35,7 @@ def test_with_a_floor_experts_are_on_as_many_nodes_and_plans_say_what_survives(d
         for expert in every:
             assert sum(expert in held for held in held_G) >= min_replicas
             assert sum(expert in held for held in nodes) >= min_replicas
-    assert evaluate(plan, [profile]).own.objective_s == plan.objective_s
+    assert evaluate(plan, [profile]).replanned.objective_s == plan.objective_s
     assert plan.bound_s <= plan.objective_s
     assert plan.assignment_bound_s is None
     again, moved = migrate(plan, make_plan(cluster, [profile]), [profile])

@@ -44,7 +44,7 @@ def test_registered_methods_plan_save_load_and_simulate(registries, tmp_path):
     aurora.save(plan, tmp_path / "plan.json")
     read = aurora.load(tmp_path / "plan.json")
     assert aurora.simulate(read, traffic(), orders="batch").seconds > 0
-    assert aurora.evaluate(read, traffic(1)).own.options.place == "even-odd"
+    assert aurora.evaluate(read, traffic(1)).replanned.options.place == "even-odd"
     del ORDER["rotation"]  # as in a process that has not registered it
     assert aurora.simulate(read, traffic()).seconds > 0
     with pytest.raises(BadInput, match=r"`order`: expected one of auto, .*found 'rotation'; `aurora.register` adds one"):
@@ -77,7 +77,7 @@ def test_a_placement_of_ones_own_has_the_price_that_a_plan_has(tmp_path):
     read = aurora.load(tmp_path / "mine.json")
     assert (read.models[0].placement, read.options.place) == (mine, "given")
     assert aurora.simulate(read, traffic(), orders="batch").seconds > 0
-    assert aurora.evaluate(read, traffic()).own.objective_s == ours.objective_s
+    assert aurora.evaluate(read, traffic()).replanned.objective_s == ours.objective_s
     both = aurora.price(TWO, [traffic(), traffic(1)], [mine, mine])
     assert both.bound_s <= both.objective_s
     with pytest.raises(BadInput, match=r"expected \(layers, experts, GPUs\) \(2, 8, 2\), found \(1, 8, 2\)"):

@@ -88,7 +88,7 @@ def serve(rank_info, memory, models, deduplicate, hierarchy):
     layers = len(model.layers)
     program = Program(rank_info.ranks, ("m",), (Placement((slots_G,) * layers),), ((ops,) * layers,), (False,))
     context, recorder = context_on(rank_info, memory)
-    worker.perform(program, context)
+    worker.set_program(program, context)
     if rank_info.rank == 0:
         worker.waiting.append(Request(0, PROMPT))
     worker.serve()
@@ -130,7 +130,7 @@ def layer_outputs(rank_info, memory, given, deduplicate, hierarchy):
             return hidden_states.float() * 2.0  # wider than the rows that came
 
     layer, (context, recorder) = DistributedExperts(Doubled()), context_on(rank_info, memory)
-    layer.perform(Placement((slots_G,)), ops_for(3, hierarchy), 0, context, deduplicate)
+    layer.set_placement(Placement((slots_G,)), ops_for(3, hierarchy), 0, context, deduplicate)
     context.next_step(None)
     context.start_compute()
     return layer(hidden, index, weights), recorder.trace()
@@ -161,10 +161,10 @@ def both_ways(rank_info, memory, given):
     model.num_experts, model.weight = 6, nn.Parameter(torch.zeros(6, 1), requires_grad=False)
     model.forward = lambda hidden_states, top_k_index, top_k_weights: hidden_states * 2.0
     layer, (context, recorder), outputs = DistributedExperts(model), context_on(rank_info, memory), []
-    layer.perform(Placement((((0, 1), (2, 3), (4, 5)),)), ops_for(3, Hierarchy(np.array([0, 1, 1]), 2)), 0, context)
+    layer.set_placement(Placement((((0, 1), (2, 3), (4, 5)),)), ops_for(3, Hierarchy(np.array([0, 1, 1]), 2)), 0, context)
     context.start_compute()
     for chosen in (True, False):
-        context.over_servers = lambda flat_RR, row_bytes, chosen=chosen: chosen
+        context.is_hierarchical = lambda flat_RR, row_bytes, chosen=chosen: chosen
         context.next_step(None)
         outputs.append(layer(hidden, index, weights))
     trace = recorder.trace()

@@ -48,7 +48,7 @@ def layer(watch_R, rng, rank_bytes, seconds):
         out = rng.integers(0, rank_bytes + 1, len(watch_R))
         out[0] = rank_bytes
         for watch, start, end, size in zip(watch_R, starts, ends, out.tolist(), strict=True):
-            watch.took(start, end, size, 0)
+            watch.record(start, end, size, 0)
         chosen += names
     reports = np.stack([watch.report().numpy() for watch in watch_R])
     for watch in watch_R:
@@ -164,7 +164,7 @@ def test_exchanges_of_one_kind_count_over_their_bound():
             planned = watch.order(PLANNED, phase, 1000) is PLANNED
             size = int(rng.integers(*((800, 1000) if planned else (600, 800))))
             seconds = 1.2 * (size / PORT.out_Bps + STARTUP_S)
-            watch.took(began_s, began_s + seconds, size, size // 2)
+            watch.record(began_s, began_s + seconds, size, size // 2)
         watch.gathered(watch.report().numpy()[None])
     assert watch.used.changes == ()
     assert watch.used.exchanges["openshop"] == pytest.approx(6000, rel=0.05)
@@ -182,14 +182,14 @@ def test_all_to_alls_change_over_between_flat_and_servers():
     for number in range(900):
         if number == 300:
             seconds[OVER_SERVERS] = 0.06
-        chosen = {watch.over_servers(rank_bytes) for watch in watch_R}
+        chosen = {watch.is_hierarchical(rank_bytes) for watch in watch_R}
         assert len(chosen) == 1
         ways.append(OVER_SERVERS if chosen.pop() else FLAT)
         for phase, share in (("dispatch", 0.7), ("combine", 0.3)):
             for watch in watch_R:
                 planned = PLANNED if phase == "dispatch" else PLANNED.reversed
                 performed.add((ways[-1], phase, watch.order(planned, phase, rank_bytes)))
-                watch.took(0.0, seconds[ways[-1]] * share, rank_bytes, 0)
+                watch.record(0.0, seconds[ways[-1]] * share, rank_bytes, 0)
         reports = np.stack([watch.report().numpy() for watch in watch_R])
         for watch in watch_R:
             watch.gathered(reports)

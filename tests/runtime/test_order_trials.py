@@ -26,7 +26,7 @@ def serve(trials, seconds_W, exchanges, noise=0.0, rng=None):
     ways = []
     for _ in range(exchanges):
         way = trials.next_way()
-        trials.took(way, seconds_W[way] * (math.exp(rng.gauss(0.0, noise)) if rng else 1.0))
+        trials.record(way, seconds_W[way] * (math.exp(rng.gauss(0.0, noise)) if rng else 1.0))
         ways.append((way, trials.current))
     return ways
 
@@ -59,7 +59,7 @@ def loaded_and_quiet(seed, exchanges):
         for _ in range(exchanges):
             current, way = trials.current, trials.next_way()
             late = rng.choice((1.3, 1.6)) if rng.random() < noise / 2 else 1.0
-            trials.took(way, seconds_W[way] * late * math.exp(rng.gauss(0.0, noise)))
+            trials.record(way, seconds_W[way] * late * math.exp(rng.gauss(0.0, noise)))
             served[-1].append((way, current))
     return served
 
@@ -137,7 +137,7 @@ def test_equal_seconds_lead_to_equal_choices(seconds, ways):
     for took in seconds:
         way = first.next_way()
         assert way == second.next_way()
-        assert first.took(way, took) == second.took(way, took)
+        assert first.record(way, took) == second.record(way, took)
     assert first.current == second.current
 
 
@@ -146,5 +146,5 @@ def test_single_outliers_change_nothing(outlier):
     trials = OrderTrials(QUIET, 0)
     for index in range(3000):
         way = trials.next_way()
-        trials.took(way, QUIET[way] * (outlier if index % 40 == 39 else 1.0))
+        trials.record(way, QUIET[way] * (outlier if index % 40 == 39 else 1.0))
         assert trials.current == 0

@@ -126,7 +126,7 @@ def layer_on(stream, row_s):
     layer = DistributedExperts(Experts(stream, row_s))
     ops = (Compute("gate"), Barrier("counts"), Exchange("dispatch", order), Compute("expert"),
            Exchange("combine", order.reversed), Compute("aggregate"))  # fmt: skip
-    layer.perform(Placement((((0,), (1,)),)), ops, 0, context)
+    layer.set_placement(Placement((((0,), (1,)),)), ops, 0, context)
     return layer, context, recorder
 
 

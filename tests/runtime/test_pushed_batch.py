@@ -78,7 +78,7 @@ def in_parts():
     row_bytes = MessageFormat(HIDDEN, TOP_K, torch.float32).row_bytes
     context.push = OrderedPush(local_memory(1)[0], 1, 8, row_bytes, 3, lanes=2, experts=EXPERTS)
     layer = DistributedExperts(copy.deepcopy(full))
-    layer.perform(placement, ops_for(1), 0, context)
+    layer.set_placement(placement, ops_for(1), 0, context)
     hidden, index, weights = torch.randn(8, HIDDEN), torch.rand(8, EXPERTS).topk(TOP_K).indices, torch.rand(8, TOP_K)
     context.own_tokens = 8
     assert context.any_active(True)

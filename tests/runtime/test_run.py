@@ -458,7 +458,7 @@ def test_experts_live_only_where_the_plan_says(mixtral):
     context = LayerContext(0, Here(), *thread_port_arbiters(1), recorder)
     held = (4, 6)
     spread = DistributedExperts(layer.experts)
-    spread.perform(Placement((((0, 1, 2, 3, 5, 7), held),)), (), 0, context)
+    spread.set_placement(Placement((((0, 1, 2, 3, 5, 7), held),)), (), 0, context)
     for name, parameter in spread.local.named_parameters():
         assert torch.equal(parameter, before[name][list(held)])
 

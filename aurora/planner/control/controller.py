@@ -29,7 +29,7 @@ from aurora.planner.check.fit import check_traffic
 from aurora.planner.control.feedback import AFTER, GainRecord, MoveTimes, SlotsInForce, StepTimes
 from aurora.planner.control.load_tracker import LoadTracker, ReplicaParts, gpu_loads
 from aurora.planner.control.move_rounds import Move, move_sequence, sequence_inside
-from aurora.planner.placement.slot_counts import failure_domains
+from aurora.planner.placement.gpu_slots import failure_domains
 from aurora.planner.replication.rebalance import checked_min_replicas, rebalance, rebalance_inside
 from aurora.types import Cluster, ControlOptions, GpuSlots, Hierarchy, Placement, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, locked

@@ -22,7 +22,7 @@ from aurora.planner.placement.grouping import balanced
 from aurora.planner.replication import bounds
 from aurora.planner.replication.failure_resilient import checked_counts
 from aurora.planner.replication.free_split import minimise_max_time, place_by_groups, wrap_around
-from aurora.planner.replication.slot_packing import counts_by_load, fill_slots, greedy_max_time, pack, pack_with_best_counts
+from aurora.planner.replication.slot_packing import eplb_counts, fill_slots, greedy_max_time, pack, pack_with_best_counts
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray, read_only
 from aurora.types.placement import EMPTY, expert_loads
@@ -58,7 +58,7 @@ def eplb(
     split_GP = np.zeros((slots.gpus, per_gpu))
     for node in range(nodes):
         expert_E = np.flatnonzero(node_E == node)
-        own_E = counts_by_load(load_E[expert_E], within * per_gpu, within * per_gpu) if count_E is None else count_E
+        own_E = eplb_counts(load_E[expert_E], within * per_gpu, within * per_gpu) if count_E is None else count_E
         replica_X = np.repeat(np.arange(len(expert_E)), own_E)
         gpu_X = node * within + balanced((load_E[expert_E] / own_E)[replica_X], np.full(within, per_gpu), rng)
         for gpu in range(node * within, (node + 1) * within):

@@ -25,7 +25,7 @@ CLOSE = 1e-12  # relative: values that differ by less are equal
 
 
 @njit(cache=True)
-def counts_by_load(load_E, slots, most):
+def eplb_counts(load_E, slots, most):
     """Returns replica counts (E,), up to `most` each, that fill `slots` slots.
 
     Each expert gets one; each further slot goes to the expert with the largest load per replica.
@@ -48,10 +48,10 @@ def counts_by_load(load_E, slots, most):
 def greedy_max_time(load_E, slots_G, cost_G):
     """Returns the largest time of a GPU in an EPLB-like greedy placement, an upper limit for searches to start from.
 
-    Replica counts are those of `counts_by_load`; replicas go, largest first, to the GPU with the least load. An expert may be
+    Replica counts are those of `eplb_counts`; replicas go, largest first, to the GPU with the least load. An expert may be
     twice on a GPU.
     """
-    count_E = counts_by_load(load_E, slots_G.sum(), slots_G.sum())
+    count_E = eplb_counts(load_E, slots_G.sum(), slots_G.sum())
     load_G, used_G = np.zeros(slots_G.shape[0]), np.zeros(slots_G.shape[0], dtype=np.int64)
     for expert in np.argsort(-load_E / count_E, kind="mergesort"):
         for _ in range(count_E[expert]):
@@ -265,7 +265,7 @@ def pack_with_best_counts(load_E, slots_G, cost_G, sizes_X, draws_X3, enough, co
     best = np.inf
     for attempt in range(sizes_X.shape[0] + 1):
         if attempt == sizes_X.shape[0]:
-            try_E = counts_by_load(load_E, slots, most)
+            try_E = eplb_counts(load_E, slots, most)
         elif sizes_X[attempt] > 0.0:
             try_E = _counts_by_size(load_E, sizes_X[attempt], slots, most)
         else:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.planner.placement.slot_counts import failure_domains
+from aurora.planner.placement.gpu_slots import failure_domains
 from aurora.types import Cluster, FailureDomains, Placement, PlanOptions, SurvivalProbability
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.compiled import njit

@@ -16,9 +16,9 @@ from aurora.planner.placement.branch_and_bound import prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
+from aurora.planner.placement.gpu_slots import check_slots, even_slots, replicas_fit, shared_slots_MG
 from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.objective import formula, seconds
-from aurora.planner.placement.slot_counts import check_slots, even_slots, replicas_fit, shared_slots_MG
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.types import Cluster, Placement, Profile
 from aurora.types.arrays import FloatArray, IntArray
@@ -105,7 +105,7 @@ class Colocated(Scenario):
         times_M = [costs.phase_times(split_EG) for costs, split_EG in zip(costs_M, split_MEG, strict=True)]
         return seconds(self.options.objective, times_M, costs_M[0].nics is not None)
 
-    def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
+    def for_placements(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
         """Returns this scenario; raises InfeasiblePlan unless equal shares of the experts fit on every GPU."""
         self._check_equal_shares()
         return self

@@ -34,9 +34,9 @@ from aurora.planner.placement.cost_model import (
     expected_costs,
     layer_costs,
 )
+from aurora.planner.placement.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.planner.placement.grouping import PLACE, grouped
 from aurora.planner.placement.linear_program import blocks, lp_rounding
-from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.planner.placement.slot_search import KICKS, WORTH, fill, search_in_rounds, slot_search
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, capped

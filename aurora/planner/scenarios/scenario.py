@@ -106,7 +106,7 @@ class Scenario(ABC):
             split_MEG: for each model (E, G) float64, the share of each expert's tokens that each GPU takes.
         """
 
-    def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
+    def for_placements(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
         """Returns this scenario, set up to price the user's placements; `rng` is for orders that draw.
 
         Raises:

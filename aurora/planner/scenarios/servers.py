@@ -20,6 +20,7 @@ from aurora.planner.network.bounds import spread_split
 from aurora.planner.network.switch import steps_seconds
 from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
+from aurora.planner.placement.gpu_slots import even_slots, replicas_fit, shared_slots_MG, slots_G
 from aurora.planner.placement.objective import seconds
 from aurora.planner.placement.server_search import (
     NONE,
@@ -31,7 +32,6 @@ from aurora.planner.placement.server_search import (
     server_search,
     some_tokens,
 )
-from aurora.planner.placement.slot_counts import even_slots, replicas_fit, shared_slots_MG, slots_G
 from aurora.planner.replication.failure_resilient import DEFAULT
 from aurora.planner.replication.registry import REPLICAS, ReplicaStrategy
 from aurora.planner.scenarios.colocated import Colocated
@@ -75,11 +75,11 @@ class Servers(Scenario):
         )
         placements_M = by_load.place(rng, clock, progress).placements_M
         if self._searches_servers:
-            placements_M = tuple(self.over_servers(placements_M, self.hierarchies(placements_M, rng), progress))
-        return self.given(placements_M, rng).priced(placements_M, progress)
+            placements_M = tuple(self.improve_on_servers(placements_M, self.hierarchies(placements_M, rng), progress))
+        return self.for_placements(placements_M, rng).priced(placements_M, progress)
 
-    def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
-        """Returns this scenario with each model's fastest Hierarchy under given placements; see `Scenario.given`."""
+    def for_placements(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
+        """Returns this scenario with each model's fastest Hierarchy under given placements; see `Scenario.for_placements`."""
         return replace(self, deduplicated=True, hierarchy_M=self.hierarchies(placements_M, rng))
 
     def hierarchies(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> tuple[Hierarchy, ...]:
@@ -113,7 +113,7 @@ class Servers(Scenario):
         ]
         return seconds(self.options.objective, times_M, nics=True)
 
-    def over_servers(
+    def improve_on_servers(
         self, start_M: Sequence[Placement], hierarchy_M: Sequence[Hierarchy], progress: Progress = untold
     ) -> list[Placement]:
         """Places models one after the other by server search, on the loads of the forecast, or as recorded if the aim is "own".

@@ -33,7 +33,7 @@ from aurora_vllm.vllm_internals.patches import PatchedWorker
 from aurora_vllm.vllm_internals.progress_hooks import within
 
 if TYPE_CHECKING:
-    from aurora_vllm.eplb_placement import EplbPlacement
+    from aurora_vllm.eplb_mover import EplbMover
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
 
 DECISIONS, LEAST_PASSES = 8, 8  # decisions in EPLB's `step_interval`, and forward passes before each
@@ -50,7 +50,7 @@ def follow_by_expert_maps(
         facts: facts about the model and this rank.
         served_name: the name under which vLLM serves the model.
     """
-    from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
+    from aurora_vllm.expert_map_mover import ExpertMapMover, ExpertSlots
     from aurora_vllm.plugin_status import ControlMetrics
 
     integration = worker.integration
@@ -63,7 +63,7 @@ def follow_by_expert_maps(
         orders = integration.served.planned_orders(number)
         held = slots_LG[-1][facts.rank]
         layers.append(ExpertSlots(held, [*experts.get_expert_weights()], maps, orders, partial(integration.alltoalls, number)))
-    integration.moving = ExpertMapPlacement(
+    integration.moving = ExpertMapMover(
         integration.settings, facts, integration.served.cluster, layers, Placement(tuple(slots_LG)), choices,
         integration.transport(), integration.time_slices, ControlMetrics(served_name, facts.rank), integration.served.profile,
     )  # fmt: skip
@@ -78,11 +78,11 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
         facts: facts about the model and this rank.
         served_name: the name under which vLLM serves the model.
     """
-    from aurora_vllm.eplb_placement import EplbPlacement
+    from aurora_vllm.eplb_mover import EplbMover
     from aurora_vllm.plugin_status import ControlMetrics
 
     assert worker.integration is not None
-    worker.live = worker.integration.live = EplbPlacement(
+    worker.live = worker.integration.live = EplbMover(
         worker.integration.settings,
         facts,
         worker.integration.served.cluster,
@@ -150,7 +150,7 @@ def _time_moves(worker: PatchedWorker) -> None:
 
 
 @contextmanager
-def _moving(live: EplbPlacement | None) -> Iterator[None]:
+def _moving(live: EplbMover | None) -> Iterator[None]:
     """Context manager of moves while serving waits; it ends when they have been made, for which vLLM's rank 0 waits too."""
     with nullcontext() if live is None else live.moving():
         yield

@@ -14,7 +14,7 @@ from typing import Any
 
 from aurora.errors import BadInput
 from aurora.io import load_plan
-from aurora.planner.placement.slot_counts import redundant_experts
+from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora_vllm.peer_ranks import end_with_parent
 from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
@@ -264,7 +264,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         from aurora_vllm.plugin_status import PluginStatus  # not earlier: vLLM first says where metrics are collected
 
         number = process_number(config.parallel_config)
-        PluginStatus(settings, config.model_config.served_model_name, number, number == 0).stands_aside(str(error))
+        PluginStatus(settings, config.model_config.served_model_name, number, number == 0).report_disabled(str(error))
         return None
     if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
         refusal = refusal or f"another plugin has taken RoutedExperts, by {other}"

@@ -118,7 +118,7 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     sources = patched.layers or ([] if by_maps else apart)
     if not sources:
         integration.served.disable()
-        integration.status.stands_aside("the model's experts are of a kind that the plugin does not know")
+        integration.status.report_disabled("the model's experts are of a kind that the plugin does not know")
         return
     decoder_layers = {} if patched.layers else {number: each.layer_id for number, each in enumerate(apart)}
     for number, each in enumerate(patched.layers):
@@ -131,13 +131,15 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
         late = "follow the traffic from vLLM's placement" if integration.settings.adapt else "move to the plan's places then"
         LOG.info("aurora: experts are loaded together, so they stay until EPLB first rearranges them, and %s", late)
     elif integration.served.physical_LP is not None and unplanned:
-        integration.status.falls_short("vLLM has no EPLB for this model, so the plan places no experts")
+        integration.status.report_degraded("vLLM has no EPLB for this model, so the plan places no experts")
     if integration.watchdog is not None:
         integration.watchdog.balancer = watch_balancer(balancer)
     facts = _engine_facts(config, integration, sources, model)
     if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
         if balancer is None or not balancer.model_states:
-            integration.status.falls_short("adapt: vLLM has no EPLB for this model, so its experts do not follow the traffic")
+            integration.status.report_degraded(
+                "adapt: vLLM has no EPLB for this model, so its experts do not follow the traffic"
+            )
         else:
             from aurora_vllm.vllm_internals.expert_moves import follow_traffic
 
@@ -148,7 +150,7 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
             choices = _choice_counter(patched, config, model, decoder_layers, facts)
         except (BadInput, ValueError) as error:
             lacking = "nothing is recorded" if integration.settings.record is not None else "adapt: experts stay where they are"
-            integration.status.falls_short(f"{lacking}: {error}")
+            integration.status.report_degraded(f"{lacking}: {error}")
     if choices is not None and patched.moves_by_expert_maps:
         from aurora_vllm.vllm_internals.expert_moves import follow_by_expert_maps
 

@@ -20,7 +20,7 @@ from aurora_vllm.vllm_internals.progress_hooks import within
 
 if TYPE_CHECKING:
     from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
-    from aurora_vllm.eplb_placement import EplbPlacement
+    from aurora_vllm.eplb_mover import EplbMover
     from aurora_vllm.worker_integration import WorkerIntegration
 
 
@@ -62,7 +62,7 @@ class PatchedWorker:
         self.group: Any = None
         self.capturer: Any = None
         self.layers: list[Any] = []
-        self.live: EplbPlacement | None = None
+        self.live: EplbMover | None = None
         self.even = False
         self.late_LP: torch.Tensor | None = None
 

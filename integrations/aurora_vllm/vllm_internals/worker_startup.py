@@ -106,7 +106,7 @@ class WorkerStartup:
         integration.status = PluginStatus(self._settings, name, integration.rank, self._reports)
         if verdict.refusal is not None:
             integration.served.disable()
-            integration.status.stands_aside(verdict.refusal, verdict.report_here)
+            integration.status.report_disabled(verdict.refusal, verdict.report_here)
         if self._refusal is not None:  # nothing was patched
             return
         if self._settings.adapt and integration.rank == 0 and verdict.refusal is None:

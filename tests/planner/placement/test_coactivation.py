@@ -248,9 +248,9 @@ def test_other_traffic_and_the_plan_in_force_are_counted_once_too():
     plan = make_plan(machines, [profile], ONCE)
     same = evaluate(plan, [profile])
     assert same.served_s_L.sum() == pytest.approx(plan.objective_s)
-    assert same.loss == pytest.approx(0)
+    assert same.slowdown == pytest.approx(0)
     assert same.dispatch_s_ML[0] == pytest.approx(plan.models[0].dispatch_s_L)
-    assert evaluate(plan, [later]).own.models[0].deduplicated
+    assert evaluate(plan, [later]).replanned.models[0].deduplicated
     assert sum(layer.value_s for layer in explain(plan, [profile])) == pytest.approx(plan.objective_s)
     again = make_plan(machines, [later], ONCE)
     moved, done = migrate(again, plan, [later])

@@ -121,7 +121,7 @@ def test_a_plan_keeps_its_steps_and_prices_by_them(tmp_path):
     loaded = load_plan(tmp_path / "plan.json")
     assert loaded.options.tokens_per_step == (4, 16)
     assert PlanOptions(tokens_per_step=8).tokens_per_step == (8, 8)
-    assert aurora.evaluate(loaded, [profile(load_E)]).loss == pytest.approx(0, abs=1e-6)
+    assert aurora.evaluate(loaded, [profile(load_E)]).slowdown == pytest.approx(0, abs=1e-6)
     for wrong in ((16, 4), (0, 4), (4,), ("4", "16")):
         with pytest.raises(BadInput, match="tokens_per_step"):
             replace(plan.options, tokens_per_step=wrong)

@@ -13,7 +13,7 @@ from aurora.planner.check.replicas import check_layout
 from aurora.planner.placement.grouping import balanced
 from aurora.planner.replication import bounds
 from aurora.planner.replication.registry import REPLICAS, place, slots_needed
-from aurora.planner.replication.slot_packing import counts_by_load
+from aurora.planner.replication.slot_packing import eplb_counts
 from aurora.types import GpuSlots
 
 SKEWED = [600, 560, 120, 120, 20, 10, 10, 10]
@@ -177,7 +177,7 @@ def test_no_load_is_divided_evenly():
 
 
 def test_eplb_by_hand():
-    assert counts_by_load(np.array([90.0, 40, 10]), 6, 6).tolist() == [3, 2, 1]
+    assert eplb_counts(np.array([90.0, 40, 10]), 6, 6).tolist() == [3, 2, 1]
     packed = balanced(np.array([30.0, 30, 30, 20, 20, 10]), np.full(3, 2), np.random.default_rng(0))
     assert packed.tolist() == [0, 1, 2, 0, 1, 2]
     made = place([90, 40, 10], GpuSlots.equal(3, 2), "eplb")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
+from aurora_vllm.expert_map_mover import ExpertMapMover, ExpertSlots
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
@@ -53,7 +53,7 @@ class Rank:
         counter = ChoiceCounter(self.chosen_NLK, dict(enumerate(range(LAYERS))), LAYERS, EXPERTS)
         self.registry = CollectorRegistry()
         metrics = ControlMetrics("m", rank, self.registry)
-        self.integration.moving = ExpertMapPlacement(
+        self.integration.moving = ExpertMapMover(
             self.integration.settings, facts, None, layers, FIRST, counter, self.transport(), self.integration.time_slices, metrics
         )  # fmt: skip
 

@@ -68,7 +68,7 @@ class PassTimes:
         return float(np.median(np.diff(began_s_P))), float(np.median(tokens_P))
 
 
-class EplbPlacement:
+class EplbMover:
     """Computes the expert maps with which EPLB adapts to the traffic: one object per rank.
 
     Only rank 0 runs the controller, in a thread (the follower), and broadcasts its decisions as expert maps. So all ranks apply
@@ -234,7 +234,7 @@ class EplbPlacement:
         if self._asked_s is not None:
             return self._decided(held_LGP, self._asked_s)
         if self._piece_s:
-            self._pieces.took(self._piece_s)
+            self._pieces.record(self._piece_s)
             self.passes.take()  # which had moves between them
         next_LGP = held_LGP.copy()
         for _ in range(self._pieces.next(len(self._rounds), self._pass_s)):

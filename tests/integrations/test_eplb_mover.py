@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from aurora_vllm import eplb_placement, plugin_status
-from aurora_vllm.eplb_placement import EplbPlacement, PassTimes
+from aurora_vllm import eplb_mover, plugin_status
+from aurora_vllm.eplb_mover import EplbMover, PassTimes
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
@@ -40,10 +40,10 @@ class Ranks:
 
     def __init__(self, monkeypatch, times=1, cluster=None, profile=None, **settings):
         self.clock, self.map_LP, self.sent = Clock(), FIRST_LP.repeat(times, 1), None
-        monkeypatch.setattr(eplb_placement, "HeartbeatThread", lambda beat, alive: heartbeat(beat))
+        monkeypatch.setattr(eplb_mover, "HeartbeatThread", lambda beat, alive: heartbeat(beat))
         self.registries = [CollectorRegistry() for _ in range(RANKS)]
         self.ranks = [
-            EplbPlacement(
+            EplbMover(
                 Settings(adapt=True, **settings),
                 EngineFacts("m", "", "vllm", "cpu", rank, RANKS, 2, LAYERS * times, EXPERTS, 1, 1, 1000, 0),
                 cluster or CLUSTER, True, self.broadcast, ControlMetrics("m", rank, self.registries[rank]), clock=self.clock,
@@ -190,9 +190,7 @@ def test_an_error_leaves_experts_where_they_are(fault, monkeypatch, caplog):
             for rank in ranks.ranks:
                 patch.setattr(rank, "_broadcast", fails)
         else:
-            patch.setattr(
-                eplb_placement, "_filled", lambda _, held_LGP: np.zeros_like(held_LGP) if held_LGP.any() else held_LGP
-            )
+            patch.setattr(eplb_mover, "_filled", lambda _, held_LGP: np.zeros_like(held_LGP) if held_LGP.any() else held_LGP)
         assert [ranks.window(ONE_LE) for _ in range(2)] == [0, 0]
         ranks.settle()
     assert ranks.value("failures_total") == 2
@@ -281,7 +279,7 @@ def test_experts_stay_between_two_pieces_if_one_fails_and_follow_again(fault, mo
     assert ranks.ranks[1].under_way
     if fault == "planning":
         with monkeypatch.context() as patch:
-            patch.setattr(eplb_placement.WorkPieces, "next", lambda *_: 1 / 0)
+            patch.setattr(eplb_mover.WorkPieces, "next", lambda *_: 1 / 0)
             assert ranks.pieces() == [0]
     else:
         ranks.change(lambda rank: rank.next_piece(ranks.map_LP), arrives=False)
@@ -321,7 +319,7 @@ def test_passes_go_on_while_rank_0_decides(comes, monkeypatch, caplog):
 
 def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     """One line, a count for each window, and no heartbeat; when it has come, the traffic is followed again."""
-    monkeypatch.setattr(eplb_placement, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(eplb_mover, "PATIENCE_S", 0.01)
     ranks, goes_on, window = Ranks(monkeypatch), threading.Event(), Controller.window
     with monkeypatch.context() as patch:
         patch.setattr(Controller, "window", lambda *given: goes_on.wait(60) and window(*given))
@@ -335,7 +333,7 @@ def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
         assert ranks.ranks[0]._late
         goes_on.set()
         assert ranks.decided().action == "move"
-    monkeypatch.setattr(eplb_placement, "PATIENCE_S", 60)
+    monkeypatch.setattr(eplb_mover, "PATIENCE_S", 60)
     ranks.ranks[0].heartbeat.look()
     assert ranks.value("heartbeat_timestamp_seconds") > 0
     assert ranks.window(ONE_LE) > 0

@@ -135,7 +135,7 @@ class BetweenPasses:
         return _finished_s() - start_s
 
 
-class ExpertMapPlacement:
+class ExpertMapMover:
     """Adapts the experts of one rank to the traffic, by moving weights and rewriting expert maps.
 
     Rank 0 decides in a thread beside serving; experts move between forward passes. All ranks must make the same forward passes,
