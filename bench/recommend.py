@@ -13,7 +13,7 @@ import numpy as np
 from machine import machine
 from tables import Table, write
 
-from aurora.advisor.recommend import BLOCKS, cluster_of, orders_of, recommend, step_seconds
+from aurora.advisor.recommend import BLOCKS, cluster_of, orders_of, recommend, simulated_s_W
 from aurora.io import load_gpus
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape
@@ -81,7 +81,7 @@ def main() -> None:
                     parts = np.array_split(np.arange(later.windows), max(1, later.windows * BLOCKS // half))
                     blocks = [later.at_windows(part) for part in parts]
                     orders = orders_of(found.default)
-                    seconds = [[step_seconds(plan, b, orders).mean() for plan in (default, best.plan)] for b in blocks]
+                    seconds = [[simulated_s_W(plan, b, orders).mean() for plan in (default, best.plan)] for b in blocks]
                     gains = np.array([before / after for before, after in seconds])
                     inside, above = (
                         int(((gains >= best.low) & (gains <= best.high)).sum()),

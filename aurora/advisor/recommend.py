@@ -17,8 +17,7 @@ from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
 from aurora.advisor.sharing import BY_EXCHANGE, HALVES, TIME_SLICED, ServedAlone, WaysCompared, compare_sharing
-from aurora.advisor.step_time import SchedulerStep, StepSeconds
-from aurora.advisor.step_time import step_seconds as whole_step
+from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.clusters import MOST_GPUS, load_gpus
@@ -429,7 +428,7 @@ def moe_share(
     nic_Bps = None if cluster.fabric is None else cluster.fabric.nic_Bps
     step, servers = SchedulerStep(tokens, prefill_requests=-(-tokens // isl)), way.per_server if nic_Bps else len(cluster)
     parts = [
-        astuple(whole_step(config, kind, way.layout, step, exchange=way.exchange, nic_Bps=nic_Bps, per_server=servers))
+        astuple(step_seconds(config, kind, way.layout, step, exchange=way.exchange, nic_Bps=nic_Bps, per_server=servers))
         for kind in kinds
     ]
     slowest = StepSeconds(*map(max, zip(*parts, strict=True)))
@@ -457,7 +456,7 @@ def simulate_plans(
         InfeasiblePlan: if the model does not fit in the GPUs' memory.
     """
     use, default, orders = SERVING_ENGINES[way.engine], engine_default(cluster, profile), orders_of(way)
-    default_T = step_seconds(default, profile, orders)
+    default_T = simulated_s_W(default, profile, orders)
     candidates = []
     options_C = _candidates(cluster, profile, use)
     for number, (name, options) in enumerate(options_C):
@@ -468,7 +467,7 @@ def simulate_plans(
                 check_engine(plan, way.engine)
         except InfeasiblePlan:
             continue
-        seconds = float(step_seconds(plan, profile, orders).mean())
+        seconds = float(simulated_s_W(plan, profile, orders).mean())
         found = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds, orders)
         gain, low, high = (None if each is None else 1 / (1 - share * (1 - 1 / each)) for each in found)
         assert gain is not None
@@ -532,7 +531,7 @@ def _gain(
         rest = np.setdiff1d(np.arange(profile.windows), part)
         plan = make_plan(cluster, [profile.at_windows(rest)], options)
         block = profile.at_windows(part)
-        gains.append(np.log(step_seconds(default, block, orders).mean() / step_seconds(plan, block, orders).mean()))
+        gains.append(np.log(simulated_s_W(default, block, orders).mean() / simulated_s_W(plan, block, orders).mean()))
     return interval(np.array(gains))
 
 
@@ -548,7 +547,7 @@ def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
     return middle, low, high
 
 
-def step_seconds(plan: Plan, profile: Profile, orders: str = "plan") -> FloatArray:
+def simulated_s_W(plan: Plan, profile: Profile, orders: str = "plan") -> FloatArray:
     """Returns (W,) simulated seconds of the MoE layers in each of the first W windows, at most TRANSFERS transfers.
 
     Args:
