@@ -2,26 +2,31 @@
 
 Neither side takes locks, sends messages or makes system calls. When a collective fails, the files tell which rank is lost."""
 
+import errno
+import ipaddress
 import mmap
 import os
+import socket
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aurora.errors import RankFailed, first_line
-from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
-from aurora_vllm.tcp_links import connections, unanswering
+from aurora_vllm.stuck_rank import COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
 
 FOLDER = "AURORA_STATUS_FOLDER"  # variable that names the folder of one server's files, for its processes
 WORKER, ENGINE, SERVES, LEFT, BEAT, DOING, SINCE, LAYER, PASSES = range(9)  # words of a file
-BALANCER, BALANCER_SINCE, BALANCER_PASSES, BALANCER_LAYERS = range(9, 13)
 OWN, SILENT, RING = 16, 20, 32  # words at which lists begin
 ADDRESSES, MOST_PEERS, RING_PASSES, PASS_WORDS = 4, 12, 128, 5
 WORDS = RING + RING_PASSES * PASS_WORDS
 FILE = "rank-"
 NO_LAYER = -1
+RESENT = 2  # times that bytes were sent again before they count as unacknowledged
+ANSWER_S = 0.5  # within which a host answers
+CLOSED_PORT = 9  # nobody listens there, so that a host refuses at once
 EXIT_S = 2.0  # within which a dying process is seen to have exited
 _COMPUTE, _IDLE = PHASES.index(COMPUTE), PHASES.index(IDLE)
 
@@ -113,13 +118,6 @@ class RankProgress:
     def beat(self) -> None:
         """Records a heartbeat."""
         self._words[BEAT] = time.monotonic_ns()
-
-    def balance(self, balancer: str, layers: int) -> None:
-        """Records the state of EPLB's background thread (one of BALANCERS), and the number of layers whose moves it began."""
-        words, now = self._words, (BALANCERS.index(balancer), layers)
-        if (words[BALANCER], words[BALANCER_LAYERS]) != now:
-            words[BALANCER_SINCE], words[BALANCER_PASSES] = time.monotonic_ns(), words[PASSES]
-        words[BALANCER], words[BALANCER_LAYERS] = now
 
     @property
     def waited_s(self) -> float:
@@ -220,6 +218,56 @@ def naming_lost_ranks(files: RankFiles | None) -> Iterator[None]:
         raise RankFailed(f"expert-parallel rank {gone} is gone: {first_line(error)}") from error
 
 
+def connections() -> tuple[set[str], set[str], set[str]]:
+    """Returns IP addresses of this process's TCP connections: (local ones, peers, peers that acknowledge nothing)."""
+    own, peers, silent, inodes = set[str](), set[str](), set[str](), set(_sockets())
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/thread-self/net/{name}") as file:
+            for line in file.readlines()[1:]:
+                _, local, remote, state, _, timer, resent, _, _, inode, *_ = line.split()
+                if inode in inodes and state == "01":
+                    own.add(_address(local))
+                    peers.add(_address(remote))
+                    if timer.startswith("01:") and int(resent, 16) >= RESENT:
+                        silent.add(_address(remote))
+    return own, peers - own, silent
+
+
+def unanswering(addresses: set[str]) -> set[str]:
+    """Returns the addresses that neither accept nor refuse a test connection within ANSWER_S.
+
+    If no address answers at all, returns an empty set, because a firewall may drop all test connections.
+    """
+    with ThreadPoolExecutor(max(len(addresses), 1)) as pool:
+        silent = {address for address, answers in zip(addresses, pool.map(_answers, addresses), strict=True) if not answers}
+    return silent if silent < addresses else set()
+
+
+def _answers(address: str) -> bool:
+    try:
+        socket.create_connection((address, CLOSED_PORT), ANSWER_S).close()
+    except TimeoutError:
+        return False
+    except OSError as error:
+        return error.errno == errno.ECONNREFUSED
+    return True
+
+
+def _address(text: str) -> str:
+    """The address in the kernel's "address:port"; of an IPv4 address in IPv6 the former."""
+    words = bytes.fromhex(text.partition(":")[0])
+    address = ipaddress.ip_address(b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4)))
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def _sockets() -> Iterator[str]:
+    """The inodes of this process's sockets."""
+    for each in os.scandir("/proc/self/fd"):
+        with suppress(OSError):
+            if (target := os.readlink(each.path)).startswith("socket:["):
+                yield target[8:-1]
+
+
 def process_state(pid: int) -> str:
     """Returns the state of a process of this host: RUNS, STOPPED or GONE. A zombie is gone."""
     try:
@@ -271,8 +319,4 @@ def _state(
         layer=None if words[LAYER] == NO_LAYER else words[LAYER],
         passes=passes,
         unacknowledged=frozenset(peer for peer, addresses in owners.items() if addresses - mine & silent),
-        balancer=BALANCERS[words[BALANCER]],
-        balancer_s=(now_ns - words[BALANCER_SINCE]) / 1e9,
-        balancer_passes=words[PASSES] - words[BALANCER_PASSES],
-        balancer_layers=words[BALANCER_LAYERS],
     )

@@ -249,7 +249,7 @@ def test_the_api_checks_pass():
     from aurora_vllm.vllm_internals.api_checks import check_api
 
     check_api(sum((checks for name, checks in vars(api_checks).items() if name.endswith("API_CHECKS")), ()))
-    check_api((*api_checks.DP_API_CHECKS, *api_checks.STEP_API_CHECKS, *api_checks.BALANCER_API_CHECKS))
+    check_api((*api_checks.DP_API_CHECKS, *api_checks.STEP_API_CHECKS))
 
 
 KEEP_STATE = """

@@ -207,11 +207,6 @@ EPLB_API_CHECKS = checks(
     f"{EPLB_STATE}.update_mapping(model_config, expanded_physical_to_logical)",
     f"{EXPERTS}.weight_loader(param, loaded_weight, weight_name, shard_id, expert_id, return_success)",
 )
-BALANCER_API_CHECKS = checks(
-    "naming a stuck balancer",
-    f"{EPLB_ASYNC}:run_rebalance_experts by {EPLB_ASYNC}:transfer_run_periodically",
-    f"{EPLB_ASYNC}:transfer_layer by {EPLB_ASYNC}:transfer_run_periodically",
-)
 ADAPT_API_CHECKS = checks(
     "following the traffic",
     f"{EPLB_STATE}.rearrange(is_profile) by {EPLB_STATE}.step",

@@ -29,8 +29,7 @@ from aurora_vllm.vllm_internals.api_checks import (
     find,
     lacks,
 )
-from aurora_vllm.vllm_internals.patches import PatchedWorker
-from aurora_vllm.vllm_internals.progress_hooks import within
+from aurora_vllm.vllm_internals.patches import PatchedWorker, within
 
 if TYPE_CHECKING:
     from aurora_vllm.eplb_mover import EplbMover

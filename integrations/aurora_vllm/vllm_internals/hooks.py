@@ -33,7 +33,7 @@ from aurora_vllm.vllm_internals.api_checks import (
     lacks,
 )
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
-from aurora_vllm.vllm_internals.progress_hooks import within
+from aurora_vllm.vllm_internals.patches import within
 from aurora_vllm.vllm_internals.worker_startup import BACK_END, WorkerStartup, process_number
 
 LOG = logging.getLogger("vllm.aurora")

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aurora.errors import BadInput
-from aurora_vllm.rank_progress import naming_lost_ranks
-from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, RECORD_API_CHECKS, check_api, find
+from aurora_vllm.rank_progress import RankProgress, naming_lost_ranks
+from aurora_vllm.stuck_rank import STEP
+from aurora_vllm.vllm_internals.api_checks import (
+    BIND_CAPTURER,
+    CAPTURER,
+    RECORD_API_CHECKS,
+    STEP_API_CHECKS,
+    check_api,
+    find,
+)
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
-from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engine_alltoall
-from aurora_vllm.vllm_internals.progress_hooks import watch_balancer, watch_steps, within
+from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engine_alltoall, within
 
 if TYPE_CHECKING:
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
@@ -92,6 +99,14 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any) -> None
     worker.shutdown = MethodType(_ending(worker.shutdown, integration), worker)
 
 
+def watch_steps(progress: RankProgress) -> None:
+    """Patches vLLM to record in `progress` when this rank waits at the start of a pass, where ranks exchange token counts."""
+    for check in STEP_API_CHECKS:
+        if check.missing() is None:
+            module, wait = find(f"{check.where.partition(':')[0]}:"), find(check.where)
+            setattr(module, check.name, within(lambda: progress.exchange[STEP])(wait))
+
+
 def _ending(shutdown: Callable[[], None], integration: WorkerIntegration) -> Callable[[Any], None]:
     """Writes the records and ends moves before the worker shuts down, as it does on Ctrl-C and SIGTERM."""
 
@@ -132,8 +147,6 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
         LOG.info("aurora: experts are loaded together, so they stay until EPLB first rearranges them, and %s", late)
     elif integration.served.physical_LP is not None and unplanned:
         integration.status.report_degraded("vLLM has no EPLB for this model, so the plan places no experts")
-    if integration.watchdog is not None:
-        integration.watchdog.balancer = watch_balancer(balancer)
     facts = _engine_facts(config, integration, sources, model)
     if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
         if balancer is None or not balancer.model_states:

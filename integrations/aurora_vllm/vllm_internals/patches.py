@@ -6,6 +6,7 @@ Until there is a WorkerIntegration, they behave as vLLM's own.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
 from aurora_vllm.stuck_rank import COMBINE, DISPATCH, PHASES
 from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER, MOE, find
-from aurora_vllm.vllm_internals.progress_hooks import within
 
 if TYPE_CHECKING:
     from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
@@ -37,6 +37,20 @@ EXPERT_MAP_KERNELS = frozenset(  # they honour an expert map in any sequence; on
 
 _DISPATCH, _COMBINE = PHASES.index(DISPATCH), PHASES.index(COMBINE)
 DRAFT = "draft_model."  # how layers of a separate draft model begin
+
+
+def within(context: Callable[[], AbstractContextManager[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator that runs each call of a function inside a new context manager from `context`."""
+
+    def decorate(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapped(*args: Any, **named: Any) -> Any:
+            with context():
+                return original(*args, **named)
+
+        return wrapped
+
+    return decorate
 
 
 class PatchedWorker:
