@@ -16,7 +16,6 @@ from aurora.advisor.ceiling import planned_map
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
-from aurora.advisor.sharing import BY_EXCHANGE, HALVES, TIME_SLICED, ServedAlone, WaysCompared, compare_sharing
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
@@ -144,8 +143,6 @@ class Recommendation:
         at_most: (lower, upper) estimate of the gain of perfect balance over the engine's default, for traffic as balanced, and
             as imbalanced, as that of recorded models; None for recorded traffic, and if `simulated` is given.
         plan: the plan of the recommended way; None if the way has no planned placement, or nothing is recommended.
-        sharing: simulated comparison of ways to serve a second copy of the model on the same GPUs: in turns or, on GPUs of
-            several kinds, a copy on each half. None if the traffic was drawn, or the engine supports neither.
     """
 
     engine: str
@@ -157,7 +154,6 @@ class Recommendation:
     recorded: RecordedRange | None
     at_most: tuple[float, float] | None
     plan: Plan | None
-    sharing: WaysCompared | None
 
     @property
     def default(self) -> ServingWay:
@@ -370,21 +366,7 @@ def recommend(
             case.service(served.default.way, (each, each)).tokens_per_s for each in (1.0, *recorded.ratios["linear"])
         )
         at_most = even / uneven[0], even / uneven[1]
-    ways = [HALVES] * (served is None)  # of equal GPUs, copies are among the ways of serving
-    ways += [TIME_SLICED, BY_EXCHANGE] if takes_turns(engine, cluster) else []
-    sharing = None if drawn or not ways else compare_sharing(cluster, [profile], progress, ways, served_alone(engine, cluster))
-    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, at_most, plan, sharing)
-
-
-def takes_turns(engine: str, cluster: Cluster) -> bool:
-    """Returns whether an engine supports several server processes that take turns on the cluster's GPUs, all in one machine."""
-    return SERVING_ENGINES[engine].share is not None and len({gpu.node for gpu in cluster.gpus}) == 1 < len(cluster)
-
-
-def served_alone(engine: str, cluster: Cluster) -> ServedAlone:
-    """Returns the engine's default way to serve a single model, as the reference for `compare_sharing`."""
-    way = SERVING_ENGINES[engine].default(len(cluster), per_server_of(cluster), nvlink=has_nvlink(cluster))
-    return ServedAlone(engine_default, orders_of(way), weighted=False)
+    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, at_most, plan)
 
 
 def has_nvlink(cluster: Cluster) -> bool:

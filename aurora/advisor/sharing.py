@@ -30,8 +30,6 @@ MODELS = 3  # at most
 MICRO = 2  # micro-batches of a step
 PLANNED_TOKENS = 256  # of a rank in a step of the traffic that is planned for, at least
 TRANSFERS = 40_000  # simulated at most in one way; with more, some layers of each model stand for all
-ADVISED = (IN_SEQUENCE, HALVES, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # of a model that has the GPUs now
-ADVISED_STEPS = 2  # simulated of each model
 WORTH = 1.05  # a gain that is worth doing something for
 SHARING = "simulating ways of sharing"  # as progress names it
 ALONE_LAYERS = 8  # at most, for which a model of a colocated plan gets a plan of its own
@@ -410,32 +408,6 @@ _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
     BY_LAYER: lambda case: case.two_models("layer"),
     THREE_MODELS: _Case.three_models,
 }
-
-
-def compare_sharing(
-    cluster: Cluster,
-    profiles: Sequence[Profile],
-    progress: Progress = untold,
-    ways: Sequence[str] = ADVISED,
-    alone: ServedAlone = BY_PLANS,
-) -> WaysCompared:
-    """Calls `compare_ways` with as many tokens per step and rank as in the first profile's windows.
-
-    Args:
-        cluster: the GPUs.
-        profiles: the models' traffic; missing models are copies of the first.
-        ways: names in WAYS to simulate.
-        progress: called with (name of the work, ways done, ways in all).
-        alone: how models are served if they do not share GPUs.
-
-    Raises:
-        BadInput: if the profile does not fit the cluster.
-        InfeasiblePlan: if the GPUs' memory does not hold the model.
-    """
-    first = profiles[0]
-    tokens = first.tokens_TLSE.sum() / first.top_k / first.layers / first.windows / first.sources
-    batch, steps = max(1, round(float(tokens))), ADVISED_STEPS
-    return compare_ways(cluster, profiles, batch, steps=steps, ways=ways, progress=progress, alone=alone)
 
 
 class ApartSeconds(NamedTuple):

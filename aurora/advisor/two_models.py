@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import ServingWay
-from aurora.advisor.recommend import has_nvlink, per_server_of, served_alone, takes_turns
+from aurora.advisor.recommend import engine_default, has_nvlink, orders_of, per_server_of
 from aurora.advisor.sharing import (
     BY_EXCHANGE,
     HALVES,
@@ -14,9 +14,10 @@ from aurora.advisor.sharing import (
     SECOND_HALF,
     TIME_SLICED,
     WORTH,
+    ServedAlone,
     WayOutcome,
     WaysCompared,
-    compare_sharing,
+    compare_ways,
     winners,
 )
 from aurora.errors import BadInput, check_one_of
@@ -28,6 +29,8 @@ from aurora.planner.plan import make_plan, price
 from aurora.planner.scenarios.colocated import share_bytes
 from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
 from aurora.types import Cluster, Plan, PlanOptions, Profile
+
+STEPS = 2  # simulated of each model
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ class TwoModels:
         return "\n".join(said)
 
 
+def takes_turns(engine: str, cluster: Cluster) -> bool:
+    """Returns whether an engine supports several server processes that take turns on the cluster's GPUs, all in one machine."""
+    return SERVING_ENGINES[engine].share is not None and len({gpu.node for gpu in cluster.gpus}) == 1 < len(cluster)
+
+
 def memory_shares(cluster: Cluster, profiles: Sequence[Profile]) -> list[float]:
     """Returns the part of a GPU's memory for each model's server: its weights, and an equal part of the remaining memory."""
     have = USABLE * min(gpu.memory_bytes for gpu in cluster.gpus)
@@ -134,7 +142,10 @@ def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile]
     size, server = sorted((max(1, len(cluster) // 2), per_server_of(cluster)))
     halves = (HALVES,) if server % size == 0 else ()  # which engines serve on: parts of servers, or whole ones
     ways = (*halves, *((TIME_SLICED, BY_EXCHANGE) if takes_turns(engine, cluster) else ()))
-    compared = compare_sharing(cluster, dealt, progress, ways, served_alone(engine, cluster))
+    alone = ServedAlone(engine_default, orders_of(_default(engine, cluster, len(cluster))), weighted=False)
+    tokens = dealt[0].tokens_TLSE.sum() / dealt[0].top_k / dealt[0].layers / dealt[0].windows / len(cluster)
+    batch = max(1, round(float(tokens)))
+    compared = compare_ways(cluster, dealt, batch, steps=STEPS, ways=ways, progress=progress, alone=alone)
     found = TwoModels(engine, cluster, dealt, drawn, compared)
     if found.way != BY_EXCHANGE:
         return found

@@ -44,7 +44,7 @@ def recommend(
     from aurora.advisor.engines.trtllm import OPTIONS
     from aurora.advisor.recommend import cluster_of, save_recommendation, with_datasheet_curves
     from aurora.advisor.two_models import recommend_for_two
-    from aurora.reports.advice import recommendation_lines, second_model_advice, two_models_advice
+    from aurora.reports.advice import recommendation_lines, two_models_advice
     from aurora.reports.comparisons import balancing_costs, recommendation_table
     from aurora.reports.json_objects import recommendation_json
 
@@ -89,6 +89,5 @@ def recommend(
         None if found.drawn or found.served is None else balancing_costs(found.served),
         *([f"config: {said}"] if (said := found.profile.provenance.get("config")) else []),
         *recommendation_lines(found),
-        *([] if found.sharing is None else [second_model_advice(found.sharing)]),
         *([f"wrote {output}", f"start the engine with:\n{command}"] if command else []),
     )

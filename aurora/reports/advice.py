@@ -1,41 +1,21 @@
 """Advice: all sentences that recommend actions to users, based on runs or simulations in which the action was tried."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
-from aurora.advisor.recommend import Recommendation, installs, takes_turns
+from aurora.advisor.recommend import Recommendation, installs
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
-from aurora.advisor.sharing import (
-    BY_EXCHANGE,
-    BY_LAYER,
-    HALVES,
-    IN_SEQUENCE,
-    MICRO_BATCHES,
-    THREE_MODELS,
-    TIME_SLICED,
-    WORTH,
-    ApartSeconds,
-    WaysCompared,
-)
-from aurora.advisor.two_models import TwoModels
-from aurora.errors import AuroraError
-from aurora.planner.alltoall.schedule import auto_orders
-from aurora.planner.placement.gpu_slots import memory_slots_G
-from aurora.planner.plan import layer_seconds, make_plan, schedule_model
-from aurora.planner.replication.failure_resilient import SURVIVE
-from aurora.planner.replication.registry import REPLICAS
-from aurora.planner.resolve_options import remade
-from aurora.planner.scenarios.exclusive import SWAP_SEARCH
+from aurora.advisor.sharing import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, ApartSeconds
+from aurora.advisor.two_models import TwoModels, takes_turns
 from aurora.planner.simulated_choice import TIE
 from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.numbers import ReportNumbers, skew
+from aurora.reports.plan_tables import gap_line
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES, Summary
-from aurora.types.arrays import evenly_spaced, gap
+from aurora.types.arrays import gap
 
 # thresholds for a sentence, each a part of the quantity named
 OFF = 0.1  # a prediction off by more
@@ -43,8 +23,6 @@ MOST, FULL = 0.5, 0.8  # of a rank's time
 LOPSIDED = 0.2  # the busiest port or GPU above the mean
 SLACK = 0.03  # what a bound leaves to gain
 LEAST = 0.005  # what a plan that was tried has to gain
-SEARCHES = ("local-search", "exact")  # of COLOCATE
-TRIED_LAYERS = 8  # at most, for which other plans are made
 
 
 def advice(found: ReportNumbers) -> list[str]:
@@ -98,61 +76,17 @@ def _prediction(found: ReportNumbers) -> Iterator[str]:
 
 
 def _placement(found: ReportNumbers) -> Iterator[str]:
-    """One verdict on the placement, by plans that were tried."""
-    plan, bounds_s, slots = found.of.plan, found.placement_bounds_s, None
-    replicated = plan.options.place in (*REPLICAS, *SURVIVE)
-    kind, saved = "no placement", _saved(plan.objective_s, plan.bound_s)
-    if bounds_s is not None:  # of the given traffic, which may be other than the plan was made from
-        planned_s = found.objective_s[1]
-        saved, replicas = _saved(planned_s, bounds_s[replicated]), _saved(planned_s, bounds_s[1])
-        kind = "no placement" if replicated else "no placement without replicas"
-        slots = _next_slots(found) if not replicated and replicas > saved + SLACK and plan.slot_gain != 0 else None
-    kept_s = plan.assignment_bound_s  # colocation keeps the groups of experts
-    reach = saved if kept_s is None or not plan.colocated else _saved(plan.objective_s, kept_s)
-    searched = plan.options.colocate in SEARCHES if plan.colocated else replicated or plan.options.place == SWAP_SEARCH
-    option, what = "", {}
-    if slots:
-        option, what = f"replicas (aurora plan --slots-per-gpu {slots})", {"place": "auto", "slots_per_gpu": slots}
-    elif reach > SLACK and not searched:
-        name, method = ("colocate", SEARCHES[0]) if plan.colocated else ("place", SWAP_SEARCH)
-        option, what = f"--{name} {method}", {name: method}
-    gained = _tried(found, what) if what and found.of.profiles else 0.0
-    if gained > LEAST:
-        bound = f"no placement without them is more than {percent(saved)} shorter"
-        yield (
-            f"Try {option}: such a plan takes {percent(gained)} less time on this traffic; "
-            + (bound if slots else f"the bound on what it searches is {percent(reach)} below this plan")
-            + "."
-        )
-    elif saved <= SLACK:
-        yield f"Moving experts has no more to give: {kind} is more than {percent(saved)} shorter."
-
-
-def _tried(found: ReportNumbers, options: Mapping[str, Any]) -> float:
-    """Returns how much less time the traffic takes by a plan with other options; 0 if there is no such plan."""
-    plan, profiles = found.of.plan, found.of.profiles
-    some = evenly_spaced(profiles[0].layers, TRIED_LAYERS)
-    if plan.colocated or len(some) == profiles[0].layers:
-        some = np.arange(max(profile.layers for profile in profiles))
+    """Yields a verdict on the placement by the plan's bounds, and the gain of one more slot per GPU that planning tried."""
+    plan = found.of.plan
+    saved = 1 - plan.bound_s / plan.objective_s if plan.objective_s > plan.bound_s else 0.0
+    if saved <= SLACK:
+        shorter = f"no placement is more than {percent(saved)} shorter on the traffic that was planned for"
+        yield f"Moving experts has no more to give: {shorter}."
     else:
-        profiles = tuple(profile.at_layers(some) for profile in profiles)
-    try:
-        made = make_plan(plan.cluster, profiles, replace(remade(plan.options), **options))
-    except AuroraError:
-        return 0.0
-    now_s = layer_seconds(plan, [model.placement for model in plan.models], found.of.profiles)[some].sum()
-    return _saved(float(now_s), made.objective_s)
-
-
-def _saved(value_s: float, bound_s: float) -> float:
-    """The part of `value_s` that is saved at most."""
-    return 1 - bound_s / value_s if value_s > bound_s else 0.0
-
-
-def _next_slots(found: ReportNumbers) -> int | None:
-    """The fewest slots a GPU that leave some for replicas; None if the memory of the GPUs does not hold them."""
-    slots = max(len(held) for layer in found.of.plan.models[0].placement.slots_LG for held in layer) + 1
-    return slots if memory_slots_G(found.of.plan.cluster, found.of.profiles).min() >= slots else None
+        yield f"Placements may have more to give: {gap_line(plan)}."
+    if plan.slot_gain is not None and plan.slot_gain > LEAST:
+        slots = max(len(held) for layer in plan.models[0].placement.slots_LG for held in layer) + 1
+        yield f"Try aurora plan --slots-per-gpu {slots}: in the simulator a step takes {percent(plan.slot_gain)} less time."
 
 
 def _ports(found: ReportNumbers) -> Iterator[str]:
@@ -195,30 +129,15 @@ def _experts(found: ReportNumbers) -> Iterator[str]:
 
 
 def _orders(found: ReportNumbers) -> Iterator[str]:
-    """Yields how far dispatches are from their bounds, and another order if it is shorter on the given traffic."""
-    plan = found.of.plan
-    others = [name for name in auto_orders(len(plan.cluster)) if plan.options.order not in ("auto", name)]
-    for number, (model, planned) in enumerate(zip(found.of.models, plan.models, strict=True)):
+    """Yields how far dispatches are from their bounds."""
+    for model, planned in zip(found.of.models, found.of.plan.models, strict=True):
         over = gap(float(planned.dispatch_s_L.sum()), float(planned.bound_s_L.sum()))
-        if over <= SLACK:
-            continue
-        layer = int((planned.dispatch_s_L - planned.bound_s_L).argmax())
-        said = f"ispatches of {model} take {percent(over)} longer than their bounds, most in layer {layer}."
-        if found.of.profiles and planned.hierarchy is None:
-            now_s = sum(there.seconds for there, _ in found.planned_MLW[number])
-            shorter, name = max(((_saved(now_s, _dispatch_s(found, number, name)), name) for name in others), default=(0.0, ""))
-            if shorter > LEAST:
-                yield f"Try --order {name}: dispatches take {percent(shorter)} less time on this traffic. D{said}"
-                continue
-        yield f"D{said}"
-
-
-def _dispatch_s(found: ReportNumbers, number: int, order: str) -> float:
-    """Returns the seconds of the dispatches of a model, given by its number, in another order on the given traffic."""
-    plan, planned = found.of.plan, found.of.plan.models[number]
-    rng, given = np.random.default_rng(plan.options.seed), found.of.profiles[number : number + 1]
-    other = schedule_model(plan.cluster, given, planned.placement, order, rng, "", deduplicated=planned.deduplicated)
-    return float(other.dispatch_s_L.sum())
+        if over > SLACK:
+            layer = int((planned.dispatch_s_L - planned.bound_s_L).argmax())
+            yield (
+                f"Dispatches of {model} take {percent(over)} longer than their bounds, most in layer {layer}: "
+                f"aurora order PROFILE --layer {layer} --method all compares orders."
+            )
 
 
 def _time(found: ReportNumbers) -> Iterator[str]:
@@ -232,11 +151,9 @@ def _time(found: ReportNumbers) -> Iterator[str]:
     network, compute = (took_s / max(one.seconds, 1e-30) for took_s in (one.exchanging_s, one.computing_s))
     what = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
     busiest = max(network, compute)
-    if busiest < FULL and not found.of.plan.colocated and found.sharing is not None:
-        yield f"{sharing_advice(found.sharing)} Now {what}."
-    elif busiest < FULL and not found.of.plan.colocated and not found.of.profiles:
+    if busiest < FULL and not found.of.plan.colocated:
         most = f" sharing is worth at most {1 / max(busiest, 1e-3):.1f} times the throughput," if busiest > MOST else ""
-        yield f"Pass --profile to learn whether to share these GPUs with a second model:{most} {what}."
+        yield f"aurora sweep --ways tells whether to share these GPUs with a second model:{most} {what}."
     elif busiest > MOST:
         yield f"Faster {'ports' if network > compute else 'GPUs'} would help most: {what}."
     else:
@@ -271,28 +188,6 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
     return f"Sharing is worth {apart_s / max(summary.seconds, 1e-30):.2f}x here: {took}; {why}."
 
 
-def sharing_advice(compared: WaysCompared) -> str:
-    """Returns a sentence that recommends the way of sharing GPUs with the largest gain, or not to share if none gains.
-
-    Args:
-        compared: simulated ways of using the GPUs for one model or for several copies of it.
-    """
-    gains = {way: round(gain, 2) for way, gain in compared.gains.items()}
-    two = max((BY_EXCHANGE, BY_LAYER), key=lambda way: gains.get(way, 0.0))
-    ways = {  # each as advice, and as another way
-        MICRO_BATCHES: ("Cut each step into two micro-batches that overlap", "two micro-batches of this model alone"),
-        HALVES: ("Serve a copy of this model on each half of the GPUs", "a copy on each half of the GPUs"),
-        two: (f"Share these GPUs with a second model, {two}", f"a second model, {two},"),
-        THREE_MODELS: ("Share these GPUs between three models", "three models"),
-    }
-    known = sorted((way for way in ways if way in gains), key=gains.__getitem__, reverse=True)
-    told = [f"{ways[way][1]} {gains[way]:.2f}x" for way in known] + ["memory does not hold a second copy"] * (two not in gains)
-    at = f"the throughput of one after the other with {compared.batch} tokens of a rank in a step (simulated)"
-    if not known or gains[known[0]] < WORTH:
-        return f"Leave the GPUs to this model. In parts of {at}: {'; '.join(told)}."
-    return "; ".join([f"{ways[known[0]][0]}: {gains[known[0]]:.2f}x {at}", *told[1:]]) + "."
-
-
 def two_models_advice(found: TwoModels) -> str:
     """Returns a sentence that recommends how an engine should serve two models on given GPUs, with the gain of each way."""
     gains = {way: gain for way, gain in found.compared.gains.items() if way not in (IN_SEQUENCE, found.way)}
@@ -308,21 +203,6 @@ def two_models_advice(found: TwoModels) -> str:
     if found.way == HALVES:
         first = f"Split the GPUs, a half for each model{found.best.how and f' ({found.best.how})'}"
     return f"{first}: {found.best.gain:.2f}x {at}{others}.{turns}"
-
-
-def second_model_advice(found: WaysCompared) -> str:
-    """Returns a sentence on the gain of serving a second, similar model on the same GPUs, or one copy on each half of them."""
-    told = {HALVES: "a copy on each half of the GPUs", BY_EXCHANGE: f"a second model like it, in turns {NO_GRAPHS},"}
-    gains = {way: gain for way, gain in found.gains.items() if way in told}
-    batch = f"with {found.batch} tokens of a rank in a step, MoE layers simulated"
-    if not gains:
-        return "Leave the GPUs to this model: memory does not hold a second one."
-    best = max(gains, key=gains.__getitem__)
-    apart = f", {gain:.2f}x by the same plans without overlap" if (gain := found.gains.get(TIME_SLICED, 0.0)) else ""
-    what = f"{told[best]} would bring {gains[best]:.2f}x the throughput of one after the other ({batch}{apart})"
-    if gains[best] < WORTH:
-        return f"Leave the GPUs to this model: {what}."
-    return f"{what[0].upper()}{what[1:]}: aurora recommend with two profiles has the commands."
 
 
 TURNS = {TIME_SLICED: "by the same plans without overlap", BY_EXCHANGE: "sharing all GPUs in turns"}  # ways, of an engine

@@ -14,7 +14,6 @@ from aurora.planner.evaluate import Drift, Evaluation
 from aurora.planner.migrate import Migration
 from aurora.planner.network.delivery import chosen
 from aurora.planner.placement.explain import LayerExplanation
-from aurora.reports.advice import second_model_advice
 from aurora.reports.trace_tables import percentiles
 from aurora.reports.trace_times import Comparison, Summary
 from aurora.simulator.changing_traffic import FollowedTraffic
@@ -227,7 +226,7 @@ def cell_json(cell: GridCell) -> Found:
 
 
 def recommendation_json(found: Recommendation) -> Found:
-    """Returns a recommendation: the ways compared with the engine's default, the best one, and the gain of sharing the GPUs."""
+    """Returns a recommendation: the ways compared with the engine's default, and the best one."""
     return {
         **fields_json(found, "engine drawn at_most"),
         "exchange": found.default.exchange,
@@ -240,8 +239,6 @@ def recommendation_json(found: Recommendation) -> Found:
             "candidates": [fields_json(each, "name seconds gain low high") for each in found.simulated.candidates],
         },
         "recorded": found.recorded and fields_json(found.recorded, "models gpus parts ratios"),
-        "sharing": found.sharing
-        and {"advice": second_model_advice(found.sharing), **fields_json(found.sharing, "batch gains")},
     }
 
 

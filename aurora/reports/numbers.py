@@ -6,13 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.advisor.sharing import ApartSeconds, WaysCompared, apart_seconds, compare_sharing
-from aurora.errors import InfeasiblePlan
+from aurora.advisor.sharing import ApartSeconds, apart_seconds
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.network.bounds import nics_of, port_seconds, spread, spread_split
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
 from aurora.planner.plan import layer_seconds
-from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.reports.formatting import size
 from aurora.reports.inputs import ReportInputs
@@ -203,19 +201,6 @@ class ReportNumbers:
         return tuple(found)
 
     @cached_property
-    def sharing(self) -> WaysCompared | None:
-        """Simulated gains of sharing the GPUs, or of micro-batches, for a plan of one model.
-
-        None for other plans, without profiles, and if some GPU's memory cannot hold an equal share of the experts.
-        """
-        if self.of.plan.colocated or not self.of.profiles:
-            return None
-        try:
-            return compare_sharing(self.of.plan.cluster, self.of.profiles[:1], self.progress)
-        except InfeasiblePlan:
-            return None
-
-    @cached_property
     def shared(self) -> tuple[Summary, ApartSeconds] | None:
         """Simulation of models that share the GPUs: (summary at the same time, seconds one after the other).
 
@@ -310,21 +295,6 @@ class ReportNumbers:
             pairs = list(zip(stage_T, step_s_T, strict=True))
             stage_s = {stage: float(np.mean([s for its, s in pairs if its == stage])) for stage in dict.fromkeys(stage_T)}
         return Serving(trace.kind, name, trace.seconds, len(steps), tokens if self.traffic_M else None, exact, stage_s)
-
-    @cached_property
-    def placement_bounds_s(self) -> tuple[float, float] | None:
-        """Lower bounds in seconds over all placements on this traffic: (without replicas, with replicas); None if unknown."""
-        plan = self.of.plan
-        if not self.of.profiles or plan.colocated or plan.models[0].deduplicated:
-            return None
-        scenario, (model,) = Exclusive(plan.cluster, self.of.profiles[:1], plan.options), plan.models
-        used_LG = [np.array([len(held) for held in layer]) for layer in model.placement.slots_LG]
-        costs_LM = [scenario.costs(layer) for layer in range(len(used_LG))]
-        once_s, replicated_s = (
-            sum(scenario.bound(costs_M, used_G, replicas) for costs_M, used_G in zip(costs_LM, used_LG, strict=True))
-            for replicas in (False, True)
-        )
-        return once_s, replicated_s
 
     @property
     def predicted(self) -> int | None:

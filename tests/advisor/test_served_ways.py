@@ -185,7 +185,7 @@ def test_the_plan_is_the_placement_that_was_compared(compared):
 def test_drawn_traffic_recommends_nothing(engine):
     drawn = recommend("h100:8", engine, model=CONFIG)
     assert drawn.drawn
-    assert (drawn.best, drawn.way, drawn.plan, drawn.sharing) == (None, None, None, None)
+    assert (drawn.best, drawn.way, drawn.plan) == (None, None, None)
     assert recommendation_json(drawn)["recommendation"] is None
     said = recommendation_lines(drawn)
     assert said[0].startswith("No recommendation: this traffic is drawn")
