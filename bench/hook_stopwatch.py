@@ -62,12 +62,12 @@ BEGAN: dict[str, float] = {}
 def install() -> None:
     """Runs the stopwatch for all that vLLM calls of the plugin. Called before vLLM's engine is made."""
     import aurora_vllm.vllm_internals.worker_startup as startup
-    from aurora_vllm.vllm_internals.api_checks import ALL2ALL, STEP_API_CHECKS, find
+    from aurora_vllm.vllm_internals.api_checks import ALL2ALL, find, needed
     from vllm.model_executor.custom_op import op_registry_oot
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
     patch, bind = startup.patch_model_runner, BaseRouter.set_capture_fn
-    steps = [(find(f"{module}:"), name) for module, _, name in (check.where.partition(":") for check in STEP_API_CHECKS)]
+    steps = [(find(f"{module}:"), name) for module, _, name in (check.where.partition(":") for check in needed("steps"))]
 
     def around(holder: Any, name: str, past: Any) -> None:
         setattr(holder, name, WATCH.timed(name, getattr(holder, name), past))

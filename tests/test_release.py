@@ -32,7 +32,9 @@ def test_the_wheel_holds_code_types_and_profiles_and_nothing_else(wheel):
         about = Parser().parsestr(archive.read(metadata).decode())
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"aurora", "aurora_vllm"}
     assert {"aurora/py.typed", "aurora_vllm/py.typed", "aurora/profiles/clusters/demo-4.toml"} <= set(names)
-    assert {"aurora_vllm/grafana.json", "aurora_vllm/examples/compose.yaml"} <= set(names)
+    assert {"aurora_vllm/grafana.json", "aurora_vllm/examples/compose.yaml", "aurora_vllm/vllm_internals/needed.toml"} <= set(
+        names
+    )
     assert about["Requires-Python"] == ">=3.11"
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.12"} <= set(about.get_all("Classifier"))
 

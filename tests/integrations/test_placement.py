@@ -105,7 +105,7 @@ def refusal(monkeypatch, platform, placement=UNEVEN, **given):
     module = types.ModuleType("vllm.platforms")
     module.current_platform = platform
     monkeypatch.setitem(sys.modules, "vllm.platforms", module)
-    monkeypatch.setattr(api_checks, "check_api", lambda _checks: None)
+    monkeypatch.setattr(api_checks, "check_api", lambda *_names: None)
     return next(WorkerStartup(Settings(), config(**given), None)._placement_refusals(served(placement)), None)
 
 
@@ -184,7 +184,7 @@ def test_experts_follow_the_traffic_only_where_they_can(given, settings, found, 
     module = types.ModuleType("vllm.platforms")
     module.current_platform = Platform("cuda")
     monkeypatch.setitem(sys.modules, "vllm.platforms", module)
-    monkeypatch.setattr(api_checks, "check_api", lambda _checks: None)
+    monkeypatch.setattr(api_checks, "check_api", lambda *_names: None)
     even = given.get("placement", Placement((((0, 2), (1, 3)), ((0, 1), (2, 3)))))
     given = {name: value for name, value in given.items() if name != "placement"}
     integration = SimpleNamespace(served=served(even), ranks=given.pop("ranks", 2))

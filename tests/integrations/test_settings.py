@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals import api_checks, hooks
-from aurora_vllm.vllm_internals.api_checks import HOOK_API_CHECKS
 
 from aurora.errors import BadInput
 
@@ -140,7 +139,7 @@ def engine_args(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(api_checks, "check_api", lambda _checks: None)
+    monkeypatch.setattr(api_checks, "check_api", lambda *_names: None)
     monkeypatch.setenv("AURORA_STATUS_FOLDER", "there is one")
     hooks.install_settings_check()
     hooks.install_settings_check()
@@ -182,8 +181,8 @@ def test_a_required_plan_for_other_ranks_is_refused_before_loading(engine_args, 
 
 
 def test_a_vllm_without_the_hook_is_left_as_it_is_if_the_plugin_is_not_required(engine_args, monkeypatch, caplog):
-    def lacking(checks):
-        assert checks == HOOK_API_CHECKS
+    def lacking(*names):
+        assert names == ("hook",)
         raise BadInput("vLLM 9.9 lacks what the plugin needs")
 
     monkeypatch.setattr(api_checks, "check_api", lacking)

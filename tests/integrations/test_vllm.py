@@ -245,11 +245,9 @@ def scattered(checkpoint, ranks, seed=1, most=None, replicas=0, fabric=None):
 
 def test_the_api_checks_pass():
     """In the vLLM that is installed."""
-    from aurora_vllm.vllm_internals import api_checks
-    from aurora_vllm.vllm_internals.api_checks import check_api
+    from aurora_vllm.vllm_internals.api_checks import check_api, groups
 
-    check_api(sum((checks for name, checks in vars(api_checks).items() if name.endswith("API_CHECKS")), ()))
-    check_api((*api_checks.DP_API_CHECKS, *api_checks.STEP_API_CHECKS))
+    check_api(*groups())
 
 
 KEEP_STATE = """

@@ -9,7 +9,7 @@ import torch
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, model_runner
-from aurora_vllm.vllm_internals.api_checks import API_CHECKS, HOOK_API_CHECKS, ApiCheck, check_api
+from aurora_vllm.vllm_internals.api_checks import ApiCheck, check_api
 from aurora_vllm.vllm_internals.expert_moves import _decide_more_often
 from aurora_vllm.vllm_internals.hooks import install_worker_hook, prepare_worker
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
@@ -69,10 +69,10 @@ def test_unknown_and_old_versions_are_refused(monkeypatch, engine):
     with pytest.raises(
         BadInput, match=r"vLLM 0.32.0 lacks what the plugin needs: .*; placement: there is no vllm.model_executor"
     ):
-        check_api(API_CHECKS)
+        check_api("workers")
     monkeypatch.setattr(api_checks, "version", lambda _name: "0.29.1")
     with pytest.raises(BadInput, match=r"vLLM 0.29.1 is older than 0.30, the first that the plugin knows"):
-        check_api(API_CHECKS)
+        check_api("workers")
 
 
 def test_the_hook_is_inert_and_put_in_once(engine, monkeypatch):
@@ -92,7 +92,7 @@ def test_without_its_method_no_hook(engine):
     try:
         install_worker_hook()
         with pytest.raises(BadInput, match=r"there is no vllm\.v1\.worker\.worker_base:WorkerWrapperBase\.init_device"):
-            check_api(HOOK_API_CHECKS)
+            check_api("hook")
     finally:
         Wrapper.init_device = lambda self: setattr(self, "ready", self.ready + 1)
 

@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
-from aurora_vllm.vllm_internals import api_checks
-from aurora_vllm.vllm_internals.api_checks import API_CHECKS, ApiCheck
+from aurora_vllm.vllm_internals.api_checks import ApiCheck, needed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -164,7 +163,7 @@ def test_a_version_that_lacks_something_says_so_in_the_cells_that_need_it(wheel)
 
     class AllBut(Sources):
         def missing(self, check):
-            return f"{check.what}: gone" if check in (*api_checks.V2_EPLB_API_CHECKS, *api_checks.MOVE_API_CHECKS) else None
+            return f"{check.what}: gone" if check in needed("EPLB-of-V2", "rounds") else None
 
     found = vllm_versions.check_version(AllBut(lambda _path: None))
     assert {cell for cell, lack in found["cells"]["V2"].items() if lack} == {"EPLB", "adapt"}
@@ -179,7 +178,7 @@ def test_a_version_that_lacks_something_says_so_in_the_cells_that_need_it(wheel)
 
 def test_every_check_of_the_plugin_is_made():
     checks = all_checks()
-    assert set(API_CHECKS) <= set(checks)
+    assert set(needed("workers")) <= set(checks)
     assert {"loading", "checking settings", "naming a lost rank"} <= {check.what for check in checks}
     assert len(set(checks)) == len(checks)
 

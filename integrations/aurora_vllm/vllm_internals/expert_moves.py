@@ -19,22 +19,14 @@ import torch.distributed as dist
 
 from aurora.types import Placement
 from aurora.types.arrays import IntArray
-from aurora_vllm.vllm_internals.api_checks import (
-    EPLB_ASYNC,
-    EPLB_EXECUTE,
-    EPLB_STATE,
-    MIGRATION_FLOW,
-    MOVE_API_CHECKS,
-    PIECE_API_CHECKS,
-    find,
-    lacks,
-)
+from aurora_vllm.vllm_internals.api_checks import EPLB_STATE, find, lacks
 from aurora_vllm.vllm_internals.patches import PatchedWorker, within
 
 if TYPE_CHECKING:
     from aurora_vllm.eplb_mover import EplbMover
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
 
+EPLB_ASYNC = "vllm.distributed.eplb.async_worker:"
 DECISIONS, LEAST_PASSES = 8, 8  # decisions in EPLB's `step_interval`, and forward passes before each
 
 
@@ -94,11 +86,11 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
     _leave_out_rehearsals(worker)
     _decide_more_often(balancer)
     skips = find("vllm.platforms:current_platform").is_rocm()  # where vLLM leaves out rearrangements of little gain
-    if not balancer.is_async and not skips and not any(lacks(PIECE_API_CHECKS)):  # else at once, or by layer in the background
+    if not balancer.is_async and not skips and not any(lacks("pieces")):  # else at once, or by layer in the background
         _move_in_pieces(worker)
         worker.live.in_pieces = True
     _time_moves(worker)
-    if not any(lacks(MOVE_API_CHECKS)):  # else they come in vLLM's sequence
+    if not any(lacks("rounds")):  # else they come in vLLM's sequence
         move_in_rounds()
         balancer.parallel_config.eplb_config.enable_migration_batching = balancer.is_async
 
@@ -141,7 +133,7 @@ def _decide_more_often(balancer: Any) -> None:
 
 def _time_moves(worker: PatchedWorker) -> None:
     """Times what moves experts: those of all layers while serving waits, and those of a layer in the background."""
-    serving, background = find("vllm.distributed.eplb.eplb_state:"), find(f"{EPLB_ASYNC}:")
+    serving, background = find("vllm.distributed.eplb.eplb_state:"), find(EPLB_ASYNC)
     rearrange, transfer = serving.rearrange_expert_weights_inplace, background.transfer_layer
     serving.rearrange_expert_weights_inplace = within(lambda: _moving(worker.live))(rearrange)
     # the back ends that vLLM has for the background wait by themselves
@@ -199,8 +191,8 @@ def move_in_rounds() -> None:
     """Replaces EPLB's schedule of moves by aurora's rounds, in which each rank sends to one rank and receives from one."""
     from aurora.planner.control.move_rounds import buffered_rounds
 
-    execute, background = find(f"{EPLB_EXECUTE}:"), find(f"{EPLB_ASYNC}:")
-    flow = find(MIGRATION_FLOW)
+    execute, background = find("vllm.distributed.eplb.rebalance_execute:"), find(EPLB_ASYNC)
+    flow = find("vllm.distributed.eplb.migration_scheduler:MigrationFlow")
 
     def schedule(num_local_experts: int, old_indices: IntArray, new_indices: IntArray) -> list[list[Any]]:
         held_RP, wanted_RP = (np.asarray(each).reshape(-1, num_local_experts) for each in (old_indices, new_indices))

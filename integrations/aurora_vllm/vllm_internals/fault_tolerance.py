@@ -63,7 +63,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput
-from aurora_vllm.vllm_internals.api_checks import FAULT_API_CHECKS, MOE, check_api, find
+from aurora_vllm.vllm_internals.api_checks import MOE, check_api, find
 from aurora_vllm.vllm_internals.group_connections import GroupConnections, RankLost, announce, connect, connection_numbers
 from aurora_vllm.vllm_internals.joining_rank import begin_alone, end_alone, joins, start_without_others
 from aurora_vllm.vllm_internals.reread_experts import fill_slots, read_experts
@@ -397,7 +397,7 @@ def install_in_server(address: str) -> None:
     Raises:
         BadInput: if this vLLM fails the API checks.
     """
-    check_api(FAULT_API_CHECKS)
+    check_api("survive")
     os.environ[VARIABLE] = address  # for its engine and workers
     find("vllm.entrypoints.serve.fault_tolerance.api_router:")._ALLOWED_INSTRUCTIONS.add(INSTRUCTION)
     module = find("vllm.v1.engine.utils:")

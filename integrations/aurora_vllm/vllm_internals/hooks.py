@@ -18,25 +18,14 @@ from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora_vllm.peer_ranks import end_with_parent
 from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
-from aurora_vllm.vllm_internals.api_checks import (
-    API_CHECKS,
-    CPU_API_CHECKS,
-    CPU_EPLB_API_CHECKS,
-    CREATE_CONFIG,
-    DP_API_CHECKS,
-    HOOK_API_CHECKS,
-    V1_API_CHECKS,
-    V2_API_CHECKS,
-    WORKER,
-    check_api,
-    find,
-    lacks,
-)
+from aurora_vllm.vllm_internals.api_checks import check_api, find, lacks, needed
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
 from aurora_vllm.vllm_internals.patches import within
 from aurora_vllm.vllm_internals.worker_startup import BACK_END, WorkerStartup, process_number
 
 LOG = logging.getLogger("vllm.aurora")
+CREATE_CONFIG = "vllm.engine.arg_utils:EngineArgs.create_engine_config"
+WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 SERVER = "OPENAI_API_SERVER"  # vLLM's name for `vllm serve`
 
 
@@ -149,7 +138,7 @@ def expert_parallel_ranks(parallel: Any) -> int:
 
 def _check_hook(settings: Settings, reports: bool) -> None:
     """Warns if the plugin could not wrap this vLLM's workers. Raises BadInput instead if the plugin is required."""
-    for lack in lacks(HOOK_API_CHECKS):
+    for lack in lacks("hook"):
         if settings.required:
             raise BadInput(lack)
         if reports:
@@ -190,9 +179,9 @@ def serve_on_without_lost_ranks(config: Any, address: str) -> None:
 
 def install_worker_hook() -> None:
     """Patches vLLM's worker to call `prepare_worker` in `init_device`. Idempotent; no-op if vLLM lacks that method."""
-    if any(lacks(HOOK_API_CHECKS)):  # `check_settings` says so, if the plugin is configured
+    if any(lacks("hook")):  # `check_settings` says so, if the plugin is configured
         return
-    wrapper = find(WORKER.rpartition(".")[0])
+    wrapper = find(WORKER)
     if getattr(wrapper.init_device, "_aurora", False):
         return
     original = wrapper.init_device
@@ -215,7 +204,7 @@ def install_dp_hook() -> None:
 
     Lost ranks are found by the server's status files, which exist only if the plugin is configured.
     """
-    for check in DP_API_CHECKS:
+    for check in needed("engines"):
         with suppress(ImportError, AttributeError):  # a vLLM without it names no lost rank there
             parallel, original = find(check.where.rpartition(".")[0]), find(check.where)
             if not getattr(original, "_aurora", False):
@@ -255,11 +244,13 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
     except BadInput as error:
         settings, refusal = Settings(required=isinstance(given, dict) and given.get("required") is True), str(error)
     try:
-        check_api(API_CHECKS)
-        check_api(V2_API_CHECKS if config.use_v2_model_runner else V1_API_CHECKS)
+        check_api("workers")
+        check_api("V2" if config.use_v2_model_runner else "V1")
         on_cpu = bool(find("vllm.platforms:current_platform").is_cpu())
-        check_api(CPU_API_CHECKS if on_cpu else ())
-        check_api(CPU_EPLB_API_CHECKS if on_cpu and config.parallel_config.enable_eplb else ())
+        if on_cpu:
+            check_api("CPU")
+        if on_cpu and config.parallel_config.enable_eplb:
+            check_api("EPLB-accepted-on-CPU", "EPLB-on-CPU")
     except BadInput as error:  # then ranks cannot be asked to agree either
         from aurora_vllm.plugin_status import PluginStatus  # not earlier: vLLM first says where metrics are collected
 

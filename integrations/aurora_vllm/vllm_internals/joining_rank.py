@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from aurora_vllm.settings import JOINS
-from aurora_vllm.vllm_internals.api_checks import JOIN_API_CHECKS, check_api, find
+from aurora_vllm.vllm_internals.api_checks import check_api, find
 
 ENGINE = "vllm.v1.engine.core:EngineCoreProc"
 NO_PYNCCL = "VLLM_DISABLE_PYNCCL"  # which would wait for the others
@@ -36,7 +36,7 @@ def start_without_others(coordinator: tuple[str, str, str]) -> None:
     Raises:
         BadInput: if this vLLM fails the API checks.
     """
-    check_api(JOIN_API_CHECKS)
+    check_api("join")
     module = find("vllm.v1.engine.utils:")
     wait = module.wait_for_engine_startup
 

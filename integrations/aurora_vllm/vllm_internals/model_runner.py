@@ -15,14 +15,7 @@ import torch
 from aurora.errors import BadInput
 from aurora_vllm.rank_progress import RankProgress, naming_lost_ranks
 from aurora_vllm.stuck_rank import STEP
-from aurora_vllm.vllm_internals.api_checks import (
-    BIND_CAPTURER,
-    CAPTURER,
-    RECORD_API_CHECKS,
-    STEP_API_CHECKS,
-    check_api,
-    find,
-)
+from aurora_vllm.vllm_internals.api_checks import MOE, check_api, find, needed
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
 from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engine_alltoall, within
 
@@ -101,7 +94,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any) -> None
 
 def watch_steps(progress: RankProgress) -> None:
     """Patches vLLM to record in `progress` when this rank waits at the start of a pass, where ranks exchange token counts."""
-    for check in STEP_API_CHECKS:
+    for check in needed("steps"):
         if check.missing() is None:
             module, wait = find(f"{check.where.partition(':')[0]}:"), find(check.where)
             setattr(module, check.name, within(lambda: progress.exchange[STEP])(wait))
@@ -195,7 +188,7 @@ def _choice_counter(
     """
     from aurora_vllm.traffic_recorder import ChoiceCounter, KeptCounter
 
-    check_api(RECORD_API_CHECKS)
+    check_api("record")
     if config.aux_output_config.enable_return_routed_experts:
         raise BadInput("--enable-return-routed-experts takes the routers' choices")
     runners = [each for each in model.modules() if hasattr(each, "do_naive_dispatch_combine")]
@@ -205,8 +198,9 @@ def _choice_counter(
         for each in runners:
             each.router.set_capture_fn(kept.keeper(each.layer_id))
         return kept
-    capturer = find(CAPTURER)(config.scheduler_config.max_num_batched_tokens, config)
-    find(BIND_CAPTURER)(model, capturer)
+    module = find(f"{MOE}.routed_experts_capturer:")
+    capturer = module.RoutedExpertsCapturer(config.scheduler_config.max_num_batched_tokens, config)
+    module.bind_routed_experts_capturer(model, capturer)
     patched.capturer = capturer
     return ChoiceCounter(capturer.device_buffer, decoder_layers, facts.layers, facts.experts)
 

@@ -16,7 +16,7 @@ import torch
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
 from aurora_vllm.stuck_rank import COMBINE, DISPATCH, PHASES
-from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER, MOE, find
+from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MOE, find
 
 if TYPE_CHECKING:
     from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
@@ -233,7 +233,7 @@ def check_kernel(quant_method: Any) -> None:
 
 def patch_all2all_manager(worker: PatchedWorker) -> None:
     """Replaces vLLM's all2all manager `allgather_reducescatter` by one that uses aurora's all-to-all where possible."""
-    vllm_manager = find(MANAGER)
+    vllm_manager = find(f"{ALL2ALL}:AgRsAll2AllManager")
 
     class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc, valid-type]
         """Aurora's all-to-all if the layer's choices are known and all expert-parallel ranks take part; else vLLM's."""

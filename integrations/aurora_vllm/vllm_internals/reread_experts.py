@@ -11,7 +11,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
-from aurora_vllm.vllm_internals.api_checks import LAYER_INDEX, RELOAD_API_CHECKS, check_api, find
+from aurora_vllm.vllm_internals.api_checks import LAYER_INDEX, check_api, find
 
 EXPERT = re.compile(r"(?:^|\.)layers\.(\d+)\..*\bexperts\.((\d+)\..+|.+)")  # decoder layer, rest of the name, expert
 
@@ -53,7 +53,7 @@ def read_experts(worker: Any, held_NP: Mapping[int, IntArray], own: slice, layer
     """
     if not held_NP:
         return
-    check_api(RELOAD_API_CHECKS)
+    check_api("reload")
     reload, config = find("vllm.model_executor.model_loader.reload.layerwise:"), worker.vllm_config
     loader = find("vllm.model_executor.model_loader:get_model_loader")(config.load_config)
     if not hasattr(loader, "get_all_weights"):

@@ -17,16 +17,7 @@ from aurora.errors import BadInput
 from aurora_vllm.peer_ranks import Verdict, agree, folders_here, publish_folder
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.settings import Settings
-from aurora_vllm.vllm_internals.api_checks import (
-    ADAPT_API_CHECKS,
-    EPLB_API_CHECKS,
-    MAP_MOVES_API_CHECKS,
-    RECORD_API_CHECKS,
-    V1_EPLB_API_CHECKS,
-    V2_EPLB_API_CHECKS,
-    find,
-    lacks,
-)
+from aurora_vllm.vllm_internals.api_checks import find, lacks
 from aurora_vllm.vllm_internals.joining_rank import joins
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
 from aurora_vllm.vllm_internals.patches import (
@@ -227,8 +218,8 @@ class WorkerStartup:
         if getattr(self._config.parallel_config, "enable_elastic_ep", False):
             what = "adapt" if self._settings.plan is None else "a plan"
             yield f"{what} is for a fixed number of ranks, found --enable-elastic-ep"
-        steps = V2_EPLB_API_CHECKS if self._config.use_v2_model_runner else V1_EPLB_API_CHECKS
-        yield from lacks(EPLB_API_CHECKS + steps + (ADAPT_API_CHECKS if self._settings.adapt else ()))
+        runner = "V2" if self._config.use_v2_model_runner else "V1"
+        yield from lacks("EPLB", f"EPLB-of-{runner}", *(("adapt",) if self._settings.adapt else ()))
 
     def _adapt_refusals(self, integration: WorkerIntegration) -> Iterator[str]:
         """Yields why experts cannot follow the traffic."""
@@ -258,7 +249,7 @@ class WorkerStartup:
             widths_GL = zip(*([*map(len, held_G)] for held_G in plan.models[0].placement.slots_LG), strict=True)
             if any(len(set(width_L)) > 1 or not all(width_L) for width_L in widths_GL):
                 yield f"{without} a plan that gives a rank as many experts in every layer, and each rank some, found another"
-        yield from lacks(RECORD_API_CHECKS + MAP_MOVES_API_CHECKS)
+        yield from lacks("record", "moves")
         if self._config.aux_output_config.enable_return_routed_experts:
             yield f"{without} no --enable-return-routed-experts, which takes the routers' choices"
 
