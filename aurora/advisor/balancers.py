@@ -338,15 +338,16 @@ def reach(
         )
     slots = checked_slots(profile, gpus, slots_per_gpu)
     traffic = ServedTraffic.of(profile, step_tokens, np.random.default_rng(seed))
-    each = max(1, round(every * len(traffic.load_TLE) / max(traffic.recorded, len(traffic.load_TLE))))  # windows were summed
-    case = BalancingCase(traffic, gpus, slots, curve, profile.expert_bytes, each, min(lag, len(traffic.load_TLE)), shared, seed)
+    windows = len(traffic.load_TLE)
+    interval = max(1, round(every * windows / max(traffic.recorded, windows)))  # windows were summed
+    case = BalancingCase(traffic, gpus, slots, curve, profile.expert_bytes, interval, min(lag, windows), shared, seed)
     perfect_D, linear_D = _exact(case).seconds_D, _linear(case).seconds_D
-    found = []
+    methods_reached = []
     for number, name in enumerate(methods):
         progress("comparing methods", number, len(methods))
-        found.append(_reached(case, name, BALANCERS[name](case), linear_D, perfect_D))
+        methods_reached.append(_reached(case, name, BALANCERS[name](case), linear_D, perfect_D))
     progress("comparing methods", len(methods), len(methods))
-    return tuple(found)
+    return tuple(methods_reached)
 
 
 def _reached(case: BalancingCase, name: str, served: Served, linear_D: FloatArray, perfect_D: FloatArray) -> MethodReach:
@@ -404,7 +405,7 @@ def recorded_range(gpus: int, step_tokens: float | None = None) -> RecordedRange
     def spans(kind: str) -> dict[str, tuple[float, float]]:
         names = {name: None for row in chosen for name in row[kind]}
         values = {name: [row[kind][name] for row in chosen if name in row[kind]] for name in names}
-        return {name: (min(found), max(found)) for name, found in values.items()}
+        return {name: (min(recordings), max(recordings)) for name, recordings in values.items()}
 
     models, of_gpus = ({row[key]: None for row in chosen} for key in ("model", "gpus"))
     return RecordedRange(tuple(models), tuple(of_gpus), spans("parts"), spans("ratios"))

@@ -403,9 +403,9 @@ def imbalance_split(
     static_B = traffic.by_block(traffic.seconds_D(traffic.held_out(plan), traffic.block_T, curve))
     ways, apart_TT = [], np.abs(every_T[:, None] - every_T)
     wide = traffic.step_DLE.sum() / len(traffic.step_DLE) / traffic.load_TLE.sum() * len(every_T)  # step, in windows
-    own = 0 if traffic.in_windows else int(np.ceil(max(wide - 1, 0.5) / 2))  # windows beside, that a step may be in too
+    overlapping = 0 if traffic.in_windows else int(np.ceil(max(wide - 1, 0.5) / 2))  # windows beside, that a step may be in too
     for near in NEAR:
-        weight_TT = np.exp(-apart_TT / near) * (apart_TT > own)
+        weight_TT = np.exp(-apart_TT / near) * (apart_TT > overlapping)
         maps = [plan(np.tensordot(weight_T, traffic.load_TLE, 1)) for weight_T in weight_TT]
         ways.append(traffic.by_block(traffic.seconds_D(maps, every_T, curve)))
     near_B = _best_of_others(np.stack([*ways, static_B]))

@@ -68,8 +68,8 @@ def save_recommendation(found: "Recommendation", folder: Path, model: str) -> st
         planned = found.plan.models[0]
         if engine.form is not None:
             equal = found.plan.cluster.equal
-            made = export_placement(planned.placement, engine.form, planned.dense_layers, planned.load_LE, equal)
-            texts[engine.file] = made.text
+            exported = export_placement(planned.placement, engine.form, planned.dense_layers, planned.load_LE, equal)
+            texts[engine.file] = exported.text
         save(replace(found.plan, models=(replace(planned, profile_path="profile.npz"),)), folder / "plan.json")
     for name, text in texts.items():
         write_text(folder / name, text)
@@ -363,7 +363,7 @@ def recommend(
     if recorded is not None and served is not None:
         assert served.default.way is not None
         even, *uneven = (
-            case.service(served.default.way, (each, each)).tokens_per_s for each in (1.0, *recorded.ratios["linear"])
+            case.service(served.default.way, (ratio, ratio)).tokens_per_s for ratio in (1.0, *recorded.ratios["linear"])
         )
         at_most = even / uneven[0], even / uneven[1]
     return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, at_most, plan)
@@ -450,8 +450,8 @@ def simulate_plans(
         except InfeasiblePlan:
             continue
         seconds = float(simulated_s_W(plan, profile, orders).mean())
-        found = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds, orders)
-        gain, low, high = (None if each is None else 1 / (1 - share * (1 - 1 / each)) for each in found)
+        layers_gain = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds, orders)
+        gain, low, high = (None if bare_gain is None else 1 / (1 - share * (1 - 1 / bare_gain)) for bare_gain in layers_gain)
         assert gain is not None
         by_plan = replace(way, placement="plan", redundant=_redundant(plan, use))
         candidates.append(Candidate(name, by_plan, plan, seconds, gain, low, high))

@@ -266,7 +266,7 @@ class _Case:
         self.base = 2 if self._short(2) is None else 1  # models of a way that does not run several at once
         transfers = 2 * steps * sum(model.layers for model in models) * len(cluster) * max(1, len(cluster) - 1)
         part = min(1.0, TRANSFERS / transfers)
-        some_M = [np.linspace(0, each.layers - 1, max(1, int(part * each.layers))).astype(np.int64) for each in models]
+        some_M = [np.linspace(0, model.layers - 1, max(1, int(part * model.layers))).astype(np.int64) for model in models]
         self.all_layers = sum(model.layers for model in models) / sum(map(len, some_M))
         self.routing_M = [
             model if len(some) == model.layers else model.at_layers(some) for model, some in zip(models, some_M, strict=True)
@@ -276,7 +276,7 @@ class _Case:
         self.requests_M = [self._drawn(model, tokens_G) for model in range(MODELS)]
         self._plans: dict[int, Plan] = {}
         self.plan_M = [self._alone(model) for model in range(MODELS)]
-        self.alone_M = [self._served(plan, each) for plan, each in zip(self.plan_M, self.requests_M, strict=True)]
+        self.alone_M = [self._served(plan, requests) for plan, requests in zip(self.plan_M, self.requests_M, strict=True)]
 
     def _served(self, plan: Plan, requests: Profile) -> ServedSteps:
         """The steps of a model that shares its GPUs with no other."""

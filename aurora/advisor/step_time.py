@@ -330,7 +330,7 @@ def step_seconds(
     sent = EXCHANGES[EXCHANGES[exchange].decode or exchange if not step.prefill_tokens else exchange]
     rates = constants.beside(sent) if overlap else constants
     gpu, tokens = _Gpu(kind, rates), _padded(part, sent)
-    attention_s = sum(_attention_s(sizes, each, gpu, layout, part, tokens) for each in sizes.attention)
+    attention_s = sum(_attention_s(sizes, kind_layers, gpu, layout, part, tokens) for kind_layers in sizes.attention)
     dense_s = _dense_s(sizes, gpu, layout, tokens)
     experts_s = _experts_s(sizes, gpu, layout, tokens, imbalance, ratio is None) * (ratio or 1.0)
     head_weights = sizes.vocabulary * sizes.hidden / layout.tensor

@@ -65,8 +65,8 @@ class Point:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the setting, times and speed-ups as one flat JSON object."""
-        own = {"order_s": dict(self.order_s), "colocated_s": self.colocated_s, "sequential_s": self.sequential_s}
-        return {**asdict(self.setting), **own, "speedups": self.speedups, "pays": self.pays}
+        times = {"order_s": dict(self.order_s), "colocated_s": self.colocated_s, "sequential_s": self.sequential_s}
+        return {**asdict(self.setting), **times, "speedups": self.speedups, "pays": self.pays}
 
 
 def read_axis(text: str) -> Axis:
@@ -218,8 +218,8 @@ def compare_over_grid(
     for name, values, least, most in (*limits, ("skew", skews, 0, MOST_SKEW)):
         wrong = [value for value in values if not least <= value <= most]
         if wrong or not values or len(set(values)) != len(values):
-            found = ", ".join(f"{value:g}" for value in wrong or values) or "none"
-            raise BadInput(f"`{name}`: expected different values from {least:g} to {most:.12g}, found {found}")
+            listed = ", ".join(f"{value:g}" for value in wrong or values) or "none"
+            raise BadInput(f"`{name}`: expected different values from {least:g} to {most:.12g}, found {listed}")
     return [
         GridCell(bandwidth, skew, compare_ways(cluster.scaled(bandwidth), profiles, int(batch), skew, steps, seed, ways))
         for skew, bandwidth, batch in _combinations("`batch`", "cells", (skews, bandwidths, batches), progress)

@@ -80,8 +80,8 @@ class TwoModels:
         use, texts = SERVING_ENGINES[self.engine], {}
         files = [folder / f"plan{number}.json" for number in range(len(models))]
         if self.way == HALVES:
-            one = _default(self.engine, self.cluster, len(self.cluster) // 2)
-            way = replace(one, layout=replace(one.layout, copies=2))
+            half = _default(self.engine, self.cluster, len(self.cluster) // 2)
+            way = replace(half, layout=replace(half.layout, copies=2))
             first, second = models[::-1] if self.best.how == SECOND_HALF else models
             lines = [use.command(way, model, folder / use.file).splitlines() for model in (first, second)]
             said, texts = [*lines[0][: len(lines[0]) // 2], *lines[1][len(lines[1]) // 2 :]], use.files(way, folder / use.file)
@@ -108,7 +108,7 @@ def takes_turns(engine: str, cluster: Cluster) -> bool:
 def memory_shares(cluster: Cluster, profiles: Sequence[Profile]) -> list[float]:
     """Returns the part of a GPU's memory for each model's server: its weights, and an equal part of the remaining memory."""
     have = USABLE * min(gpu.memory_bytes for gpu in cluster.gpus)
-    need_M = [share_bytes(each, len(cluster)) for each in profiles]
+    need_M = [share_bytes(profile, len(cluster)) for profile in profiles]
     rest = (have - sum(need_M)) / len(profiles)
     return [USABLE * (need + rest) / have for need in need_M]
 
@@ -146,9 +146,9 @@ def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile]
     tokens = dealt[0].tokens_TLSE.sum() / dealt[0].top_k / dealt[0].layers / dealt[0].windows / len(cluster)
     batch = max(1, round(float(tokens)))
     compared = compare_ways(cluster, dealt, batch, steps=STEPS, ways=ways, progress=progress, alone=alone)
-    found = TwoModels(engine, cluster, dealt, drawn, compared)
-    if found.way != BY_EXCHANGE:
-        return found
+    two = TwoModels(engine, cluster, dealt, drawn, compared)
+    if two.way != BY_EXCHANGE:
+        return two
     joint = make_plan(cluster, dealt).models
     plans = (price(cluster, *each, PlanOptions()) for each in zip(dealt, (model.placement for model in joint), strict=True))
-    return replace(found, plans=tuple(plans))
+    return replace(two, plans=tuple(plans))

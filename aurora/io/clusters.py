@@ -109,7 +109,7 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
     lines += [f"{key} = {_inline(table[key])}" for key in ("name", "incast") if key in table]
     for gpu in table["gpu"]:
         lines += ["", "[[gpu]]", *(f"{key} = {_inline(value)}" for key, value in gpu.items() if value != defaults[key])]
-    for head, row in [("[fabric]", table.get("fabric")), *(("[[link_curve]]", each) for each in table.get("link_curve", []))]:
+    for head, row in [("[fabric]", table.get("fabric")), *(("[[link_curve]]", curve) for curve in table.get("link_curve", []))]:
         if row is not None:
             lines += ["", head, *(f"{key} = {_inline(value)}" for key, value in row.items())]
     write_text(path, "\n".join(lines) + "\n")
@@ -224,7 +224,7 @@ def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
     check_keys(path, "[fabric]", table, {"kind", "nic_Bps", "shared_nic", "server_of_gpu"})
     shared_nic = typed(path, "[fabric]", table, "shared_nic", bool, False)
     server_G = table.get("server_of_gpu", [gpu.node for gpu in gpus])
-    if not isinstance(server_G, list) or len(server_G) != len(gpus) or any(type(each) is not int for each in server_G):
+    if not isinstance(server_G, list) or len(server_G) != len(gpus) or any(type(server) is not int for server in server_G):
         expected = f"a whole number for each of {len(gpus)} GPUs"
         raise BadInput(f"{path}: [fabric]: server_of_gpu must be {expected}, found {server_G!r}")
     ports = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
@@ -283,7 +283,7 @@ def _link_curves(path: str, rows: Any) -> tuple[TransferCurve, ...]:
         if missing := [key for key in CURVE_KEYS if key not in row]:
             raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
         for key in CURVE_KEYS[1:]:
-            if not isinstance(row[key], list) or any(type(each) not in (int, float) for each in row[key]):
+            if not isinstance(row[key], list) or any(type(number) not in (int, float) for number in row[key]):
                 raise BadInput(f"{path}: {where}: {key} must be a list of numbers, found {str(row[key])[:80]}")
         try:
             curves.append(TransferCurve(row["partners"], _floats(row["bytes"]), _floats(row["seconds"])))
@@ -325,8 +325,8 @@ def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
     for where, row in _gpu_rows(path, table):
         values = _read_fields(path, f"[[gpu]] {row['kind']!r}" if "kind" in row else where, row, GpuKind)
         with naming(path):
-            found = GpuKind(**values)
-        if found.kind in kinds:
-            raise BadInput(f"{path}: expected each kind once, found {found.kind!r} twice")
-        kinds[found.kind] = found
+            kind = GpuKind(**values)
+        if kind.kind in kinds:
+            raise BadInput(f"{path}: expected each kind once, found {kind.kind!r} twice")
+        kinds[kind.kind] = kind
     return kinds

@@ -176,9 +176,7 @@ def _layers(rows: Rows, by_decoder: bool, dense_layers: Sequence[int], model: Sh
         raise BadInput(f"expected rows of layers with experts, found {spoken_layers(sorted(rows))}")
     if wrong or beyond:
         mtp = model is not None and 0 < len(beyond) <= model.mtp_layers
-        hint = (
-            ": rows of multi-token prediction are not read, leave them out" if mtp else "".join(f": {each}" for each in wrong)
-        )
+        hint = ": rows of multi-token prediction are not read, leave them out" if mtp else "".join(f": {row}" for row in wrong)
         raise BadInput(f"expected layers {spoken_layers(expected)}, found {spoken_layers(sorted(rows))}{hint}")
     return expected
 
@@ -207,16 +205,16 @@ def _flat(row: Any) -> Iterable[Any]:
 def _slots(rows: Rows, gpus: int | None) -> Slots:
     """Returns the experts of each layer's slots by GPU; a row of all GPUs is divided evenly."""
     if any(row and isinstance(row[0], list) for row in rows.values()):
-        if len(found := {len(row) for row in rows.values()}) > 1 or gpus not in (None, *found):
-            raise BadInput(f"expected {gpus or 'equally many'} GPUs in every layer, found {sorted(found)}")
+        if len(lengths := {len(row) for row in rows.values()}) > 1 or gpus not in (None, *lengths):
+            raise BadInput(f"expected {gpus or 'equally many'} GPUs in every layer, found {sorted(lengths)}")
         return tuple(tuple(map(tuple, row)) for row in rows.values())
     if gpus is None:
         raise BadInput("the file does not say the number of GPUs; give `gpus`")
     slots = {len(row) for row in rows.values()}
-    if len(slots) != 1 or gpus < 1 or (each := max(slots)) % gpus:
+    if len(slots) != 1 or gpus < 1 or max(slots) % gpus:
         raise BadInput(f"expected as many slots in every layer, on {gpus} GPUs evenly, found {sorted(slots)}")
-    each //= gpus
-    return tuple(tuple(tuple(row[g * each : (g + 1) * each]) for g in range(gpus)) for row in rows.values())
+    per_gpu = max(slots) // gpus
+    return tuple(tuple(tuple(row[g * per_gpu : (g + 1) * per_gpu]) for g in range(gpus)) for row in rows.values())
 
 
 def _rows(slots_LG: Slots) -> list[list[int]]:
@@ -254,10 +252,10 @@ def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 
 def _read_sglang(path: Path) -> Rows:
-    found = load_sglang(path)
-    if "physical_to_logical_map" not in found and "logical_count" in found:
+    recording = load_sglang(path)
+    if "physical_to_logical_map" not in recording and "logical_count" in recording:
         raise BadInput("holds loads (logical_count), not a placement")
-    rows = found["physical_to_logical_map"]
+    rows = recording["physical_to_logical_map"]
     return dict(enumerate(rows.tolist() if hasattr(rows, "tolist") else rows))
 
 
@@ -288,10 +286,10 @@ def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 def _read_ascend(path: Path) -> Rows:
     """Layers and devices in the sequence of their lists, as the engine reads them; it does not look at their numbers."""
-    found = load_json(path)
-    layers = found["layer_list"][: found.get("moe_layer_count")]
-    if len(layers) != found.get("moe_layer_count", len(layers)):
-        raise BadInput(f"expected the {found['moe_layer_count']} layers of moe_layer_count, found {len(layers)}")
+    table = load_json(path)
+    layers = table["layer_list"][: table.get("moe_layer_count")]
+    if len(layers) != table.get("moe_layer_count", len(layers)):
+        raise BadInput(f"expected the {table['moe_layer_count']} layers of moe_layer_count, found {len(layers)}")
     for what, rows in [("layer_id", layers), *(("device_id", layer["device_list"]) for layer in layers)]:
         ids = [row[what] for row in rows if what in row]
         if len(ids) not in (0, len(rows)) or any(after <= before for before, after in pairwise(ids)):

@@ -154,8 +154,8 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
     for record in records:
         for name in same:
             if getattr(record, name) != getattr(first, name):
-                found = f"{getattr(record, name)!r} on rank {record.rank}, {getattr(first, name)!r} on rank {first.rank}"
-                raise BadInput(f"expected records of one run, found {name} {found}")
+                differing = f"{getattr(record, name)!r} on rank {record.rank}, {getattr(first, name)!r} on rank {first.rank}"
+                raise BadInput(f"expected records of one run, found {name} {differing}")
         if record.tokens_TLE.shape[1:] != first.tokens_TLE.shape[1:]:
             raise BadInput(f"expected records of one model, found {record.tokens_TLE.shape[1:]} layers and experts")
     width = max(record.width for record in records)

@@ -180,12 +180,12 @@ def numbered_lines(path: Path) -> list[tuple[int, str]]:
 def load_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON object. Raises BadInput if the file holds anything else."""
     try:
-        found = json.loads(read_text(Path(path), "JSON"))
+        value = json.loads(read_text(Path(path), "JSON"))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
 
 
 def json_of_line(line: str) -> Any:
@@ -250,8 +250,8 @@ def _cached_config(name: str) -> Path:
     with suppress(ImportError, ValueError):
         from huggingface_hub import try_to_load_from_cache
 
-        if isinstance(found := try_to_load_from_cache(name, "config.json"), str):
-            return Path(found)
+        if isinstance(cached := try_to_load_from_cache(name, "config.json"), str):
+            return Path(cached)
     fetch = f"`hf download {name} config.json` puts it there"
     raise BadInput(f"{name}: no such file, and no model of this name in the local hub cache: {fetch}")
 
@@ -412,10 +412,10 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
             version = np.lib.format.read_magic(file)
             header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = header(file)
-            declared, found = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+            declared, stored = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
         check_size(name, declared)
-        if dtype.hasobject or declared != found:
-            raise BadInput(f"{name}: expected {declared} bytes of numbers or text, as its shape says, found {found}")
+        if dtype.hasobject or declared != stored:
+            raise BadInput(f"{name}: expected {declared} bytes of numbers or text, as its shape says, found {stored}")
         self.unread.discard(name)
         with self._archive.open(info) as file:
             array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
@@ -462,13 +462,13 @@ def load_npy(path: Path) -> NDArray[Any]:
     """Open the array of an .npy file as a memory map. Raises BadInput if the file holds anything else."""
     with naming(path):
         try:
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (*MALFORMED, *DAMAGED):  # numpy's advice is to unpickle
             raise BadInput(f"expected an .npy array of numbers, found {kind_of(path, 'an .npy')}") from None
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise BadInput(f"{path}: expected one array")
-    check_size("the array", found.nbytes)
-    return found
+    check_size("the array", array.nbytes)
+    return array
 
 
 def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays], _Value]]) -> _Value:

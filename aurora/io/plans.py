@@ -66,10 +66,10 @@ def load_placement(path: str | Path) -> Placement:
         BadInput: if the file holds no placement.
     """
     path = Path(path)
-    found = load_json(path)
-    check_schema(path, found, str(found.get("format", PLACEMENT_FORMAT)))
+    table = load_json(path)
+    check_schema(path, table, str(table.get("format", PLACEMENT_FORMAT)))
     with naming(path, "a placement"):
-        return placement_from_json(found["layers"])
+        return placement_from_json(table["layers"])
 
 
 def save_placement(placement: Placement, method: str, path: Path) -> None:
@@ -106,16 +106,16 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
         BrokenPlan: if the plan does not do what it claims, or was changed after it was made.
     """
     path = Path(path)
-    found = load_json(path)
-    if found.get("format") != PLAN_FORMAT:
-        raise BadInput(f"{path}: expected an aurora plan, found format {found.get('format')!r}")
-    check_schema(path, found, PLAN_FORMAT)
+    table = load_json(path)
+    if table.get("format") != PLAN_FORMAT:
+        raise BadInput(f"{path}: expected an aurora plan, found format {table.get('format')!r}")
+    check_schema(path, table, PLAN_FORMAT)
     with naming(path, "a whole aurora plan"):
-        plan = _plan_from_json(found)
+        plan = _plan_from_json(table)
     with naming(path):
         if checked:
             _check(plan)
-        if found.get("gap") not in (None, plan.gap) or found.get(DIGEST) not in (None, _digest(found)):
+        if table.get("gap") not in (None, plan.gap) or table.get(DIGEST) not in (None, _digest(table)):
             raise BrokenPlan("was changed after it was made, so that its seconds and bounds are not its own; make it anew")
     return plan
 
@@ -130,8 +130,8 @@ def _check(plan: Plan) -> None:
 def save_plan(plan: Plan, path: Path) -> None:
     """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
     _check(plan)
-    found = _plan_to_json(plan)
-    write_text(path, _readable(found | {DIGEST: _digest(found)}) + "\n")
+    table = _plan_to_json(plan)
+    write_text(path, _readable(table | {DIGEST: _digest(table)}) + "\n")
 
 
 def plan_digest(plan: Plan) -> str:
@@ -341,7 +341,7 @@ def _readable(value: Any, line: str = "\n") -> str:
     """JSON text with every entry of an object on a line of its own, and lists on one line unless they hold objects."""
     deeper = line + " "
     if isinstance(value, dict) and value:
-        entries = [f"{json.dumps(key)}: {_readable(each, deeper)}" for key, each in value.items()]
+        entries = [f"{json.dumps(key)}: {_readable(member, deeper)}" for key, member in value.items()]
         return "{" + deeper + f",{deeper}".join(entries) + line + "}"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[" + deeper + f",{deeper}".join(_readable(each, deeper) for each in value) + line + "]"

@@ -53,9 +53,9 @@ def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
         routing = TokenRouting(experts_ULK, source_U, window_U, arrays.get("sequence_U"))
     if "stage_T" in about:
         about["stage_T"] = tuple(about["stage_T"])
-    found = Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, routing=routing, **about)
-    check_counts(found.load_LE, found.top_k)
-    return found
+    profile = Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, routing=routing, **about)
+    check_counts(profile.load_LE, profile.top_k)
+    return profile
 
 
 CURVES_FORMAT = "aurora curves"

@@ -65,11 +65,11 @@ def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDAr
         BadInput: if the line is anything else.
     """
     match json_of_line(line):
-        case {"messages": [*messages]} if all(_is_message(each) for each in messages):
+        case {"messages": [*messages]} if all(_is_message(message) for message in messages):
             return messages
         case {"prompt": str(text)} | {"text": str(text)}:
             return text
-        case {"tokens": [*ids]} if all(type(each) is int for each in ids):
+        case {"tokens": [*ids]} if all(type(token) is int for token in ids):
             return np.array(ids, dtype=object)  # of any size: the vocabulary is checked later
     raise BadInput(f"{path}, line {number}: expected {ROW_FIELDS}, found {line[:60].strip()!r}")
 
@@ -111,7 +111,7 @@ def load_token_ids(path: Path) -> NDArray[Any]:
     Raises:
         BadInput: if the file holds anything else.
     """
-    found = load_npy(path)
-    if found.dtype.kind not in "iu" or found.ndim not in (1, 2):
-        raise BadInput(f"{path}: expected token ids with one axis or two, found {found.dtype} of shape {found.shape}")
-    return found
+    ids = load_npy(path)
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
+        raise BadInput(f"{path}: expected token ids with one axis or two, found {ids.dtype} of shape {ids.shape}")
+    return ids

@@ -107,15 +107,15 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
         if where and form != "csv":
             raise BadInput("`where` is for the columns of csv")
         try:
-            found = ROUTING_FORMATS[form].read(path, shape, where)
+            routing = ROUTING_FORMATS[form].read(path, shape, where)
         except UnicodeDecodeError:
             raise
         except (*MALFORMED, *DAMAGED) as error:  # torch raises RuntimeError, too
             raise BadInput(f"not of {form}: {reason(error)}") from None
-        if found.rank is None and not found.counts_TLE.any():
+        if routing.rank is None and not routing.counts_TLE.any():
             raise BadInput("expected tokens, found none")
-        check_counts(found.counts_TLE.sum(axis=0), shape.top_k)
-    return found
+        check_counts(routing.counts_TLE.sum(axis=0), shape.top_k)
+    return routing
 
 
 def _sglang(path: Path, shape: Shape, where: Where) -> RecordedRouting:
@@ -184,8 +184,8 @@ def _check_sent(used_P: BoolArray, rank: int) -> None:
 
 def _sglang_csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """SGLang's older recorder: expert_distribution_rank<R>_timestamp<T>.csv, the model's layer numbers."""
-    found = _csv(path, shape, where, ("layer_id", "expert_id", "count"))
-    return replace(found, rank=_rank(path, r"expert_distribution_rank([0-9]+)_timestamp.*\.csv"))
+    routing = _csv(path, shape, where, ("layer_id", "expert_id", "count"))
+    return replace(routing, rank=_rank(path, r"expert_distribution_rank([0-9]+)_timestamp.*\.csv"))
 
 
 def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
@@ -224,10 +224,10 @@ def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 def _rank(path: Path, pattern: str) -> int:
     """The rank in a file's name, or BadInput."""
-    found = re.fullmatch(pattern, path.name)
-    if not found:
+    matched = re.fullmatch(pattern, path.name)
+    if not matched:
         raise BadInput(f"expected the engine's name of the file, {pattern}, which tells the rank")
-    return int(found[1])
+    return int(matched[1])
 
 
 def spoken_layers(layers: Sequence[int]) -> str:
@@ -395,7 +395,7 @@ def _moe_rows(found: NDArray[Any], shape: Shape, axis: int = 0, tokens_R: IntArr
     tokens_R has the tokens of each row, of which layers without experts have none; None: they are not known.
     """
     rows, decoders = found.shape[axis], shape.decoder_layers
-    mtp = any(0 < rows - each <= shape.mtp_layers for each in (shape.layers, decoders))
+    mtp = any(0 < rows - expected_rows <= shape.mtp_layers for expected_rows in (shape.layers, decoders))
     hint = ": leave out the rows of multi-token prediction, which are the last" if mtp else ""
     if rows not in (shape.layers, decoders):
         expected = f"{shape.layers} MoE layers, or {decoders} with the dense ones"
@@ -420,11 +420,11 @@ def _folded(logical_LP: IntArray, load_LP: IntArray, experts: int) -> IntArray:
 def _whole(line: int, name: str, cell: str | None) -> int:
     """A cell as a whole number of zero or more, or BadInput."""
     try:
-        if not 0 <= (found := whole_number(cell)) < 10**15:
-            raise BadInput(f"expected zero or more, below 1e15, found {found}")
+        if not 0 <= (value := whole_number(cell)) < 10**15:
+            raise BadInput(f"expected zero or more, below 1e15, found {value}")
     except BadInput as error:
         raise BadInput(f"line {line}: {name}: {error}") from None
-    return found
+    return value
 
 
 def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:

@@ -54,16 +54,16 @@ MOST_TOKENS = 1 << 30  # of a request's input or output
 
 def _finite(value: Any) -> float:
     """Seconds or milliseconds from zero on."""
-    found = finite_number(value)
-    if not 0 <= found < 1e15:
+    number = finite_number(value)
+    if not 0 <= number < 1e15:
         raise ValueError
-    return found
+    return number
 
 
 def _date(value: Any) -> float:
     """Seconds of a date and time such as 2023-11-16 18:17:03.9799600; digits below a microsecond are dropped."""
-    found = datetime.datetime.fromisoformat(str(value).strip())
-    return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).timestamp()
+    moment = datetime.datetime.fromisoformat(str(value).strip())
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 REQUEST_COLUMNS: dict[tuple[str, str, str], Callable[[Any], float]] = {  # time, input, output: seconds from the time
@@ -122,12 +122,12 @@ def _request(path: Path, number: int, row: Mapping[str, Any]) -> tuple[float, in
     """The seconds of a row, and its tokens."""
     names = next((names for names in REQUEST_COLUMNS if set(names) <= set(row)), None)
     if names is None:
-        known = " or ".join(",".join(each) for each in REQUEST_COLUMNS)
+        known = " or ".join(",".join(columns) for columns in REQUEST_COLUMNS)
         raise BadInput(f"{path}, line {number}: expected the columns {known}, found {','.join(map(str, row))[:100]!r}")
     values = [row[name] for name in names]
     try:
         at_s, tokens = REQUEST_COLUMNS[names](values[0]), [whole_number(value) for value in values[1:]]
-        if not all(1 <= each <= MOST_TOKENS for each in tokens):
+        if not all(1 <= count <= MOST_TOKENS for count in tokens):
             raise ValueError
     except (ValueError, BadInput):
         said = ",".join(map(str, values))[:100]

@@ -374,11 +374,11 @@ class ServingEngine:
         changes += [{"eplb": self.eplb, "redundant": more, "balance": balance} for balance in self.balances]
         halves = [{}, {"overlap": True}]
         everywhere = [{"exchange": name, **change, **cut} for name in self.exchanges for change in changes for cut in halves]
-        made = [partial(replace, way, **change) for change in everywhere]
+        makers = [partial(replace, way, **change) for change in everywhere]
         for layout in layouts:
-            made += [partial(self._only, layout, per_server, experts, nvlink, exchange) for exchange in ("", *self.exchanges)]
+            makers += [partial(self._only, layout, per_server, experts, nvlink, exchange) for exchange in ("", *self.exchanges)]
         ways = {way: None}
-        for make in made:
+        for make in makers:
             with suppress(BadInput):
                 self.check(other := make())
                 ways[other] = None

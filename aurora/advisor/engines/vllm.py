@@ -148,9 +148,9 @@ def rank_words(words: Sequence[str], rank: int, size: int, port: int, meeting: t
         port: port on loopback where the rank's server listens.
         meeting: host and port of the ranks' rendezvous.
     """
-    own = {"size": size, "rank": rank, "address": meeting[0], "rpc-port": meeting[1]}
-    made = [*words, "--host", "127.0.0.1", "--port", str(port), "--api-server-count", "1"]
-    return made + [str(word) for name, value in own.items() for word in (f"--data-parallel-{name}", value)]
+    options = {"size": size, "rank": rank, "address": meeting[0], "rpc-port": meeting[1]}
+    command = [*words, "--host", "127.0.0.1", "--port", str(port), "--api-server-count", "1"]
+    return command + [str(word) for name, value in options.items() for word in (f"--data-parallel-{name}", value)]
 
 
 def default_exchange(way: ServingWay) -> str:

@@ -149,9 +149,9 @@ def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
     else:
         for start in range(0, len(rank), slots):
             group = rank[start : start + slots]
-            own = slice(first, min(len(slots_N), first + int(count_E[group[0]])))
-            held_EN[group, own] = 1
-            first = own.stop
+            served_by = slice(first, min(len(slots_N), first + int(count_E[group[0]])))
+            held_EN[group, served_by] = 1
+            first = served_by.stop
     left_E = count_E - held_EN.sum(axis=1)
     round_robin = cycle(rank)
     for node in range(len(slots_N)):
@@ -431,12 +431,12 @@ def _improved(
         return []
     listed = domains <= MAX_LISTED_DOMAINS
     measured_by = _survival_aim(failure_domains, aim, listed)
-    found = []
+    improved = []
     for start in starts:
         most = int(MEASURE_OPERATIONS / (domains << domains if listed else len(start) * 8))
         kick_R2 = rng.random((KICKS if listed else 0, 2))
-        found.append(swap_local_search(start, failure_domains.slots_D, measured_by, kick_R2, most))
-    return found
+        improved.append(swap_local_search(start, failure_domains.slots_D, measured_by, kick_R2, most))
+    return improved
 
 
 def _survival_aim(failure_domains: FailureDomains, aim: Aim, listed: bool) -> SurvivalAim:
@@ -466,7 +466,7 @@ def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: F
         return recoverable_odds(minimal_holders(count_ED), odds, failure_domains.domains, BRANCHES)[1:]
 
     base = survived(baseline)
-    counted = [(found, each) for each in candidates if (found := survived(each))]
+    counted = [(odds_K, candidate) for candidate in candidates if (odds_K := survived(candidate))]
     if not counted:
         return min(
             candidates,
@@ -530,15 +530,15 @@ def place_to_survive(
     held_LGP = np.full((len(load_LE), gpus, slots), EMPTY, dtype=np.int64)
     held_LGP[:, gpu_X, turn_X // gpus] = np.repeat(np.argsort(-load_LE, axis=1, kind="stable"), copies, axis=1)
     domain_G = np.arange(gpus) // (gpus // domains)
-    made = rebalance(load_LE, held_LGP, GpuSlots.equal(gpus, slots), enough=0.0, min_replicas=copies, domain_G=domain_G)
-    bound_L, have = made.mean_load_L, GpuSlots.equal(gpus, slots)
+    rebalanced = rebalance(load_LE, held_LGP, GpuSlots.equal(gpus, slots), enough=0.0, min_replicas=copies, domain_G=domain_G)
+    bound_L, have = rebalanced.mean_load_L, GpuSlots.equal(gpus, slots)
     if experts * copies == gpus * slots:  # no expert can have a further copy
         bound_L = np.array([bounds.given_counts(load_E, have, np.full(experts, copies), True) for load_E in load_LE])
     return ReplicaPlacement(
         f"any {failures} of {domains} may fail",
-        made.placement,
-        made.max_load_L,
-        made.mean_load_L,
-        np.minimum(bound_L, made.max_load_L),  # apart only by rounding
-        made.seconds,
+        rebalanced.placement,
+        rebalanced.max_load_L,
+        rebalanced.mean_load_L,
+        np.minimum(bound_L, rebalanced.max_load_L),  # apart only by rounding
+        rebalanced.seconds,
     )

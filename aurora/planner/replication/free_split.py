@@ -239,12 +239,12 @@ def _best_groups(load_E, gpus, slots, bound, group_E, gpus_J):
         if high - low <= low * 1e-9:
             break
         middle = (low + high) / 2
-        found = _group_experts(load_E, gpus, slots, middle, try_E, try_J)
-        if found < 0:
+        formed = _group_experts(load_E, gpus, slots, middle, try_E, try_J)
+        if formed < 0:
             low = middle
         else:
             high = middle
-            groups = found
+            groups = formed
             group_E[:] = try_E
             gpus_J[:] = try_J
     return groups

@@ -382,7 +382,7 @@ def _best_further(layer, slots, g, left, target, over_G, step):
     """`step`, or a better one: an expert of GPU g gets a further replica, in an empty slot or in place of a shared expert."""
     load_E, cost_G, was_GE, slots_G = layer.load_E, layer.cost_G, layer.was_GE, layer.times.slots_G
     held_GP, count_E, gpu_EG, time_G = slots.held_GP, slots.count_E, slots.gpu_EG, slots.sum_s_GXW[:, 0, 0]
-    limit, best, width, found = time_G[g] * (1 - LEAST_RELIEF), step.relief, held_GP.shape[1], 0
+    limit, best, width, candidates = time_G[g] * (1 - LEAST_RELIEF), step.relief, held_GP.shape[1], 0
     at_X = np.empty(held_GP.size, dtype=np.int64)  # slots that may be given up, what that costs, and the load that comes to g
     worse_X, more_X = np.empty((2, held_GP.size))
     for h in range(len(cost_G)):
@@ -394,10 +394,10 @@ def _best_further(layer, slots, g, left, target, over_G, step):
                 more = load_E[x] / (count_E[x] - 1) - load_E[x] / count_E[x]
                 slowest, worse = _without(time_G, over_G, cost_G, gpu_EG[x], count_E[x], more, h, g, target)
             if slowest < limit and (x == EMPTY or _keeps(layer, slots, x, h, EMPTY)):
-                at_X[found], worse_X[found] = h * width + q, worse - over_G[h]
-                more_X[found] = more if x != EMPTY and slots.holds_GE[g, x] else 0.0
-                found += 1
-    for p in range(slots_G[g] if found else 0):
+                at_X[candidates], worse_X[candidates] = h * width + q, worse - over_G[h]
+                more_X[candidates] = more if x != EMPTY and slots.holds_GE[g, x] else 0.0
+                candidates += 1
+    for p in range(slots_G[g] if candidates else 0):
         a = held_GP[g, p]
         if a == EMPTY:
             continue
@@ -406,16 +406,16 @@ def _best_further(layer, slots, g, left, target, over_G, step):
         for i in range(count_E[a]):
             k = gpu_EG[a, i]
             relief_a += over_G[k] - _over(time_G[k] - (load_E[a] / count_E[a] - size) * cost_G[k], target)
-        for at in range(found):
+        for at in range(candidates):
             h, q = at_X[at] // width, at_X[at] % width
             if relief_a - worse_X[at] <= best * FEWEST_MOVES or slots.holds_GE[h, a]:
                 continue
             x = held_GP[h, q]
             slower = time_G[h] + (size - (load_E[x] / count_E[x] if x != EMPTY else 0.0)) * cost_G[h]
-            own = alone + more_X[at] * cost_G[g]
+            slowed = alone + more_X[at] * cost_G[g]
             relief, moves = relief_a - worse_X[at] - _over(slower, target), _moves(was_GE, h, a, x)
-            relief -= _over(own, target) - _over(alone, target)
-            if max(slower, own) < limit and moves <= left and relief > best * max(moves, FEWEST_MOVES):
+            relief -= _over(slowed, target) - _over(alone, target)
+            if max(slower, slowed) < limit and moves <= left and relief > best * max(moves, FEWEST_MOVES):
                 best = relief / max(moves, FEWEST_MOVES)
                 step = Step(REPLACE, EMPTY, EMPTY, h, q, a, moves, best)
     return step

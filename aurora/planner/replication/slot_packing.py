@@ -272,9 +272,9 @@ def pack_with_best_counts(load_E, slots_G, cost_G, sizes_X, draws_X3, enough, co
             continue
         if try_E[0] == 0:
             continue
-        found = pack(load_E, try_E, slots_G, cost_G, enough, try_GP)
-        if found < best * (1.0 - CLOSE) or best == np.inf:
-            best = found
+        packed_s = pack(load_E, try_E, slots_G, cost_G, enough, try_GP)
+        if packed_s < best * (1.0 - CLOSE) or best == np.inf:
+            best = packed_s
             count_E[:] = try_E
             held_GP[:] = try_GP
         if best <= enough:
@@ -305,12 +305,12 @@ def _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, 
             try_E[gains] += 1
         if gives < experts:
             try_E[gives] -= 1
-        found = pack(load_E, try_E, slots_G, cost_G, enough, try_GP)
-        if found <= now * (1.0 + 0.5 * draws_X3[step, 2] * (1.0 - step / steps)):
-            now = found
+        packed_s = pack(load_E, try_E, slots_G, cost_G, enough, try_GP)
+        if packed_s <= now * (1.0 + 0.5 * draws_X3[step, 2] * (1.0 - step / steps)):
+            now = packed_s
             here_E[:] = try_E
-        if found < best * (1.0 - CLOSE):
-            best = found
+        if packed_s < best * (1.0 - CLOSE):
+            best = packed_s
             count_E[:] = try_E
             held_GP[:] = try_GP
     return best
