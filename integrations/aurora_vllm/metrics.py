@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from aurora.planner.network.bounds import fluid_bound, nics_of
 from aurora.planner.workload.load_statistics import LEVEL, variation, variation_by_chance
 from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray
+from aurora_vllm.served_metrics import RankMetrics
 from aurora_vllm.served_plan import planned_profile
 from aurora_vllm.settings import Settings
 
 PHASES = ("dispatch", "combine")
-BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 DRAWS = 50  # samples that the level of chance is read from
 REFRESH_S = 5.0  # seconds over which balancedness is averaged, at least; shorter than the usual scrape interval of 15 s
 
@@ -59,10 +59,7 @@ class Metrics:
         decoder_layers: {MoE layer: its decoder layer}; exported as label `layer`.
         plan: the plan in use; None: vLLM's own placement, without bounds and drift.
         settings: the plugin's settings, with the path of the plan.
-        registry: Prometheus registry for the metrics.
-
-    Raises:
-        ValueError: if `registry` already has metrics of these names.
+        registry: as in `RankMetrics`.
     """
 
     def __init__(
@@ -75,29 +72,13 @@ class Metrics:
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._rank, self._plan, self._decoder_layers = rank, plan, decoder_layers
-        self._labels = {"model_name": model_name, "ep_rank": str(rank)}
-        common, of_phase, of_layer = (*self._labels,), (*self._labels, "phase"), (*self._labels, "layer")
-        latest: dict[str, Any] = {"multiprocess_mode": "mostrecent", "registry": registry}
-        bytes_ = Counter("aurora_exchange_bytes", "Bytes sent to other ranks in all-to-alls", of_phase, registry=registry)
-        seconds = Counter("aurora_exchange_seconds", SECONDS, of_phase, registry=registry)
-        duration = Histogram("aurora_exchange_duration_seconds", DURATION, of_phase, buckets=BUCKETS_S, registry=registry)
-        bound = Counter("aurora_exchange_bound_seconds", BOUND, of_phase, registry=registry)
-        gap = Gauge("aurora_exchange_gap", "Seconds over bound, minus one", of_phase, **latest)
-        self._tokens = Counter("aurora_layer_tokens", TOKENS, of_layer, registry=registry)
-        self._balancedness = Gauge("aurora_expert_balancedness", BALANCEDNESS, of_layer, **latest)
-        written = Gauge("aurora_plan_timestamp_seconds", "When the plan's file was written, in Unix time", common, **latest)
-        self._drift = Gauge("aurora_plan_drift", DRIFT, common, **latest)
-        self._chance = Gauge("aurora_plan_drift_chance", CHANCE, common, **latest)
-        self._counted = Gauge("aurora_plan_drift_tokens", COUNTED, common, **latest)
-
-        self._lost_records = Counter("aurora_record_failures", LOST_RECORDS, common, registry=registry).labels(**self._labels)
-
+        self._metrics = RankMetrics("all-to-alls", model_name, rank, registry)
+        self._lost_records = self._metrics.of("record_failures")
         self._of_phase: dict[str, _Phase] = {}
+        names = ["exchange_bytes", "exchange_seconds", "exchange_duration_seconds"]
+        names += [] if plan is None else ["exchange_bound_seconds", "exchange_gap"]
         for phase in PHASES:
-            labels = self._labels | {"phase": phase}
-            self._of_phase[phase] = of = _Phase(*(each.labels(**labels) for each in (bytes_, seconds, duration)))
-            if plan is not None:
-                of.bound, of.gap = bound.labels(**labels), gap.labels(**labels)
+            self._of_phase[phase] = _Phase(*(self._metrics.of(name, phase=phase) for name in names))
         self._of_layer: dict[int, _Layer] = {}
         self._refreshed_s = -np.inf
         self._planned_TLE = None
@@ -105,7 +86,7 @@ class Metrics:
             if (profile := planned_profile(plan, path)) is not None:
                 self._planned_TLE = np.asarray(profile.tokens_TLSE.sum(axis=2))
             if path.exists():
-                written.labels(**self._labels).set(path.stat().st_mtime)
+                self._metrics.of("plan_timestamp_seconds").set(path.stat().st_mtime)
 
     def change_ranks(self, rank: int) -> None:
         """Exports metrics as rank `rank` from now on, after a change of ranks.
@@ -146,8 +127,8 @@ class Metrics:
         if most == 0:
             return
         if layer not in self._of_layer:
-            labels = self._labels | {"layer": str(self._decoder_layers[layer])}
-            self._of_layer[layer] = _Layer(self._tokens.labels(**labels), self._balancedness.labels(**labels))
+            names, decoder_layer = ("layer_tokens", "expert_balancedness"), str(self._decoder_layers[layer])
+            self._of_layer[layer] = _Layer(*(self._metrics.of(name, layer=decoder_layer) for name in names))
         of = self._of_layer[layer]
         of.tokens.inc(int(tokens_G[self._rank]))
         of.mean, of.most = of.mean + float(tokens_G.mean()), of.most + most
@@ -175,12 +156,9 @@ class Metrics:
         load_LE = tokens_TLE.sum(axis=0)
         if self._planned_TLE is not None and load_LE.any():
             apart, chance = drift(tokens_TLE, self._planned_TLE)
-            for gauge, value in (
-                (self._drift, max(apart - chance, 0.0)),
-                (self._chance, chance),
-                (self._counted, load_LE.sum()),
-            ):
-                gauge.labels(**self._labels).set(value)
+            self._metrics.of("plan_drift").set(max(apart - chance, 0.0))
+            self._metrics.of("plan_drift_chance").set(chance)
+            self._metrics.of("plan_drift_tokens").set(load_LE.sum())
 
 
 def exchange_bound(bytes_GG: IntArray, network: Network) -> float:
@@ -194,19 +172,6 @@ def exchange_bound(bytes_GG: IntArray, network: Network) -> float:
         return fluid_bound(bytes_GG, network)
     (across_GG,) = nics.across(bytes_GG[None])
     return max(fluid_bound(bytes_GG - across_GG, network), float(nics.seconds(bytes_GG).max()))
-
-
-SECONDS = "Seconds spent in all-to-alls, waiting for others included"
-DURATION = "Seconds of one all-to-all, waiting for others included"
-BOUND = "Below any all-to-all of these sizes at the plan's rates"
-TOKENS = "Tokens that this rank's experts computed; a token counts once for each expert that it chose"
-BALANCEDNESS = "Mean over max tokens of GPUs in a layer: 1 is balanced; each pass weighs as much as its busiest GPU"
-DRIFT = (
-    "Part of the recorded traffic that goes to other experts than in the plan's profile, beyond what chance explains, 0 to 1"
-)
-CHANCE = "Part that two samples of the same traffic, as small as these, differ by in less than 5 % of cases; drift is beyond it"
-LOST_RECORDS = "Records that could not be written and have ended"
-COUNTED = "Tokens behind the drift: as recorded by this rank; a token counts once for each expert that it chose in each layer"
 
 
 def drift(tokens_TLE: IntArray, planned_TLE: IntArray) -> tuple[float, float]:

@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
 from aurora.errors import RankFailed
-from aurora_vllm.served_metrics import MULTIPROCESS, MetricsWriter
+from aurora_vllm.served_metrics import MULTIPROCESS, MetricsWriter, RankMetrics
 from aurora_vllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("vllm.aurora")
 WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
-ENGAGED = "1 if the plugin does what its settings ask for; 0 if it does not, for the reason in the label"
-BALANCEDNESS = "Mean over largest load of the GPUs in the last window, all layers: 1 is balanced"
-EXPECTED = "The same as expected in the next window, after the moves that were decided on"
-CHANGED = "When the placement was last changed, in Unix time; before that, when serving began"
-DECISIONS = "Decisions after windows of traffic, by kind"
-BYTES = "Bytes of expert weights that were moved between ranks"
-SECONDS = "Seconds in which expert weights were moved"
-FAILURES = "Windows in which an error left the experts where they were"
-HEARTBEAT = "When what moves experts was last seen well, in Unix time"
 BEAT_S = 2.0
 STUCK_S = 5.0  # a step that takes longer is stuck; with BEAT_S below the 10 s within which that is to be seen
 
@@ -50,15 +41,12 @@ class PluginStatus:
     def __init__(
         self, settings: Settings, model_name: str, rank: int, reports: bool, registry: CollectorRegistry = REGISTRY
     ) -> None:
-        self._settings, self._reports, self._labels = settings, reports, (model_name, str(rank))
-        self._falls_short = False
-        self._gauge: Gauge | None = None
+        self._settings, self._reports, self._falls_short = settings, reports, False
+        self._metrics = RankMetrics("the plugin", model_name, rank, registry)
         try:
-            names = ("model_name", "ep_rank", "reason")
-            self._gauge = Gauge("aurora_engaged", ENGAGED, names, registry=registry, multiprocess_mode="mostrecent")
             if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
                 start_http_server(settings.metrics_port + rank, settings.metrics_host, registry)
-        except (ValueError, OSError) as error:  # the name is taken in this process, or the port is
+        except OSError as error:  # the port is taken
             LOG.warning("aurora: no metrics: %s", error)
         self.show = MetricsWriter(registry).write_soon
 
@@ -69,7 +57,7 @@ class PluginStatus:
             how: text for the log on placement and order of all-to-alls, from `ServedPlan.summary`.
         """
         if not self._falls_short:
-            self._set(1, "")
+            self._metrics.of("engaged", reason="").set(1)
         if self._reports:
             LOG.info("aurora: %s", how)
 
@@ -89,15 +77,11 @@ class PluginStatus:
             RankFailed: if the setting `required` is True.
         """
         self._falls_short = True
-        self._set(0, reason)
+        self._metrics.of("engaged", reason=reason).set(0)
         if self._settings.required:
             raise RankFailed(f'aurora: {reason}; the setting "required" ends a server that would serve without the plugin')
         reports = self._reports if report_here is None else report_here
         LOG.log(logging.WARNING if reports else logging.DEBUG, "aurora: %s%s", reason, consequence)
-
-    def _set(self, value: int, reason: str) -> None:
-        if self._gauge is not None:
-            self._gauge.labels(*self._labels, reason).set(value)
 
 
 class HeartbeatThread:
@@ -159,35 +143,18 @@ class ControlMetrics:
     Args:
         model_name: the name under which vLLM serves the model, a label of all metrics.
         rank: this expert-parallel rank, the label `ep_rank`.
-        registry: Prometheus registry; if it already has metrics of these names, these are not exported.
+        registry: as in `RankMetrics`.
     """
 
     def __init__(self, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
-        self._labels = {"model_name": model_name, "ep_rank": str(rank)}
+        self._metrics = RankMetrics("the placement", model_name, rank, registry)
         self._lost = False
         self._told: Decision | None = None  # the last decision that is counted
         self._failed = 0  # failures of the follower that are counted
-        try:
-            self._register(registry)
-        except ValueError as error:
-            LOG.warning("aurora: no metrics of the placement: %s", error)
-            self._register(CollectorRegistry())
         with self._kept():
-            self._failures.labels(**self._labels)
+            self._metrics.of("control_failures")
         if rank == 0:
             self.changed()
-
-    def _register(self, registry: CollectorRegistry) -> None:
-        common: tuple[str, ...] = (*self._labels,)
-        latest: dict[str, Any] = {"multiprocess_mode": "mostrecent", "registry": registry}
-        self._heartbeat = Gauge("aurora_control_heartbeat_timestamp_seconds", HEARTBEAT, common, **latest)
-        self._failures = Counter("aurora_control_failures", FAILURES, common, registry=registry)
-        self._balancedness = Gauge("aurora_control_balancedness", BALANCEDNESS, common, **latest)
-        self._expected = Gauge("aurora_control_expected_balancedness", EXPECTED, common, **latest)
-        self._changed = Gauge("aurora_control_changed_timestamp_seconds", CHANGED, common, **latest)
-        self._decisions = Counter("aurora_control_decisions", DECISIONS, (*common, "kind"), registry=registry)
-        self._bytes = Counter("aurora_control_moved_bytes", BYTES, common, registry=registry)
-        self._seconds = Counter("aurora_control_move_seconds", SECONDS, common, registry=registry)
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -202,7 +169,7 @@ class ControlMetrics:
     def beat(self) -> None:
         """Sets the heartbeat gauge to the present time; called while the code that moves experts works."""
         with self._kept():
-            self._heartbeat.labels(**self._labels).set_to_current_time()
+            self._metrics.of("control_heartbeat_timestamp_seconds").set_to_current_time()
 
     def tell(self, line: str, status: "ControlStatus") -> None:
         """Logs a line from the follower, and updates the metrics with new decisions and failures.
@@ -224,27 +191,26 @@ class ControlMetrics:
 
     def _decided(self, decision: "Decision") -> None:
         """Adds a decision, and the balancedness of its window and of the next one; NaN: the window tells nothing of it."""
-        shown = (self._balancedness, decision.balancedness), (self._expected, decision.expected_balancedness)
-        for gauge, value in shown:
-            if not math.isnan(value):
+        for name in ("balancedness", "expected_balancedness"):
+            if not math.isnan(value := getattr(decision, name)):
                 with self._kept():
-                    gauge.labels(**self._labels).set(value)
+                    self._metrics.of(f"control_{name}").set(value)
         with self._kept():
-            self._decisions.labels(**self._labels, kind=decision.kind).inc()
+            self._metrics.of("control_decisions", kind=decision.kind).inc()
 
     def moved(self, moved_bytes: int, seconds: float) -> None:
         """Adds the bytes and seconds of a decision's moves, once its placement is in force."""
         with self._kept():
-            self._bytes.labels(**self._labels).inc(moved_bytes)
-            self._seconds.labels(**self._labels).inc(seconds)
+            self._metrics.of("control_moved_bytes").inc(moved_bytes)
+            self._metrics.of("control_move_seconds").inc(seconds)
         self.changed()
 
     def changed(self) -> None:
         """Sets the time of the last change of the placement to now."""
         with self._kept():
-            self._changed.labels(**self._labels).set_to_current_time()
+            self._metrics.of("control_changed_timestamp_seconds").set_to_current_time()
 
     def failed(self) -> None:
         """Counts a failure: a window in which an error or a late decision left the experts where they are."""
         with self._kept():
-            self._failures.labels(**self._labels).inc()
+            self._metrics.of("control_failures").inc()

@@ -1,6 +1,7 @@
-"""Exports the workers' metrics on vLLM's /metrics if there is one API server: workers write files, which that server reads.
+"""The plugin's Prometheus metrics, in one table; and their way to vLLM's /metrics.
 
-With several API servers, vLLM itself collects the metrics of all processes.
+If there is one API server, workers write files, which that server reads. With several API servers, vLLM itself collects the
+metrics of all processes.
 """
 
 import atexit
@@ -12,8 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -23,6 +25,70 @@ from aurora_vllm.rank_progress import FOLDER
 LOG = logging.getLogger("vllm.aurora")
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
 WRITE_S = 2.0  # between two writes
+BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+METRICS: dict[str, dict[str, tuple[Any, ...]]] = {  # by subject, and name without "aurora_": kind, help and further labels
+    "the plugin": {
+        "engaged": (Gauge, "1 if the plugin does what its settings ask for; 0 if not, for the reason in the label", "reason"),
+    },
+    "the watchdog": {
+        "stuck_rank": (Gauge, "1 while others wait for this rank, for the reason; 0 when that is over", "cause", "reason"),
+        "watchdog_timestamp_seconds": (Gauge, "When this rank's watchdog last looked at the ranks of its host, in Unix time"),
+    },
+    "all-to-alls": {
+        "exchange_bytes": (Counter, "Bytes sent to other ranks in all-to-alls", "phase"),
+        "exchange_seconds": (Counter, "Seconds spent in all-to-alls, waiting for others included", "phase"),
+        "exchange_duration_seconds": (Histogram, "Seconds of one all-to-all, waiting for others included", "phase"),
+        "exchange_bound_seconds": (Counter, "Below any all-to-all of these sizes at the plan's rates", "phase"),
+        "exchange_gap": (Gauge, "Seconds over bound, minus one", "phase"),
+        "layer_tokens": (Counter, "Tokens that this rank's experts computed, counted once for each chosen expert", "layer"),
+        "expert_balancedness": (Gauge, "Mean over max tokens of GPUs, passes weighed by the busiest; 1 is balanced", "layer"),
+        "plan_timestamp_seconds": (Gauge, "When the plan's file was written, in Unix time"),
+        "plan_drift": (Gauge, "Part of recorded traffic at other experts than in the plan's profile, beyond chance, 0 to 1"),
+        "plan_drift_chance": (Gauge, "Part by which two samples as small as these differ in less than 5 % of cases by chance"),
+        "plan_drift_tokens": (Gauge, "Recorded tokens behind the drift, counted once for each chosen expert in each layer"),
+        "record_failures": (Counter, "Records that could not be written and have ended"),
+    },
+    "the placement": {
+        "control_heartbeat_timestamp_seconds": (Gauge, "When what moves experts was last seen well, in Unix time"),
+        "control_failures": (Counter, "Windows in which an error left the experts where they were"),
+        "control_balancedness": (Gauge, "Mean over largest load of the GPUs in the last window, all layers: 1 is balanced"),
+        "control_expected_balancedness": (Gauge, "The same as expected in the next window, after the moves decided on"),
+        "control_changed_timestamp_seconds": (Gauge, "When the placement last changed, or serving began, in Unix time"),
+        "control_decisions": (Counter, "Decisions after windows of traffic, by kind", "kind"),
+        "control_moved_bytes": (Counter, "Bytes of expert weights that were moved between ranks"),
+        "control_move_seconds": (Counter, "Seconds in which expert weights were moved"),
+    },
+}
+
+
+class RankMetrics:
+    """The metrics of one subject, as one rank sets them. If `registry` already has metrics of these names, none is exported.
+
+    Args:
+        subject: key in METRICS.
+        model_name: the name under which vLLM serves the model; a label of all metrics, as in vLLM.
+        rank: this expert-parallel rank; exported as label `ep_rank`.
+        registry: Prometheus registry for the metrics.
+    """
+
+    def __init__(self, subject: str, model_name: str, rank: int, registry: CollectorRegistry) -> None:
+        self._labels = {"model_name": model_name, "ep_rank": str(rank)}
+        try:
+            self._families = self._registered(subject, registry)
+        except ValueError as error:
+            LOG.warning("aurora: no metrics of %s: %s", subject, error)
+            self._families = self._registered(subject, CollectorRegistry())
+
+    def _registered(self, subject: str, registry: CollectorRegistry) -> dict[str, Any]:
+        options: dict[Any, dict[str, Any]] = {Gauge: {"multiprocess_mode": "mostrecent"}, Histogram: {"buckets": BUCKETS_S}}
+        return {
+            name: kind(f"aurora_{name}", text, (*self._labels, *further), registry=registry, **options.get(kind, {}))
+            for name, (kind, text, *further) in METRICS[subject].items()
+        }
+
+    def of(self, name: str, **labels: str) -> Any:
+        """Returns the metric with this name in METRICS, for this rank and the further labels."""
+        return self._families[name].labels(**self._labels | labels)
 
 
 def open_status_folder() -> None:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from aurora_vllm.rank_progress import RankFiles, RankProgress
+from aurora_vllm.served_metrics import RankMetrics
 from aurora_vllm.stuck_rank import SILENT_S, StuckRank, stuck_rank
 
 LOG = logging.getLogger("vllm.aurora")
@@ -17,8 +18,6 @@ WINDOW_S = 2.0  # of the passes that are compared
 CONFIRMED = 2  # looks that have to find the same, unless a process is gone
 SUSPECT_S = 1.0  # in an exchange, after which links are looked at
 OVERSLEPT_S = 2.0  # between two looks: then this process was stopped, and what it saw before says nothing
-STUCK = "1 while the others wait for this rank, for the reason in the label; 0 when that is over"
-LOOKED = "When this rank's watchdog last looked at the ranks of its host, in Unix time"
 
 
 class Watchdog:
@@ -54,19 +53,10 @@ class Watchdog:
         self.told: StuckRank | None = None
         self._seen: list[tuple[int | None, str] | None] = []
         self._looked_s = time.monotonic()
-        self._labels = {"model_name": model_name, "ep_rank": str(rank)}
-        try:
-            self._register(registry)
-        except ValueError as error:  # the names are taken in this process
-            LOG.warning("aurora: no metrics of the watchdog: %s", error)
-            self._register(CollectorRegistry())
+        self._metrics = RankMetrics("the watchdog", model_name, rank, registry)
+        self._looked_at = self._metrics.of("watchdog_timestamp_seconds")
         self._ended = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="aurora-watchdog").start()
-
-    def _register(self, registry: CollectorRegistry) -> None:
-        latest: dict[str, Any] = {"multiprocess_mode": "mostrecent", "registry": registry}
-        self._stuck = Gauge("aurora_stuck_rank", STUCK, (*self._labels, "cause", "reason"), **latest)
-        self._looked = Gauge("aurora_watchdog_timestamp_seconds", LOOKED, (*self._labels,), **latest).labels(**self._labels)
 
     def end(self) -> None:
         """Ends the thread, and publishes to the other ranks that this one ends as intended."""
@@ -83,7 +73,7 @@ class Watchdog:
         now_s = time.monotonic()
         overslept, self._looked_s = now_s - self._looked_s > OVERSLEPT_S, now_s
         self._progress.beat()
-        self._looked.set_to_current_time()
+        self._looked_at.set_to_current_time()
         if self._progress.waited_s >= SUSPECT_S:
             self._progress.publish_links()
         if overslept:
@@ -114,7 +104,7 @@ class Watchdog:
 
     def _gauge(self, verdict: StuckRank) -> Any:
         rank = "" if verdict.rank is None else str(verdict.rank)
-        return self._stuck.labels(**self._labels | {"ep_rank": rank}, cause=verdict.cause, reason=verdict.reason)
+        return self._metrics.of("stuck_rank", ep_rank=rank, cause=verdict.cause, reason=verdict.reason)
 
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):

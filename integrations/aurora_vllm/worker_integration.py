@@ -167,10 +167,7 @@ class WorkerIntegration:
         self._choose_way(served_name, engine)
         self._choices = choices
         if self.served.order != "stock" or choices is not None:
-            try:
-                self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
-            except ValueError as error:  # the names are taken in this process
-                LOG.warning("aurora: no metrics: %s", error)
+            self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
         if choices is not None:
             told = () if self.metrics is None else (self.metrics.update_drift, self.metrics.add_lost_record)
             self.records.begin(facts, *told)

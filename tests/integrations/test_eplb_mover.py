@@ -218,8 +218,9 @@ def test_metrics_on_a_full_disk_are_told_once_and_experts_follow_all_the_same(mo
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for name in ("_decisions", "_bytes", "_failures", "_heartbeat", "_changed"):
-        monkeypatch.setattr(getattr(ranks.ranks[0]._metrics, name), "labels", full)
+    families = ranks.ranks[0]._metrics._metrics._families
+    for name in ("decisions", "moved_bytes", "failures", "heartbeat_timestamp_seconds", "changed_timestamp_seconds"):
+        monkeypatch.setattr(families[f"control_{name}"], "labels", full)
     assert ranks.window(ONE_LE) > 0
     with monkeypatch.context() as patch:
         patch.setattr(Controller, "window", full)

@@ -18,9 +18,10 @@ import torch
 pytest.importorskip("prometheus_client")
 from aurora_vllm import metrics as module
 from aurora_vllm import plugin_status
-from aurora_vllm.metrics import BUCKETS_S, Metrics, drift, exchange_bound
+from aurora_vllm.metrics import Metrics, drift, exchange_bound
 from aurora_vllm.plugin_status import ControlMetrics, PluginStatus
 from aurora_vllm.rank_progress import RankFiles, RankProgress
+from aurora_vllm.served_metrics import BUCKETS_S
 from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.watchdog import Watchdog
