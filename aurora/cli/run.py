@@ -120,9 +120,9 @@ def run(
     need("torch", "transformers")
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
-    from aurora.runtime.placement_control import log_decisions
     from aurora.runtime.result import journalled_answers
     from aurora.runtime.run import verify as differing
+    from aurora.runtime.serving_rank import log_decisions
 
     if adapt:
         log_decisions()

@@ -20,18 +20,16 @@ from aurora.elastic.member import keep_collections_short
 from aurora.errors import RankFailed
 from aurora.moe.transport import Transport
 from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions
-from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.live_placement import LivePlacement
+from aurora.runtime.live_placement import LivePlacement, compile_orders
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
-from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import MOST_EVENTS, RankResult, Token
-from aurora.runtime.serving_rank import load_models, submitted_work
+from aurora.runtime.serving_rank import controlled, load_models, log_decisions, submitted_work
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.shaped import tcp_transports
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder

@@ -6,7 +6,7 @@ ends, and its follower's decision; each rank tells how long its last step and it
 The experts of a decision move in rounds (`aurora.planner.control.move_rounds`). A round's weights travel in slices. When they
 have arrived everywhere, the round's layers change over to the new placement, each on all ranks before the same step. Slices and
 changes of layers are pieces of work. Between two steps run as many pieces as do not lengthen a step by more than LENGTHENED.
-Meanwhile a thread makes the expert maps and orders that rounds need.
+Meanwhile a thread prepares the expert maps of all rounds, and the orders that follow the last one.
 """
 
 import logging
@@ -15,21 +15,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
-from aurora.runtime.change_preparation import ChangePreparation, Prepared, slots_G
+from aurora.planner.workload.serving_gpus import tokens_to_gpus
 from aurora.runtime.expert_moves import ExpertTransfer, MovableExperts, WeightMessages, Weights
 from aurora.runtime.moves_handover import Moved, MovesFailed, MovesHandover
 from aurora.runtime.work_pieces import WorkPieces
-from aurora.types import Network, Op, Order, Placement
-from aurora.types.arrays import IntArray
+from aurora.types import Exchange, Network, Op, Order, Placement, Plan
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.options import LENGTHENED
 from aurora.types.placement import EMPTY
+from aurora.types.program import hierarchy_of
 
 if TYPE_CHECKING:  # rank 0 alone has them
     from aurora.planner.control.controller import Decision
@@ -38,6 +41,13 @@ if TYPE_CHECKING:  # rank 0 alone has them
 RECENT = 8  # steps, of which the shortest tells how long a slice may take
 FIRST_BYTES = 16 * 1024  # of the first slice, and of the smallest
 NO_TRANSFER = -1  # in place of a GPU that sends: the slot is emptied
+SAME = ("all-at-once", "paced")  # orders that are the same for all tokens
+QUICK = {"openshop-best": "openshop"}  # orders within some percent of others whose search would stall serving
+WARM_UPS = 8
+REST_S = 0.1  # at most, after a piece of what is prepared; longer ones are compiled code, beside which serving goes on
+
+SlotsG = tuple[tuple[int, ...], ...]
+_compiled: set[str] = set()  # methods of orders, in this process
 
 LOG = logging.getLogger("aurora.control")
 
@@ -60,13 +70,19 @@ class BetweenSteps(Protocol):
         """Calls `work` and returns its seconds; see `LayerContext.work_between_steps`."""
 
 
+class Prepared(NamedTuple):
+    """The expert maps of each migration round, by layer; and the operations, with new orders, that follow the last round."""
+
+    maps: list[dict[int, ExpertMap]]
+    ops: dict[int, tuple[Op, ...]]
+
+
 @dataclass
 class _MovesUnderWay:
     """A decision's moves, and how far they are."""
 
     rounds: list[list[Move]]
-    prepared: Prepared
-    preparing: Future[None]
+    preparing: Future[Prepared]
     messages: WeightMessages  # of the present round
     number: int = 0  # of the present round
     sent: int = 0  # bytes of each message
@@ -110,12 +126,12 @@ class LivePlacement:
         self.handover = MovesHandover()
         self.follower: Follower | None = None
         self._layers, self._ops_L, self._context, self._period_s = layers, list(ops_L), context, period_s
+        self._row_bytes, self._network, self._local_first = row_bytes, network, local_first
         self._held_LGP = placement.held_LGP()
-        device, transport = next(iter(layers[0].empty_weights().values())).device, context.transport
-        context.tokens_LE = torch.zeros(len(layers), placement.experts, dtype=torch.int64, device=device)
+        self._device, transport = next(iter(layers[0].empty_weights().values())).device, context.transport
+        context.tokens_LE = torch.zeros(len(layers), placement.experts, dtype=torch.int64, device=self._device)
         self._tokens_SLE = np.zeros((transport.ranks, len(layers), placement.experts), dtype=np.int64)  # of the last window
-        self._preparation = ChangePreparation(transport.rank, row_bytes, network, local_first, device)
-        self._preparation.warm_up(self._ops_L, self._held_LGP[0], placement.experts)
+        warm_up(ops_L, placement, network)
         self._order = Order.all_at_once(transport.ranks)  # of a slice: a rank has one partner
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="aurora-moves")
         self._announced = torch.empty(0, 6, dtype=torch.int64)
@@ -182,8 +198,8 @@ class LivePlacement:
             if not announced:
                 self._end_moves(None)
         if self._moves is not None:
-            failed = self._moves.preparing.done() and self._moves.preparing.exception() is not None
-            prepared = -1 if failed else self._moves.prepared.rounds
+            preparing = self._moves.preparing
+            prepared = 0 if not preparing.done() else 1 if preparing.exception() is None else -1
         row = [active, ends, announced, prepared, *_ns(step_s, self._piece_s, self._gather_s)]
         return torch.tensor(row, dtype=torch.int64)
 
@@ -225,12 +241,34 @@ class LivePlacement:
         """Begins the moves that rank 0 has announced."""
         mine = self._announced if self._context.transport.rank == 0 else torch.zeros(count, 6, dtype=torch.int64)
         moves = [Move(*row) for row in self._context.gather_between_steps(mine)[0].tolist()]
-        rounds, prepared = rounds_of(moves), Prepared()
-        given = prepared, rounds, self._held_LGP.copy(), list(self._ops_L), self._tokens_SLE
-        preparing = self._pool.submit(self._preparation.prepare, *given)
+        rounds = rounds_of(moves)
+        preparing = self._pool.submit(self._prepare, rounds, self._held_LGP.copy(), self._tokens_SLE)
         preparing.add_done_callback(_tell_failure)
         self._waited_s = 0.0
-        self._moves = _MovesUnderWay(rounds, prepared, preparing, self._messages(rounds[0]))
+        self._moves = _MovesUnderWay(rounds, preparing, self._messages(rounds[0]))
+
+    def _prepare(self, rounds: list[list[Move]], held_LGP: IntArray, tokens_SLE: IntArray) -> Prepared:
+        """Builds what the moves need, in another thread; replicas get equal shares of tokens.
+
+        Args:
+            rounds: the moves of each round.
+            held_LGP: (L, G, P) the expert in each slot before the moves, EMPTY for none; changed in place.
+            tokens_SLE: (S, L, E) tokens of each rank for each expert in the last window.
+        """
+        maps = []
+        for moves in rounds:
+            fill(held_LGP, moves)
+            layers = sorted({move.layer for move in moves})
+            maps.append({layer: _rested(self._expert_map, slots_G(held_LGP[layer]), self._ops_L[layer]) for layer in layers})
+        ops = {}
+        for layer in sorted({layer for layers in maps for layer in layers}):
+            given = self._ops_L[layer], layer, slots_G(held_LGP[layer]), tokens_SLE[:, layer]
+            ops[layer] = _rested(reordered, *given, self._row_bytes, self._network)
+        return Prepared(maps, ops)
+
+    def _expert_map(self, held_G: SlotsG, ops: tuple[Op, ...]) -> ExpertMap:
+        rank, hierarchy = self._context.transport.rank, hierarchy_of(ops)
+        return ExpertMap(held_G, rank, _split_EG(held_G), self._local_first, hierarchy).to(self._device)
 
     def _messages(self, moves: list[Move]) -> WeightMessages:
         transport = self._context.transport
@@ -268,9 +306,7 @@ class LivePlacement:
             return None
         if moves.sent < moves.messages.bytes:
             return self._slices, moves.messages.bytes - moves.sent
-        rounds = moves.number + 1
-        needed = rounds if rounds < len(moves.rounds) else rounds + 1  # after the last one orders are new, too
-        return (self._layers_at_once, len(moves.layers) - moves.changed) if prepared_R.min() >= needed else None
+        return (self._layers_at_once, len(moves.layers) - moves.changed) if prepared_R.all() else None
 
     def _send_slice(self, size: int) -> None:
         """Exchanges so many bytes of each message."""
@@ -286,7 +322,7 @@ class LivePlacement:
         """Changes so many layers of a round over; after its last one the next round begins."""
         moves = self._moves
         assert moves is not None
-        maps, layers = moves.prepared.maps[moves.number], moves.layers[moves.changed : moves.changed + count]
+        prepared, layers = moves.preparing.result(), moves.layers[moves.changed : moves.changed + count]
         arrived: dict[int, dict[int, Weights]] = {layer: {} for layer in moves.layers}
         for transfer, weights in moves.messages.arrived():
             arrived[transfer.layer][transfer.expert] = weights
@@ -295,7 +331,7 @@ class LivePlacement:
             for layer in layers:
                 fill(self._held_LGP, [move for move in moves.rounds[moves.number] if move.layer == layer])
                 held = slots_G(self._held_LGP[layer])[self._context.transport.rank]
-                self._layers[layer].place(maps[layer], held, arrived[layer])
+                self._layers[layer].place(prepared.maps[moves.number][layer], held, arrived[layer])
 
         self._piece_s = self._context.work_between_steps(change)
         moves.changed += count
@@ -305,8 +341,7 @@ class LivePlacement:
         if moves.number < len(moves.rounds):
             moves.messages = self._messages(moves.rounds[moves.number])
             return
-        assert moves.prepared.ops is not None
-        for layer, ops in moves.prepared.ops.items():
+        for layer, ops in prepared.ops.items():
             self._layers[layer].ops = self._ops_L[layer] = ops
         self._end_moves(None)
 
@@ -320,7 +355,7 @@ class LivePlacement:
             self.handover.give_up(failure)
 
 
-def _tell_failure(preparing: Future[None]) -> None:
+def _tell_failure(preparing: Future[Prepared]) -> None:
     """Logs why this rank cannot change over, if it cannot."""
     if (error := preparing.exception()) is not None:
         LOG.warning("a rank cannot change over: %s: %s", type(error).__name__, error)
@@ -339,3 +374,88 @@ def _encoded(decision: "Decision", held_LGP: IntArray) -> torch.Tensor:
     emptied = np.argwhere((after_LGP != decision.held_LGP) & (decision.held_LGP == EMPTY)).tolist()
     rows = [*decision.moves, *(Move(last, layer, EMPTY, NO_TRANSFER, gpu, slot) for layer, gpu, slot in emptied)]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
+
+
+def compile_orders(plan: Plan) -> None:
+    """Compiles the ordering methods that a plan uses; see `warm_up`."""
+    from aurora.planner.compile import compile_plan
+
+    program = compile_plan(plan)
+    for placement, ops_L in zip(program.placements_M, program.ops_ML, strict=True):
+        warm_up(ops_L, placement, plan.cluster.network)
+
+
+def warm_up(ops_L: Sequence[tuple[Op, ...]], placement: Placement, network: Network) -> None:
+    """Compiles the ordering methods that `ops_L` use. Compiling takes seconds, and would stall serving later.
+
+    It computes orders by each method, for random, uneven token counts. Methods that this process has compiled are skipped.
+
+    Args:
+        ops_L: the operations of each layer; their orders name the methods.
+        placement: the placement.
+        network: the network for which orders are computed.
+    """
+    held_G, rng = placement.slots_LG[0], np.random.default_rng(0)
+    for method, ops in {_method(ops): ops for ops in ops_L}.items():
+        if method is None or method in _compiled:
+            continue
+        for draw in range(WARM_UPS):
+            reordered(ops, draw, held_G, rng.integers(1, 10**6, (len(held_G), placement.experts)), 1, network)
+        _compiled.add(method)
+
+
+def reordered(
+    ops: tuple[Op, ...], layer: int, held_G: SlotsG, tokens_SE: IntArray, row_bytes: int, network: Network
+) -> tuple[Op, ...]:
+    """Returns the operations of a layer with orders computed anew for the given token counts.
+
+    The orders are computed by the method of the present orders, or by its faster substitute in QUICK. `ops` are returned
+    unchanged if the method ignores token counts, if it is not in ORDER, or if the all-to-alls are hierarchical.
+
+    Args:
+        ops: the present operations.
+        layer: index of the layer; seeds the random generator.
+        held_G: the experts that each GPU holds.
+        tokens_SE: (S, E) tokens of each rank for each expert.
+        row_bytes: bytes of one row of an all-to-all.
+        network: the network for which orders are computed.
+    """
+    method = _method(ops)
+    if method is None:
+        return ops
+    from aurora.planner.alltoall.schedule import both_ways
+
+    bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(held_G)) * row_bytes
+    np.fill_diagonal(bytes_GG, 0)
+    back_GG = np.ascontiguousarray(bytes_GG.T)
+    made = both_ways(bytes_GG[None], back_GG[None], None, network, method, rng=np.random.default_rng(layer))
+    orders = dict(zip(("dispatch", "combine"), made[:2], strict=True))
+    return tuple(replace(op, order=orders[op.phase]) if isinstance(op, Exchange) else op for op in ops)
+
+
+def _method(ops: tuple[Op, ...]) -> str | None:
+    """The method by which a layer's orders are made anew; None: they stay."""
+    method = next((op.order.method for op in ops if isinstance(op, Exchange)), None)
+    if method is None or method in SAME or hierarchy_of(ops) is not None:
+        return None
+    from aurora.planner.alltoall.registry import ORDER  # thousands of lines, which engines with exchanges of their own need not
+
+    return QUICK.get(method, method) if method in ORDER else None
+
+
+def slots_G(held_GP: IntArray) -> SlotsG:
+    """Returns, for each GPU, the experts in its slots of one layer. held_GP is (G, P); EMPTY entries are dropped."""
+    return tuple(tuple(expert for expert in row if expert != EMPTY) for row in held_GP.tolist())
+
+
+def _split_EG(held_G: SlotsG) -> FloatArray:
+    """(E, G) the part of each expert's load that each GPU takes, if replicas take equal parts."""
+    return Placement.evenly((held_G,)).split_EG(0)
+
+
+def _rested(make: Callable[..., Any], *args: Any) -> Any:
+    """Returns the result of `make`. Then this thread rests, to take no more than LENGTHENED of the interpreter from serving."""
+    began_s = time.thread_time()
+    made = make(*args)
+    time.sleep(min((time.thread_time() - began_s) * (1 / LENGTHENED - 1), REST_S))
+    return made

@@ -13,8 +13,8 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.check.plans import check_plan
 from aurora.planner.control.controller import compile_decisions, load_cost_MG
-from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.launcher import launch, launch_threads
+from aurora.runtime.live_placement import compile_orders
 from aurora.runtime.result import RunResult, merge_results
 from aurora.runtime.serving_rank import serve_rank
 from aurora.runtime.transports.ordered import Memory

@@ -1,11 +1,13 @@
 """Serving rank: loads the models and the experts that the plan gives this rank, and serves the requests assigned to it."""
 
 import logging
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -18,16 +20,17 @@ from aurora.models.prompts import deal
 from aurora.moe.permutation import warm_up
 from aurora.moe.transport import Transport, lost_others
 from aurora.planner.compile import compile_plan
-from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions
-from aurora.runtime.change_preparation import compile_orders
+from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions, plan_controller
 from aurora.runtime.colocation_table import colocation_folder
 from aurora.runtime.distributed.launcher import RankInfo
+from aurora.runtime.follower import Follower
 from aurora.runtime.layer_context import LayerContext
+from aurora.runtime.live_placement import LOG as DECISIONS
+from aurora.runtime.live_placement import LivePlacement, compile_orders
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import calibrate, measured_network, planned_method
 from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
-from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.runtime.push_serving import make_push, push_once
@@ -37,8 +40,9 @@ from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_of, new_process_group
 from aurora.runtime.transports.put import put_transport
 from aurora.runtime.transports.shaped import tcp_transports
-from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
+from aurora.types import Cluster, ControlReport, ModelPlan, Plan, Program, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
+from aurora.types.program import hierarchy_of
 
 LOG = logging.getLogger(__name__)
 
@@ -286,3 +290,66 @@ def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[lis
             free[stream] -= 1
             sums[stream] += tokens[request]
     return dealt
+
+
+class _DecisionLog(logging.StreamHandler[TextIO]):
+    """Writes lines, and raises what prevents it, so that the follower counts it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream.write(self.format(record) + self.terminator)
+        self.flush()
+
+
+def controlled(
+    workers: Sequence[ModelWorker],
+    program: Program,
+    cluster: Cluster,
+    options: RunOptions,
+    min_replicas: int | None,
+    began_s: float,
+    cost_MG: FloatArray | None = None,
+    tell: Callable[[int, ControlReport], None] | None = None,
+) -> list[LivePlacement]:
+    """Starts to adapt each model's expert placement to its traffic, if `options.adapt` is set. All ranks make the call.
+
+    Args:
+        workers: the models' workers, which run `program`.
+        program: the program of all ranks.
+        cluster: the ranks' GPUs.
+        options: options of the run.
+        min_replicas: least number of replicas of an expert, which moves preserve; None: 1.
+        began_s: start of the run, by time.perf_counter.
+        cost_MG: (M, G) relative cost of one unit of load on each GPU, by model; None: derived from the GPUs' speeds.
+        tell: receives a model's index and its report, as `on_report` of `Follower`.
+
+    Returns:
+        One LivePlacement with its follower per model, to be ended when serving ends; an empty list on ranks other than 0.
+    """
+    followed: list[LivePlacement] = []
+    if options.adapt is None:
+        return followed
+    for index, worker in enumerate(workers):
+        context, placement = worker.context, program.placements_M[index]
+        how = cluster.network, options.local_first, options.adapt.period_s
+        live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, worker.row_bytes, *how)
+        worker.between_steps, worker.end_serving = live.next_step, live.close
+        if context.transport.rank == 0:
+            rules = options.adapt, time.perf_counter, min_replicas or 1, None if cost_MG is None else cost_MG[index]
+            hierarchy = hierarchy_of(program.ops_ML[index][0])
+            controller = plan_controller(placement, cluster, worker.expert_bytes, *rules, hierarchy)
+            name, told = program.names_M[index], None if tell is None else partial(tell, index)
+            say = partial(DECISIONS.info, "%s: %s", name)
+            live.follower = Follower(
+                controller, live.handover.perform, options.dry_run, say, model=name, began_s=began_s, on_report=told
+            )
+            followed.append(live)
+    return followed
+
+
+def log_decisions() -> None:
+    """Sends the decision log to stderr, unless it has a handler already; for processes that run a single rank."""
+    if not DECISIONS.hasHandlers():
+        handler = _DecisionLog(sys.stderr)
+        handler.setFormatter(logging.Formatter("aurora: %(message)s"))
+        DECISIONS.addHandler(handler)
+        DECISIONS.setLevel(logging.INFO)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +21,7 @@ from aurora.models.loading import load_model
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.compile import compile_plan
 from aurora.planner.recovery import program_among
-from aurora.runtime import change_preparation
+from aurora.runtime import live_placement
 from aurora.runtime.run import verify
 from aurora.types import ControlOptions, PlanOptions, RunOptions
 from tests.conftest import cluster
@@ -152,22 +151,21 @@ def test_weights_that_travel_are_predicted_and_timed(monkeypatch, mixtral):
 def test_what_makes_orders_is_compiled_before_a_rank_joins(monkeypatch, mixtral):
     """Those that are left have orders of the same method: in no epoch is anything compiled."""
     compiled, made = set(), []
-    monkeypatch.setattr(change_preparation, "_compiled", compiled)
+    monkeypatch.setattr(live_placement, "_compiled", compiled)
     monkeypatch.setattr(
         "aurora.planner.alltoall.schedule.both_ways",
         lambda *args, **more: made.append(len(args[0][0])) or both_ways(*args, **more),
     )
     plan = plan_for([mixtral], 4)
-    change_preparation.compile_orders(plan)
+    live_placement.compile_orders(plan)
     assert compiled == {plan.models[0].dispatch_L[0].method}
-    assert made == [4] * change_preparation.WARM_UPS
+    assert made == [4] * live_placement.WARM_UPS
     placement = plan.models[0].placement
     held_ML = [[[layer[rank] for layer in placement.slots_LG]] for rank in (0, 2, 3)]
     left = program_among(compile_plan(plan), (0, 2, 3), [np.ones((len(placement.slots_LG), placement.experts))], held_ML)
     network = cluster(1e9, 1e9, 1e9).network
-    preparation = change_preparation.ChangePreparation(0, 4, network, False, torch.device("cpu"))
-    preparation.warm_up(left.ops_ML[0], left.placements_M[0].held_LGP()[0], placement.experts)
-    assert made == [4] * change_preparation.WARM_UPS
+    live_placement.warm_up(left.ops_ML[0], left.placements_M[0], network)
+    assert made == [4] * live_placement.WARM_UPS
 
 
 @pytest.mark.parametrize("adapt", [None, ControlOptions()])

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aurora.runtime import placement_control
+from aurora.runtime import serving_rank
 from aurora.runtime.follower import Follower
 from tests.runtime.test_live_placement import EAGER, placed
 from tests.runtime.test_run import differences, plan_for, prompts_for
@@ -22,7 +22,7 @@ def served(mixtral, monkeypatch):
     plan = placed(plan_for([mixtral], 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
 
     def serve(**options):
-        monkeypatch.setattr(placement_control, "Follower", partial(Follower, **options))
+        monkeypatch.setattr(serving_rank, "Follower", partial(Follower, **options))
         asked = {"transport": "memory", "adapt": EAGER, "max_new_tokens": 12, "batch": 2}
         result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked)
         assert found == []
@@ -57,14 +57,14 @@ def test_a_follower_that_is_stuck_is_told_once(served, monkeypatch, caplog):
 def test_a_log_on_a_full_disk_is_counted(served):
     """The line that says so cannot be written there; the report has it."""
     with open("/dev/full", "w") as full:
-        handler = placement_control._DecisionLog(full)
-        placement_control.LOG.addHandler(handler)
-        placement_control.LOG.setLevel("INFO")
+        handler = serving_rank._DecisionLog(full)
+        serving_rank.DECISIONS.addHandler(handler)
+        serving_rank.DECISIONS.setLevel("INFO")
         try:
             report = served()
         finally:
-            placement_control.LOG.removeHandler(handler)
-            placement_control.LOG.setLevel("NOTSET")
+            serving_rank.DECISIONS.removeHandler(handler)
+            serving_rank.DECISIONS.setLevel("NOTSET")
             with pytest.raises(OSError, match="No space left"):
                 full.close()
     assert report.failures >= sum(report.decisions.values()) > 0

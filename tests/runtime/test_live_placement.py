@@ -24,13 +24,12 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.control.controller import Controller, Decision, plan_controller
 from aurora.planner.control.move_rounds import move_sequence
-from aurora.runtime import placement_control, serving_rank
 from aurora.runtime import run as running
-from aurora.runtime.change_preparation import WARM_UPS
+from aurora.runtime import serving_rank
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.follower import Follower
-from aurora.runtime.live_placement import FIRST_BYTES, LivePlacement
+from aurora.runtime.live_placement import FIRST_BYTES, WARM_UPS, LivePlacement, reordered
 from aurora.runtime.moves_handover import Moved, MovesFailed, MovesGivenUp
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
@@ -202,7 +201,7 @@ def test_all_that_decisions_and_orders_need_is_compiled_before_the_first_step(mo
 
 def test_load_costs_what_the_profiles_of_the_run_say(monkeypatch, mixtral):
     plan, seen = plan_for([mixtral], 2), []
-    monkeypatch.setattr(placement_control, "plan_controller", lambda *given: seen.append(given[6]) or plan_controller(*given))
+    monkeypatch.setattr(serving_rank, "plan_controller", lambda *given: seen.append(given[6]) or plan_controller(*given))
     kinds = [replace(gpu, kind=kind) for gpu, kind in zip(plan.cluster.gpus, ("slow", "fast"), strict=True)]
     plan = replace(plan, cluster=replace(plan.cluster, gpus=tuple(kinds)))
     curves = {kind: dict.fromkeys(FLAT, Curve(np.array([1.0]), np.array([s]))) for kind, s in (("slow", 3e-3), ("fast", 1e-3))}
@@ -256,7 +255,6 @@ class Ranks:
             [],
         )  # between two steps, on rank 0: their seconds, and slices (s) and changes (c) in them
         monkeypatch.setattr("aurora.runtime.live_placement.time", self)
-        monkeypatch.setattr("aurora.runtime.change_preparation.time", self)
         order = ORDER["openshop"](1 - np.eye(self.ranks, dtype=np.int64), Network.equal(self.ranks), rng=None)
         self.live_R, self.layers_R = [], []
         for rank in range(self.ranks):
@@ -433,7 +431,7 @@ def made_by(ops, method):
 def test_orders_are_made_for_bytes(monkeypatch):
     """A row counts by its size beside the start-up of a transfer. The first order is made, and compiled, before serving."""
     asked = []
-    monkeypatch.setattr("aurora.runtime.change_preparation._compiled", set())
+    monkeypatch.setattr("aurora.runtime.live_placement._compiled", set())
     monkeypatch.setattr(
         "aurora.planner.alltoall.schedule.both_ways",
         lambda there, *rest, **more: asked.append(there[0].tolist()) or both_ways(there, *rest, **more),
@@ -443,12 +441,12 @@ def test_orders_are_made_for_bytes(monkeypatch):
     for bytes_GG in asked:  # with something to order: all pairs of ranks have unequal bytes
         assert len({bytes_GG[src][dst] for src in range(4) for dst in range(4) if src != dst} - {0}) == 12
     live = ranks.live_R[0]
-    tokens = CONTIGUOUS.slots_LG[0], np.full((4, 8), 5)
-    live._preparation.ordered(live._ops_L[0], 0, *tokens)
-    assert live._preparation.ordered(made_by(live._ops_L[0], "openshop-best"), 0, *tokens)[0].order.method == "openshop"
+    tokens = 0, CONTIGUOUS.slots_LG[0], np.full((4, 8), 5), live._row_bytes, live._network
+    reordered(live._ops_L[0], *tokens)
+    assert reordered(made_by(live._ops_L[0], "openshop-best"), *tokens)[0].order.method == "openshop"
     for method in ("of mine", "paced"):  # is not known here, or is the same for all tokens
         stays = made_by(live._ops_L[0], method)
-        assert live._preparation.ordered(stays, 0, *tokens) is stays
+        assert reordered(stays, *tokens) is stays
     assert asked[-1] == (20 * (1 - np.eye(4, dtype=int))).tolist()  # two experts, five tokens, rows of two bytes
 
 
@@ -457,7 +455,7 @@ def test_moves_that_are_given_up_lose_no_expert(monkeypatch, caplog, fault):
     """The placement is then one between two rounds, the same on all ranks."""
     ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
     if fault != "the run ends":
-        monkeypatch.setattr(ranks.live_R[2]._preparation, "prepare", lambda *_: 1 / 0)
+        monkeypatch.setattr(ranks.live_R[2], "_prepare", lambda *_: 1 / 0)
     decision, failures = decision_for(CONTIGUOUS, LOADS_LE), []
 
     def perform():
