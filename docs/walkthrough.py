@@ -56,8 +56,8 @@ def page() -> str:
         "function, named with its file. `make_plan` in `aurora/planner/plan.py` performs the steps from Options to Check. "
         "The unit us is a microsecond. `python docs/walkthrough.py` writes this page, and a test compares it with what the "
         "code returns.",
-        "Array names end in their axes: T windows, L layers, S source ranks (of rows: the steps of an all-to-all, one here), E "
-        "experts, G GPUs, W cases of traffic, X transfers; the "
+        "Array names end in their axes: T windows, L layers, S source ranks (in `rows_SGG`: steps of an all-to-all, one here), "
+        "E experts, G GPUs, W cases of traffic, X transfers; the "
         "[glossary](glossary.md) lists all letters.",
         *step(
             "Traffic",
@@ -88,7 +88,8 @@ def page() -> str:
             "Costs",
             Exclusive.costs,
             "returns the pairs that each rank has for each expert in each case of traffic, here each window, and the seconds "
-            "that an expert's tokens take on each GPU. So few tokens take as long as reading the expert's weights: "
+            "that an expert's tokens take on each GPU. They are shown of the recorded windows; the search sees those of the "
+            "forecast. So few tokens take as long as reading the expert's weights: "
             "21,504 bytes at 10^12 bytes/s.",
             pairs_WGE=costs.own_WGE,
             **{"expert_s_WGE[0, 0] in us": costs.expert_s_WGE[0, 0] * 1e6},
@@ -119,7 +120,7 @@ def page() -> str:
         *step(
             "Bound",
             Exclusive.bound,
-            "solves a linear program over all placements, with replicas where slots are left. No placement takes "
+            "solves a linear program over all placements, here without replicas, since no slot is left. No placement takes "
             "less. The gap is price / bound - 1.",
             **{"bound in us": made.bound_s * 1e6, "gap": made.gap},
         ),
@@ -127,7 +128,7 @@ def page() -> str:
             "Rows",
             exchange_rows,
             "counts the rows, one for each (token, expert) pair, that each GPU (down) sends to each other GPU (across) in the "
-            "dispatch, summed over both windows. A token stays where its expert is on its own GPU.",
+            "dispatch, summed over both windows. Pairs whose expert is on the token's own GPU are not sent: the diagonal is 0.",
             **{"rows_SGG[0]": rows_SGG[0]},
         ),
         *step(
@@ -161,8 +162,8 @@ def page() -> str:
             "Trace",
             simulate_plan,
             "simulates the program, one window after the other. In a trace the overhead of the expert kernel is part of the "
-            "phase `expert`. The first window takes 20.453 us where Eq. 1 has 20.431, because a transfer of the combine waits "
-            "for the experts of its sender. It is shown for GPU 0:",
+            "phase `expert`. The first window takes 20.453 us where Eq. 1 has 20.431, because a transfer of the combine also "
+            "waits until its receiver has computed its experts: GPU 2 waits for GPU 1. The first window on GPU 0:",
             **{"phase, peer, start and end in us": rows_of(trace, 0)},
         ),
     ]

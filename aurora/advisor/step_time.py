@@ -68,7 +68,7 @@ class SchedulerStep:
 
     @property
     def half(self) -> Self:
-        """The larger half of this step if it is cut in two; a single prompt can be cut, too."""
+        """The larger half of this step, as engines cut it to overlap compute and exchanges; a single prompt can be cut, too."""
         return replace(self, **{field.name: -(-getattr(self, field.name) // 2) for field in fields(self)})
 
 

@@ -5,7 +5,8 @@
 | cluster (.toml) with its fabric, datasheets of GPUs (.toml) | clusters |
 | profile, compute curves (.npz) | profiles |
 | plan, placement (.json) | plans |
-| trace of a run (.npz), requests that an engine was sent (.csv, .jsonl) | traces |
+| trace of a run (.npz) | traces |
+| requests that an engine was sent (.csv, .jsonl) | requests |
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | records of aurora's vLLM plugin, one file per rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from aurora.io.files import Arrays
     from aurora.io.plans import *
     from aurora.io.profiles import *
+    from aurora.io.requests import *
     from aurora.io.traces import *
     from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
 
@@ -43,7 +45,8 @@ else:
         "files": "load_json load_loads load_matrix load_model_config read_text shipped write_text",
         "plans": "load_plan save_plan",
         "profiles": "load_curves load_profile save_curves save_profile",
-        "traces": "load_requests load_trace save_trace",
+        "requests": "load_requests",
+        "traces": "load_trace save_trace",
     }
     __all__, __getattr__ = fetcher(__name__, NAMES)
     __all__ += ["load", "save"]

@@ -10,7 +10,7 @@ from aurora.planner.check.fit import check_traffic
 from aurora.planner.network.switch import timed_steps
 from aurora.planner.placement.gpu_slots import even_slots
 from aurora.planner.placement.grouping import balanced
-from aurora.planner.plan import layer_seconds, make_plan, planned_scenario
+from aurora.planner.plan import layer_seconds, make_plan, scenario_of_plan
 from aurora.planner.resolve_options import remade
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
@@ -83,7 +83,7 @@ def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
     served_s_L = layer_seconds(plan, placements, profiles)
     _check_own_price(plan, profiles, float(served_s_L.sum()))
     own = make_plan(plan.cluster, profiles, remade(plan.options))
-    return Evaluation(served_s_L, own, dispatch_s_ML, planned_scenario(plan, profiles).between_s(placements))
+    return Evaluation(served_s_L, own, dispatch_s_ML, scenario_of_plan(plan, profiles).between_s(placements))
 
 
 def _dispatch_s(plan: Plan, model: ModelPlan, profile: Profile, layer: int) -> float:
@@ -115,7 +115,7 @@ def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     more = any(not np.array_equal(m.load_LE, p.load_LE) for m, p in pairs)  # domains, which a plan does not name
     if more or all(m.profile_digest == p.digest or (m.deduplicated and m.hierarchy is None) for m, p in pairs):
         return plan
-    placed = planned_scenario(plan, profiles).priced([model.placement for model in plan.models])
+    placed = scenario_of_plan(plan, profiles).priced([model.placement for model in plan.models])
     return replace(
         plan,
         models=tuple(replace(model, profile_digest=profile.digest) for model, profile in pairs),

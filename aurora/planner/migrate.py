@@ -9,7 +9,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.plan import layer_seconds, ordered_plan, planned_scenario
+from aurora.planner.plan import layer_seconds, ordered_plan, scenario_of_plan
 from aurora.planner.recovery import fewest_moves, holds, migration_schedule, moved_bytes, worth_moving
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
@@ -216,7 +216,7 @@ def _next_plan(
     for layer in range(joint.count):
         bytes_GG += joint.moved(kept, final, layer)
     schedule = migration_schedule(bytes_GG, new.cluster, rng)
-    scenario = planned_scenario(new, joint.profiles, domains)
+    scenario = scenario_of_plan(new, joint.profiles, domains)
     if len(final) > 1 or new.models[0].deduplicated:
         placed = scenario.placed(final, float(scenario.seconds(final).sum()), new.bound_s)
     else:  # old layers may have more slots than the new options

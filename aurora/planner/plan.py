@@ -188,7 +188,7 @@ def scenario_of(
     return scenarios.Exclusive(cluster, profiles, options, domains)
 
 
-def planned_scenario(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Scenario:
+def scenario_of_plan(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Scenario:
     """Returns the Scenario of an existing plan, to price other placements on given traffic by the plan's own objective."""
     hierarchy_M, deduplicated = tuple(model.hierarchy for model in plan.models), plan.models[0].deduplicated
     hierarchical = any(hierarchy is not None for hierarchy in hierarchy_M)
@@ -218,7 +218,7 @@ def layer_seconds(
     first = plan.models[0]
     if first.deduplicated and first.hierarchy is None and placements[0].split_LG is not None:
         raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
-    return planned_scenario(plan, profiles, domains).seconds(placements)
+    return scenario_of_plan(plan, profiles, domains).seconds(placements)
 
 
 def schedule_model(

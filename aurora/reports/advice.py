@@ -56,8 +56,8 @@ def _prediction(found: ReportNumbers) -> Iterator[str]:
     both = found.comparison
     if both is None or abs(both.error) <= OFF:
         return
-    if found.other_traffic is not None:
-        yield f"Compare the run with a prediction of its own traffic: {found.other_traffic}."
+    if found.why_incomparable is not None:
+        yield f"Compare the run with a prediction of its own traffic: {found.why_incomparable}."
         return
     differs = dict.fromkeys(TIMED_PHASES, 0.0)
     for one in both.phases:

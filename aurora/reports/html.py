@@ -100,8 +100,8 @@ def _prediction_error(found: ReportNumbers) -> Tile:
         if verb == "simulate" or len(found.of.models) <= 2:
             note += f": aurora {verb} writes one"
         return Tile(f"Time, {trace.kind}", seconds(trace.seconds), note)
-    if found.other_traffic is not None:
-        return Tile(title, DASH, f"Of other traffic: {found.other_traffic}")
+    if found.why_incomparable is not None:
+        return Tile(title, DASH, f"Of other traffic: {found.why_incomparable}")
     names = [found.of.traces[i][0] for i in (found.predicted, found.measured)]
     took = f"{seconds(both.predicted_s)} predicted ({names[0]}), {seconds(both.measured_s)} measured ({names[1]})"
     note = f"{took}; error = predicted / measured - 1"

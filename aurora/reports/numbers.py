@@ -310,7 +310,7 @@ class ReportNumbers:
         return next((i for i, (_, trace) in enumerate(self.of.traces) if trace.kind == kind), None)
 
     @cached_property
-    def other_traffic(self) -> str | None:
+    def why_incomparable(self) -> str | None:
         """Sentence on why first predicted and first measured trace cannot be compared: their traffic differs too much.
 
         None if they can be compared.

@@ -73,7 +73,7 @@ class Newest(Generic[T]):
             self._changed.notify()
 
     def after(self, seen: int, timeout_s: float | None = None) -> tuple[int, T]:
-        """Waits, at most timeout_s, until more than `seen` values were put. Returns (number of values put, newest value)."""
+        """Waits until more than `seen` values were put, or timeout_s are over. Returns (number of values put, newest value)."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_after(seen), timeout_s)
             return self._values, self._newest

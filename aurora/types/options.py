@@ -154,7 +154,7 @@ class ProfileOptions:
         batch: number of prompts that a rank decodes together.
         max_new_tokens: tokens to generate; 1: profile prefill only.
         limit: maximum number of prompts; None: all.
-        share: number of processes that compute on this machine at the same time, while phases are timed.
+        share: number of processes that time the phases at once: as many as ranks will share this machine.
         token_level: keep the choices of every token, not only their counts.
         window: tokens of all sources in a window; None: each forward pass is one window.
         precision: stop when the busiest rank's load is known within this relative error at 95 % confidence; None: read all.

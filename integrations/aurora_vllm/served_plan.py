@@ -224,9 +224,9 @@ class ServedPlan:
     def disable(self) -> None:
         """Switches placement and all-to-all back to vLLM's own."""
         self.plan, self.physical_LP, self.disabled = None, None, True
-        self.keep_stock()
+        self.use_stock_alltoall()
 
-    def keep_stock(self) -> None:
+    def use_stock_alltoall(self) -> None:
         """Switches the all-to-all, but not the placement, back to vLLM's own."""
         self.hierarchy, self.order = None, "stock"
 

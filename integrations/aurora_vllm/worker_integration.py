@@ -388,7 +388,7 @@ class WorkerIntegration:
         elif served.order == "push":
             assert self.status is not None
             self.status.report_degraded(f"order push: {made}; all-to-alls are vLLM's own")
-            served.keep_stock()
+            served.use_stock_alltoall()
         if MESSAGES in ways and served.order == "auto":
             self._watched = self._measured_orders(served_name)
         if not auto or engine is None or settings.colocate is not None or settings.all_to_all == "hierarchical":
@@ -396,7 +396,7 @@ class WorkerIntegration:
         if ways:
             self._keep_fastest(engine, ways)
             return
-        served.keep_stock()
+        served.use_stock_alltoall()
         if self.rank == 0:
             LOG.info("aurora: all-to-alls are vLLM's own: messages need CUDA graphs off; push: %s", made)
 
@@ -422,7 +422,7 @@ class WorkerIntegration:
             self._push = None
             self._pushed_of_layer.clear()
         if {*way_C} == {STOCK}:
-            self.served.keep_stock()
+            self.served.use_stock_alltoall()
 
     def _measured_orders(self, served_name: str) -> WatchedExchanges:
         """Returns the choice of the order of each all-to-all by messages, after orders have been timed."""

@@ -75,13 +75,13 @@ def test_stages_have_steps_of_their_own(alone):
 
 def test_times_of_other_traffic_are_not_compared(alone):
     plan, ((name, predicted), (other, measured)) = alone.plan, alone.traces
-    assert ReportNumbers(alone).other_traffic is None
+    assert ReportNumbers(alone).why_incomparable is None
     fewer = replace(measured, bytes_X=measured.bytes_X // 10, end_s_X=measured.start_s_X + 0.1)
     found = ReportNumbers(ReportInputs(plan, ((name, predicted), (other, fewer)), alone.profiles))
     said = f"{name} dispatches .*, {other} .*: aurora run --compare predicts the run's own traffic"
-    assert re.fullmatch(said, found.other_traffic)
+    assert re.fullmatch(said, found.why_incomparable)
     (tile,) = [each for each in tiles(found) if each.title == "Prediction error"]
-    assert (tile.value, tile.note) == (DASH, f"Of other traffic: {found.other_traffic}")
+    assert (tile.value, tile.note) == (DASH, f"Of other traffic: {found.why_incomparable}")
     assert [each for each in advice(found) if "prediction of its own traffic" in each]
     assert not [each for each in advice(found) if "before trusting" in each]
 

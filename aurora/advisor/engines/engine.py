@@ -60,12 +60,12 @@ class Layout:
 
     @property
     def copy_gpus(self) -> int:
-        """GPUs of one copy."""
+        """Number of GPUs of one copy (an independent engine with the whole model)."""
         return self.tensor * self.data
 
     @property
     def gpus(self) -> int:
-        """GPUs of all copies."""
+        """Number of GPUs of all copies together."""
         return self.copy_gpus * self.copies
 
 
@@ -337,7 +337,8 @@ class ServingEngine:
         Args:
             way: the way of serving.
             model: the model's name or path, as the engine loads it.
-            file: the placement file or, if `form` is None, the plan; further `files` are in its folder.
+            file: the placement file; for an engine whose `form` is None, the plan. The command expects the engine's further
+                `files` in the same folder.
 
         Raises:
             BadInput: if the engine cannot serve in that way.

@@ -17,56 +17,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.errors import BadInput, InfeasiblePlan, check_one_of
-from aurora.planner.placement.grouping import balanced
+from aurora.errors import InfeasiblePlan, check_one_of
 from aurora.planner.replication import bounds
+from aurora.planner.replication.eplb import eplb
 from aurora.planner.replication.failure_resilient import checked_counts
 from aurora.planner.replication.free_split import minimise_max_time, place_by_groups, wrap_around
-from aurora.planner.replication.slot_packing import eplb_counts, fill_slots, greedy_max_time, pack, pack_with_best_counts
+from aurora.planner.replication.slot_packing import fill_slots, greedy_max_time, pack, pack_with_best_counts
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray, read_only
 from aurora.types.placement import EMPTY, expert_loads
-
-
-def eplb(
-    load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator
-) -> tuple[IntArray, FloatArray]:
-    """Places one layer with the algorithm of DeepSeek's EPLB, the baseline; its hierarchical one if `slots` has several nodes.
-
-    Args and returns: as in `equal_split`; `rng` is not used.
-
-    Raises:
-        BadInput: if GPUs differ, groups do not divide the experts, nodes do not divide the groups, or `count_E` is given for
-            several nodes or does not fill the slots.
-    """
-    per_gpu = int(slots.slots_G[0])
-    if not slots.alike:
-        raise BadInput("eplb: expected GPUs with equal slots and costs, found different ones")
-    nodes = slots.nodes if slots.groups > 1 else 1
-    if slots.groups % nodes or len(load_E) % slots.groups:
-        raise BadInput(
-            f"eplb: expected groups that divide {len(load_E)} experts and are divided by {nodes} nodes, found {slots.groups}"
-        )
-    if count_E is not None and (nodes > 1 or count_E.sum() != slots.gpus * per_gpu):
-        raise BadInput(
-            f"eplb: expected `replicas` only without `groups` and to fill {slots.gpus * per_gpu} slots, found {count_E.sum()}"
-        )
-    group_E = np.arange(len(load_E)) * slots.groups // len(load_E)
-    within = slots.gpus // nodes
-    node_E = balanced(np.bincount(group_E, weights=load_E), np.full(nodes, slots.groups // nodes), rng)[group_E]
-    held_GP = np.full((slots.gpus, per_gpu), -1, dtype=np.int64)
-    split_GP = np.zeros((slots.gpus, per_gpu))
-    for node in range(nodes):
-        expert_E = np.flatnonzero(node_E == node)
-        own_E = eplb_counts(load_E[expert_E], within * per_gpu, within * per_gpu) if count_E is None else count_E
-        replica_X = np.repeat(np.arange(len(expert_E)), own_E)
-        gpu_X = node * within + balanced((load_E[expert_E] / own_E)[replica_X], np.full(within, per_gpu), rng)
-        for gpu in range(node * within, (node + 1) * within):
-            found, times = np.unique(replica_X[gpu_X == gpu], return_counts=True)
-            held_GP[gpu, : len(found)] = expert_E[found]
-            split_GP[gpu, : len(found)] = times / own_E[found]
-    return held_GP, split_GP
-
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
 ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]

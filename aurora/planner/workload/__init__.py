@@ -1,1 +1,1 @@
-"""Inputs of planning: load statistics, drift, synthetic traffic, model configs and compute-time curves."""
+"""Inputs of planning: load statistics, forecasts, synthetic traffic, model configs and compute-time curves."""

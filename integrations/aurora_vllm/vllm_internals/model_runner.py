@@ -167,7 +167,7 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
         most_tokens = config.scheduler_config.max_num_batched_tokens
         engine = engine_alltoall(patched, most_tokens, cuda_graphs(config)) if patched.layers else None
         if engine is None:
-            integration.served.keep_stock()
+            integration.served.use_stock_alltoall()
     integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, recorded, engine)
     if integration.settings.colocate is not None:
 
