@@ -1,9 +1,10 @@
 """Transport: the interface of back ends that carry tensors between ranks in a planned order, and helpers that they share."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -62,6 +63,44 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if before.data_ptr() + before.nbytes != after.data_ptr() or after.untyped_storage().data_ptr() != storage:
             return torch.cat(flats)
     return flats[0].as_strided((sum(flat.nbytes for flat in flats),), (1,))
+
+
+class ThreadWork:
+    """Handle of work that runs in another thread; has the methods of torch's Work."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> bool:
+        """Waits until the work is done and returns True. Raises the error that the work raised."""
+        self._future.result()
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns whether the work is done."""
+        return self._future.done()
+
+
+class StreamWork:
+    """Handle of work that is queued on a CUDA stream, like the Work of torch's NCCL collectives.
+
+    Args:
+        event: CUDA event that is recorded after the work.
+        tensors: tensors that the work reads and writes; they are kept alive until the handle has waited.
+    """
+
+    def __init__(self, event: Any, *tensors: torch.Tensor) -> None:
+        self._event, self._tensors = event, tensors
+
+    def wait(self) -> bool:
+        """Makes the current CUDA stream, not this thread, wait for the work, and returns True."""
+        self._event.wait()
+        self._tensors = ()
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns whether the work is done."""
+        return bool(self._event.query())
 
 
 class Transport(Protocol):

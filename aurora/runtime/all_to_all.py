@@ -1,7 +1,9 @@
-"""Ordered, differentiable all-to-all between the ranks of a torch process group."""
+"""Ordered all-to-all between the ranks of a torch process group: differentiable, and asynchronous with `async_op`."""
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
-from aurora.moe.transport import Transport, lost_others
+from aurora.moe.transport import StreamWork, ThreadWork, Transport, lost_others
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.runtime.transports.gloo import GlooTransport
@@ -23,12 +25,10 @@ def all_to_all(
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: Any = None,
+    async_op: bool = False,
     order: Order | str | None = None,
-) -> None:
+) -> Any:
     """Exchanges rows like torch.distributed.all_to_all_single, but sends them in a planned order. A collective call.
-
-    Returns when the rows have arrived; with NCCL, when the exchange is queued on the current stream. If `input` requires grad,
-    the backward pass exchanges gradients in the reversed order.
 
     Args:
         output: buffer for the received rows, sorted by sending rank.
@@ -36,8 +36,12 @@ def all_to_all(
         output_split_sizes: number of rows to receive from each rank; None: equal parts of `output`.
         input_split_sizes: number of rows to send to each rank; None: equal parts of `input`.
         group: a torch process group; None: the default group.
+        async_op: True: return immediately, with a handle that has wait().
         order: an Order, such as one of a plan; or the name of an ordering method, which computes the order from the sizes of
             this call; None or "all-at-once": torch's own collective. All ranks must pass the same order.
+
+    Returns:
+        A handle if async_op, else None. If `input` requires grad, the backward pass exchanges gradients in the reversed order.
 
     Raises:
         BadInput: if sizes, dtypes or devices do not match, or aurora has no transport for the group's back end and the device.
@@ -56,7 +60,7 @@ def all_to_all(
         >>> dist.destroy_process_group()
     """
     if dist.get_rank(group) < 0:
-        return  # as torch does for ranks that are not in the group
+        return None  # as torch does for ranks that are not in the group
     if output.device != input.device:
         raise BadInput(f"all_to_all: expected an output on the input's device, {input.device}, found {output.device}")
     state = _group_state(group, input.device)
@@ -67,11 +71,12 @@ def all_to_all(
             f"all_to_all: expected output rows like the input's, {input.dtype} of shape {tuple(input.shape[1:])}, "
             f"found {output.dtype} of shape {tuple(output.shape[1:])}"
         )
-    exchange = _Exchange(state, out_sizes, in_sizes, state.check_order(order))
+    exchange = _Exchange(state, out_sizes, in_sizes, state.check_order(order), async_op)
     if torch.is_grad_enabled() and input.requires_grad:
         _Differentiable.apply(output, input, exchange)  # type: ignore[no-untyped-call]
     else:
-        exchange.perform(output, input)
+        exchange.start(output, input)
+    return exchange.handle
 
 
 def _sizes(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int) -> list[int]:
@@ -90,7 +95,7 @@ def _sizes(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: 
 
 
 class _GroupState:
-    """Shared state of one process group's calls on one kind of device."""
+    """Shared state of one process group's calls on one kind of device: transport, and background exchanges, one at a time."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self._device = group, str(device)
@@ -104,6 +109,10 @@ class _GroupState:
         self.transport: Transport = NcclTransport(NcclCalls(group, self._device), None) if on_gpu else GlooTransport(group)
         self.ranks = self.transport.ranks
         self._network = Network.equal(self.ranks)
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-all-to-all")
+        # Of background exchanges.
+        self._stream: Any = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._running: Future[None] | None = None
         self._valid_order: Order | None = None  # checked last
 
     def check_order(self, order: Order | str | None) -> Order | str | None:
@@ -115,17 +124,17 @@ class _GroupState:
         return order
 
     def unordered(
-        self, into: torch.Tensor, rows: torch.Tensor, out_sizes: list[int] | None = None, in_sizes: list[int] | None = None
-    ) -> None:
-        """torch's own collective."""
+        self, into: torch.Tensor, rows: torch.Tensor, out_sizes: list[int] | None, in_sizes: list[int] | None, async_op: bool
+    ) -> Any:
+        """torch's own collective. Returns its handle."""
         with lost_others(self.transport.rank):
-            dist.all_to_all_single(into, rows, out_sizes, in_sizes, group=self.group)
+            return dist.all_to_all_single(into, rows, out_sizes, in_sizes, group=self.group, async_op=async_op)
 
     def make_order(self, name: str, out_sizes: list[int], in_sizes: list[int]) -> Order:
         """Makes the order `name` from all ranks' sizes. Raises BadInput if a sender and its receiver disagree on a size."""
         mine = torch.tensor([in_sizes, out_sizes], device=self._device).expand(self.ranks, 2, self.ranks).contiguous()
         gathered = torch.empty_like(mine)
-        self.unordered(gathered, mine)  # a gather: every rank sends all others the same
+        self.unordered(gathered, mine, None, None, False)  # a gather: every rank sends all others the same
         sizes_R2R = gathered.cpu().numpy()
         rows_RR, expected_RR = sizes_R2R[:, 0].copy(), sizes_R2R[:, 1].T
         if (rows_RR != expected_RR).any():
@@ -136,24 +145,46 @@ class _GroupState:
         np.fill_diagonal(rows_RR, 0)
         return ORDER[name](rows_RR, self._network, rng=np.random.default_rng(0))
 
+    def ordered(
+        self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], async_op: bool
+    ) -> ThreadWork | StreamWork | None:
+        """Exchanges after all earlier calls; in the background in a thread (gloo) or on a stream (NCCL)."""
+        job = partial(self.transport.exchange, order, sends, recvs, lambda *_event: None)
+        if async_op and self._stream is None:
+            self._running = self._background.submit(job)
+            return ThreadWork(self._running)
+        if async_op:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                job()
+            return StreamWork(self._stream.record_event(), *sends, *recvs)
+        if self._running is not None:
+            wait([self._running])
+            self._running = None
+        job()
+        return None
+
 
 class _Exchange:
-    """One call."""
+    """One call; `handle` is the caller's, with async_op."""
 
-    def __init__(self, state: _GroupState, out_sizes: list[int], in_sizes: list[int], order: Order | str | None) -> None:
-        self._state, self._out_sizes, self._in_sizes, self._order = state, out_sizes, in_sizes, order
+    def __init__(
+        self, state: _GroupState, out_sizes: list[int], in_sizes: list[int], order: Order | str | None, async_op: bool = False
+    ) -> None:
+        self._state, self._out_sizes, self._in_sizes, self._order, self._async = state, out_sizes, in_sizes, order, async_op
         self._used_order: Order | None = None
+        self.handle: Any = None
 
-    def perform(self, output: torch.Tensor, input: torch.Tensor) -> None:
+    def start(self, output: torch.Tensor, input: torch.Tensor) -> None:
         into, rows = _as_bytes(output), _as_bytes(input)
         state, order = self._state, self._order
         if order is None or order == "all-at-once":
-            state.unordered(into, rows, self._out_sizes, self._in_sizes)
+            self.handle = state.unordered(into, rows, self._out_sizes, self._in_sizes, self._async)
             return
         self._used_order = order if isinstance(order, Order) else state.make_order(order, self._out_sizes, self._in_sizes)
         sends, recvs = rows.split_with_sizes(self._in_sizes), into.split_with_sizes(self._out_sizes)
         recvs[state.transport.rank].copy_(sends[state.transport.rank])
-        state.transport.exchange(self._used_order, sends, recvs, lambda *_: None)
+        self.handle = state.ordered(self._used_order, sends, recvs, self._async)
 
     def backward(self) -> "_Exchange":
         """The exchange of the gradients."""
@@ -164,7 +195,7 @@ class _Exchange:
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, input: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
-        exchange.perform(output, input)
+        exchange.start(output, input)
         ctx.mark_dirty(output)
         ctx.exchange, ctx.input_shape = exchange, input.shape
         return output

@@ -99,6 +99,30 @@ def agree_on_gradients(rank_info):
     return taken
 
 
+def in_the_background(rank_info):
+    """Three at once and a differentiable one; then one under way while torch's collective and another call go on."""
+    found = []
+    for order in ("openshop", None):
+        outputs = torch.empty(3, rank_info.ranks)
+        rows = torch.arange(3.0 * rank_info.ranks).reshape(3, rank_info.ranks) + 100 * rank_info.rank
+        handles = [aurora.all_to_all(outputs[k], rows[k], async_op=True, order=order) for k in range(3)]
+        last, leaf = torch.empty(rank_info.ranks), torch.ones(rank_info.ranks, requires_grad=True)
+        handle = aurora.all_to_all(last, leaf * (rank_info.rank + 1), async_op=True, order=order)
+        assert all(each.wait() and each.is_completed() for each in [*handles, handle])
+        last.sum().backward()
+        assert leaf.grad.tolist() == [rank_info.rank + 1] * rank_info.ranks
+        found.append(outputs.tolist())
+        big = torch.full((rank_info.ranks, 10**5), float(rank_info.rank))
+        into, beside, after = torch.empty_like(big), torch.empty_like(big), torch.empty_like(big)
+        handle = aurora.all_to_all(into, big, async_op=True, order="openshop")
+        dist.all_to_all_single(beside, big)
+        aurora.all_to_all(after, big, order="openshop")
+        assert handle.wait()
+        assert torch.equal(into, beside)
+        assert torch.equal(after, beside)
+    return found
+
+
 def refuse(rank_info):
     said = []
     for sizes, width in (([1, 1], 3), ([2 - rank_info.rank, 1 + rank_info.rank], 2)):
@@ -123,7 +147,7 @@ def refuse(rank_info):
 
 def in_pairs(rank_info):
     with default_process_group(rank_info):
-        return refuse(rank_info)
+        return in_the_background(rank_info), refuse(rank_info)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +173,96 @@ def test_gradients_are_torchs_and_go_back_in_the_reversed_order():
         assert set(taken) == set(planned)
 
 
+def test_exchanges_in_the_background_keep_their_order(pair):
+    for rank, (found, _) in enumerate(pair):
+        assert found == [[[2.0 * k + rank, 2.0 * k + rank + 100] for k in range(3)]] * 2
+
+
+class Stream:
+    """A CUDA stream: work runs when `run` comes to it, and waits for other streams' events."""
+
+    current = None
+
+    def __init__(self, _device=None):
+        self.queue = []
+
+    def __enter__(self):
+        self.before, Stream.current = Stream.current, self
+
+    def __exit__(self, *_):
+        Stream.current = self.before
+
+    def wait_stream(self, other):
+        self.queue.append(other.record_event().query)
+
+    def record_event(self):
+        self.queue.append(event := Event())
+        return event
+
+    def run(self):
+        while self.queue and self.queue[0]():
+            del self.queue[0]
+
+
+class Event:
+    """An event: reached when its stream comes to it."""
+
+    reached = False
+
+    def __call__(self):
+        self.reached = True
+        return True
+
+    def query(self):
+        return self.reached
+
+    def wait(self):
+        Stream.current.queue.append(self.query)
+
+
+class Queueing:
+    """A transport that queues exchanges on the current stream, as NcclTransport does."""
+
+    rank, ranks = 0, 1
+
+    def __init__(self, *_):
+        self.arrived = False
+
+    def exchange(self, _order, _sends, _recvs, _observe):
+        Stream.current.queue.append(lambda: self.arrived)
+
+
+def test_a_handle_of_nccl_is_done_when_the_rows_have_arrived(monkeypatch):
+    """The call's stream goes on; the stream that is current in `wait` goes on when the rows have arrived."""
+    monkeypatch.setattr(dist, "get_backend_config", lambda _group: "cpu:gloo,cuda:nccl")
+    for name, value in (("current_stream", lambda _device: Stream.current),
+                        ("Stream", Stream), ("stream", lambda stream: stream)):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(runtime, "NcclCalls", lambda *_: None)
+    monkeypatch.setattr(runtime, "NcclTransport", Queueing)
+    calling, waiting, seen = Stream(), Stream(), []
+    with calling:
+        state = runtime._GroupState(None, torch.device("cuda", 0))
+        calling.queue.append(lambda: seen.append("made") or True)
+        handle = state.ordered(None, [torch.ones(1)], [torch.ones(1)], True)
+        calling.queue.append(lambda: seen.append("beside") or True)
+    with waiting:
+        assert handle.wait()
+        waiting.queue.append(lambda: seen.append("arrived") or True)
+    assert not handle.is_completed()
+    state._stream.run()
+    assert state._stream.queue[0]() is False  # not before the rows are made
+    for arrived in (False, True):
+        state.transport.arrived = arrived
+        for stream in (calling, state._stream, waiting):
+            stream.run()
+        assert handle.is_completed() == arrived
+        assert seen == (["made", "beside", "arrived"] if arrived else ["made", "beside"])
+    with calling:
+        assert state.ordered(None, [torch.ones(1)], [torch.ones(1)], False) is None
+    assert len(calling.queue) == 1  # it waits for the rows itself
+
+
 @pytest.mark.parametrize(
     ("config", "device", "found"),
     [("cpu:gloo,cuda:nccl", "cuda", None), ("cpu:gloo,cuda:gloo", "cuda", "gloo"), ("cuda:nccl", "cpu", "nothing")],
@@ -156,6 +270,7 @@ def test_gradients_are_torchs_and_go_back_in_the_reversed_order():
 def test_the_tensors_choose_the_back_end(monkeypatch, config, device, found):
     """torch makes a group of both back ends by default, and calls it neither."""
     monkeypatch.setattr(dist, "get_backend_config", lambda _group: config)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(runtime, "NcclCalls", lambda _group, device: device)
     monkeypatch.setattr(runtime, "NcclTransport", lambda device, _control: types.SimpleNamespace(ranks=1, device=device))
     if found is None:
@@ -166,6 +281,6 @@ def test_the_tensors_choose_the_back_end(monkeypatch, config, device, found):
 
 
 def test_sizes_that_do_not_fit_are_refused_by_every_rank(pair):
-    for said in pair:
+    for _, said in pair:
         assert "expected output rows like the input's" in said[0]
         assert said[1] == "all_to_all: rank 0 sends 1 rows to rank 1, which expects 2"

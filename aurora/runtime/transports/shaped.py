@@ -3,12 +3,12 @@
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aurora.moe.transport import Transport
+from aurora.moe.transport import ThreadWork, Transport
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.ordered import Message, Work
 from aurora.types import Cluster
@@ -57,16 +57,6 @@ class Port:
         self.into = Bucket(cluster.gpus[rank].in_Bps)
 
 
-class _ThreadWork:
-    """Handle of a message that another thread carries."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        self._future.result()
-
-
 class ShapedTransport(GlooTransport):
     """GlooTransport that slows each transfer, chunk by chunk, to the cluster's rates and start-up times.
 
@@ -84,10 +74,10 @@ class ShapedTransport(GlooTransport):
         )
 
     def _send(self, message: Message) -> Work:
-        return _ThreadWork(self._sending[message.peer].submit(self._send_chunks, message))
+        return ThreadWork(self._sending[message.peer].submit(self._send_chunks, message))
 
     def _receive(self, message: Message) -> Work:
-        return _ThreadWork(self._receiving[message.peer].submit(self._receive_chunks, message))
+        return ThreadWork(self._receiving[message.peer].submit(self._receive_chunks, message))
 
     def _send_chunks(self, message: Message) -> None:
         here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
