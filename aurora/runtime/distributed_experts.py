@@ -163,6 +163,10 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         self._context.stop_compute("gate", self._layer)
         return PushedBatch(self._context.push, self._layer, self.expert_map, (hidden, index, weights), mask)
 
+    def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
+        """Returns True if the batch's all-to-alls are hierarchical, False if flat; see `LayerContext.is_hierarchical`."""
+        return self._context.is_hierarchical(flat_RR, row_bytes)
+
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
         """Context manager around the layer's dispatch or combine; see `LayerContext.exchanging`."""
         op = next(op for op in self.ops if isinstance(op, Exchange) and op.phase == phase)

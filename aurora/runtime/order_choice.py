@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aurora.moe.transport import Transport
-from aurora.runtime.order_calibration import OrderCalibration
+from aurora.runtime.order_calibration import OVER_SERVERS, OrderCalibration
 from aurora.runtime.phase_recorder import Timer
 from aurora.types import Gpu, Order
 from aurora.types.arrays import IntArray
@@ -189,15 +189,19 @@ class OrdersUsed:
     Args:
         exchanges: number of exchanges by method, trials included.
         changes: one sentence per change of the current method.
+        servers: calibrated times of flat and hierarchical all-to-alls by size, as text; empty if the model uses only one kind.
     """
 
     exchanges: Mapping[str, int]
     changes: tuple[str, ...]
+    servers: str = ""
 
     def lines(self, name: str) -> Iterator[str]:
         """Yields lines for users: the number of exchanges by method of the model `name`, then one line per change."""
         counts = sorted(self.exchanges.items(), key=lambda each: -each[1])
         yield f"{name}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
+        if self.servers:
+            yield f"{name}, before serving: {self.servers}"
         yield from (f"order changed over: {change}" for change in self.changes)
 
 
@@ -206,9 +210,19 @@ class _Kind(NamedTuple):
 
     phase: str
     size: int  # bit length of the bytes that a rank sends on average
+    hierarchical: bool = False
 
     def __str__(self) -> str:
-        return f"{self.phase} of {2**self.size / 2e6:.2g} to {2**self.size / 1e6:.2g} MB a rank"
+        way = f" {OVER_SERVERS}" if self.hierarchical else ""
+        return f"{self.phase}{way} of {2**self.size / 2e6:.2g} to {2**self.size / 1e6:.2g} MB a rank"
+
+
+class _Pair(NamedTuple):
+    """A dispatch and its combine, which go over servers or do not."""
+
+    kind: _Kind
+    way: int  # index of their method
+    expected_s: float  # seconds of a dispatch of their size by the planned method
 
 
 class OrderWatch:
@@ -219,6 +233,9 @@ class OrderWatch:
     Ranks' clocks need not agree: times count from the last gather, which ends on all ranks at about the same time. When one
     kind changes its method, the other kinds try that method soon.
 
+    For models that can use both, flat or hierarchical is chosen in the same way, for a dispatch and its combine together, by
+    the size of the flat dispatch. Flat and hierarchical exchanges are different kinds.
+
     The only extra messages are some numbers in the gather of row counts before every dispatch. All ranks receive the same
     numbers, so they choose alike, provided that they make the same calls: `order` and `record` for an exchange, `report` and
     `gathered` for a gather.
@@ -228,10 +245,22 @@ class OrderWatch:
         model: the model's name, for the log.
         gpu: this rank's ports.
         say: receives one line per change of method; None: changes are kept only in `used`.
+        servers: calibration of flat against hierarchical all-to-alls; None: the plan decides.
     """
 
-    def __init__(self, calibration: OrderCalibration, model: str, gpu: Gpu, say: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        calibration: OrderCalibration,
+        model: str,
+        gpu: Gpu,
+        say: Callable[[str], None] | None,
+        servers: OrderCalibration | None = None,
+    ) -> None:
         self._calibration, self._model, self._gpu, self._say = calibration, model, gpu, say
+        self._servers = servers
+        self._pair: _Pair | None = None  # since the last gather
+        self._over_servers = False
+        self._pair_trials: dict[_Kind, OrderTrials] = {}
         self._trials: dict[_Kind, OrderTrials] = {}
         self._started: list[tuple[_Kind, int]] = []  # exchanges since the last gather, and the index of their method
         self._times_ns: list[int] = []  # of those that have ended: start, end, bound
@@ -241,7 +270,21 @@ class OrderWatch:
     @property
     def used(self) -> OrdersUsed:
         """Counts of the methods used so far."""
-        return OrdersUsed(dict(self._exchanges), tuple(self._changes))
+        return OrdersUsed(dict(self._exchanges), tuple(self._changes), "" if self._servers is None else str(self._servers))
+
+    def is_hierarchical(self, rank_bytes: float) -> bool:
+        """Returns True if the next dispatch and combine are to be hierarchical. Call it before `order` of the dispatch.
+
+        Args:
+            rank_bytes: average bytes that a rank would send in a flat dispatch.
+        """
+        if self._servers is None:
+            return True
+        kind = _Kind("dispatch and combine", int(rank_bytes).bit_length())
+        trials = _trials(self._pair_trials, kind, self._servers, rank_bytes)
+        self._pair = _Pair(kind, trials.next_way(), float(self._servers.seconds_W(rank_bytes)[-1]))
+        self._over_servers = self._servers.methods[self._pair.way] == OVER_SERVERS
+        return self._over_servers
 
     def order(self, planned: Order, phase: str, rank_bytes: float) -> Order | None:
         """Returns the order to use for the next exchange in place of `planned`; None: torch's own collective.
@@ -251,14 +294,14 @@ class OrderWatch:
             phase: "dispatch" or "combine".
             rank_bytes: bytes that a rank sends on average.
         """
-        kind, methods = _Kind(phase, int(rank_bytes).bit_length()), self._calibration.methods
-        if kind not in self._trials:
-            current = methods.index(self._calibration.method(rank_bytes))
-            self._trials[kind] = OrderTrials(self._calibration.seconds_W(rank_bytes).tolist(), current)
-        way = self._trials[kind].next_way()
+        kind = _Kind(phase, int(rank_bytes).bit_length(), self._over_servers)
+        way = _trials(self._trials, kind, self._calibration, rank_bytes).next_way()
         self._started.append((kind, way))
-        method = methods[way]
-        self._exchanges[method] += 1
+        if self._servers is not None and self._pair is not None:  # the plan has no order for the way that it does not take
+            other = self._servers.orders.get(self._servers.methods[self._pair.way])
+            planned = planned if other is None else other if phase == "dispatch" else other.reversed
+        method = self._calibration.methods[way]
+        self._exchanges[f"{method} {OVER_SERVERS}" if self._over_servers else method] += 1
         return self._calibration.order(planned, method)
 
     def record(self, start_s: float, end_s: float, out_bytes: int, in_bytes: int) -> None:
@@ -273,23 +316,39 @@ class OrderWatch:
 
     def gathered(self, reports_RX: IntArray) -> None:
         """Updates the trials from all ranks' reports, reports_RX (R, 3 * REPORTED): the exchanges since the last gather."""
-        slowest_X = reports_RX.max(axis=0).tolist()
+        slowest_X, pair_s = reports_RX.max(axis=0).tolist(), 0.0
         for index, (kind, way) in enumerate(self._started):
             start_ns, end_ns, bound_ns = slowest_X[3 * index : 3 * index + 3]
             seconds = max((end_ns - start_ns) / 1e9, LEAST_S)
-            before = self._trials[kind].current
-            if saved := self._trials[kind].record(way, seconds / (bound_ns / 1e9 + self._calibration.startup_s)):
-                self._tell_change(kind, before, way, saved)
-                for other in self._trials.values():
-                    other.try_soon(way)
+            pair_s += seconds
+            self._count(self._calibration, self._trials, kind, way, seconds / (bound_ns / 1e9 + self._calibration.startup_s))
+        if self._servers is not None and self._pair is not None and self._started:
+            self._count(self._servers, self._pair_trials, self._pair.kind, self._pair.way, pair_s / self._pair.expected_s)
         self._started.clear()
 
-    def _tell_change(self, kind: _Kind, before: int, after: int, saved: float) -> None:
+    def _count(
+        self, calibration: OrderCalibration, trials: dict[_Kind, OrderTrials], kind: _Kind, way: int, seconds: float
+    ) -> None:
+        """Counts an exchange that took `seconds` over what it should take; all kinds of `trials` have the same ways."""
+        before = trials[kind].current
+        if saved := trials[kind].record(way, seconds):
+            self._tell_change(calibration.methods, kind, before, way, saved)
+            for other in trials.values():
+                other.try_soon(way)
+
+    def _tell_change(self, methods: Sequence[str], kind: _Kind, before: int, after: int, saved: float) -> None:
         """Keeps and tells a change-over that saves a part of the time."""
-        methods = self._calibration.methods
         self._changes.append(f"{self._model}, {kind}: from {methods[before]} to {methods[after]}, {saved:.0%} shorter")
         if self._say is not None:
             self._say(f"order changed over: {self._changes[-1]}")
+
+
+def _trials(trials: dict[_Kind, OrderTrials], kind: _Kind, calibration: OrderCalibration, rank_bytes: float) -> OrderTrials:
+    """The trials of a kind, which begin with what was calibrated for its first exchange."""
+    if kind not in trials:
+        current = calibration.methods.index(calibration.method(rank_bytes))
+        trials[kind] = OrderTrials(calibration.seconds_W(rank_bytes).tolist(), current)
+    return trials[kind]
 
 
 class WatchedExchanges:
@@ -318,6 +377,15 @@ class WatchedExchanges:
         self._gathered = self._timer.mark()
         self._watch.gathered(rows[:, counts.numel() :].numpy())
         return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
+
+    def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
+        """Returns True if the next dispatch and combine are to be hierarchical, False if flat.
+
+        Args:
+            flat_RR: (R, R) rows that a flat dispatch would send from each rank (row) to each rank (column).
+            row_bytes: size of a row in bytes.
+        """
+        return self._watch.is_hierarchical(float(flat_RR.sum() - flat_RR.trace()) * row_bytes / len(flat_RR))
 
     @contextmanager
     def exchanging(self, planned: Order, phase: str, rank: int, bytes_RR: IntArray) -> Iterator[Order | None]:

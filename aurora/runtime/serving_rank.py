@@ -28,7 +28,7 @@ from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.live_placement import LOG as DECISIONS
 from aurora.runtime.live_placement import LivePlacement, compile_orders
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
-from aurora.runtime.order_calibration import calibrate, measured_network, planned_method
+from aurora.runtime.order_calibration import OrderCalibration, calibrate_plan, measured_network
 from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
@@ -42,6 +42,7 @@ from aurora.runtime.transports.put import put_transport
 from aurora.runtime.transports.shaped import tcp_transports
 from aurora.types import Cluster, ControlReport, ModelPlan, Plan, Program, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
+from aurora.types.plan import with_servers
 from aurora.types.program import hierarchy_of
 
 LOG = logging.getLogger(__name__)
@@ -129,8 +130,12 @@ def serve_rank(
             push = make_push(plan, models[0], most_tokens, options, rank_info, transports[0], device)
             push_once(push, plan.models[0].placement, models[0], workers[0].layers[0].local)
         calibration = None
+        servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
-            calibration = calibrate(transports[0], plan.cluster, planned_method(plan), device)
+            # Experts move between ranks with flat all-to-alls.
+            hierarchical_plan = with_servers(plan, options.deduplicate) if options.adapt is None else plan
+            calibration, servers_M = calibrate_plan(transports[0], plan, hierarchical_plan, device)
+            plan = hierarchical_plan
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         program = compile_plan(plan)
         most = None if options.predictable else MOST_EVENTS
@@ -149,7 +154,10 @@ def serve_rank(
             for index in range(len(workers))
         ]
         gpu, say = plan.cluster.gpus[rank_info.rank], LOG.info if rank_info.rank == 0 else None
-        watches = [None if calibration is None else OrderWatch(calibration, name, gpu, say) for name in program.names_M]
+        watches = [
+            None if calibration is None else OrderWatch(calibration, name, gpu, say, servers_M[model])
+            for name, model in zip(program.names_M, program.plan_model_M, strict=True)
+        ]
         shared = zip(transports, arbiters, recorders, watches, strict=True)
         contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
         contexts[0].push = push

@@ -271,3 +271,24 @@ class Plan(Value):
     def gap(self) -> float:
         """objective_s / bound_s - 1: 0.1 means that the plan takes 10 % longer than the lower bound for all placements."""
         return gap(self.objective_s, self.bound_s)
+
+
+def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
+    """Returns the plan with hierarchical all-to-alls for each model that supports them.
+
+    A model does if it is deduplicated, has several experts per token and no replicas, and the cluster has several servers, at
+    least one with several GPUs. A hierarchy that the plan already has stays.
+
+    Args:
+        plan: the plan.
+        deduplicate: whether models are deduplicated; None: as the plan says.
+    """
+    server_G = np.array([] if plan.cluster.fabric is None else plan.cluster.fabric.server_G, dtype=np.int64)
+    if not 1 < len(set(server_G.tolist())) < len(server_G):
+        return plan
+    models = []
+    for model in plan.models:
+        once = model.deduplicated if deduplicate is None else deduplicate
+        may = once and model.top_k > 1 and model.hierarchy is None and model.placement.split_LG is None
+        models.append(replace(model, deduplicated=True, hierarchy=Hierarchy(server_G)) if may else model)
+    return replace(plan, models=tuple(models))

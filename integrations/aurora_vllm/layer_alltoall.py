@@ -193,9 +193,12 @@ class DispatchedBatch(ExpertParallelLayer):
         return counts
 
     def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns True if this batch is to be hierarchical: it is not small."""
-        self._small = _is_small(flat_RR * row_bytes)
-        return not self._small
+        """Returns True if this batch is to be hierarchical: it is not small, and `watched` (if not None) chooses so.
+
+        If `watched` was asked, the batch's exchanges must run inside its `exchanging`, so that it can time its choice.
+        """
+        self._small, watched = _is_small(flat_RR * row_bytes), self._alltoall.watched
+        return not self._small and (watched is None or watched.is_hierarchical(flat_RR, row_bytes))
 
     @contextmanager
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:

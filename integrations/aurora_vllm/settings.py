@@ -33,7 +33,8 @@ class Settings:
             like "stock". "auto": with a plan, the methods that need no change of CUDA graphs are timed before serving, and each
             batch uses the fastest for its number of tokens; without a plan like "stock".
         all_to_all: hops of all-to-alls. "flat": each row goes straight to its rank. "hierarchical": each row goes once to each
-            server, and from there to its ranks. "auto": as planned.
+            server, and from there to its ranks. "auto": as planned; with the order "auto", and a plan whose cluster has
+            servers, whichever is measured to be faster.
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes of the record.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: no other server shares the GPUs.

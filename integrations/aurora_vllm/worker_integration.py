@@ -19,6 +19,7 @@ import torch
 from aurora.moe.transport import Transport
 from aurora.types import Network
 from aurora.types.arrays import IntArray
+from aurora.types.plan import with_servers
 from aurora_vllm.alltoall_ways import MESSAGES, ORDERED, PUSHES, STOCK
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
@@ -428,17 +429,19 @@ class WorkerIntegration:
         """Returns the choice of the order of each all-to-all by messages, after orders have been timed."""
         plan = self.served.plan
         assert plan is not None
-        from aurora.runtime.order_calibration import calibrate, planned_method
+        from aurora.runtime.order_calibration import calibrate_plan
         from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
         from aurora.runtime.phase_recorder import HostTimer, StreamTimer
 
         on_gpu = torch.cuda.is_available()
         device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
-        calibration = calibrate(self.transport(), plan.cluster, planned_method(plan), device)
+        hierarchical_plan = with_servers(plan, True) if self.served.measures_hops else None
+        calibration, (servers,) = calibrate_plan(self.transport(), plan, hierarchical_plan, device)
         if self.rank == 0:
-            LOG.info("aurora: all-to-alls measured before serving: %s", calibration)
+            for each in [calibration] + ([] if servers is None else [servers]):
+                LOG.info("aurora: all-to-alls measured before serving: %s", each)
         say = partial(LOG.info, "aurora: %s") if self.rank == 0 else None
-        watch = OrderWatch(calibration, served_name, plan.cluster.gpus[self.rank], say)
+        watch = OrderWatch(calibration, served_name, plan.cluster.gpus[self.rank], say, servers)
         began_s = time.perf_counter()
         return WatchedExchanges(watch, StreamTimer(began_s) if on_gpu else HostTimer(began_s))
 

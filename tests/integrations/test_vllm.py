@@ -660,21 +660,23 @@ model_runner.engine_alltoall = slow_alltoall
 
 
 @slow
-def test_two_servers_of_two_ranks_measure_the_order_of_two_hops(tmp_path, checkpoints, alone):
-    """vLLM's own all-to-all, which has one hop, is made to be the slowest."""
-    checkpoint, server_G = checkpoints("qwen3moe"), (0, 1, 0, 1)
-    plan = scattered(checkpoint, 4, fabric=servers(server_G, [1e9] * 4, [1e9] * 4, 1e8))
-    made = replace(plan.models[0], deduplicated=True, hierarchy=Hierarchy(np.array(server_G), 2))
-    save(replace(plan, models=(made,)), tmp_path / "plan.json")
+def test_two_servers_of_two_ranks_measure_whether_all_to_alls_have_two_hops(tmp_path, checkpoints, alone):
+    """By default, for a flat plan of a cluster with servers: a batch takes the way that is faster, and answers stay.
+
+    vLLM's own all-to-all, which has one hop, is made to be the slowest.
+    """
+    checkpoint = checkpoints("qwen3moe")
+    save(scattered(checkpoint, 4, fabric=servers((0, 1, 0, 1), [1e9] * 4, [1e9] * 4, 1e8)), tmp_path / "plan.json")
     settings = {"aurora": {"plan": str(tmp_path / "plan.json")}}
     run = Ranks(tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config=settings, before=IN_TWO_HOPS + SLOW_STOCK)
     check_same(run.answers(), alone("qwen3moe"))
     assert not run.warnings()
     lines = [line for log in run.said() for line in log.splitlines()]
-    said = "in the way that is measured to be fastest and in two hops over 2 servers, no record"
+    said = "in the way that is measured to be fastest and in two hops over 2 servers or flat, no record"
     assert sum(said in line for line in lines) == 1
     measured = [line for line in lines if "aurora: all-to-alls measured before serving" in line]
-    assert [", vLLM's own " in line for line in measured] == [False, True]
+    assert ["over servers" in line for line in measured] == [False, True, False]
+    assert ", vLLM's own " in measured[2]
 
 
 @pytest.mark.parametrize("eplb_too", [False, True])

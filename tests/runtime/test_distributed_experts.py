@@ -164,7 +164,7 @@ def both_ways(rank_info, memory, given):
     layer.set_placement(Placement((((0, 1), (2, 3), (4, 5)),)), ops_for(3, Hierarchy(np.array([0, 1, 1]), 2)), 0, context)
     context.start_compute()
     for chosen in (True, False):
-        layer.is_hierarchical = lambda flat_RR, row_bytes, chosen=chosen: chosen
+        context.is_hierarchical = lambda flat_RR, row_bytes, chosen=chosen: chosen
         context.next_step(None)
         outputs.append(layer(hidden, index, weights))
     trace = recorder.trace()

@@ -46,6 +46,7 @@ from aurora.types import (
     Profile,
     RunOptions,
 )
+from aurora.types.network import Cut, servers
 from aurora.types.options import LENGTHENED
 from tests.runtime.test_run import FLAT, differences, hierarchical, plan_for, prompts_for
 
@@ -230,6 +231,19 @@ def test_what_cannot_be_followed_is_refused():
         RunOptions(adapt=EAGER, predictable=True)
     with pytest.raises(BadInput, match="`dry_run`: expected with `adapt`"):
         RunOptions(dry_run=True)
+
+
+def test_all_to_alls_stay_flat_where_experts_move(monkeypatch, mixtral):
+    """Although such tokens may go over servers in a run whose experts stay."""
+    monkeypatch.setattr("aurora.runtime.order_calibration.SIZES", (1 << 10,))
+    plan = plan_for([mixtral], 4)
+    machines = replace(plan.cluster, fabric=servers([0, 0, 1, 1], [50e6] * 4, [50e6] * 4, 50e6))
+    model = replace(plan.models[0], cut_L=(Cut(0.0, 0, ()),) * len(plan.models[0].dispatch_L))
+    plan = replace(plan, cluster=machines, models=(model,))
+    options = RunOptions(max_new_tokens=2, transport="memory", order="auto", deduplicate=True, adapt=EAGER)
+    (used,) = aurora.run(plan, [mixtral], [prompts_for(mixtral, 4)], options).orders_M
+    assert used.servers == ""
+    assert not any("over servers" in method for method in used.exchanges)
 
 
 class Numbered(nn.Module):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.order_calibration import COLLECTIVE, OrderCalibration
+from aurora.runtime.order_calibration import COLLECTIVE, FLAT, OVER_SERVERS, OrderCalibration
 from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import HostTimer, PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
@@ -168,3 +168,39 @@ def test_exchanges_of_one_kind_count_over_their_bound():
         watch.gathered(watch.report().numpy()[None])
     assert watch.used.changes == ()
     assert watch.used.exchanges["openshop"] == pytest.approx(6000, rel=0.05)
+
+
+def test_all_to_alls_change_over_between_flat_and_servers():
+    """By the seconds of a dispatch and its combine together; the plan's way stays until the other is surely faster."""
+    sizes, seconds_CW = np.array([1000, 100_000]), np.array([[1.0, 1.0], [100.0, 100.0]]) * STARTUP_S
+    spread_out = ORDER["spread-out"](*ONES, rng=np.random.default_rng(0))  # of the way that the plan has no orders for
+    servers = OrderCalibration((FLAT, OVER_SERVERS), sizes, seconds_CW, np.zeros((2, 2)), {FLAT: spread_out}, {})
+    (plain, *_), rank_bytes = watches(1), 10_000
+    watch_R = [OrderWatch(plain._calibration, "m", PORT, None, servers) for _ in range(3)]
+    seconds, ways = {OVER_SERVERS: 0.02, FLAT: 0.03}, []
+    performed = set()
+    for number in range(900):
+        if number == 300:
+            seconds[OVER_SERVERS] = 0.06
+        chosen = {watch.is_hierarchical(rank_bytes) for watch in watch_R}
+        assert len(chosen) == 1
+        ways.append(OVER_SERVERS if chosen.pop() else FLAT)
+        for phase, share in (("dispatch", 0.7), ("combine", 0.3)):
+            for watch in watch_R:
+                planned = PLANNED if phase == "dispatch" else PLANNED.reversed
+                performed.add((ways[-1], phase, watch.order(planned, phase, rank_bytes)))
+                watch.record(0.0, seconds[ways[-1]] * share, rank_bytes, 0)
+        reports = np.stack([watch.report().numpy() for watch in watch_R])
+        for watch in watch_R:
+            watch.gathered(reports)
+    assert ways[:300].count(OVER_SERVERS) > 270
+    assert ways[-100:].count(FLAT) > 90
+    assert {(FLAT, "dispatch", spread_out), (FLAT, "combine", spread_out.reversed)} <= performed
+    assert {(OVER_SERVERS, "dispatch", PLANNED), (OVER_SERVERS, "combine", PLANNED.reversed)} <= performed
+    assert not {order for way, _, order in performed if way == FLAT} & {PLANNED, PLANNED.reversed}
+    used = watch_R[0].used
+    assert sum(used.exchanges.values()) == 1800
+    assert used.exchanges["openshop"] > 500 < used.exchanges[f"openshop {OVER_SERVERS}"]
+    assert any(change.endswith("from over servers to flat, 50% shorter") for change in used.changes)
+    assert used.servers == str(servers)
+    assert all(watch.used == used for watch in watch_R)

@@ -178,13 +178,15 @@ def test_all_to_alls_over_servers_give_the_plain_models_output(mixtral, qwen, hi
 
 
 @pytest.mark.full
-def test_runs_over_servers_measure_their_order(mixtral):
-    """The plan's order and all others give the same answers."""
+def test_runs_over_servers_measure_whether_they_should(mixtral):
+    """The plan's order and hierarchy, and all others, give the same answers; flat exchanges count apart."""
     plan = hierarchical(plan_for([mixtral], 4), Hierarchy(np.array([0, 0, 1, 1]), 2))
     result, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], transport="memory", order="auto")
     assert found == []
     (used,) = result.orders_M
-    assert set(used.exchanges) <= set(result.calibration.methods)
+    assert "flat" in used.servers
+    assert "over servers" in used.servers
+    assert set(used.exchanges) <= {f"{method}{way}" for method in result.calibration.methods for way in ("", " over servers")}
 
 
 def test_ranks_without_requests_keep_step(mixtral):
