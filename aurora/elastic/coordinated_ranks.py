@@ -25,7 +25,7 @@ from aurora.elastic.control_channel import (
 from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
 from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.member import ABSENT_S
-from aurora.elastic.processes import RankProcesses
+from aurora.elastic.processes import RankLoss, RankProcesses
 from aurora.errors import AuroraError, RankFailed
 
 LOOK_S = 0.1  # at most, between two looks at processes
@@ -144,12 +144,7 @@ class CoordinatedRanks:
     def _step(self) -> None:
         """Handles events of ranks, and ends the epoch where a new one is due."""
         for rank, event in self._processes.events(LOOK_S):
-            if isinstance(event, OSError):
-                self._record_loss(rank, f"did not start: {event}")
-            elif event is None:
-                self._lose(rank, self._processes.running[rank].exit_reason())
-            else:
-                self._handle(rank, event)
+            self._handle(rank, event)
         if not self._processes.running and not self._processes.starting:
             raise RankFailed(f"all ranks are lost; the last, {self._last_loss}")
         self._give_up_joined()
@@ -174,8 +169,10 @@ class CoordinatedRanks:
                 self._processes.running[rank].send(Stop(self._epoch))
 
     def _handle(self, rank: int, message: Any) -> None:
-        """Handles one message from a rank, if it is one. Raises what the rank raised."""
+        """Handles one message or event of a rank. Raises what the rank raised."""
         match message:
+            case RankLoss(reason):
+                self._lose(rank, reason)
             case Waits(lost):
                 self._waiting.add(rank)
                 if lost is not None:
@@ -198,7 +195,7 @@ class CoordinatedRanks:
                 self._results[rank] = value
 
     def _lose(self, rank: int, reason: str) -> None:
-        """Kills a rank, and ends the epoch if it served in it."""
+        """Kills a rank, ends the epoch if it served in it, and starts it again if that is left."""
         self._waiting.discard(rank)
         if self._joined is not None:
             self._joined.states.pop(rank, None)
@@ -206,9 +203,6 @@ class CoordinatedRanks:
             self._serving.discard(rank)
             self._stop_epoch()
         self._processes.kill(rank)
-        self._record_loss(rank, reason)
-
-    def _record_loss(self, rank: int, reason: str) -> None:
         self._last_loss = f"rank {rank}: {reason}"
         self._idle_epochs = 0  # the next members are not the same processes
         self._coordinator.on_lost(rank, reason)
@@ -249,7 +243,7 @@ class CoordinatedRanks:
         until_s = time.monotonic() + self._hang_s
         while time.monotonic() < until_s and expected & self._processes.running.keys() - self._results.keys():
             for rank, event in self._processes.events(LOOK_S):
-                if event is not None:
+                if not isinstance(event, RankLoss):
                     self._handle(rank, event)
                 elif rank not in self._results:
                     expected.discard(rank)

@@ -34,7 +34,7 @@ from aurora.elastic.host_connection import (
     WireFormat,
     fails_soon,
 )
-from aurora.elastic.processes import Outbox, RankProcesses, StartedRank
+from aurora.elastic.processes import Outbox, RankLoss, RankProcesses, StartedRank
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.connections import listen
 from aurora.types.options import MOST_PORT
@@ -101,17 +101,12 @@ class _JoinedRank(StartedRank):
     """A rank of another host."""
 
     host: _Host
-    reason: str | None = field(default=None, init=False)  # why it has ended
 
     def send(self, message: object) -> None:
         self.host.send(ToRank(self.rank, message))
 
-    def exit_reason(self) -> str:
-        return self.reason or "its process ended"
-
     def kill(self) -> None:
-        if self.reason is None:
-            self.host.members.pop(self.rank, None)
+        if self.host.members.pop(self.rank, None) is not None:  # else it has ended
             self.host.send(KillRank(self.rank))
 
     def join(self) -> None:
@@ -226,8 +221,8 @@ class LedRanks(RankProcesses):
                 while self._awaited and time.monotonic() > self._late_s:
                     rank = min(self._awaited)
                     self._awaited.remove(rank)
-                    late = f"{self._lead.awaited[rank]} did not join within {self._timeout_s:g} s"
-                    self.inbox.put((rank, None, OSError(late)))
+                    late = f"did not start: {self._lead.awaited[rank]} did not join within {self._timeout_s:g} s"
+                    self.inbox.put((rank, None, RankLoss(late)))
 
     def _hear_host(self, connection: socket.socket) -> None:
         """Serves one connection until it ends."""
@@ -298,10 +293,9 @@ class LedRanks(RankProcesses):
                     host.members[rank] = member = _JoinedRank(rank, pid, host)
                     self.inbox.put((rank, member, member))
                 case RankNotStarted(rank, reason) if rank in host.starting:
-                    host.starting.remove(rank)
-                    self.inbox.put((rank, None, OSError(reason)))
+                    self._end(host, rank, reason)
                 case RankEnded(rank, reason) if rank in host.members:
-                    self._end(host.members.pop(rank), reason)
+                    self._end(host, rank, reason)
                 case FromRank(rank, said) if rank in host.members:
                     self.inbox.put((rank, host.members[rank], said))
                 case FromRank() | RankEnded():
@@ -309,9 +303,9 @@ class LedRanks(RankProcesses):
                 case _:
                     raise Refused(type(message).__name__)
 
-    def _end(self, member: _JoinedRank, reason: str) -> None:
-        member.reason = reason
-        self.inbox.put((member.rank, member, None))
+    def _end(self, host: _Host, rank: int, reason: str) -> None:
+        host.starting.discard(rank)
+        self.inbox.put((rank, host.members.pop(rank, None), RankLoss(reason)))
 
     def _lose(self, host: _Host, reason: str) -> None:
         """Gives up a host, and with it all its ranks."""
@@ -321,12 +315,8 @@ class LedRanks(RankProcesses):
             host.lost = reason = f"{host.about.name} is lost: {reason}"
             if self._hosts.get(host.about.name) is host:
                 del self._hosts[host.about.name]
-            for rank in sorted(host.starting):
-                self.inbox.put((rank, None, OSError(reason)))
-            host.starting.clear()
-            for member in host.members.values():
-                self._end(member, reason)
-            host.members.clear()
+            for rank in [*host.starting, *host.members]:
+                self._end(host, rank, reason)
         host.outbox.stop()
         host.connection.end()
 
@@ -407,7 +397,7 @@ class JoiningHost:
         """Hook, called with each message of a rank that is sent to the leader; does nothing here."""
 
     def ended(self, rank: int, reason: str) -> None:
-        """Hook, called when a rank's process has ended by itself; does nothing here."""
+        """Hook, called when a rank did not start, or its process has ended by itself; does nothing here."""
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
         """Hook: returns (rank, message) pairs to send again to a new leader, which an earlier leader may have received."""
@@ -473,18 +463,16 @@ class JoiningHost:
     def _hear_ranks(self, connection: HostConnection, processes: RankProcesses) -> None:
         """Tells the leader which ranks have started or ended, and what they send."""
         for rank, event in processes.events(ALIVE_S):
-            if isinstance(event, OSError):
-                connection.send(RankNotStarted(rank, f"did not start: {event}"))
-            elif isinstance(event, StartedRank):
+            if isinstance(event, StartedRank):
                 connection.send(RankStarted(rank, event.pid))
-            elif event is not None:
+            elif isinstance(event, RankLoss):
+                kind = RankEnded if rank in processes.running else RankNotStarted
+                processes.kill(rank)  # before the leader is told, which may start the rank again at once
+                self.ended(rank, event.reason)
+                connection.send(kind(rank, event.reason))
+            else:
                 self.heard(rank, event)
                 connection.send(FromRank(rank, event))
-            elif (member := processes.running.get(rank)) is not None:
-                reason = member.exit_reason()
-                processes.kill(rank)  # before the leader is told, which may start the rank again at once
-                self.ended(rank, reason)
-                connection.send(RankEnded(rank, reason))
         if time.monotonic() - self._spoken_s > ALIVE_S:  # so that the kernel notices when the leader's host is gone
             self._spoken_s = time.monotonic()
             connection.send(Alive())

@@ -14,7 +14,7 @@ from typing import Any
 from aurora.errors import first_line
 from aurora.runtime.distributed.launcher import RankInfo, start_process
 
-EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
+EXIT_S = 0.3  # to learn how a process ended
 
 
 class Outbox:
@@ -40,7 +40,7 @@ class Outbox:
 
 @dataclass(eq=False)
 class StartedRank(ABC):
-    """Base of handles of a rank whose process has been started, on this or another host."""
+    """Base of handles of a rank whose process has been started, on this or another host; also the event of its start."""
 
     rank: int  # the rank's number
     pid: int  # its process id, on its host
@@ -50,16 +50,19 @@ class StartedRank(ABC):
         """Queues a message to the rank. If the rank is lost, the message is dropped."""
 
     @abstractmethod
-    def exit_reason(self) -> str:
-        """Returns a phrase for error messages on how the rank's process or connection ended."""
-
-    @abstractmethod
     def kill(self) -> None:
         """Kills the rank's process, without waiting for its end."""
 
     @abstractmethod
     def join(self) -> None:
         """Waits for the end of the rank's process, if it runs on this host."""
+
+
+@dataclass(frozen=True)
+class RankLoss:
+    """Event of a rank: it did not start, or its process or connection has ended. `reason`: a phrase for error messages."""
+
+    reason: str
 
 
 @dataclass(eq=False)
@@ -102,7 +105,7 @@ class RankProcesses:
 
     Attributes:
         inbox: (rank, its StartedRank or None if its start failed, event) tuples; see `events`.
-        running: handles of the started ranks, by rank; killed ranks are removed.
+        running: handles of the started ranks, by rank; ranks are removed by `kill`, lost ones too.
         starting: ranks that are starting or awaited; a rank may be listed twice.
     """
 
@@ -135,13 +138,12 @@ class RankProcesses:
     def events(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
         """Yields (rank, event) for all received events; waits up to timeout_s seconds for the first.
 
-        An event is one of: the rank's StartedRank, when its process has started; an OSError, if it failed to start; a message
-        from the rank; None, when its connection has ended.
+        An event is one of: the rank's StartedRank, when its process has started; a message from the rank; at last a RankLoss.
         """
         with suppress(Empty):
             for _ in range(max(1, self.inbox.qsize())):
                 rank, sender, event = self.inbox.get(timeout=timeout_s)
-                if isinstance(event, (StartedRank, OSError)):
+                if isinstance(event, StartedRank) or sender is None:
                     self.starting.remove(rank)
                 if isinstance(event, StartedRank):
                     self.running[rank] = event
@@ -173,7 +175,7 @@ class RankProcesses:
         try:
             process, connection = start_process(rank_info, self._main, *self._args)
         except Exception as error:  # such as too many processes or open files
-            self.inbox.put((rank, None, OSError(first_line(error))))
+            self.inbox.put((rank, None, RankLoss(f"did not start: {first_line(error)}")))
             return
         found = RankProcess(rank, process.pid, process, connection)
         self.inbox.put((rank, found, found))
@@ -189,7 +191,7 @@ class RankProcesses:
         with suppress(EOFError, OSError):
             while True:
                 self.inbox.put((member.rank, member, member.connection.recv()))
-        self.inbox.put((member.rank, member, None))
+        self.inbox.put((member.rank, member, RankLoss(member.exit_reason())))
         member.outbox.stop()
         writer.join()
         member.connection.close()

@@ -21,7 +21,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.elastic.processes import RankProcess, RankProcesses
+from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses
 from aurora.errors import BadInput, RankFailed, first_line
 from aurora.planner.gradient_codes import GradientCode
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
@@ -414,7 +414,7 @@ class CodedAggregator:
                 if current is not None:
                     current.take(worker, event)
             elif not isinstance(event, RankProcess):
-                self._lost[worker] = self._workers.running[worker].exit_reason() if event is None else f"failed: {event}"
+                self._lost[worker] = event.reason if isinstance(event, RankLoss) else f"failed: {event}"
                 self._workers.rounds_W[worker].put(None)
                 self._workers.kill(worker)
                 if current is not None:

@@ -19,7 +19,7 @@ from aurora.elastic.host_connection import HOST_MESSAGES, MOST_RANKS, JoinRun, W
 from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of
 from aurora.elastic.lighthouse import Lighthouse, check_torchft
 from aurora.elastic.member import HANG_S, Member, keep_collections_short, own_address
-from aurora.elastic.processes import RankProcess, RankProcesses, StartedRank
+from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses, StartedRank
 from aurora.elastic.steps import Pause, Version, run_elastic
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
@@ -152,15 +152,13 @@ class Launcher:
     def _handle(self, rank: int, event: Any) -> None:
         """Handles one event of a rank. Raises the error that ends the run."""
         match event:
-            case StartedRank() | OSError():
+            case StartedRank() | RankLoss():
                 if isinstance(self._processes, LedRanks) and (host := self._processes.host_of(rank)) is not None:
                     self._names[rank] = f"{host.name}: rank {host.ranks.index(rank)}"
                     self._respawns_left.setdefault(rank, host.respawn)
-                if isinstance(event, OSError):
-                    self._lose(rank, f"did not start: {event}")
+                if isinstance(event, RankLoss):
+                    self._lose(rank, event.reason)
                 self._most = max(self._most, len(self._processes.running))
-            case None:
-                self._lose(rank, self._processes.running[rank].exit_reason())
             case RankFailed():
                 self._lose(rank, str(event))
             case AuroraError():
