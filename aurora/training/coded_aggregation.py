@@ -7,14 +7,13 @@ delays nobody, and gets the newest round when it reads again.
 Source: BCC (arXiv:1710.09990).
 """
 
-import os
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Generic, Self, TypeVar
 
@@ -62,25 +61,20 @@ class Newest(Generic[T]):
     """Hand-over of values between two threads that keeps only the newest one; older values that were not read are lost."""
 
     def __init__(self) -> None:
-        self._values = 0  # how many were put
-        self._newest: Any = None
+        self._newest = deque[T](maxlen=1)
         self._changed = threading.Condition()
 
     def put(self, value: T) -> None:
         """Replaces the newest value."""
         with self._changed:
-            self._values, self._newest = self._values + 1, value
+            self._newest.append(value)
             self._changed.notify()
 
-    def after(self, seen: int, timeout_s: float | None = None) -> tuple[int, T]:
-        """Waits until more than `seen` values were put, or timeout_s are over. Returns (number of values put, newest value)."""
+    def take(self) -> T:
+        """Waits for a value that was not taken yet, and returns the newest one."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_after(seen), timeout_s)
-            return self._values, self._newest
-
-    def is_after(self, seen: int) -> bool:
-        """Returns True if more than `seen` values were put."""
-        return self._values > seen
+            self._changed.wait_for(lambda: self._newest)
+            return self._newest.pop()
 
 
 def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
@@ -98,24 +92,26 @@ def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> No
     If a newer round begins before the sum is computed, the worker abandons it, and continues with the newest round.
 
     Args:
-        connection: pipe to the master; the process exits when the master closes it.
+        connection: pipe to the master.
         worker: the worker's number.
         job: the work and the codes.
+
+    Raises:
+        EOFError: once the master has closed the pipe.
     """
-    rounds: Newest[Round[Array]] = Newest()
-    threading.Thread(target=_receive_rounds, args=(connection, rounds), daemon=True, name="aurora-rounds").start()
-    seen, newest = rounds.after(0)
+    received: dict[str, Array] = {}
     while True:
+        newest = _receive_round(connection, received)
         delay_s = job.delay_s(worker, newest.number) if job.delay_s else 0.0
-        if not (delay_s and rounds.after(seen, delay_s)[0] > seen):
-            code, total, error = job.codes[newest.code], None, ""
-            try:
-                total = weighted_sum(job.work, code, worker, newest.arguments, partial(rounds.is_after, seen))
-            except Exception as failure:
-                error = f"{type(failure).__name__}: {first_line(failure)}"
-            if not rounds.is_after(seen) and code.code_WB[worker].any():
-                connection.send(Answer(newest.number, total, error))
-        seen, newest = rounds.after(seen)
+        if connection.poll(delay_s):
+            continue
+        code, total, error = job.codes[newest.code], None, ""
+        try:
+            total = weighted_sum(job.work, code, worker, newest.arguments, connection.poll)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {first_line(failure)}"
+        if not connection.poll() and code.code_WB[worker].any():
+            connection.send(Answer(newest.number, total, error))
 
 
 def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Arguments, over: Callable[[], bool]) -> Array | None:
@@ -146,28 +142,22 @@ def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Argumen
 
 def send_rounds(connection: Connection, rounds: Newest[Round[bytes] | None]) -> None:
     """Sends each new round (only the newest of several) to a worker, with the arguments that changed, until a round is None."""
-    sent, (seen, newest) = dict[str, bytes](), rounds.after(0)
+    sent: dict[str, bytes] = {}
     with suppress(OSError):  # the worker is gone
-        while newest is not None:
+        while (newest := rounds.take()) is not None:
             new = {name: packed for name, packed in newest.arguments.items() if sent.get(name) is not packed}
             connection.send((newest.number, newest.code, tuple(newest.arguments), tuple(new)))
             for packed in new.values():
                 connection.send_bytes(packed)
             sent |= new
-            seen, newest = rounds.after(seen)
 
 
-def _receive_rounds(connection: Connection, rounds: Newest[Round[Array]]) -> None:
-    """Receives what `send_rounds` sends; ends the process when the master is gone."""
-    received: dict[str, Array] = {}
-    try:
-        while True:
-            number, code, names, new = connection.recv()
-            for name in new:
-                received[name] = connection.recv()
-            rounds.put(Round(number, code, {name: received[name] for name in names}))
-    finally:
-        os._exit(1)
+def _receive_round(connection: Connection, received: dict[str, Array]) -> Round[Array]:
+    """Receives one round from `send_rounds`; `received` keeps arguments, by name, for later rounds."""
+    number, code, names, new = connection.recv()
+    for name in new:
+        received[name] = connection.recv()
+    return Round(number, code, {name: received[name] for name in names})
 
 
 Watch = Callable[[Sequence[str]], None]
