@@ -24,7 +24,7 @@ from aurora.elastic.member import Epoch
 from aurora.elastic.steps import Settlement, StateLost
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.checkpoint import CheckpointWriter
-from aurora.training.elastic import ElasticTraining
+from aurora.training.member_training import MemberTraining
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks, load_trainer
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
@@ -62,11 +62,11 @@ class CappedOptions(TrainOptions):
         return max(1, min(super().min_replicas_among(ranks), ranks * SLOTS // EXPERTS))
 
 
-class Restarting(ElasticTraining):
+class Restarting(MemberTraining):
     """Checkpoint-restart: at each change all members start anew from the last checkpoint, and all wait for each checkpoint.
 
     Args:
-        args: of ElasticTraining.
+        args: of MemberTraining.
         start_s: seconds until processes that are started anew could join.
     """
 
@@ -95,7 +95,7 @@ class _Way:
     name: str
     nodes: int
     options: TrainOptions
-    training: Training = ElasticTraining
+    training: Training = MemberTraining
 
 
 def in_groups(trace: Sequence[tuple[float, MembershipEvent]], size: int) -> Timed:

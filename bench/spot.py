@@ -17,9 +17,10 @@ from aurora.elastic.steps import NOTHING, Pause, Version, run_elastic
 from aurora.errors import AuroraError, RankFailed
 from aurora.moe.transport import Transport
 from aurora.runtime.distributed.launcher import RankInfo, describe_error, end_processes, start_process
-from aurora.training.elastic import ElasticTraining
-from aurora.training.elastic_run import FinalStep, MemberFinished
+from aurora.training.elastic_run import MemberFinished
+from aurora.training.member_training import MemberTraining
 from aurora.training.trainer import Trainer, load_trainer
+from aurora.training.training_run import FinalStep
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 from bench.papers.lazarus.membership_traces import MembershipEvent
@@ -32,7 +33,7 @@ POLL_S = 0.1
 STEP_S = 0.1  # until the first step is measured
 
 Adapt = Callable[[Trainer], None]  # changes a trainer that a member has loaded; picklable
-Training = Callable[..., ElasticTraining]  # with the arguments of ElasticTraining; picklable
+Training = Callable[..., MemberTraining]  # with the arguments of MemberTraining; picklable
 
 
 def name_of(rank: int) -> str:
@@ -57,6 +58,7 @@ def spot_member(
         trainer, about = load_trainer(path, "cpu", samples_NT, options)
         if adapt is not None:
             adapt(trainer)
+        trainer.warm_up(options.ranks)
         return trainer, about
 
     try:
@@ -75,7 +77,7 @@ def spot_member(
             options,
             output,
             connect,
-            lambda version, step: connection.send(FinalStep(version, step)),
+            connection.send,
         )
         connection.send(PREPARED)
         connection.recv()
@@ -166,7 +168,7 @@ class SpotRun:
         adapt: Adapt | None = None,
         to_the_end: bool = True,
         before: Callable[[MembershipEvent, list[str]], None] = lambda change, names: None,
-        training: Training = ElasticTraining,
+        training: Training = MemberTraining,
         seconds: float | None = None,
     ) -> None:
         self._before, self._to_the_end, self._seconds = before, to_the_end, seconds

@@ -188,13 +188,12 @@ def remove_newer(folder: Path, steps: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Sequence[int]]) -> None:
-    """Loads a rank's state from a checkpoint, which may have been written by more or fewer ranks.
+def restore_dense(state: TrainState, checkpoint: WholeCheckpoint) -> None:
+    """Loads a rank's state outside experts from a checkpoint, which may have been written by more or fewer ranks.
 
     Args:
-        state: the rank's state, changed in place.
+        state: the rank's state, changed in place; `TrainState.continue_after` must be called afterwards.
         checkpoint: the checkpoint.
-        held_L: for each layer, the experts that the rank holds from now on.
 
     Raises:
         BadInput: if a tensor is missing or has another shape.
@@ -202,9 +201,6 @@ def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Seq
     read = _reader(checkpoint)
     for name, trained in state.dense.items():
         trained.hold(read(_dense_key(name), trained.state))
-    for number, experts in enumerate(read_experts(state, checkpoint, held_L)):
-        state.hold(number, tuple(experts), experts)
-    state.continue_after(checkpoint.steps)
 
 
 def read_experts(
@@ -218,7 +214,7 @@ def read_experts(
         experts_L: for each layer, the experts to read.
 
     Raises:
-        BadInput: as `restore`.
+        BadInput: as `restore_dense`.
     """
     read = _reader(checkpoint)
     found: list[dict[int, ExpertState]] = []

@@ -23,9 +23,10 @@ from aurora.training.coded_aggregation import NORMAL, NOT_WAITED_FOR, Arguments,
 from aurora.training.data import GlobalBatches
 from aurora.training.elastic_run import Watch
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
+from aurora.training.member_training import take_steps
 from aurora.training.state import optimizer_dtype
-from aurora.training.trainer import PreparedStep, Trainer, alike_ranks, load_trainer
-from aurora.training.training_run import CommittedStep, TrainingRun, TrainResult
+from aurora.training.trainer import PreparedStep, Trainer, load_trainer
+from aurora.training.training_run import CommittedStep, TrainResult
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
@@ -225,15 +226,16 @@ def train_coded(
     Raises:
         BadInput, InfeasiblePlan, RankFailed: as `CodedGradients`.
     """
-    trainer, about = load_trainer(path, "cpu", samples_NT, options)
+    loaded = load_trainer(path, "cpu", samples_NT, options)
     transport = MemoryTransport(Memory(1, options.timeout_s), 0)
-    trainer.join(transport, alike_ranks(1))
-    with CodedGradients(trainer, path, samples_NT, options, delay_s) as coded:
+    with CodedGradients(loaded[0], path, samples_NT, options, delay_s) as coded:
 
         def tell(step: CommittedStep) -> CommittedStep:
             watch(step.step, coded.pids)
             return replace(step, not_waited_for=coded.not_waited_for)
 
-        run = TrainingRun(path, about, options, output)
-        result = run.take_steps(trainer, coded.prepare, transport, options.ranks, "pipes", tell)
-    return replace(result, remarks=result.remarks + tuple(coded.remarks), lost=tuple(coded.lost))
+        result = take_steps(lambda: loaded, path, options, output, transport, ["master"], coded.prepare, tell)
+    return replace(
+        result, ranks=options.ranks, transport="pipes", min_replicas=options.min_replicas_among(options.ranks),
+        remarks=result.remarks + tuple(coded.remarks), lost=tuple(coded.lost),
+    )  # fmt: skip

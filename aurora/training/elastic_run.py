@@ -25,13 +25,14 @@ from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.training.checkpoint import newest_checkpoint, remove_newer
 from aurora.training.data import read_samples, samples_digest
-from aurora.training.elastic import ElasticTraining
-from aurora.training.trainer import load_trainer
+from aurora.training.member_training import MemberTraining
+from aurora.training.trainer import Trainer, load_trainer
 from aurora.training.training_run import (
     CHECKPOINTS,
     LOG,
-    MODEL,
     CommittedStep,
+    FinalStep,
+    KeptSteps,
     TrainResult,
     has_mark,
     leaders_options,
@@ -49,54 +50,10 @@ Watch = Callable[[int, dict[int, int]], None]
 
 
 @dataclass(frozen=True)
-class FinalStep:
-    """Message from member to launcher: a step that all members know to be committed, and the version of the state after it."""
-
-    version: Version
-    step: CommittedStep
-
-
-@dataclass(frozen=True)
 class MemberFinished:
     """Message from member to launcher: all steps are done."""
 
     remarks: tuple[str, ...]
-
-
-class KeptSteps:
-    """Collects what members report for the result of a run: final steps, remarks and losses of ranks.
-
-    Of several reports of a step, the one of the latest epoch is kept; within an epoch, the one with a pause.
-
-    Attributes:
-        finals: the reports, by step.
-        remarks, lost: as in TrainResult.
-    """
-
-    def __init__(self) -> None:
-        self.finals: dict[int, FinalStep] = {}
-        self.remarks: list[str] = []
-        self.lost: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self.finals)
-
-    def take(self, final: FinalStep) -> tuple[bool, bool]:
-        """Adds a report of a step. Returns (True if it changes the kept steps, True if it is the first report of its epoch)."""
-        before = self.finals.get(final.step.step)
-        told = before is not None and final.version <= before.version  # by another member: it may have joined after a pause
-        new = before is None or not told or (final.step.pause is not None and before.step.pause is None)
-        if new:
-            self.finals[final.step.step] = final
-        return new, not told
-
-    def result(self, output: Path, options: TrainOptions, ranks: int) -> TrainResult:
-        """Returns the TrainResult with these steps."""
-        steps = tuple(self.finals[number].step for number in sorted(self.finals))
-        return TrainResult(
-            output / MODEL, ranks, options.transport, options.min_replicas_among(ranks), options.batch * options.length,
-            min(self.finals, default=options.steps), steps, tuple(dict.fromkeys(self.remarks)), tuple(self.lost),
-        )  # fmt: skip
 
 
 class Launcher:
@@ -364,14 +321,13 @@ def train_member(
             (rank_info.host, rank_info.port), f"{host}-{rank_info.local_rank:04d}", timeout_s=rank_info.timeout_s,
             expected=expected, least=options.min_ranks, gpu=gpu,
         )  # fmt: skip
-        work = ElasticTraining(
-            lambda: load_trainer(path, "cpu" if gpu is None else gpu.device, samples_NT, options),
-            path,
-            options,
-            output,
-            lambda *_: member.transport(),
-            lambda version, step: connection.send(FinalStep(version, step)),
-        )
+
+        def load() -> tuple[Trainer, dict[str, Any]]:
+            trainer, about = load_trainer(path, "cpu" if gpu is None else gpu.device, samples_NT, options)
+            trainer.warm_up(options.ranks)
+            return trainer, about
+
+        work = MemberTraining(load, path, options, output, lambda *_: member.transport(), connection.send)
         keep_collections_short()
         run_elastic(member, work, work.paused)
         work.close()

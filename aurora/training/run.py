@@ -24,8 +24,9 @@ from aurora.training.checkpoint import begun_checkpoints
 from aurora.training.coded_gradients import code_of, train_coded
 from aurora.training.data import read_samples
 from aurora.training.elastic_run import join_training, train_elastic
-from aurora.training.trainer import alike_ranks, load_trainer
-from aurora.training.training_run import CHECKPOINTS, TrainingRun, TrainResult, sole_run
+from aurora.training.member_training import take_steps
+from aurora.training.trainer import load_trainer
+from aurora.training.training_run import CHECKPOINTS, TrainResult, sole_run
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
@@ -125,14 +126,13 @@ def train_rank(
         raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
     if device != "cpu":
         torch.cuda.set_device(device)
-    trainer, about = load_trainer(path, device, samples_NT, options)
+    loaded = load_trainer(path, device, samples_NT, options)
     with _transport(rank_info, options, device, memory) as (transport, name):
         # Transformers changes torch's default dtype while it loads the model of a rank that is another thread.
         transport.gather(torch.zeros(1, dtype=torch.uint8))
         machine = rank_info.local_ranks if rank_info.local_ranks < rank_info.ranks else 1
-        trainer.join(transport, alike_ranks(rank_info.ranks, machine))
-        run = TrainingRun(path, about, options, output)
-        return run.take_steps(trainer, trainer.prepare, transport, rank_info.ranks, name)
+        members = [f"host{rank // machine}-{rank}" for rank in range(rank_info.ranks)]
+        return take_steps(lambda: loaded, path, replace(options, transport=name), output, transport, members)
 
 
 @contextmanager

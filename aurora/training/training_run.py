@@ -1,35 +1,19 @@
-"""Training run: its folder, to which one run at a time writes, and its steps, from the newest checkpoint to the final model.
-
-`TrainingRun` runs the steps of a run with fixed ranks.
-"""
+"""Training run: its folder, to which one run at a time writes, and the records of its steps."""
 
 import json
 import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from aurora.elastic.host_connection import this_version
-from aurora.elastic.steps import Pause
+from aurora.elastic.steps import Pause, Version
 from aurora.errors import BadInput
 from aurora.io.files import open_locked
 from aurora.models.hub import model_digest
-from aurora.moe.transport import Transport
-from aurora.training.checkpoint import (
-    CheckpointWriter,
-    check_same_training,
-    export_model,
-    newest_checkpoint,
-    remove_newer,
-    restore,
-)
-from aurora.training.trainer import PreparedStep, Trainer
 from aurora.types import TrainOptions
 from aurora.types.read_numbers import whole_number
 from aurora.types.run_options import OF_EACH_HOST
@@ -150,9 +134,48 @@ class TrainResult:
         return self.tokens * len(self.steps) / seconds if self.steps else 0.0
 
 
-def committed_step(prepared: PreparedStep, seconds: float, moved: int) -> CommittedStep:
-    """Returns the CommittedStep of a prepared step; `moved`: number of experts that moved before it."""
-    return CommittedStep(prepared.step, prepared.loss, prepared.router_loss, prepared.gradient_norm, seconds, moved)
+@dataclass(frozen=True)
+class FinalStep:
+    """Step that all members know to be committed, and the version of the state after it; a message from member to launcher."""
+
+    version: Version
+    step: CommittedStep
+
+
+class KeptSteps:
+    """Collects what members report for the result of a run: final steps, remarks and losses of ranks.
+
+    Of several reports of a step, the one of the latest epoch is kept; within an epoch, the one with a pause.
+
+    Attributes:
+        finals: the reports, by step.
+        remarks, lost: as in TrainResult.
+    """
+
+    def __init__(self) -> None:
+        self.finals: dict[int, FinalStep] = {}
+        self.remarks: list[str] = []
+        self.lost: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.finals)
+
+    def take(self, final: FinalStep) -> tuple[bool, bool]:
+        """Adds a report of a step. Returns (True if it changes the kept steps, True if it is the first report of its epoch)."""
+        before = self.finals.get(final.step.step)
+        told = before is not None and final.version <= before.version  # by another member: it may have joined after a pause
+        new = before is None or not told or (final.step.pause is not None and before.step.pause is None)
+        if new:
+            self.finals[final.step.step] = final
+        return new, not told
+
+    def result(self, output: Path, options: TrainOptions, ranks: int) -> TrainResult:
+        """Returns the TrainResult with these steps."""
+        steps = tuple(self.finals[number].step for number in sorted(self.finals))
+        return TrainResult(
+            output / MODEL, ranks, options.transport, options.min_replicas_among(ranks), options.batch * options.length,
+            min(self.finals, default=options.steps), steps, tuple(dict.fromkeys(self.remarks)), tuple(self.lost),
+        )  # fmt: skip
 
 
 def log_step(file: Path, step: CommittedStep) -> list[str]:
@@ -173,80 +196,3 @@ def logged_steps(file: Path) -> set[int]:
             with suppress(ValueError, TypeError, KeyError, RecursionError, BadInput):
                 found.add(whole_number(json.loads(line)["step"]))
     return found
-
-
-@dataclass(frozen=True)
-class TrainingRun:
-    """Training run with fixed ranks, as one rank executes it: model, options and folder.
-
-    Args:
-        path: the model's folder.
-        about: values that identify this training, for checkpoints.
-        options, output: as in `aurora.train`.
-    """
-
-    path: str
-    about: dict[str, Any]
-    options: TrainOptions
-    output: Path
-
-    def take_steps(
-        self,
-        trainer: Trainer,
-        prepare: Callable[[], PreparedStep],
-        transport: Transport,
-        ranks: int,
-        transport_name: str,
-        tell: Callable[[CommittedStep], CommittedStep] = lambda step: step,
-    ) -> TrainResult:
-        """Runs all steps (with `options.resume`, from the newest checkpoint), and writes the model. A collective call.
-
-        Args:
-            trainer: the trainer, after `join` and before `place`.
-            prepare: prepares the trainer's next step.
-            transport: the trainer's transport.
-            ranks, transport_name: number of ranks and name of the transport, for the result.
-            tell: called with each committed step; returns the step to be logged.
-
-        Returns:
-            The result, the same on all ranks except for seconds and remarks.
-        """
-        options, output, rank = self.options, self.output, transport.rank
-        remarks = self._begin(trainer, transport)
-        resumed, steps = trainer.state.steps, list[CommittedStep]()
-        writer = CheckpointWriter(output / CHECKPOINTS, self.about)
-        for step in range(resumed, options.steps):
-            began_s = time.perf_counter()
-            due = options.rebalance_every is not None and step % options.rebalance_every == 0 and step > resumed
-            moved = trainer.rebalance() if due else 0
-            prepared = prepare()
-            trainer.commit(prepared)
-            steps.append(tell(committed_step(prepared, time.perf_counter() - began_s, moved)))
-            if rank == 0:
-                remarks += log_step(output / LOG, steps[-1])
-            every = options.checkpoint_every
-            if step + 1 == options.steps or (every is not None and (step + 1) % every == 0):
-                writer.save(trainer.state, trainer.placement, rank)
-        writer.wait()
-        export_model(trainer.state, trainer.placement, transport, self.path, options.dtype, output / MODEL)
-        transport.gather(torch.zeros(1, dtype=torch.uint8))  # nobody leaves before the model is written
-        min_replicas, tokens = options.min_replicas_among(ranks), options.batch * options.length
-        told = tuple(remarks + writer.failures)
-        return TrainResult(output / MODEL, ranks, transport_name, min_replicas, tokens, resumed, tuple(steps), told)
-
-    def _begin(self, trainer: Trainer, transport: Transport) -> list[str]:
-        """Places the experts, with the state of the newest checkpoint if wanted. Returns what was wrong with newer ones."""
-        folder, resume = self.output / CHECKPOINTS, self.options.resume
-        checkpoint, remarks = newest_checkpoint(folder) if resume else (None, [])
-        steps_R = transport.gather(torch.tensor([0 if checkpoint is None else checkpoint.steps]))[:, 0].tolist()
-        if len(set(steps_R)) > 1:
-            raise BadInput(f"{folder}: expected the same checkpoints on all ranks, found those of steps {steps_R}")
-        if checkpoint is not None:
-            check_same_training(checkpoint, self.about)
-        if resume and transport.rank == 0:  # no rank writes before all have placed their experts
-            remove_newer(folder, 0 if checkpoint is None else checkpoint.steps)
-        placement = trainer.planned()
-        if checkpoint is not None:
-            restore(trainer.state, checkpoint, [slots_G[transport.rank] for slots_G in placement.slots_LG])
-        trainer.place(placement)
-        return remarks

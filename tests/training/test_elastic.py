@@ -13,8 +13,8 @@ from aurora.elastic.steps import NOTHING, Settlement, StateLost, Version
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import read_samples
-from aurora.training.elastic import ElasticTraining
 from aurora.training.elastic_run import train_elastic
+from aurora.training.member_training import MemberTraining
 from aurora.training.run import train
 from aurora.training.trainer import load_trainer
 from aurora.types import TrainOptions
@@ -94,11 +94,11 @@ class Crew:
         return launch_threads(one, len(names), timeout_s=60.0)
 
     def work(self):
-        def final(version, step):
-            self.final[version] = step
+        def final(said):
+            self.final[said.version] = said.step
 
-        return ElasticTraining(lambda: load_trainer(self.folder, "cpu", self.samples_NT, self.options), self.folder, self.options,
-                               self.output, None, final)  # fmt: skip
+        return MemberTraining(lambda: load_trainer(self.folder, "cpu", self.samples_NT, self.options), self.folder, self.options,
+                              self.output, None, final)  # fmt: skip
 
     def prepare(self):
         launch_threads(lambda rank_info: self.works[self.names[rank_info.rank]].prepare(), len(self.names), timeout_s=60.0)

@@ -13,8 +13,8 @@ from aurora.elastic.steps import run_elastic
 from aurora.errors import BadInput
 from aurora.training import elastic_run
 from aurora.training.data import read_samples
-from aurora.training.elastic import ElasticTraining
 from aurora.training.elastic_run import train_elastic
+from aurora.training.member_training import MemberTraining
 from aurora.training.run import train
 from aurora.training.trainer import load_trainer
 from aurora.types import TrainOptions
@@ -53,15 +53,15 @@ class Members:
             if call == dies:
                 die(member)
 
-        def final(version, step):
-            self.final[version] = step.loss
-            self.at_step.pop(step.step, lambda: None)()
+        def final(said):
+            self.final[said.version] = said.step.loss
+            self.at_step.pop(said.step.step, lambda: None)()
 
         model, samples_NT, _ = self.made
         self.gpus[name] = EmulatedGpu(on_call)
         member = Member(self.lighthouse.address, name, timeout_s=60.0, expected=3, gpu=self.gpus[name])
         load = lambda: load_trainer(model, self.gpus[name].device, samples_NT, OPTIONS)  # noqa: E731
-        work = ElasticTraining(load, model, OPTIONS, self.output, lambda *_: member.transport(), final)
+        work = MemberTraining(load, model, OPTIONS, self.output, lambda *_: member.transport(), final)
         self.works[name] = (member, work)
 
     def start(self, name):

@@ -19,12 +19,13 @@ from aurora.elastic.hosts import Lead, LedRanks
 from aurora.elastic.steps import Pause, Version
 from aurora.errors import BadInput, RankFailed
 from aurora.training.data import read_samples, samples_digest
-from aurora.training.elastic import nodes_of
-from aurora.training.elastic_run import WIRE, FinalStep, JoinedTraining, MemberFinished, join_training, train_elastic
+from aurora.training.elastic_run import WIRE, JoinedTraining, MemberFinished, join_training, train_elastic
+from aurora.training.member_training import nodes_of
 from aurora.training.run import train
 from aurora.training.training_run import (
     LOG,
     CommittedStep,
+    FinalStep,
     has_mark,
     leaders_options,
     log_step,

@@ -1,4 +1,7 @@
-"""Elastic training: a member's computation in each step, and the moves of its state when members join or are lost."""
+"""Training as a member of a run: its computation in each step, and the moves of its state when members join or are lost.
+
+`run_elastic` takes the steps of members that come and go, `take_steps` those of a run with fixed ranks.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +21,12 @@ from aurora.training.checkpoint import (
     export_model,
     newest_checkpoint,
     read_experts,
-    restore,
+    remove_newer,
+    restore_dense,
 )
 from aurora.training.migration import held_by_all, send_dense
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks_on
-from aurora.training.training_run import CHECKPOINTS, MODEL, CommittedStep, committed_step
+from aurora.training.training_run import CHECKPOINTS, LOG, MODEL, CommittedStep, FinalStep, KeptSteps, TrainResult, log_step
 from aurora.types import Placement, TrainOptions
 
 
@@ -46,8 +50,8 @@ def nodes_of(members: Sequence[str], slots: int, experts: int, min_replicas: int
     return [among.index(host) for host in hosts]
 
 
-class ElasticTraining:
-    """StepWork of one member of an elastic training run, for `run_elastic`.
+class MemberTraining:
+    """StepWork of one member of a training run.
 
     After a change of membership, experts are placed such that few move. They are copied from replicas, with AdamW's state. If
     all replicas of an expert are lost, all members restore the last checkpoint. The last step does not train, but writes the
@@ -59,7 +63,8 @@ class ElasticTraining:
         options: options of the training.
         output: the run's folder.
         connect: called with an epoch and its process groups; returns the epoch's transport.
-        on_final: called with (version of the state after a step, step) once all members know that the step is committed.
+        on_final: called with each step once all members know that it is committed.
+        prepare: prepares the trainer's next step; None: its own `prepare`.
 
     Attributes:
         step: number of steps that were applied to the held state; -1: no state is held.
@@ -74,20 +79,21 @@ class ElasticTraining:
         options: TrainOptions,
         output: Path,
         connect: Callable[[Epoch, list[Any]], Transport],
-        on_final: Callable[[Version, CommittedStep], None],
+        on_final: Callable[[FinalStep], None],
+        prepare: Callable[[], PreparedStep] | None = None,
     ) -> None:
         self._load, self._path, self._options, self._output = load, path, options, output
-        self._connect, self._on_final = connect, on_final
+        self._connect, self._on_final, self._prepare = connect, on_final, prepare
         self._trainer, about = load()
-        self._trainer.warm_up(options.ranks)
         self._about = dict(about)
         self._writer = CheckpointWriter(output / CHECKPOINTS, self._about)
         self.step, self.steps = -1, options.steps + 1
         self._prepared: PreparedStep | None = None
-        self._committed: tuple[Version, CommittedStep] | None = None  # the last step, until all know that it is
-        self._moved, self._since_s = 0, time.perf_counter()
+        self._committed: FinalStep | None = None  # the last step, until all know that it is
+        self._moved = 0  # experts, since the last step
+        self._since_s: float | None = None  # when the last step was committed; None: it has committed none, or missed some
         self._planning_s = 0.0  # of the last `begin`
-        self._read: int | None = None  # steps of the checkpoint that was read last
+        self._saved: int | None = None  # steps of the checkpoint that was read or written last
         self._remarks: list[str] = []
 
     @property
@@ -100,8 +106,6 @@ class ElasticTraining:
         checkpoint, remarks = newest_checkpoint(self._output / CHECKPOINTS)
         self._remarks += remarks
         self._committed = None
-        if self.step < 0:
-            self._since_s = time.perf_counter()
         self.step = 0 if checkpoint is None else checkpoint.steps
         if checkpoint is not None:
             check_same_training(checkpoint, self._about)
@@ -109,11 +113,11 @@ class ElasticTraining:
                 raise BadInput(
                     f"`steps`: the checkpoint in {self._output} has {self.step} already, found {self._options.steps}"
                 )
-            restore(self._trainer.state, checkpoint, [()] * len(self._trainer.state.layers))
+            restore_dense(self._trainer.state, checkpoint)
         elif self._trainer.state.steps:
             self._trainer, _ = self._load()
         self._trainer.state.forget_experts()
-        self._read = self.step
+        self._saved = self.step
         return self.step
 
     def begin(self, epoch: Epoch, settlement: Settlement, groups: list[Any]) -> None:
@@ -126,7 +130,7 @@ class ElasticTraining:
         stale = [rank for rank, name in enumerate(epoch.members) if name in settlement.stale]
         holders = [rank for rank in range(len(epoch.members)) if rank not in stale]
         if epoch.rank in stale:
-            self.step, self._committed, self._since_s = version.step, None, time.perf_counter()
+            self.step, self._committed, self._since_s, self._saved = version.step, None, None, None
             state.forget_experts()
         else:
             state.take_back()
@@ -143,6 +147,7 @@ class ElasticTraining:
         if self.step:
             self._read_lost(lost_L, placement)
         self._moved += trainer.place(placement)
+        self._since_s = self._since_s or time.perf_counter()
 
     def _agree(self, holders: list[int]) -> None:
         """Counts the tokens of experts alike on all members. Raises RankFailed if they went back to different checkpoints."""
@@ -151,7 +156,8 @@ class ElasticTraining:
         told_RX = self._transport.gather(torch.cat([torch.tensor([self.step]), tokens_LE.flatten()]))
         steps = sorted(set(told_RX[holders, 0].tolist()))
         if len(steps) > 1:
-            raise RankFailed(f"rank {self._epoch.rank}: members have gone back to checkpoints of steps {steps}")
+            found = f"checkpoints of steps {steps}; do all write to the same folder?"
+            raise RankFailed(f"rank {self._epoch.rank}: members have gone back to {found}")
         for layer, tokens_E in zip(layers, told_RX[holders[0], 1:].view(tokens_LE.shape), strict=True):
             layer.tokens_E[:] = tokens_E.numpy()
 
@@ -176,33 +182,41 @@ class ElasticTraining:
             return
         if options.rebalance_every is not None and self.step and self.step % options.rebalance_every == 0:
             self._moved += trainer.rebalance()
-        self._prepared = trainer.prepare()
+        self._prepared = (self._prepare or trainer.prepare)()
         self._transport.wait()  # until the GPU has ended the step: the members commit what they vote for
 
     def commit(self) -> None:
-        """Applies the prepared step. Also reports and saves the step before, which all members now know to be committed."""
-        if self._committed is not None:
-            self._on_final(*self._committed)
-        trainer, every = self._trainer, self._options.checkpoint_every
-        due = self.step == self._options.steps or (every is not None and self.step % every == 0)
-        if due and self.step != self._read:
-            self._writer.save(trainer.state, trainer.placement, self._epoch.rank)
+        """Applies the prepared step, after reporting the step before, which all members now know to be committed."""
+        self.report()
         self.step += 1
-        self._committed, prepared, self._prepared = None, self._prepared, None
+        prepared, self._prepared = self._prepared, None
         if prepared is None:  # it has written the model
             return
-        trainer.commit(prepared)
+        self._trainer.commit(prepared)
         now_s = time.perf_counter()
-        step = committed_step(prepared, now_s - self._since_s, self._moved)
-        self._committed = Version(self._epoch.number, self.step), step
+        assert self._since_s is not None
+        step = CommittedStep(
+            prepared.step, prepared.loss, prepared.router_loss, prepared.gradient_norm, now_s - self._since_s, self._moved
+        )
+        self._committed = FinalStep(Version(self._epoch.number, self.step), step)
         self._moved, self._since_s = 0, now_s
+
+    def report(self) -> None:
+        """Reports the last step, which all members know to be committed, and saves a checkpoint if one is due after it."""
+        if self._committed is not None:
+            self._on_final(self._committed)
+        self._committed = None
+        trainer, steps, every = self._trainer, self._options.steps, self._options.checkpoint_every
+        due = self.step == steps or (self.step < steps and every is not None and self.step % every == 0)
+        if due and self.step != self._saved:
+            self._writer.save(trainer.state, trainer.placement, self._epoch.rank)
+            self._saved = self.step
 
     def paused(self, pause: Pause) -> None:
         """Adds the pause that preceded the last step to that step's record."""
         if self._committed is not None:
-            version, step = self._committed
             pause = replace(pause, planning_s=self._planning_s, moves_s=pause.moves_s - self._planning_s)
-            self._committed = version, replace(step, pause=pause)
+            self._committed = replace(self._committed, step=replace(self._committed.step, pause=pause))
 
     def discard(self) -> None:
         """Drops the prepared step, if there is one."""
@@ -212,3 +226,49 @@ class ElasticTraining:
     def close(self) -> None:
         """Waits until the last checkpoint is written."""
         self._writer.wait()
+
+
+def take_steps(
+    load: Callable[[], tuple[Trainer, Mapping[str, Any]]],
+    path: str,
+    options: TrainOptions,
+    output: Path,
+    transport: Transport,
+    members: Sequence[str],
+    prepare: Callable[[], PreparedStep] | None = None,
+    told: Callable[[CommittedStep], CommittedStep] = lambda step: step,
+) -> TrainResult:
+    """Trains as one rank of a run with fixed ranks: from the newest checkpoint, if there is one, to the model's files.
+
+    A collective call of the ranks of `transport`.
+
+    Args:
+        load, path, options, output, prepare: as in MemberTraining.
+        transport: carries tensors between the ranks.
+        members: name of each rank, as in `nodes_of`.
+        told: called with each step; returns the step to be logged.
+
+    Returns:
+        The result, the same on all ranks except for seconds and remarks.
+    """
+    kept = KeptSteps()
+
+    def log(final: FinalStep) -> None:
+        final = replace(final, step=told(final.step))
+        kept.take(final)
+        if transport.rank == 0:
+            kept.remarks += log_step(output / LOG, final.step)
+
+    work = MemberTraining(load, path, options, output, lambda *_: transport, log, prepare)
+    version = Version(0, work.restore())
+    work.begin(Epoch(1, tuple(members), {}, transport.rank), Settlement(version, frozenset(), frozenset()), [])
+    if transport.rank == 0:  # all ranks have read
+        remove_newer(output / CHECKPOINTS, version.step)
+    while work.step < work.steps:
+        work.prepare()
+        work.commit()
+        work.report()
+    work.close()
+    transport.gather(torch.zeros(1, dtype=torch.uint8))  # nobody leaves before the model is written
+    kept.remarks += work.remarks
+    return kept.result(output, options, len(members))
