@@ -1,4 +1,4 @@
-"""Moves experts between ranks, with their weights and AdamW's state, and decides on these moves (`Rebalancer`)."""
+"""Moves experts between ranks, with their weights and AdamW's state, and decides on these moves."""
 
 from collections.abc import Sequence
 
@@ -132,8 +132,10 @@ def move_experts(
     return transfers
 
 
-class Rebalancer:
-    """Decides after each window of steps, on rank 0 for all ranks, whether to move experts. Steps wait while experts move.
+def rebalancer(
+    placement: Placement, cluster: Cluster, expert_bytes: int, min_replicas: int, move_Bps: float | None
+) -> Controller:
+    """Returns a Controller that decides after each window of steps whether to move experts. Steps wait while experts move.
 
     Args:
         placement: the present placement.
@@ -143,49 +145,29 @@ class Rebalancer:
         move_Bps: measured rate of earlier moves in bytes per second, over all ranks; None: moves count as free until some have
             been timed.
     """
+    slots = slots_in_use(placement, load_cost_G(cluster))
+    domain_G = failure_domains(cluster, slots.slots_G).domain_N
+    return Controller(
+        placement, expert_bytes, ControlOptions(), slots, move_Bps, stalls=True, min_replicas=min_replicas, domain_G=domain_G
+    )
 
-    def __init__(
-        self, placement: Placement, cluster: Cluster, expert_bytes: int, min_replicas: int, move_Bps: float | None
-    ) -> None:
-        slots = slots_in_use(placement, load_cost_G(cluster))
-        domain_G = failure_domains(cluster, slots.slots_G).domain_N
-        self._controller = Controller(
-            placement,
-            expert_bytes,
-            ControlOptions(),
-            slots,
-            move_Bps,
-            stalls=True,
-            min_replicas=min_replicas,
-            domain_G=domain_G,
-        )
-        self._held_LGP = self._controller.held_LGP  # on all ranks what rank 0's controller has
 
-    def window(self, load_LE: IntArray, step_s: list[float], transport: Transport) -> Placement | None:
-        """Ends a window of steps. Returns the new placement, or None to keep the present one. A collective call.
+def end_window(controller: Controller, load_LE: IntArray, step_s: list[float]) -> Placement | None:
+    """Ends a window of steps. Returns the new placement, its replicas with shares by load; None: keep the present one.
 
-        `moved` must be called once the experts have moved.
+    `Controller.moved` must be called once the experts have moved.
 
-        Args:
-            load_LE: (L, E), the tokens of each expert in the window.
-            step_s: seconds of each step of the window.
-            transport: carries tensors between the ranks.
-        """
-        wanted_LGP = self._held_LGP
-        if transport.rank == 0:
-            timed = (float(np.median(step_s)), None, sum(step_s)) if step_s else ()
-            wanted_LGP = self._controller.window(load_LE, *timed).held_LGP
-        told_LGP = transport.gather(torch.from_numpy(wanted_LGP.copy()))[0].numpy()
-        if np.array_equal(told_LGP, self._held_LGP):
-            return None
-        self._held_LGP = told_LGP
-        evenly = Placement.of_slots(told_LGP)
-        return Placement.stack([_divided(evenly, layer, load_E + 1.0) for layer, load_E in enumerate(load_LE)])
-
-    def moved(self, seconds: float, transport: Transport) -> None:
-        """Records the seconds of the moves decided by the last `window`; only rank 0's value is used."""
-        if transport.rank == 0:
-            self._controller.moved(seconds)
+    Args:
+        controller: the result of `rebalancer`.
+        load_LE: (L, E), the tokens of each expert in the window.
+        step_s: seconds of each step of the window.
+    """
+    timed = (float(np.median(step_s)), None, sum(step_s)) if step_s else ()
+    wanted_LGP = controller.window(load_LE, *timed).held_LGP
+    if np.array_equal(wanted_LGP, controller.held_LGP):
+        return None
+    evenly = Placement.of_slots(wanted_LGP)
+    return Placement.stack([_divided(evenly, layer, load_E + 1.0) for layer, load_E in enumerate(load_LE)])
 
 
 def _divided(placement: Placement, layer: int, load_E: FloatArray) -> Placement:

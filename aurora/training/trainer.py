@@ -17,7 +17,15 @@ from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
 from aurora.training.data import GlobalBatches, samples_digest
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
-from aurora.training.migration import HeldL, Rebalancer, held_by_all, move_experts, next_placement, tell_placement
+from aurora.training.migration import (
+    HeldL,
+    end_window,
+    held_by_all,
+    move_experts,
+    next_placement,
+    rebalancer,
+    tell_placement,
+)
 from aurora.training.state import TrainState, optimizer_dtype
 from aurora.types import Cluster, Gpu, Order, Placement, TrainOptions
 from aurora.types.arrays import FloatArray, IntArray
@@ -90,7 +98,7 @@ class Trainer:
         """
         moved, _ = self._move(placement)
         min_replicas = self._options.min_replicas_among(self._transport.ranks)
-        self._rebalancer = Rebalancer(placement, self._cluster, self.state.expert_bytes, min_replicas, self._move_Bps)
+        self._rebalancer = rebalancer(placement, self._cluster, self.state.expert_bytes, min_replicas, self._move_Bps)
         self._told_LE, self._step_s = np.zeros_like(self._tokens_LE()), list[float]()
         return moved
 
@@ -136,18 +144,22 @@ class Trainer:
         return max(self._options.slots_per_gpu or 0, -(-self.state.layers[0].count * min_replicas // ranks)), min_replicas
 
     def rebalance(self) -> int:
-        """Ends a window of steps, and moves experts if that pays off; see Rebalancer. A collective call.
+        """Ends a window of steps, and moves experts if that pays off, as rank 0 decides. A collective call.
 
         Returns:
             Number of experts that moved between ranks.
         """
-        tokens_LE, step_s = self._tokens_LE(), self._step_s
-        found = self._rebalancer.window(tokens_LE - self._told_LE, step_s, self._transport)
+        tokens_LE, transport, found = self._tokens_LE(), self._transport, None
+        if transport.rank == 0:
+            found = end_window(self._rebalancer, tokens_LE - self._told_LE, self._step_s) or self.placement
+        slots = self.placement.held_LGP().shape[-1]
+        placement = tell_placement(found, slots, transport, len(tokens_LE))
         self._told_LE, self._step_s = tokens_LE, []
-        if found is None:
+        if placement.slots_LG == self.placement.slots_LG:
             return 0
-        moved, seconds = self._move(found)
-        self._rebalancer.moved(seconds, self._transport)
+        moved, seconds = self._move(placement)
+        if transport.rank == 0:
+            self._rebalancer.moved(seconds)
         for layer in self.state.layers:
             layer.tokens_E[:] = 0
         self._told_LE = np.zeros_like(tokens_LE)
