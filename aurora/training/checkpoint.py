@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,30 +52,6 @@ class WholeCheckpoint:
     steps: int
     shards: tuple[Path, ...]
     about: dict[str, Any]
-
-
-class HostCopies:
-    """Copies tensors to host memory; from a GPU in the background.
-
-    GPU work that is queued later waits for the copies.
-
-    Args:
-        tensors: the tensors to copy, by name, all on one device.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        on_gpu = any(each.is_cuda for each in tensors.values())
-        self._copies = {
-            name: torch.empty(each.shape, dtype=each.dtype, pin_memory=on_gpu).copy_(each, non_blocking=True)
-            for name, each in tensors.items()
-        }
-        self._copied = torch.cuda.current_stream().record_event() if on_gpu else None
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Waits for the copies, and returns them by name. May be called in another thread."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._copies
 
 
 class CheckpointWriter:
@@ -118,7 +94,13 @@ class CheckpointWriter:
                     parts = state.expert(number, expert).items()
                     tensors |= {_expert_key(number, expert, name): each for name, each in parts}
         about = {"schema": SCHEMA, "steps": state.steps, **self._about}
-        args = HostCopies(tensors), about, rank, ranks
+        on_gpu = any(each.is_cuda for each in tensors.values())
+        copies = {
+            name: torch.empty(each.shape, dtype=each.dtype, pin_memory=on_gpu).copy_(each, non_blocking=True)
+            for name, each in tensors.items()
+        }
+        copied = torch.cuda.current_stream().record_event() if on_gpu else None  # GPU work that is queued later waits for them
+        args = copies, copied, about, rank, ranks
         self._writing = threading.Thread(target=self._write, args=args, name="aurora-checkpoint")
         self._writing.start()
 
@@ -128,12 +110,16 @@ class CheckpointWriter:
             self._writing.join()
             self._writing = None
 
-    def _write(self, copies: "HostCopies", about: dict[str, Any], rank: int, ranks: int) -> None:
+    def _write(
+        self, copies: dict[str, torch.Tensor], copied: torch.cuda.Event | None, about: dict[str, Any], rank: int, ranks: int
+    ) -> None:
         folder = self._folder / f"step-{about['steps']:08d}"
         temporary, name = folder / f".shard-{rank}", f"shard-{rank}-of-{ranks}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(copies.tensors(), temporary, {"aurora": json.dumps(about)})
+            if copied is not None:
+                copied.synchronize()
+            save_file(copies, temporary, {"aurora": json.dumps(about)})
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             shard = temporary.rename(folder / f"{name}-{_digest(temporary)}.safetensors")

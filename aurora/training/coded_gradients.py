@@ -7,6 +7,7 @@ Source: BCC (arXiv:1710.09990).
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.utils import vector_to_parameters
 
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel, expert_parameters, load_model
@@ -139,63 +141,47 @@ class PartGradients:
 
     def __init__(self, path: str, samples_NT: IntArray, options: TrainOptions, parts: int) -> None:
         self._path, self._samples_NT, self._options, self._parts = path, samples_NT, options, parts
-        self._model: WholeModel | None = None
+        self._dtype = optimizer_dtype(options)
+        self._step, self._begun = -1, dict[int, PartLoss]()  # by part, what still needs a backward pass
+
+    @cached_property
+    def _model(self) -> MoeModel:
+        """The model with all experts, without an optimizer."""
+        model = load_model(self._path, "cpu", self._dtype)
+        model.model.requires_grad_()
+        set_exact_kernels(model, self._options)
+        return model
+
+    @cached_property
+    def _batches(self) -> GlobalBatches:
+        return GlobalBatches(self._samples_NT, self._options.batch, self._options.seed)
+
+    @cached_property
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(_in_sequence(self._model))
 
     def __call__(self, part: int, arguments: Arguments) -> Array:
-        if self._model is None:
-            self._model = WholeModel(self._path, self._samples_NT, self._options)
-        model, step = self._model, int(arguments[STEP][0])
-        model.train(step, arguments[WEIGHTS])
-        forward = model.begun.pop(part, None)
+        step = int(arguments[STEP][0])
+        if step != self._step:
+            self._step, self._begun = step, {}
+            weights_X = torch.from_numpy(arguments[WEIGHTS]).to(getattr(torch, self._options.dtype))
+            vector_to_parameters(weights_X, self._parameters)
+        forward = self._begun.pop(part, None)
         if forward is None:
-            tokens_BT = torch.from_numpy(model.batches.of(step, part, self._parts))
-            forward = PartLoss(model.model, tokens_BT, self._options, model.batches)
+            tokens_BT = torch.from_numpy(self._batches.of(step, part, self._parts))
+            forward = PartLoss(self._model, tokens_BT, self._options, self._batches)
         if CHOSEN not in arguments and forward.chosen_E is not None:
-            model.begun[part] = forward
+            self._begun[part] = forward
             return forward.chosen_E.numpy()
-        losses = forward.backward(torch.from_numpy(arguments[CHOSEN]) if CHOSEN in arguments else None)
-        message = torch.cat([model.take_gradient_X(), torch.tensor(losses, dtype=optimizer_dtype(self._options))])
-        if not message.isfinite().all():
-            raise BadInput(f"step {step}: expected a finite loss and gradient; try a smaller `learning_rate`")
-        return message.numpy()
-
-
-class WholeModel:
-    """A model with all experts, without an optimizer, and the samples that it is trained on.
-
-    Args:
-        path, samples_NT, options: as in PartGradients.
-
-    Attributes:
-        model: the model.
-        batches: the global batch of each step.
-        begun: forward passes of the present step that still need a backward pass, by part.
-    """
-
-    def __init__(self, path: str, samples_NT: IntArray, options: TrainOptions) -> None:
-        self.batches = GlobalBatches(samples_NT, options.batch, options.seed)
-        self.model = load_model(path, "cpu", optimizer_dtype(options))
-        set_exact_kernels(self.model, options)
-        self.begun: dict[int, PartLoss] = {}
-        self._compute_dtype, self._dtype = getattr(torch, options.dtype), optimizer_dtype(options)
-        self._parameters = [parameter.requires_grad_() for parameter in _in_sequence(self.model)]
-        self._step = -1
-
-    def train(self, step: int, weights_X: Array) -> None:
-        """Loads the weights of a step, weights_X (X,) in the sequence of `TrainState.weights_X`, unless already loaded."""
-        if step == self._step:
-            return
-        self._step, self.begun = step, {}
-        sizes = [parameter.numel() for parameter in self._parameters]
-        for parameter, weights in zip(self._parameters, torch.from_numpy(weights_X).split_with_sizes(sizes), strict=True):
-            parameter.data = weights.view(parameter.shape).to(self._compute_dtype)
-
-    def take_gradient_X(self) -> torch.Tensor:
-        """Returns the model's gradient (X,) of all weights, and clears it."""
+        chosen_E = torch.from_numpy(arguments[CHOSEN]) if CHOSEN in arguments else None
+        losses = torch.tensor(forward.backward(chosen_E), dtype=self._dtype)
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        return torch.cat([gradient.reshape(-1).to(self._dtype) for gradient in gradients])
+        message = torch.cat([*(gradient.reshape(-1).to(self._dtype) for gradient in gradients), losses])
+        if not message.isfinite().all():
+            raise BadInput(f"step {step}: expected a finite loss and gradient; try a smaller `learning_rate`")
+        return message.numpy()
 
 
 def _in_sequence(model: MoeModel) -> Iterator[nn.Parameter]:

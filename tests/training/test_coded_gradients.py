@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from aurora.errors import BadInput, InfeasiblePlan
+from aurora.models.loading import load_model
 from aurora.models.own_weights import load_without_experts
 from aurora.planner.gradient_codes import load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.coded_aggregation import AggregationRound, Answer, weighted_sum
-from aurora.training.coded_gradients import STEP, WEIGHTS, CodedGradients, PartGradients, WholeModel, train_coded
+from aurora.training.coded_gradients import STEP, WEIGHTS, CodedGradients, PartGradients, train_coded
 from aurora.training.data import GlobalBatches, read_samples
 from aurora.training.run import train
 from aurora.training.trainer import Trainer, alike_ranks
@@ -143,7 +144,7 @@ class Slowed:
 
 def test_a_gradient_that_is_not_finite_is_a_sentence(folder):
     options = replace(OPTIONS, router_loss=0.0)
-    count = sum(each.numel() for each in WholeModel(str(folder), SAMPLES_NT, options).model.model.parameters())
+    count = sum(each.numel() for each in load_model(folder).model.parameters())
     work = PartGradients(str(folder), SAMPLES_NT, options, parts=4)
     with pytest.raises(BadInput, match=r"step 3: expected a finite loss and gradient; try a smaller `learning_rate`"):
         work(0, {STEP: np.array([3]), WEIGHTS: np.full(count, np.nan)})
