@@ -37,7 +37,7 @@ from aurora.runtime.push_serving import make_push, push_once
 from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
 from aurora.runtime.transports.nccl import nccl_transport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_of, new_process_group
+from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_for, new_process_group
 from aurora.runtime.transports.put import put_transport
 from aurora.runtime.transports.shaped import tcp_transports
 from aurora.types import Cluster, ControlReport, ModelPlan, Plan, Program, RunOptions, SlicePolicy, TraceRecorder
@@ -104,11 +104,7 @@ def serve_rank(
         )
     if options.transport == "push" and rank_info.local_ranks != rank_info.ranks:
         raise BadInput(f"`transport` push: expected {rank_info.ranks} ranks on this machine, found {rank_info.local_ranks}")
-    device = device_of(rank_info) if options.transport in ("auto", "nccl", "push", "put") else "cpu"
-    if options.transport == "nccl" and device == "cpu":
-        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
-    if device != "cpu":
-        torch.cuda.set_device(device)
+    device = device_for(rank_info, options.transport)
     if options.adapt is not None and rank_info.rank == 0:
         begin_to_compile_decisions()
     models = load_models(plan, model_paths, prompts_M, options, device)

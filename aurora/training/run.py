@@ -16,7 +16,7 @@ from aurora.runtime.transports.nccl import nccl_transport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import (
     default_process_group,
-    device_of,
+    device_for,
     new_process_group,
     rank_info_from_environment,
 )
@@ -121,11 +121,7 @@ def train_rank(
     Returns:
         The result of the run; on all ranks the same, except for seconds and remarks.
     """
-    device = device_of(rank_info) if options.transport in ("auto", "nccl") else "cpu"
-    if options.transport == "nccl" and device == "cpu":
-        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
-    if device != "cpu":
-        torch.cuda.set_device(device)
+    device = device_for(rank_info, options.transport)
     loaded = load_trainer(path, device, samples_NT, options)
     with _transport(rank_info, options, device, memory) as (transport, name):
         # Transformers changes torch's default dtype while it loads the model of a rank that is another thread.

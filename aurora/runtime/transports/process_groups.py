@@ -146,6 +146,20 @@ def device_of(rank_info: RankInfo) -> str:
     return "cpu"
 
 
+def device_for(rank_info: RankInfo, transport: str) -> str:
+    """Returns the device of a rank with a transport, after making it this thread's current device: `device_of`, or "cpu".
+
+    Raises:
+        BadInput: if the transport is nccl and there are too few GPUs.
+    """
+    device = device_of(rank_info) if transport in ("auto", "nccl", "push", "put") else "cpu"
+    if transport == "nccl" and device == "cpu":
+        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    return device
+
+
 def new_process_group(backend: str, timeout_s: float, urgent: bool = False) -> Any:
     """Returns a new gloo or NCCL group of all ranks. All ranks must create their groups in the same sequence.
 
