@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
@@ -98,6 +99,9 @@ class MemberCrashed:
     reason: str
 
 
+CONTROL_MESSAGES = (EpochStart, Finish, Joined, MemberCrashed, MemberResult, Progress, Stop, Waits)
+
+
 class ControlChannel:
     """Connection of a rank to its coordinator. If the coordinator's end closes, the rank's process exits.
 
@@ -114,8 +118,7 @@ class ControlChannel:
         self.member = member
         self.epoch = Epoch(0, (), {}, 0)
         self._connection, self._sending = connection, threading.Lock()
-        self._changed = threading.Condition()
-        self._start: EpochStart | None = None  # what came last
+        self._starts = SimpleQueue[EpochStart | None]()  # None: the epoch is over
         self._finish = threading.Event()  # set when all work is done
         threading.Thread(target=self._receive_messages, daemon=True, name="aurora-control").start()
 
@@ -142,10 +145,10 @@ class ControlChannel:
                     break
                 raise
             self._send(Joined(epoch.number, tuple(map(rank_of, epoch.members)), state))
-            self.member.on_stop(self._notify)
-            with self._changed:
-                self._changed.wait_for(lambda: self._finish.is_set() or self.stopped.is_set() or self._started is not None)
-                if not self.stopped.is_set() and (start := self._started) is not None:
+            self.member.on_stop(partial(self._starts.put, None))
+            while not self.stopped.is_set():
+                start = self._starts.get()
+                if start is not None and start.epoch == epoch.number and not self.stopped.is_set():
                     return start
             lost = None
         return None
@@ -157,15 +160,6 @@ class ControlChannel:
     def send_result(self, value: Any) -> None:
         """Sends the last message: this rank's result, or the AuroraError or MemberCrashed that ended it."""
         self._send(MemberResult(value))
-
-    @property
-    def _started(self) -> EpochStart | None:
-        """Work of this rank in the epoch that it has joined, once it has been told."""
-        return self._start if self._start is not None and self._start.epoch == self.epoch.number else None
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _send(self, message: object) -> None:
         with self._sending:
@@ -179,13 +173,12 @@ class ControlChannel:
                 os._exit(1)  # the coordinator is gone
             match message:
                 case EpochStart():
-                    self._start = message
+                    self._starts.put(message)
                 case Stop(epoch):
                     self.member.stop(epoch)
                 case Finish():
                     self._finish.set()
                     self.member.close()
-            self._notify()
 
 
 def member_name(rank: int) -> str:

@@ -22,10 +22,9 @@ from aurora.elastic.control_channel import (
     Waits,
     run_member,
 )
-from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
-from aurora.elastic.lighthouse import Lighthouse
+from aurora.elastic.hosts import Lead, ranks_at_lighthouse
 from aurora.elastic.member import ABSENT_S
-from aurora.elastic.processes import RankLoss, RankProcesses
+from aurora.elastic.processes import RankLoss
 from aurora.errors import AuroraError, RankFailed
 
 LOOK_S = 0.1  # at most, between two looks at processes
@@ -77,9 +76,6 @@ class CoordinatedRanks:
         respawn: how many times each lost rank is restarted; it joins the next epoch when it is ready.
         watch: called at the start of each epoch with (epoch number, {rank: process id} of its members).
         lead: which ranks run on other hosts, and which hosts may join; None: all ranks run on this host.
-
-    Attributes:
-        address: with `lead`, the host and port on which it listens, once `run` has begun; else None.
     """
 
     def __init__(
@@ -97,7 +93,6 @@ class CoordinatedRanks:
     ) -> None:
         self._target, self._args, self._ranks = target, args, ranks
         self._coordinator, self._watch, self._lead = coordinator, watch, lead
-        self.address: tuple[str, int] | None = None
         self._timeout_s, self._hang_s = timeout_s, hang_s
         self._respawns_left = [respawn] * ranks
         self._waiting: set[int] = set()  # ranks that wait for an epoch
@@ -117,29 +112,16 @@ class CoordinatedRanks:
             RankFailed: if no rank is left, or epochs of the same members end without progress.
             AuroraError: an error raised by a rank or the coordinator; BadInput if the address of `lead` cannot be used.
         """
+        absent_s = ABSENT_S if self._lead is None else self._timeout_s  # hosts may take long to join
+        args = (self._target, self._args, self._hang_s, absent_s)
         with ExitStack() as stack:
-            self._processes = self._started_from(stack)
+            self._processes = ranks_at_lighthouse(stack, run_member, args, self._ranks, self._timeout_s, self._lead)
+            stack.callback(lambda: self._processes.close(self._coordinator.finished))
             for rank in range(self._ranks):
                 self._processes.start(rank)
             while not self._coordinator.finished:
                 self._step()
             return self._collect_results()
-
-    def _started_from(self, stack: ExitStack) -> RankProcesses:
-        """Returns the processes of the ranks; opens what they need until `stack` is closed."""
-        lead = self._lead
-        absent_s = ABSENT_S if lead is None else self._timeout_s  # hosts may take long to join
-        args = (self._target, self._args, self._hang_s, absent_s)
-        if lead is None:
-            lighthouse = stack.enter_context(Lighthouse())
-            found = RankProcesses(run_member, args, self._ranks, lighthouse.address, self._timeout_s)
-        else:
-            found = led = LedRanks(run_member, args, self._ranks, lead, self._timeout_s)
-            self.address = led.address
-        stack.callback(lambda: found.close(self._coordinator.finished))
-        if self.address is not None:
-            stack.enter_context(Lighthouse(*lighthouse_of(self.address)))
-        return found
 
     def _step(self) -> None:
         """Handles events of ranks, and ends the epoch where a new one is due."""

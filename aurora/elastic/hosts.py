@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ from aurora.elastic.host_connection import (
     WireFormat,
     fails_soon,
 )
+from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.processes import Outbox, RankLoss, RankProcesses, StartedRank
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.connections import listen
@@ -108,9 +109,6 @@ class _JoinedRank(StartedRank):
     def kill(self) -> None:
         if self.host.members.pop(self.rank, None) is not None:  # else it has ended
             self.host.send(KillRank(self.rank))
-
-    def join(self) -> None:
-        """The host itself does."""
 
 
 class LedRanks(RankProcesses):
@@ -319,6 +317,32 @@ class LedRanks(RankProcesses):
                 self._end(host, rank, reason)
         host.outbox.stop()
         host.connection.end()
+
+
+def ranks_at_lighthouse(
+    stack: ExitStack,
+    main: Callable[..., None],
+    args: tuple[Any, ...],
+    ranks: int,
+    timeout_s: float,
+    lead: Lead | None,
+    port: int = 0,
+) -> RankProcesses:
+    """Returns the processes of a run's ranks, with no process started, and starts their lighthouse, which `stack` closes.
+
+    Args:
+        stack: closes the lighthouse; the processes have to be closed before.
+        main, args, ranks, timeout_s: as in RankProcesses.
+        lead: as in LedRanks; None: all ranks run on this host.
+        port: without `lead`, port of the lighthouse; 0: a free one.
+
+    Raises:
+        BadInput: if an address cannot be used.
+    """
+    if lead is None:
+        return RankProcesses(main, args, ranks, stack.enter_context(Lighthouse(port=port)).address, timeout_s)
+    stack.enter_context(Lighthouse(*lighthouse_of(lead.address)))
+    return LedRanks(main, args, ranks, lead, timeout_s)
 
 
 LOG = logging.getLogger(__name__)

@@ -53,10 +53,6 @@ class StartedRank(ABC):
     def kill(self) -> None:
         """Kills the rank's process, without waiting for its end."""
 
-    @abstractmethod
-    def join(self) -> None:
-        """Waits for the end of the rank's process, if it runs on this host."""
-
 
 @dataclass(frozen=True)
 class RankLoss:
@@ -86,9 +82,6 @@ class RankProcess(StartedRank):
 
     def kill(self) -> None:
         self.process.kill()
-
-    def join(self) -> None:
-        self.process.join()
 
 
 class RankProcesses:
@@ -154,7 +147,8 @@ class RankProcesses:
         """Kills a rank's process, if it runs, on its host. Its further events are dropped."""
         if (found := self.running.pop(rank, None)) is not None:
             found.kill()
-            self._background.submit(found.join)
+            if isinstance(found, RankProcess):
+                self._background.submit(found.process.join)
 
     def close(self, complete: bool = True) -> None:
         """Kills all processes, also ones that are still starting, and waits for their end. `complete` is ignored."""

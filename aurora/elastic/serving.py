@@ -17,17 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aurora.elastic.control_channel import (
-    EpochStart,
-    Finish,
-    Joined,
-    MemberCrashed,
-    MemberResult,
-    Progress,
-    Stop,
-    Waits,
-    run_member,
-)
+from aurora.elastic.control_channel import CONTROL_MESSAGES, run_member
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
 from aurora.elastic.elastic_rank import (
     BeganServing,
@@ -267,10 +257,9 @@ def fewest_first(busy_R: IntArray, count: int) -> IntArray:
 
 
 WIRE = WireFormat(
-    *HOST_MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport, ControlWindow, Decided,
-    EpochStart, EpochWork, Exchange, ExpertTransfer, FetchedWeights, Finish, Gpu, HeldExperts, Hierarchy, Joined, MemberCrashed,
-    MemberResult, NewTokens, Order, Placement, PlacementChange, Program, Progress, RankResult,
-    RunOptions, SlicePolicy, Stop, Token, TokenTimes, Waits,
+    *HOST_MESSAGES, *CONTROL_MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport,
+    ControlWindow, Decided, EpochWork, Exchange, ExpertTransfer, FetchedWeights, Gpu, HeldExperts, Hierarchy, NewTokens, Order,
+    Placement, PlacementChange, Program, RankResult, RunOptions, SlicePolicy, Token, TokenTimes,
 )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from aurora.elastic.control_channel import silence_native_code
 from aurora.elastic.epoch_nccl import gpu_of_rank, transport_of_host
 from aurora.elastic.host_connection import HOST_MESSAGES, MOST_RANKS, JoinRun, WireFormat, certificate_of_hosts, difference
-from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of
-from aurora.elastic.lighthouse import Lighthouse, check_torchft
+from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of, ranks_at_lighthouse
+from aurora.elastic.lighthouse import check_torchft
 from aurora.elastic.member import HANG_S, Member, keep_collections_short, own_address
 from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses, StartedRank
 from aurora.elastic.steps import Pause, Version, run_elastic
@@ -177,14 +177,14 @@ def train_elastic(
         if options.resume:
             newest, _ = newest_checkpoint(output / CHECKPOINTS)
             remove_newer(output / CHECKPOINTS, 0 if newest is None else newest.steps)
-        if options.lead is None or certificate is None:
-            lighthouse = stack.enter_context(Lighthouse(port=options.port)).address
-            return launcher.run(RankProcesses(train_member, args, options.ranks, lighthouse, options.timeout_s))
-        address, job = parse_address("lead", options.lead), (mark, leaders_options(options), samples_digest(samples_NT))
-        stack.enter_context(Lighthouse(*lighthouse_of(address)))
-        refusal = partial(launcher.refusal, shared_by_hosts(path))
-        lead = Lead(address, certificate, tuple(range(options.ranks)), WIRE, refusal, lambda: job)
-        return launcher.run(LedRanks(train_member, args, options.ranks, lead, options.timeout_s))
+        lead = None
+        if certificate is not None and options.lead is not None:
+            address, job = parse_address("lead", options.lead), (mark, leaders_options(options), samples_digest(samples_NT))
+            refusal = partial(launcher.refusal, shared_by_hosts(path))
+            lead = Lead(address, certificate, tuple(range(options.ranks)), WIRE, refusal, lambda: job)
+        return launcher.run(
+            ranks_at_lighthouse(stack, train_member, args, options.ranks, options.timeout_s, lead, options.port)
+        )
 
 
 def join_training(

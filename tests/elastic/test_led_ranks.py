@@ -12,17 +12,7 @@ from pathlib import Path
 import pytest
 
 from aurora.elastic import hosts
-from aurora.elastic.control_channel import (
-    EpochStart,
-    Finish,
-    Joined,
-    MemberCrashed,
-    MemberResult,
-    Progress,
-    Stop,
-    Waits,
-    run_member,
-)
+from aurora.elastic.control_channel import CONTROL_MESSAGES, run_member
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
 from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, HostConnection, JoinRun, RankEnded, WireFormat
 from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of
@@ -36,9 +26,7 @@ from tests.elastic.test_coordinated_ranks import GOAL, Counting, meets, ranks_le
 pytestmark = pytest.mark.full
 
 NODES = (0, 1, 1, 2)
-WIRE = WireFormat(
-    *HOST_MESSAGES, EpochStart, Finish, Joined, MemberCrashed, MemberResult, Progress, Stop, Waits
-)  # fmt: skip
+WIRE = WireFormat(*HOST_MESSAGES, *CONTROL_MESSAGES)
 
 
 def ranks_of(node, nodes=NODES):
@@ -149,26 +137,19 @@ def ranks_for(coordinator, node=0, conduct="good", refusal=lambda host: None, re
     awaited = {rank: f"node {its}" for rank, its in enumerate(nodes) if its != node}
 
     def job():
-        return conduct, lighthouse_of(found.address), "long" * 2**20
+        return conduct, lighthouse_of(lead.address), "long" * 2**20
 
     lead = Lead(("127.0.0.1", free_leaders_port()), certificate(), local, WIRE, refusal, job, awaited)
-    found = CoordinatedRanks(
+    return CoordinatedRanks(
         meets, len(nodes), coordinator, (conduct,), timeout_s=timeout_s, hang_s=120.0, respawn=respawn,
         watch=coordinator.watch, lead=lead,
     )  # fmt: skip
-    return found
 
 
 def run(coordinator, **options):
     ranks = ranks_for(coordinator, **options)
-
-    def plug_in():
-        while ranks.address is None:
-            time.sleep(0.01)
-        for cable in coordinator.cables.values():
-            cable.leader = ranks.address
-
-    threading.Thread(target=plug_in, daemon=True).start()
+    for cable in coordinator.cables.values():
+        cable.leader = ranks._lead.address
     return ranks.run()
 
 
@@ -292,14 +273,13 @@ def test_who_may_not_join_is_told_why_or_not_heard():
     ranks = ranks_for(coordinator, refusal=lambda host: None if host.about == {"plan": "a"} else "the plan is another one")
     serving = threading.Thread(target=ranks.run)
     serving.start()
-    while ranks.address is None:
-        time.sleep(0.01)
+    address = ranks._lead.address
 
     def said(node, name="run", plan="a"):
-        host = joining_host(ranks.address, node, certificate(name), {"plan": plan}, 60.0)
+        host = joining_host(address, node, certificate(name), {"plan": plan}, 60.0)
         with pytest.raises(BadInput) as found:
             host.run()
-        return str(found.value).removeprefix("`join` {}:{}: ".format(*ranks.address))
+        return str(found.value).removeprefix("`join` {}:{}: ".format(*address))
 
     assert said(1, "another") == "it has another certificate; is AURORA_CERTIFICATE the same on both hosts?"
     assert said(1, plan="b") == "node 1: the plan is another one"
@@ -307,19 +287,19 @@ def test_who_may_not_join_is_told_why_or_not_heard():
     plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     plain.check_hostname, plain.verify_mode = False, ssl.CERT_NONE
     with (
-        plain.wrap_socket(socket.create_connection(ranks.address)) as without,
+        plain.wrap_socket(socket.create_connection(address)) as without,
         pytest.raises(OSError, match="certificate"),
     ):
         without.recv(1)
     for nonsense in (b"GET / HTTP/1.1\r\n\r\n", struct.pack(">Q", 1 << 62)):
-        with socket.create_connection(ranks.address) as connection:
+        with socket.create_connection(address) as connection:
             connection.sendall(nonsense)
             with suppress(ConnectionResetError):
                 while connection.recv(1 << 16):  # until the leader ends it
                     pass
     with joining(coordinator, [1, 2], about={"plan": "a"}):
         for node in (1, 2):
-            coordinator.cables[node].leader = ranks.address
+            coordinator.cables[node].leader = address
         serving.join(60)
     assert coordinator.epochs[-1] == (0, 1, 2, 3)
 
