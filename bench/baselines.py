@@ -20,7 +20,7 @@ import torch
 from spot import Played, SpotRun, Training
 from tables import Table
 
-from aurora.elastic.member import Epoch
+from aurora.elastic.epoch_groups import Epoch
 from aurora.elastic.steps import Settlement, StateLost
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.checkpoint import CheckpointWriter

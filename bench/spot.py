@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aurora.elastic.epoch_groups import Epoch
 from aurora.elastic.lighthouse import Lighthouse
-from aurora.elastic.member import Epoch, Member
+from aurora.elastic.member import Member
 from aurora.elastic.steps import NOTHING, Pause, Version, run_elastic
 from aurora.errors import AuroraError, RankFailed
 from aurora.moe.transport import Transport

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from aurora.elastic.epoch_groups import Epoch
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
-from aurora.elastic.member import Epoch, Member
+from aurora.elastic.member import Member
 from aurora.errors import AuroraError, RankFailed
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 

@@ -4,8 +4,9 @@ They are groups of torchft, so no global process group is needed."""
 
 import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,25 @@ from aurora.moe.transport import Observe
 from aurora.runtime.distributed.connections import call_ends, connected, marked_urgent, open_sockets
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Order
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Epoch, as one of its members sees it.
+
+    Args:
+        number: number of the epoch, greater than that of every earlier one.
+        members: names of the members, ascending; a member's rank is its index.
+        data: the JSON value that each member gave to `Member.join`, by name.
+        rank: this member's rank.
+        store: address of the torch.distributed store of its first member.
+    """
+
+    number: int
+    members: tuple[str, ...]
+    data: Mapping[str, Any]
+    rank: int
+    store: str = ""
 
 
 class EpochGroups:
@@ -51,10 +71,7 @@ class EpochGroups:
 
 
 def connect_groups(
-    store: str,
-    epoch: int,
-    rank: int,
-    ranks: int,
+    epoch: Epoch,
     groups: int,
     timeout_s: float,
     stopped: threading.Event,
@@ -64,9 +81,7 @@ def connect_groups(
     """Creates the process groups of an epoch. A collective call of the epoch's members.
 
     Args:
-        store: address of the torch.distributed store of the rendezvous.
-        epoch: the epoch's number; distinguishes its groups from those of other epochs in the store.
-        rank, ranks: this member's rank in the epoch, and the number of members.
+        epoch: the epoch, whose number distinguishes its groups from those of other epochs in the store.
         groups: number of gloo groups; they listen on the interface in GLOO_SOCKET_IFNAME.
         timeout_s: seconds to wait for the other members, and later for a peer.
         stopped: event that aborts the rendezvous.
@@ -85,7 +100,7 @@ def connect_groups(
         made = []
         for group in range(groups):
             with marked_urgent() if group in urgent else nullcontext():
-                made.append(_group(f"{store}/epoch{epoch}/{group}", epoch, rank, ranks, timeout))
+                made.append(_group(f"{epoch.store}/epoch{epoch.number}/{group}", epoch, timeout))
         with lock:
             if waited_for:  # if not, gloo closes its sockets, and others may be of the next epoch
                 new = (number for inode, number in open_sockets().items() if inode not in before)
@@ -101,23 +116,23 @@ def connect_groups(
     if found and stopped.is_set():
         found.pop().abort()
     if not found:
-        raise RankFailed(f"rank {rank}: cannot join the other ranks of epoch {epoch}: {reason}")
+        raise RankFailed(f"rank {epoch.rank}: cannot join the other ranks of epoch {epoch.number}: {reason}")
     if gpu is not None:
         found[0].communicators = communicators = EpochCommunicators(gpu)
         try:
-            communicators.make(store, epoch, rank, ranks, groups, timeout_s, stopped)
+            communicators.make(epoch.store, epoch.number, epoch.rank, len(epoch.members), groups, timeout_s, stopped)
         except BaseException:
             found[0].abort()
             raise
     return found[0]
 
 
-def _group(address: str, epoch: int, rank: int, ranks: int, timeout: timedelta) -> Any:
+def _group(address: str, epoch: Epoch, timeout: timedelta) -> Any:
     """Makes one gloo group of torchft's, at a store and prefix; returns torch's own in it, which takes torch's arguments."""
     from torchft.process_group import ProcessGroupGloo  # takes a while
 
     group = ProcessGroupGloo(timeout)
-    group.configure(address, str(rank), rank, ranks, quorum_id=epoch)
+    group.configure(address, str(epoch.rank), epoch.rank, len(epoch.members), quorum_id=epoch.number)
     return group.parent
 
 

@@ -201,7 +201,8 @@ class EpochCommunicators:
         It runs in a new thread, which is abandoned if the epoch is over before all members have joined.
 
         Args:
-            store, epoch, rank, ranks, timeout_s, stopped: as in `connect_groups`.
+            store, epoch, rank, ranks: of the Epoch: its store and number, this rank, and the number of members.
+            timeout_s, stopped: as in `connect_groups`.
             count: number of communicators.
 
         Raises:

@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +21,7 @@ import psutil
 import torch
 from msgspec import Struct
 
-from aurora.elastic.epoch_groups import EpochGroups, EpochTransport, connect_groups
+from aurora.elastic.epoch_groups import Epoch, EpochGroups, EpochTransport, connect_groups
 from aurora.elastic.epoch_nccl import EpochNcclTransport, NcclGpu
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
 from aurora.errors import BadInput, RankFailed
@@ -125,25 +124,6 @@ CONNECT_S = 2.0  # for one attempt to reach the lighthouse
 ANSWER_S = 3 * HEARTBEAT_TIMEOUT_S  # for a round to end: the lighthouse waits so long for a member that was lost, and more
 ABSENT_S = 10.0
 HANG_S = 20.0
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """Epoch, as one of its members sees it.
-
-    Args:
-        number: number of the epoch, greater than that of every earlier one.
-        members: names of the members, ascending; a member's rank is its index.
-        data: the JSON value that each member gave to `Member.join`, by name.
-        rank: this member's rank.
-        store: address of the torch.distributed store of its first member.
-    """
-
-    number: int
-    members: tuple[str, ...]
-    data: Mapping[str, Any]
-    rank: int
-    store: str = ""
 
 
 class Member:
@@ -268,9 +248,7 @@ class Member:
         if self._groups is not None:
             self._groups.drain()
         os.environ["GLOO_SOCKET_IFNAME"] = self._interface
-        found = connect_groups(
-            epoch.store, epoch.number, epoch.rank, len(epoch.members), groups, self._timeout_s, self.stopped, self.gpu, urgent
-        )
+        found = connect_groups(epoch, groups, self._timeout_s, self.stopped, self.gpu, urgent)
         with self._changed:
             self._groups = found
             if self.stopped.is_set():

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aurora.elastic.member import Epoch, Member
+from aurora.elastic.epoch_groups import Epoch
+from aurora.elastic.member import Member
 from aurora.errors import RankFailed
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aurora.elastic.member import Epoch
+from aurora.elastic.epoch_groups import Epoch
 from aurora.elastic.steps import Pause, Settlement, StateLost, Version
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Transport

@@ -12,6 +12,8 @@ from aurora.elastic import epoch_groups
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.connections import TYPE_OF_SERVICE, URGENT_TOS, marked_urgent, unless_stopped
 
+EPOCH = epoch_groups.Epoch(2, ("a",), {}, 0)
+
 
 def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(monkeypatch):
     old = socket.socketpair()
@@ -26,7 +28,7 @@ def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(m
         assert {end.fileno() for end in made} == numbers
 
     monkeypatch.setattr(epoch_groups, "_group", group)
-    epoch_groups.connect_groups("", 2, 0, 1, 1, 20.0, threading.Event()).abort()
+    epoch_groups.connect_groups(EPOCH, 1, 20.0, threading.Event()).abort()
     for end in made:
         end.settimeout(300)
         assert end.recv(1) == b""
@@ -44,7 +46,7 @@ def test_groups_that_are_made_when_the_next_epoch_has_begun_are_given_up_alone(m
 
     monkeypatch.setattr(epoch_groups, "_group", group)
     with pytest.raises(RankFailed, match="the epoch was over before all had joined"):
-        epoch_groups.connect_groups("", 2, 0, 1, 1, 20.0, stopped)
+        epoch_groups.connect_groups(EPOCH, 1, 20.0, stopped)
     stopped.clear()  # the next epoch, and one of its connections
     ours, others = socket.socketpair()
     taken = []
@@ -120,7 +122,7 @@ def test_packets_of_an_urgent_group_are_marked(monkeypatch, host):
     except OSError:
         pytest.skip(f"no socket can be bound to {host} here")
     monkeypatch.setattr(epoch_groups, "_group", group)
-    groups = epoch_groups.connect_groups("", 2, 0, 1, 3, 20.0, threading.Event(), urgent=[1])
+    groups = epoch_groups.connect_groups(EPOCH, 3, 20.0, threading.Event(), urgent=[1])
     assert [[marks(end) for end in of_group] for of_group in made[1:]] == [[0, 0, 0], [URGENT_TOS, URGENT_TOS, 0], [0, 0, 0]]
     with marked_urgent():
         pair = socket.socketpair()  # of no network

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.elastic.member import Epoch
+from aurora.elastic.epoch_groups import Epoch
 from aurora.elastic.steps import NOTHING, Settlement, StateLost, Version
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
