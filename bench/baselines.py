@@ -155,7 +155,7 @@ def start_seconds(path: Path, text: Path, options: TrainOptions) -> float:
 def checkpoint_seconds(path: Path, samples_NT: IntArray, options: TrainOptions) -> float:
     """Returns how long a checkpoint takes (median of five)."""
     trainer, about = load_trainer(str(path), "cpu", samples_NT, options)
-    trainer.join(MemoryTransport(Memory(1, options.timeout_s), 0), alike_ranks(1))
+    trainer.join(MemoryTransport(Memory(1, options.timeout_s), 0), alike_ranks([0]))
     trainer.place(trainer.planned())
     taken_s = []
     with tempfile.TemporaryDirectory(prefix="aurora-elastic-") as folder:

@@ -168,7 +168,7 @@ Outcome = tuple[int, float, bool]  # ranks lost, exact probability that nothing 
 
 def _drawn(count: int) -> list[Outcome]:
     """Draws failures of a placement that the planner made, and counts those after which every expert is held."""
-    dice, cluster, slots, found = np.random.default_rng(0), alike_ranks(NODES), -(-EXPERTS * 2 // NODES), []
+    dice, cluster, slots, found = np.random.default_rng(0), alike_ranks(range(NODES)), -(-EXPERTS * 2 // NODES), []
     for number in range(count):
         load_LE = dice.permuted(np.tile((1.0 + np.arange(EXPERTS)) ** -dice.uniform(0.4, 1.6), (LAYERS, 1)), axis=1)
         placement = next_placement([[()] * LAYERS] * NODES, load_LE, cluster, slots, 2)

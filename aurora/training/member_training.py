@@ -25,7 +25,7 @@ from aurora.training.checkpoint import (
     restore_dense,
 )
 from aurora.training.migration import held_by_all, send_dense
-from aurora.training.trainer import PreparedStep, Trainer, alike_ranks_on
+from aurora.training.trainer import PreparedStep, Trainer, alike_ranks
 from aurora.training.training_run import CHECKPOINTS, LOG, MODEL, CommittedStep, FinalStep, KeptSteps, TrainResult, log_step
 from aurora.types import Placement, TrainOptions
 
@@ -125,7 +125,7 @@ class MemberTraining:
         self._epoch, self._transport = epoch, self._connect(epoch, groups)
         trainer, transport, version = self._trainer, self._transport, settlement.version
         state, (slots, min_replicas) = trainer.state, trainer.slots_among(len(epoch.members))
-        cluster = alike_ranks_on(nodes_of(epoch.members, slots, state.layers[0].count, min_replicas))
+        cluster = alike_ranks(nodes_of(epoch.members, slots, state.layers[0].count, min_replicas))
         trainer.join(transport, cluster)
         stale = [rank for rank, name in enumerate(epoch.members) if name in settlement.stale]
         holders = [rank for rank in range(len(epoch.members)) if rank not in stale]

@@ -131,7 +131,7 @@ class Trainer:
 
     def warm_up(self, ranks: int) -> None:
         """Computes and discards a placement for `ranks` ranks, so that later calls need not load and compile code."""
-        load_LE, cluster = self._load_LE(), alike_ranks(ranks)
+        load_LE, cluster = self._load_LE(), alike_ranks(range(ranks))
         slots, min_replicas = self.slots_among(ranks)
         held_R: list[HeldL] = [[()] * len(load_LE)] * ranks
         for _ in range(2):  # first from the files, then from what ranks hold
@@ -246,12 +246,7 @@ def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOpt
     return Trainer(model, GlobalBatches(samples_NT, options.batch, options.seed), options), about
 
 
-def alike_ranks(ranks: int, machine: int = 1) -> Cluster:
-    """Returns a cluster of `ranks` equal GPUs, `machine` of them on each node."""
-    return alike_ranks_on([rank // machine for rank in range(ranks)])
-
-
-def alike_ranks_on(node_R: Sequence[int]) -> Cluster:
+def alike_ranks(node_R: Sequence[int]) -> Cluster:
     """Returns a cluster of equal GPUs, one per rank; node_R is the node of each. GPUs of a node fail together."""
     gpus = (Gpu(f"rank-{rank}", "rank", node, 1e9, 1e9, 1) for rank, node in enumerate(node_R))
     return Cluster("ranks", tuple(gpus))

@@ -58,7 +58,7 @@ def trained(folder, options, rng, slow=None, steps=3):
     """(steps, 3): loss, router loss and gradient norm of each step."""
     model = load_without_experts(folder, dtype=torch.float64)
     trainer = Trainer(model, GlobalBatches(SAMPLES_NT, options.batch, options.seed), options)
-    trainer.join(MemoryTransport(Memory(1, 10.0), 0), alike_ranks(1))
+    trainer.join(MemoryTransport(Memory(1, 10.0), 0), alike_ranks([0]))
     trainer.place(trainer.planned())
     coded = CodedGradients(trainer, str(folder), SAMPLES_NT, options)
     coded._aggregator = DrawnAggregator(coded._aggregator._job, rng, slow)

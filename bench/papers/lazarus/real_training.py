@@ -119,7 +119,7 @@ def survival(options: TrainOptions, count: int) -> float:
     ranks, nothing = options.ranks, [((),) * LAYERS] * options.ranks
     least = options.min_replicas_among(ranks)
     slots = -(-EXPERTS * least // ranks)
-    placement = next_placement(nothing, np.ones((LAYERS, EXPERTS)), alike_ranks(ranks), slots, least)
+    placement = next_placement(nothing, np.ones((LAYERS, EXPERTS)), alike_ranks(range(ranks)), slots, least)
     return model_survival(placement.slots_LG, count)
 
 
