@@ -288,22 +288,24 @@ class LedRanks(RankProcesses):
                     pass
                 case RankStarted(rank, pid) if rank in host.starting:
                     host.starting.remove(rank)
-                    host.members[rank] = member = _JoinedRank(rank, pid, host)
-                    self.inbox.put((rank, member, member))
+                    host.members[rank] = started = _JoinedRank(rank, pid, host)
+                    self.inbox.put((rank, started, started))
                 case RankNotStarted(rank, reason) if rank in host.starting:
                     self._end(host, rank, reason)
                 case RankEnded(rank, reason) if rank in host.members:
                     self._end(host, rank, reason)
-                case FromRank(rank, said) if rank in host.members:
-                    self.inbox.put((rank, host.members[rank], said))
+                case FromRank(rank, said) if (member := host.members.get(rank)) is not None:
+                    self.inbox.put((rank, member, said))
                 case FromRank() | RankEnded():
                     pass  # of a rank that was killed
                 case _:
                     raise Refused(type(message).__name__)
 
     def _end(self, host: _Host, rank: int, reason: str) -> None:
-        host.starting.discard(rank)
-        self.inbox.put((rank, host.members.pop(rank, None), RankLoss(reason)))
+        member = host.members.pop(rank, None)
+        if member is not None or rank in host.starting:  # else it was killed meanwhile
+            host.starting.discard(rank)
+            self.inbox.put((rank, member, RankLoss(reason)))
 
     def _lose(self, host: _Host, reason: str) -> None:
         """Gives up a host, and with it all its ranks."""
