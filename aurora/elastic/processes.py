@@ -27,6 +27,13 @@ class Outbox:
         """Queues a message; it must not be None."""
         self._messages.put(message)
 
+    def replace(self, message: Any) -> None:
+        """Queues a message in place of all that are queued now."""
+        with suppress(Empty):
+            while True:
+                self._messages.get_nowait()
+        self.send(message)
+
     def stop(self) -> None:
         """Makes `write` return after the messages that are queued now."""
         self._messages.put(None)

@@ -8,9 +8,7 @@ Source: BCC (arXiv:1710.09990).
 """
 
 import pickle
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,26 +53,6 @@ class Round(Generic[T]):
     number: int
     code: int
     arguments: Mapping[str, T]
-
-
-class Newest(Generic[T]):
-    """Hand-over of values between two threads that keeps only the newest one; older values that were not read are lost."""
-
-    def __init__(self) -> None:
-        self._newest = deque[T](maxlen=1)
-        self._changed = threading.Condition()
-
-    def put(self, value: T) -> None:
-        """Replaces the newest value."""
-        with self._changed:
-            self._newest.append(value)
-            self._changed.notify()
-
-    def take(self) -> T:
-        """Waits for a value that was not taken yet, and returns the newest one."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._newest)
-            return self._newest.pop()
 
 
 def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
@@ -140,20 +118,8 @@ def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Argumen
     return total
 
 
-def send_rounds(connection: Connection, rounds: Newest[Round[bytes] | None]) -> None:
-    """Sends each new round (only the newest of several) to a worker, with the arguments that changed, until a round is None."""
-    sent: dict[str, bytes] = {}
-    with suppress(OSError):  # the worker is gone
-        while (newest := rounds.take()) is not None:
-            new = {name: packed for name, packed in newest.arguments.items() if sent.get(name) is not packed}
-            connection.send((newest.number, newest.code, tuple(newest.arguments), tuple(new)))
-            for packed in new.values():
-                connection.send_bytes(packed)
-            sent |= new
-
-
 def _receive_round(connection: Connection, received: dict[str, Array]) -> Round[Array]:
-    """Receives one round from `send_rounds`; `received` keeps arguments, by name, for later rounds."""
+    """Receives one round from `_Workers`; `received` keeps arguments, by name, for later rounds."""
     number, code, names, new = connection.recv()
     for name in new:
         received[name] = connection.recv()
@@ -300,14 +266,25 @@ def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: 
 
 
 class _Workers(RankProcesses):
-    """Worker processes; `rounds_W` has by worker the newest round, of which it is told, or None at the end."""
+    """Worker processes, each of which is sent the newest round, with the arguments that it does not have."""
 
-    def __init__(self, job: AggregationJob, workers: int, timeout_s: float) -> None:
-        super().__init__(run_worker, (job,), workers, ("", 0), timeout_s)
-        self.rounds_W = [Newest[Round[bytes] | None]() for _ in range(workers)]
+    def tell(self, told: Round[bytes]) -> None:
+        """Tells all workers of a round; those that have not read of earlier rounds hear of this one alone."""
+        for worker in self.running.values():
+            assert isinstance(worker, RankProcess)
+            worker.outbox.replace(told)
 
     def write_to(self, member: RankProcess) -> None:
-        send_rounds(member.connection, self.rounds_W[member.rank])
+        connection, sent = member.connection, dict[str, bytes]()
+
+        def send(told: Round[bytes]) -> None:
+            new = {name: packed for name, packed in told.arguments.items() if sent.get(name) is not packed}
+            connection.send((told.number, told.code, tuple(told.arguments), tuple(new)))
+            for packed in new.values():
+                connection.send_bytes(packed)
+            sent.update(new)
+
+        member.outbox.write(send)
 
 
 class CodedAggregator:
@@ -339,14 +316,14 @@ class CodedAggregator:
         assert all(len(code.code_WB) == workers for code in codes)
         self._job = AggregationJob(work, tuple(codes), delay_s)
         self._timeout_s, self._watch = timeout_s, watch
-        self._workers = _Workers(self._job, workers, timeout_s)
+        self._workers = _Workers(run_worker, (self._job,), workers, ("", 0), timeout_s)
         self._lost: dict[int, str] = {}  # how each lost worker ended
         self._pickled: dict[str, tuple[Array, bytes]] = {}  # by name the newest version of an argument
         self._number, self._last_arrival_s = 0, 0.0
 
     def __enter__(self) -> Self:
         try:
-            for worker in range(len(self._workers.rounds_W)):
+            for worker in range(len(self._job.codes[0].code_WB)):
                 self._workers.start(worker)
             while self._workers.starting:
                 self._handle_events(self._timeout_s)
@@ -356,8 +333,6 @@ class CodedAggregator:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for rounds in self._workers.rounds_W:
-            rounds.put(None)
         self._workers.close()
 
     @property
@@ -382,9 +357,7 @@ class CodedAggregator:
             RankFailed: if the remaining workers cannot determine the sum, or nothing arrives for timeout_s.
         """
         self._number += 1
-        told = Round(self._number, code, self._pickle(arguments or {}))
-        for rounds in self._workers.rounds_W:
-            rounds.put(told)
+        self._workers.tell(Round(self._number, code, self._pickle(arguments or {})))
         current = AggregationRound(self._number, self._job.codes[code], like, self._watch)
         for worker, reason in self._lost.items():
             current.set_state(worker, reason)
@@ -405,7 +378,6 @@ class CodedAggregator:
                     current.take(worker, event)
             elif not isinstance(event, RankProcess):
                 self._lost[worker] = event.reason if isinstance(event, RankLoss) else f"failed: {event}"
-                self._workers.rounds_W[worker].put(None)
                 self._workers.kill(worker)
                 if current is not None:
                     current.lose(worker, self._lost[worker])
