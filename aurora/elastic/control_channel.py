@@ -145,7 +145,7 @@ class ControlChannel:
                 if self._finish.is_set():
                     break
                 raise
-            self._send(Joined(epoch.number, tuple(map(rank_of, epoch.members)), state))
+            self._send(Joined(epoch.number, tuple(map(int, epoch.members)), state))
             self.member.on_stop(partial(self._starts.put, None))
             while not self.stopped.is_set():
                 start = self._starts.get()
@@ -182,16 +182,6 @@ class ControlChannel:
                     self.member.close()
 
 
-def member_name(rank: int) -> str:
-    """Returns the member name of a rank; member names sort in rank order."""
-    return f"{rank:06d}"
-
-
-def rank_of(name: str) -> int:
-    """Returns the rank of the member with a name from `member_name`."""
-    return int(name)
-
-
 def run_member(
     connection: Connection,
     rank_info: RankInfo,
@@ -213,7 +203,7 @@ def run_member(
     try:
         lighthouse, patience_s = (rank_info.host, rank_info.port), hang_s - HEARTBEAT_TIMEOUT_S
         member = Member(
-            lighthouse, member_name(rank_info.rank), timeout_s=rank_info.timeout_s, expected=rank_info.ranks,
+            lighthouse, f"{rank_info.rank:06d}", timeout_s=rank_info.timeout_s, expected=rank_info.ranks,
             absent_s=absent_s, patience_s=patience_s,
         )  # fmt: skip
         control = ControlChannel(connection, member)

@@ -367,9 +367,7 @@ def lead_of(
     if options.lead is None:
         return None
     address, certificate, about = parse_address("lead", options.lead), certificate_of_hosts("lead"), about_run(plan, models)
-    ranks_of = ranks_by_node(plan)
-    if options.node is not None:
-        _check_node(options.node, ranks_of)
+    ranks_of = ranks_by_node(plan, options.node)
     others = {name_of(node): ranks for node, ranks in ranks_of.items() if node != options.node}
 
     def refusal(host: JoinRun) -> str | None:
@@ -404,9 +402,8 @@ def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> N
     assert options.join is not None
     assert options.node is not None
     check_torchft()
-    leader, certificate, ranks_of = parse_address("join", options.join), certificate_of_hosts("join"), ranks_by_node(plan)
-    _check_node(options.node, ranks_of)
-    local, paths = ranks_of[options.node], [str(model) for model in models]
+    leader, certificate = parse_address("join", options.join), certificate_of_hosts("join")
+    local, paths = ranks_by_node(plan, options.node)[options.node], [str(model) for model in models]
 
     def processes(job: tuple[Any, ...]) -> RankProcesses:
         prompts, leaders, since_s = job
@@ -426,17 +423,15 @@ def about_run(plan: Plan, models: Sequence[str | Path]) -> dict[str, str]:
     return this_version() | {what: digest[:16] for what, digest in {"the plan": plan_digest(plan), **files}.items()}
 
 
-def ranks_by_node(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Returns {node: its ranks} of a plan."""
-    nodes = [gpu.node for gpu in plan.cluster.gpus]
-    return {node: tuple(rank for rank, its in enumerate(nodes) if its == node) for node in sorted(set(nodes))}
+def ranks_by_node(plan: Plan, chosen: int | None) -> dict[int, tuple[int, ...]]:
+    """Returns {node: its ranks} of a plan. Raises BadInput if `chosen`, the `node` of the options, is none of the plan's."""
+    node_R = [gpu.node for gpu in plan.cluster.gpus]
+    found = {node: tuple(rank for rank, its in enumerate(node_R) if its == node) for node in sorted(set(node_R))}
+    if chosen is not None and chosen not in found:
+        raise BadInput(f"`node`: expected one of the plan's, {', '.join(map(str, found))}, found {chosen}")
+    return found
 
 
 def name_of(node: int) -> str:
     """Returns the name, used in messages, of the host that runs a node's ranks: "node 0"."""
     return f"node {node}"
-
-
-def _check_node(node: int, nodes: Mapping[int, tuple[int, ...]]) -> None:
-    if node not in nodes:
-        raise BadInput(f"`node`: expected one of the plan's, {', '.join(map(str, nodes))}, found {node}")
