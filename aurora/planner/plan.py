@@ -147,7 +147,6 @@ def ordered_plan(
 ) -> Plan:
     """Orders the all-to-alls of placed models, and returns the checked Plan."""
     cluster, profiles, domains, options = scenario.cluster, scenario.profiles, scenario.domains, scenario.options
-    survival_LK = plan_survival(cluster, options, placed.placements_M[0])  # replicas that survive are of a single model
     each = zip(
         profiles, placed.placements_M, paths or [""] * len(profiles), placed.hierarchy_M or (None,) * len(profiles), strict=True
     )
@@ -164,7 +163,7 @@ def ordered_plan(
         objective_s=placed.objective_s,
         bound_s=placed.bound_s,
         assignment_bound_s=placed.assignment_bound_s,
-        survival_LK=survival_LK,
+        survival_LK=None if options.min_replicas is None else plan_survival(cluster, options, placed.placements_M[0]),
         between_s=placed.between_s,
         unseen_s=placed.unseen_s,
         slot_gain=placed.slot_gain,

@@ -119,8 +119,10 @@ class SimulatedChoice:
 
     def _shortest(self, options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
         """The shortest of all plans of `candidates`."""
-        simulated = self.steps(profiles)
         plans = [self.make(cluster, profiles, candidate) for candidate in candidates(options, profiles)]
+        if len(plans) == len(profiles) == 1 and self.options.micro_batches < 2:
+            return plans[0]
+        simulated = self.steps(profiles)
         chosen = with_preemption(soonest(plans, simulated), simulated)
         if self.options.time_slice == "auto" and (chosen.colocated or self.options.micro_batches > 1):
             return with_time_slice(chosen, simulated)

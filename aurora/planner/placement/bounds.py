@@ -47,7 +47,7 @@ def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
     Small layers are one linear program for all traffic cases together. In larger ones each case has a program of its own; in
     still larger ones GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
     """
-    layer = PhaseSums.of(costs, slots_G)
+    layer = costs.phase_sums(slots_G)
     gpus, experts, _, cases = layer.part_s_GEXW.shape
     spare = max(0, int(layer.slots_G.sum()) - experts) if replicas else 0
     least_YW = _least_phases(layer, spare)
@@ -156,11 +156,11 @@ def _colocated_ports_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas
 
 def _summed(part: Part, costs_M: Sequence[LayerCosts]) -> tuple[FloatArray, FloatArray]:
     """(G,) what a part takes without experts, and (G, E) what each expert of any model adds, model by model."""
-    found = [(model, *costs_M[model].phase_s(phase)) for model, phase in part]
-    fixed_G = np.sum([fixed_G for _, fixed_G, _ in found], axis=0)
-    cost_M = [np.zeros(costs.own_WGE.shape[1:]) for costs in costs_M]
-    for model, _, cost_GE in found:
-        cost_M[model] = cost_M[model] + cost_GE
+    fixed_G, cost_M = np.zeros(len(costs_M[0].out_Bps)), [np.zeros(costs.own_WGE.shape[1:]) for costs in costs_M]
+    for model, phase in part:
+        (fixed_1G,), (cost_GE,) = costs_M[model].phase_s(phase)
+        fixed_G += fixed_1G
+        cost_M[model] += cost_GE
     return fixed_G, np.concatenate(cost_M, axis=1)
 
 

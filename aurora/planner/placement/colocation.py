@@ -53,8 +53,8 @@ def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedP
     gpus = np.arange(problem.gpus)
 
     def beside(placed: dict[int, IntArray], costs: GroupCosts) -> IntArray:
-        held_XG = np.sum([problem.costs_M[model].seconds_XGJ[:2, gpus, group_G] for model, group_G in placed.items()], axis=0)
-        return bottleneck_matching((held_XG[:, :, None] + costs.seconds_XGJ[:2]).max(axis=0))
+        held_XG = np.sum([problem.costs_M[model].port_s_4GJ[:2, gpus, group_G] for model, group_G in placed.items()], axis=0)
+        return bottleneck_matching((held_XG[:, :, None] + costs.port_s_4GJ[:2]).max(axis=0))
 
     return _one_by_one(problem, beside)
 

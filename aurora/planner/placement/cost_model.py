@@ -11,6 +11,7 @@ from functools import cached_property, reduce
 import numpy as np
 
 from aurora.planner.network.bounds import Nics, nics_of
+from aurora.planner.placement.slot_state import PARTS, SUMS, PhaseSums
 from aurora.planner.workload.serving_gpus import served_split
 from aurora.planner.workload.traffic import (
     CountedTokens,
@@ -22,10 +23,8 @@ from aurora.planner.workload.traffic import (
 )
 from aurora.types import OVERHEAD, Cluster, Gpu, Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.compiled import njit
 
 AnyArray = IntArray | FloatArray
-SecondsOfKinds = Callable[[Sequence[Gpu], IntArray], Sequence[FloatArray]]  # by a GPU of each kind, and each GPU's kind
 
 
 SIDES = ("send", "recv", "csend", "crecv")  # what ports and NICs do in the dispatch, and in the combine
@@ -128,10 +127,6 @@ class GroupCosts(PortCosts):
         expert_s_GJ: (G, J) seconds of group j's experts on GPU g.
         gate_s_G: (G,) seconds of the gate.
         aggregate_s_G: (G,) seconds of the aggregation.
-        seconds_XGJ: (5, G, J) seconds if GPU g holds group j: sending and receiving in the dispatch, then in the combine;
-            experts.
-        dispatch_s_GJ: (G, J) seconds of GPU g's busier port in the dispatch if it holds group j.
-        combine_s_GJ: (G, J) seconds of GPU g's busier port in the combine if it holds group j.
     """
 
     load_J: IntArray
@@ -140,17 +135,23 @@ class GroupCosts(PortCosts):
     expert_s_GJ: FloatArray
     gate_s_G: FloatArray
     aggregate_s_G: FloatArray
-    seconds_XGJ: FloatArray = field(init=False)
-    dispatch_s_GJ: FloatArray = field(init=False)
-    combine_s_GJ: FloatArray = field(init=False)
 
-    def __post_init__(self) -> None:
-        out, into = self.out_Bps[:, None], self.in_Bps[:, None]
-        there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
-        back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
-        object.__setattr__(self, "seconds_XGJ", np.stack([*there, *back, self.expert_s_GJ]))
-        object.__setattr__(self, "dispatch_s_GJ", self.seconds_XGJ[:2].max(axis=0))
-        object.__setattr__(self, "combine_s_GJ", self.seconds_XGJ[2:4].max(axis=0))
+    @cached_property
+    def port_s_4GJ(self) -> FloatArray:
+        """(4, G, J) seconds if GPU g holds group j: sending and receiving in the dispatch, then in the combine."""
+        bytes_4 = np.repeat([self.dispatch_bytes, self.combine_bytes], 2)[:, None, None]
+        tokens_4GJ = np.stack([self.send_GJ, self.recv_GJ, self.recv_GJ, self.send_GJ])
+        return np.asarray(tokens_4GJ * bytes_4 / np.stack([self.out_Bps, self.in_Bps] * 2)[:, :, None])
+
+    @property
+    def dispatch_s_GJ(self) -> FloatArray:
+        """(G, J) seconds of GPU g's busier port in the dispatch if it holds group j."""
+        return np.asarray(self.port_s_4GJ[:2].max(axis=0))
+
+    @property
+    def combine_s_GJ(self) -> FloatArray:
+        """(G, J) seconds of GPU g's busier port in the combine if it holds group j."""
+        return np.asarray(self.port_s_4GJ[2:].max(axis=0))
 
     def phase_times(self, group_G: IntArray | None = None) -> PhaseTimes:
         """Returns the seconds of each phase on each GPU.
@@ -158,15 +159,15 @@ class GroupCosts(PortCosts):
         Args:
             group_G: (G,) int64, the group on each GPU; by default group g on GPU g.
         """
-        gpus = np.arange(len(self.out_Bps))
-        seconds_XG = self.seconds_XGJ[:, gpus, gpus if group_G is None else group_G]
-        return PhaseTimes(self.gate_s_G, seconds_XG[:4], seconds_XG[4], self.aggregate_s_G)
+        at = (gpus := np.arange(len(self.out_Bps))), gpus if group_G is None else group_G
+        return PhaseTimes(self.gate_s_G, self.port_s_4GJ[:, *at], self.expert_s_GJ[at], self.aggregate_s_G)
 
     def phase_s_GJ(self, phase: str) -> FloatArray:
         """Returns (G, J), the seconds of a phase on GPU g if it holds group j; `phase` as in `PhaseTimes.of`."""
-        moved = (*SIDES, "expert")
-        if phase in moved:
-            return np.asarray(self.seconds_XGJ[moved.index(phase)])
+        if phase in SIDES:
+            return np.asarray(self.port_s_4GJ[SIDES.index(phase)])
+        if phase == "expert":
+            return self.expert_s_GJ
         return np.broadcast_to(getattr(self, f"{phase}_s_G")[:, None], self.expert_s_GJ.shape)
 
     @property
@@ -273,6 +274,18 @@ class LayerCosts(PortCosts):
             in_Bps=self.in_Bps,
         )
 
+    def phase_sums(self, slots_G: IntArray) -> PhaseSums:
+        """Returns the layer as searches and bounds see it; slots_G (G,) int64 is how many experts each GPU can hold."""
+        cases, gpus, experts = self.own_WGE.shape
+        part_s_GEXW, base_s_GXW = np.zeros((gpus, experts, PARTS, cases)), np.zeros((gpus, PARTS, cases))
+        for x, phases in enumerate(SUMS):
+            for phase in phases:
+                fixed_WG, cost_WGE = self.phase_s(phase)
+                base_s_GXW[:, x] += fixed_WG.T
+                part_s_GEXW[:, :, x] += np.moveaxis(cost_WGE, 0, 2)
+        slots_G = np.minimum(slots_G, experts).astype(np.int64)
+        return PhaseSums(part_s_GEXW, base_s_GXW, self.aggregate_s_WG.max(axis=1), slots_G, self.worst)
+
     def value_s(self, split_EG: FloatArray) -> float:
         """Returns the seconds of the layer: the mean of Aurora's Eq. 1 over the `worst` longest traffic cases.
 
@@ -282,39 +295,15 @@ class LayerCosts(PortCosts):
         Source:
             Aurora (arXiv:2410.17043) Eq. 1.
         """
-        return self._longest_s(self._phase_times(split_EG, slice(None)))
-
-    def _longest_s(self, times: PhaseTimes) -> float:
-        """The mean seconds of the traffic cases that count, by the phase times (W, G) of all."""
-        seconds_XWG = exclusive_XG(times)
+        seconds_XWG = exclusive_XG(self._phase_times(split_EG, slice(None)))
         return float(np.sort(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))[-self.worst :].mean())
 
     def evenly_s(self, held_GP: IntArray) -> float:
         """Returns `value_s` if replicas take even shares; held_GP is (G, P) int64, the expert in each slot, -1 for none."""
         gpu_X, slot_X = np.nonzero(held_GP >= 0)
-        experts, gpus = self.own_WGE.shape[2], len(held_GP)
-        if self.steps is None:
-            share_E = 1 / np.maximum(np.bincount(held_GP[gpu_X, slot_X], minlength=experts), 1)
-            sums_5WG = _held_sums(*self._by_expert, held_GP.copy(), share_E)
-            sums_5WG[[0, 3]] += self.own_WGE.sum(axis=2)
-            send_WG, recv_WG, expert_WG = sums_5WG[:3]
-            return self._longest_s(self._times_of(send_WG, recv_WG, expert_WG, sums_5WG[3:], slice(None)))
-        slots_EG = np.bincount(held_GP[gpu_X, slot_X] * gpus + gpu_X, minlength=experts * gpus).reshape(experts, gpus)
-        return self.value_s(slots_EG / slots_EG.sum(axis=1, keepdims=True))
-
-    @cached_property
-    def _by_expert(self) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
-        """The first arguments of `_held_sums`, copies: locked arrays would compile a second version of it."""
-        alike = self.expert_s_WGE.strides[1] == 0  # one kind of GPU, whose seconds are kept once
-        own_EWG, expert_s_EWG = (
-            np.array(np.moveaxis(each, 2, 0), dtype=np.float64, order="C")
-            for each in (self.own_WGE, self.expert_s_WGE[:, :1] if alike else self.expert_s_WGE)
-        )
-        servers = () if self.nics is None else [np.flatnonzero(member_G) for member_G in self.nics.members_NG]
-        near_GG = np.full((len(self.out_Bps), max(map(len, servers), default=0)), -1)
-        for own_G in servers:
-            near_GG[own_G, : len(own_G)] = own_G
-        return own_EWG, np.array(self.load_WE.T, order="C"), expert_s_EWG, near_GG
+        held_EG = np.zeros((self.own_WGE.shape[2], len(held_GP)))
+        np.add.at(held_EG, (held_GP[gpu_X, slot_X], gpu_X), 1.0)
+        return self.value_s(held_EG / held_EG.sum(axis=1, keepdims=True))
 
     def phase_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None = None) -> PhaseTimes:
         """Returns the seconds of each phase on each GPU; only for costs with a single traffic case.
@@ -361,23 +350,11 @@ class LayerCosts(PortCosts):
         local_WG = np.einsum("wge,ge->wg", own_WGE, at_GE)
         send_WG = own_WGE.sum(axis=2) - local_WG
         recv_WG = np.einsum("we,ge->wg", self.load_WE[cases], at_GE) - local_WG
-        far_2WG = None if self.nics is None else _far_tokens(self.nics, own_WGE, at_GE)
-        return self._times_of(send_WG, recv_WG, self._expert_s_WG(at_GE, cases), far_2WG, cases)
-
-    def _times_of(
-        self,
-        send_WG: FloatArray,
-        recv_WG: FloatArray,
-        expert_WG: FloatArray,
-        far_2WG: FloatArray | tuple[FloatArray, FloatArray] | None,
-        cases: slice,
-    ) -> PhaseTimes:
-        """The phase times of several traffic cases, (W, G) each, of tokens that GPUs send and receive, and that NICs do."""
         port_4WG, nic_4WG = _both_ways(send_WG, recv_WG, self.port_s_XG), np.zeros((4, 1, 1))
-        if self.nics is not None and far_2WG is not None:
-            nic_4WG = self._by_nic(self.nics, *far_2WG)
+        if self.nics is not None:
+            nic_4WG = self._by_nic(self.nics, *_far_tokens(self.nics, own_WGE, at_GE))
         gate_WG, aggregate_WG = self.gate_s_WG[cases], self.aggregate_s_WG[cases]
-        return PhaseTimes(gate_WG, port_4WG, expert_WG, aggregate_WG, nic_4WG, np.zeros((2, 1, 1)))
+        return PhaseTimes(gate_WG, port_4WG, self._expert_s_WG(at_GE, cases), aggregate_WG, nic_4WG, np.zeros((2, 1, 1)))
 
     def _expert_s_WG(self, at_GE: FloatArray, cases: slice) -> FloatArray:
         """(W, G) seconds of the experts, of which each GPU takes a share of tokens."""
@@ -401,29 +378,23 @@ class LayerCosts(PortCosts):
         return _both_ways(nics.carried(sent_XG), nics.carried(received_XG), token_s_XG)
 
     def phase_s(self, phase: str) -> tuple[FloatArray, FloatArray]:
-        """Returns (fixed_G, cost_GE): in a phase, GPU g takes fixed_G[g] plus the sum of cost_GE[g, e] over its experts e.
+        """Returns (fixed_WG, cost_WGE): in a phase, GPU g takes fixed_WG[w, g] plus its experts' cost_WGE[w, g, e].
 
-        Only for costs with a single traffic case. For sending, fixed_G counts all tokens of the GPU, and cost_GE is negative,
-        because tokens of experts that the GPU holds are not sent.
+        For sending, fixed_WG counts all tokens of the GPU, and cost_WGE is negative, because tokens of experts that the GPU
+        holds are not sent.
 
         Args:
-            phase: as in `PhaseTimes.of`.
+            phase: as in `PhaseTimes.of`, but none of NICs or steps.
         """
-        (own_GE,), (expert_s_GE,), (gate_s_G,), (aggregate_s_G,) = (
-            self.own_WGE, self.expert_s_WGE, self.gate_s_WG, self.aggregate_s_WG
-        )  # fmt: skip
-        there_s_G, here_s_G, back_s_G, home_s_G = self.port_s_XG
-        all_own_G, from_others_GE = own_GE.sum(axis=1), own_GE.sum(axis=0) - own_GE
-        nothing_G, nothing_GE = np.zeros(len(own_GE)), np.zeros(own_GE.shape)
-        return {
-            "gate": (gate_s_G, nothing_GE),
-            "send": (all_own_G * there_s_G, -own_GE * there_s_G[:, None]),
-            "recv": (nothing_G, from_others_GE * here_s_G[:, None]),
-            "expert": (nothing_G, expert_s_GE),
-            "csend": (nothing_G, from_others_GE * back_s_G[:, None]),
-            "crecv": (all_own_G * home_s_G, -own_GE * home_s_G[:, None]),
-            "aggregate": (aggregate_s_G, nothing_GE),
-        }[phase]
+        nothing_WG, nothing_WGE = np.zeros(self.own_WGE.shape[:2]), np.zeros((1, 1, 1))
+        if phase not in SIDES:
+            if phase == "expert":
+                return nothing_WG, self.expert_s_WGE
+            return (self.gate_s_WG if phase == "gate" else self.aggregate_s_WG), nothing_WGE
+        token_s_G = self.port_s_XG[SIDES.index(phase)]
+        if phase in ("send", "crecv"):
+            return self.own_WGE.cumsum(axis=2)[:, :, -1] * token_s_G, -self.own_WGE * token_s_G[:, None]
+        return nothing_WG, (self.load_WE[:, None] - self.own_WGE) * token_s_G[:, None]
 
 
 def _both_ways(sent_XG: AnyArray, received_XG: AnyArray, token_s_XG: FloatArray) -> FloatArray:
@@ -443,38 +414,6 @@ def _far_tokens(nics: Nics, own_WGE: AnyArray, at_GE: FloatArray) -> tuple[Float
         out_WG[:, member_G] = near_WGE @ (1 - at_GE[member_G].sum(axis=0))
         in_WG[:, member_G] = (load_WE - near_WGE.sum(axis=1)) @ at_GE[member_G].T
     return out_WG, in_WG
-
-
-@njit(cache=True, nogil=True)
-def _held_sums(
-    own_EWG: FloatArray,
-    load_EW: FloatArray,
-    expert_s_EWG: FloatArray,
-    near_GG: IntArray,
-    held_GP: IntArray,
-    share_E: FloatArray,
-) -> FloatArray:
-    """(5, W, G): tokens that each GPU sends and receives, seconds of its experts, tokens it sends to other servers, and gets.
-
-    Sent are those that stay, below zero, to which all of a GPU's come. expert_s_EWG is (E, W, 1) where GPUs are alike. held_GP
-    (G, P) are the experts of each GPU, or -1; each takes the share share_E (E,) of its expert's tokens. near_GG are the GPUs
-    (G, M) of each GPU's server, or -1.
-    """
-    _, cases, gpus = own_EWG.shape
-    sums_5WG = np.zeros((5, cases, gpus))
-    for g in range(gpus):
-        for e in held_GP[g]:
-            for w in range(cases if e >= 0 else 0):
-                taken, local = load_EW[e, w] * share_E[e], own_EWG[e, w, g] * share_E[e]
-                sums_5WG[0, w, g] -= local
-                sums_5WG[1, w, g] += taken - local
-                sums_5WG[2, w, g] += expert_s_EWG[e, w, min(g, expert_s_EWG.shape[2] - 1)] * share_E[e]
-                sums_5WG[4, w, g] += taken
-                for h in near_GG[g]:
-                    if h >= 0:
-                        sums_5WG[3, w, h] -= own_EWG[e, w, h] * share_E[e]
-                        sums_5WG[4, w, g] -= own_EWG[e, w, h] * share_E[e]
-    return sums_5WG
 
 
 OWN = "own"  # the aim that takes the recorded counts as exact
@@ -535,31 +474,24 @@ def expected_costs(
         cases: number of cases of the forecast, of which the W are equally many draws each.
     """
     each_WSE = tokens_WSE / windows_W[:, None, None]
-
-    def seconds(gpus: Sequence[Gpu], kind_G: IntArray) -> list[FloatArray]:
-        return [(each.T * windows_W).T for each in _window_seconds(gpus, kind_G, profile, each_WSE, expected=True)]
-
+    seconds = [(each.T * windows_W).T for each in _window_seconds(cluster, profile, each_WSE, expected=True)]
     worst = AIMS[aim](cases) * len(windows_W) // cases
     return replace(_layer_costs(cluster, profile, tokens_WSE, seconds), worst=worst)
 
 
 def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], layer: int) -> LayerCosts:
     """The LayerCosts of several traffic cases, each the windows of a profile, whose tokens are summed. All are of one model."""
-
-    def seconds(gpus: Sequence[Gpu], kind_G: IntArray) -> list[FloatArray]:
-        distinct = {id(profile): profile for profile, _ in parts}
-        of = {key: _window_seconds(gpus, kind_G, profile, profile.tokens_TLSE[:, layer]) for key, profile in distinct.items()}
-        sums_W = [[each[windows].sum(axis=0) for each in of[id(profile)]] for profile, windows in parts]
-        return [np.stack(column) for column in zip(*sums_W, strict=True)]
-
+    distinct = {id(profile): profile for profile, _ in parts}
+    of = {key: _window_seconds(cluster, profile, profile.tokens_TLSE[:, layer]) for key, profile in distinct.items()}
+    sums_W = [[each[windows].sum(axis=0) for each in of[id(profile)]] for profile, windows in parts]
     own_WGE = np.stack([profile.tokens_TLSE[windows, layer].sum(axis=0) for profile, windows in parts])
-    return _layer_costs(cluster, parts[0][0], own_WGE, seconds)
+    return _layer_costs(cluster, parts[0][0], own_WGE, [np.stack(column) for column in zip(*sums_W, strict=True)])
 
 
-def _layer_costs(cluster: Cluster, profile: Profile, own_WGE: AnyArray, seconds: SecondsOfKinds) -> LayerCosts:
-    """The LayerCosts of traffic cases from their tokens and their seconds by kinds of GPU, see `_window_seconds`."""
+def _layer_costs(cluster: Cluster, profile: Profile, own_WGE: AnyArray, seconds: Sequence[FloatArray]) -> LayerCosts:
+    """The LayerCosts of traffic cases from their tokens and their seconds, see `_window_seconds`."""
     (gpus, kind_G), network = _kinds(cluster), cluster.network
-    expert_s_WVE, gate_s_WG, aggregate_s_WG = seconds(gpus, kind_G)
+    expert_s_WVE, gate_s_WG, aggregate_s_WG = seconds
     return LayerCosts(
         own_WGE=own_WGE,
         expert_s_WGE=np.broadcast_to(expert_s_WVE, own_WGE.shape) if len(gpus) == 1 else expert_s_WVE[:, kind_G],
@@ -582,14 +514,14 @@ def _kinds(cluster: Cluster) -> tuple[list[Gpu], IntArray]:
 
 
 def _window_seconds(
-    gpus: Sequence[Gpu], kind_G: IntArray, profile: Profile, tokens_TSE: IntArray | FloatArray, expected: bool = False
+    cluster: Cluster, profile: Profile, tokens_TSE: IntArray | FloatArray, expected: bool = False
 ) -> tuple[FloatArray, ...]:
     """Seconds of a layer in each window: (T, V, E) of each expert on each of V kinds, (T, G) of gates and of aggregations.
 
     Overheads of grouped kernels, which no placement changes, are counted with the aggregations. With `expected`, or where a
     window counts as many steps, counts are means: an expert is active as probably as a token of a step chooses it.
     """
-    tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
+    (gpus, kind_G), tokens_TE, own_TG = _kinds(cluster), tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
     all_T1 = tokens_TE.sum(axis=1, keepdims=True) / profile.top_k
     of_T1, fixed_XTG = None if profile.step_tokens is None else all_T1, np.empty((2, *own_TG.shape))
     for kind, gpu in enumerate(gpus):

@@ -281,7 +281,7 @@ def lp_rounding(costs: LayerCosts, slots_G: IntArray) -> IntArray:
     gpus, experts = costs.expert_s_WGE.shape[1:]
     if gpus * experts * len(costs.own_WGE) > SMALL:
         costs = costs.summed
-    layer = PhaseSums.of(costs, slots_G)
+    layer = costs.phase_sums(slots_G)
     block_G = np.arange(gpus) if gpus * experts <= SMALL else blocks(costs, max(1, SMALL // experts))
     solution = phase_program(layer, np.zeros((2, len(costs.own_WGE))), block_G).solved("highs-ds")
     share_GE = np.zeros((gpus, experts)) if solution is None else solution.share_V.reshape(-1, experts)[block_G]

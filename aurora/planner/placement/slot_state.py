@@ -10,7 +10,7 @@ Each search calls its price function by name: numba does not cache functions tha
 are not inlined pass all arrays of a state, which made rebalancing 25 times as slow.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.compiled import njit
 from aurora.types.placement import EMPTY_INT64 as EMPTY
 
-if TYPE_CHECKING:  # a process that rebalances has no use for the costs
-    from aurora.planner.placement.cost_model import LayerCosts
-
-PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with received and with sent in the combine
+SUMS = (("gate", "send"), ("gate", "recv"), ("expert", "csend"), ("expert", "crecv"))  # phases of each sum of a GPU
+PARTS = len(SUMS)
 
 
 class PhaseSums(NamedTuple):
@@ -40,33 +38,6 @@ class PhaseSums(NamedTuple):
     aggregate_s_W: FloatArray
     slots_G: IntArray
     worst: int
-
-    @classmethod
-    def of(cls, costs: "LayerCosts", slots_G: IntArray) -> Self:
-        """Returns the PhaseSums of a layer, computed from its costs.
-
-        Args:
-            costs: one layer in W traffic cases.
-            slots_G: (G,) int64, how many experts each GPU can hold.
-        """
-        own_GEW = np.ascontiguousarray(np.moveaxis(costs.own_WGE, 0, 2), dtype=np.float64)
-        arriving_GEW, sent_GW = own_GEW.sum(axis=0) - own_GEW, own_GEW.cumsum(axis=1)[:, -1]
-        sent_s, received_s, back_s, home_s = costs.port_s_XG[:, :, None, None]
-        gpus, experts, cases = own_GEW.shape
-        part_s_GEXW, base_s_GXW = np.empty((gpus, experts, PARTS, cases)), np.zeros((gpus, PARTS, cases))
-        part_s_GEXW[:, :, 0], part_s_GEXW[:, :, 1] = -own_GEW * sent_s, arriving_GEW * received_s
-        part_s_GEXW[:, :, 2], part_s_GEXW[:, :, 3] = arriving_GEW * back_s, -own_GEW * home_s
-        part_s_GEXW[:, :, 2:] += np.moveaxis(costs.expert_s_WGE, 0, 2)[:, :, None]
-        base_s_GXW[:, :2] = costs.gate_s_WG.T[:, None]
-        base_s_GXW[:, 0] += sent_GW * sent_s[:, 0]
-        base_s_GXW[:, 3] = sent_GW * home_s[:, 0]
-        return cls(
-            part_s_GEXW,
-            base_s_GXW,
-            costs.aggregate_s_WG.max(axis=1),
-            np.minimum(slots_G, costs.own_WGE.shape[2]).astype(np.int64),
-            costs.worst,
-        )
 
 
 @njit(cache=True, nogil=True)

@@ -43,7 +43,7 @@ from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, alloca
 from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.planner.workload.forecast import Forecast, layer_forecast
-from aurora.types import FailureDomains, GpuSlots, Placement, PlanOptions
+from aurora.types import Cluster, GpuSlots, Placement, PlanOptions
 from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 
 SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
@@ -64,7 +64,6 @@ class ExclusiveProblem:
         unseen: costs in other draws; they give the expected seconds of the placement that was chosen.
         load_E: (E,) int64 tokens of each expert in all traffic cases, as recorded.
         slots_G: (G,) int64, how many experts each GPU can hold.
-        domains: which GPUs fail together.
         exact: whether the recorded counts are taken as exact.
     """
 
@@ -76,8 +75,12 @@ class ExclusiveProblem:
     unseen: LayerCosts
     load_E: IntArray
     slots_G: IntArray
-    domains: FailureDomains
     exact: bool
+
+    @cached_property
+    def sums(self) -> PhaseSums:
+        """The layer as the slot search sees it."""
+        return self.ports.phase_sums(self.slots_G)
 
     @property
     def any_group_fits(self) -> bool:
@@ -135,13 +138,8 @@ class Exclusive(Scenario):
         """Returns the expected seconds of all layers on draws of the forecast; None if tokens are deduplicated."""
         if self.deduplicated:
             return None
-        total_s = 0.0
-        for layer in range(self.layers):
-            forecast = self._forecast(layer)
-            draws, cases = _unseen_draws(forecast, layer), len(forecast.share_WE)
-            unseen = expected_costs(self.cluster, self.profiles[0], *draws, self.options.aim, cases)
-            total_s += unseen.value_s(placements_M[0].split_EG(layer))
-        return total_s
+        layers = range(self.layers)
+        return sum(self._unseen(self._forecast(l), l).value_s(placements_M[0].split_EG(l)) for l in layers)
 
     @cached_property
     def _memory_G(self) -> IntArray:
@@ -152,20 +150,19 @@ class Exclusive(Scenario):
         """Places layers by the loads of their experts, as recorded or forecast."""
         profile, options = self.profiles[0], self.options
         memory_G, capacity_G = self._memory_G, slots_G(self.cluster, profile, options)
-        nodes = failure_domains(self.cluster, capacity_G)
         offered = set(evenly_spaced(profile.layers, OFFERED_LAYERS).tolist())
 
         def placed(layer: int) -> PlacedLayer:
             rng = np.random.default_rng((options.seed, layer))
-            problem = self._problem(layer, capacity_G, nodes, rng)
+            problem = self._problem(layer, capacity_G, rng)
             if options.place in PLACE and not problem.any_group_fits:
                 raise InfeasiblePlan(
                     f"`place` {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "
                     f"`place` {SWAP_SEARCH} gives the larger GPUs more"
                 )
-            placement = _place_layer(problem, options, rng)
+            placement = _place_layer(self.cluster, problem, options, rng)
             larger = _with_one_more_slot(problem, placement, memory_G) if layer in offered else None
-            return self._priced(problem, placement, larger)
+            return self._priced(problem, placement, None if larger is None else problem.unseen.evenly_s(larger))
 
         layers = of_layers(placed, profile.layers, "placing experts", progress)
         bounds = [layer.assignment_bound_s for layer in layers]
@@ -180,12 +177,11 @@ class Exclusive(Scenario):
             slot_gain=1 - then_s / now_s if now_s else None,
         )
 
-    def _problem(self, layer: int, capacity_G: IntArray, nodes: FailureDomains, rng: np.random.Generator) -> ExclusiveProblem:
+    def _problem(self, layer: int, capacity_G: IntArray, rng: np.random.Generator) -> ExclusiveProblem:
         """One layer with its recorded and its forecast traffic."""
         cluster, profile, aim = self.cluster, self.profiles[0], self.options.aim
         forecast = self._forecast(layer)
-        cases, expected_WSE = len(forecast.share_WE), forecast.expected_WSE
-        drawn, unseen = None if aim == OWN else forecast.draws(DRAWS, rng), _unseen_draws(forecast, layer)
+        expected_WSE, drawn = forecast.expected_WSE, None if aim == OWN else forecast.draws(DRAWS, rng)
         (recorded,) = self.costs(layer)
         expected = judge = recorded
         if drawn is not None:
@@ -193,29 +189,32 @@ class Exclusive(Scenario):
                 expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
             windows_W = forecast.windows_W[: len(expected_WSE)]
             expected = expected_costs(cluster, profile, expected_WSE, windows_W, aim, len(expected_WSE))
-            judge = expected_costs(cluster, profile, *drawn, aim, cases)
+            judge = expected_costs(cluster, profile, *drawn, aim, len(forecast.share_WE))
         return ExclusiveProblem(
             recorded,
             layer_costs(cluster, profile, layer) if self.domains else recorded.summed,
             expected,
             expected.nics_as_ports,
             judge,
-            expected_costs(cluster, profile, *unseen, aim, cases),
+            self._unseen(forecast, layer),
             np.asarray(recorded.load_WE.sum(axis=0), dtype=np.int64),
             capacity_G,
-            nodes,
             aim == OWN,
         )
+
+    def _unseen(self, forecast: Forecast, layer: int) -> LayerCosts:
+        """The costs of a layer in draws of its traffic that no placement was made for; see `Forecast.draws`."""
+        draws, cases = forecast.draws(DRAWS, np.random.default_rng((layer, 1, 1, 1))), len(forecast.share_WE)
+        return expected_costs(self.cluster, self.profiles[0], *draws, self.options.aim, cases)
 
     def _forecast(self, layer: int) -> Forecast:
         """The forecast of a layer's traffic."""
         return layer_forecast([*self.profiles, *self.domains], layer, self.options.aim in SUMMED)
 
-    def _priced(self, problem: ExclusiveProblem, placement: Placement, larger: Placement | None) -> PlacedLayer:
-        """A layer's placement with its seconds and bounds; `larger` is one with more slots, if that was tried."""
-        split_EG, larger_EG = placement.split_EG(0), None if larger is None else larger.split_EG(0)
+    def _priced(self, problem: ExclusiveProblem, placement: Placement, larger_s: float | None) -> PlacedLayer:
+        """A layer's placement with its seconds and bounds."""
+        split_EG = placement.split_EG(0)
         value_s, unseen_s = problem.recorded.value_s(split_EG), problem.unseen.value_s(split_EG)
-        larger_s = None if larger_EG is None else problem.unseen.value_s(larger_EG)
         assignment_bound_s = None
         if placement.split_LG is None and len(problem.recorded.own_WGE) == 1 and not self.domains:
             assignment_bound_s = min(best_exclusive_s(problem.whole.grouped(placement.gpu_E(0))), value_s)
@@ -243,15 +242,10 @@ class Exclusive(Scenario):
         return PlacedModels((Placement.stack(placements),), objective_s, bound_s, assignment_bound_s, deduplicated=True)
 
 
-def _unseen_draws(forecast: Forecast, layer: int) -> tuple[FloatArray, IntArray]:
-    """Draws of a layer's traffic that no placement was made for; see `Forecast.draws`."""
-    return forecast.draws(DRAWS, np.random.default_rng((layer, 1, 1, 1)))
-
-
-def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
+def _place_layer(cluster: Cluster, problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
     """One layer placed by the strategy `options.place`."""
     if options.place in SURVIVE:
-        return _failure_resilient(problem, options, rng)
+        return _failure_resilient(cluster, problem, options, rng)
     if options.place in REPLICAS:
         return _replicated(problem, options, rng)
     return _unreplicated(problem, options.place, options.assign, rng)
@@ -304,41 +298,37 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
 
 def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.random.Generator, replicas: bool) -> Placement:
     """The best of several starts and of what the local search makes of them, on the traffic cases that compare placements."""
-    layer, width = PhaseSums.of(problem.ports, problem.slots_G), int(problem.slots_G.max())
-    begun = [start.held_LGP(width)[0] for start in starts]
-    return Placement.of_slots(search_in_rounds(layer, begun, problem.judge.evenly_s, rng, replicas, problem.exact)[None])
+    begun = [start.held_LGP(int(problem.slots_G.max()))[0] for start in starts]
+    return Placement.of_slots(search_in_rounds(problem.sums, begun, problem.judge.evenly_s, rng, replicas, problem.exact)[None])
 
 
 def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Generator) -> Placement:
     """One layer's replicas after a search that moves each replica with the share of its expert's tokens that it has."""
     held_GP = placement.held_LGP(int(problem.slots_G.max()))[0]
     share_GP = np.where(held_GP >= 0, np.take_along_axis(placement.split_EG(0).T, np.maximum(held_GP, 0), axis=1), 0.0)
-    found_GP, _ = slot_search(PhaseSums.of(problem.ports, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
+    found_GP, _ = slot_search(problem.sums, held_GP, rng, KICKS, share_GP=share_GP)
     return Placement.of_slots(found_GP[None], share_GP[None])
 
 
-def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_G: IntArray) -> Placement | None:
-    """The placement with a further replica on each GPU whose memory holds it; None if none's does.
+def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_G: IntArray) -> IntArray | None:
+    """(G, P) the experts in slots with a further replica on each GPU whose memory holds it; None if none's does.
 
     memory_G is (G,) int64, the slots that each GPU's memory holds.
     """
     held_G = np.array([len(held) for held in placement.slots_LG[0]])
-    more_G = np.minimum(held_G + 1, np.minimum(memory_G, len(problem.load_E)))
-    if (more_G <= held_G).all() or (len(set(held_G.tolist())) == 1 and (more_G <= held_G).any()):
+    more_G = np.maximum(held_G, np.minimum(held_G + 1, np.minimum(memory_G, len(problem.load_E))))
+    if (more_G == held_G).all() or (np.ptp(held_G) == 0 and (more_G == held_G).any()):
         return None
-    larger = GpuSlots(np.maximum(more_G, held_G), problem.ports.token_s_G)
-    load_1E = problem.expected.load_WE.mean(axis=0)[None]
-    start = place_unbounded(load_1E, larger) if larger.alike else placement
-    layer = PhaseSums.of(problem.ports, larger.slots_G)
-    held_GP, _ = fill(layer, start.held_LGP()[0])
-    held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
-    return Placement.of_slots(held_GP[None])
+    layer = problem.sums._replace(slots_G=more_G)
+    return slot_search(layer, fill(layer, placement.held_LGP()[0])[0], np.random.default_rng(0), 0)[0]
 
 
-def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
+def _failure_resilient(
+    cluster: Cluster, problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator
+) -> Placement:
     """Replicas that survive failures of nodes, no two of an expert on one GPU, with the best token split."""
     assert options.min_replicas is not None, "resolving the options sees to it"
-    domains, load_E = problem.domains, problem.load_E
+    domains, load_E = failure_domains(cluster, problem.slots_G), problem.load_E
     count_E = capped(allocate(load_E, domains, options.min_replicas), load_E, len(problem.slots_G))
     held_EG = SURVIVE[options.place](count_E, domains, aim_of(options.min_replicas, domains), rng)
     return best_divided(held_EG.T, load_E.astype(np.float64), problem.ports.token_s_G)

@@ -10,7 +10,6 @@ from aurora.planner.placement.bounds import layer_bound_s
 from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.linear_program import lp_rounding
 from aurora.planner.placement.slot_search import slot_search
-from aurora.planner.placement.slot_state import PhaseSums
 from aurora.types import Placement
 from tests.conftest import cluster
 from tests.planner.scenarios.test_exclusive import drawn
@@ -36,7 +35,7 @@ def test_a_search_from_it_ends_near_the_bound_on_mixed_gpus(seed):
     """Where a search from groups of equal size stays far above the bound, as it would have to move many experts at once."""
     machines = cluster(*[12.5e3, 5e2] * 4)
     costs = aimed_costs(machines, drawn(seed, sources=8, experts=48), (), 0, "sum")
-    layer, slots_G = PhaseSums.of(costs, np.full(8, 48)), np.full(8, 48)
+    layer, slots_G = costs.phase_sums(np.full(8, 48)), np.full(8, 48)
     least_s = layer_bound_s(costs, slots_G, replicas=False)
 
     def searched_s(gpu_E):

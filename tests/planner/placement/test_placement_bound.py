@@ -14,7 +14,6 @@ from aurora.planner.placement import bounds
 from aurora.planner.placement.bounds import layer_bound_s
 from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.linear_program import phase_program
-from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.plan import make_plan
 from aurora.types import PHASES, Curve, PlanOptions, Profile, servers
 from tests.conftest import cluster
@@ -110,7 +109,7 @@ def test_any_prices_give_a_bound(case, aim, seed):
     """The proof does not rest on the solver: whatever the prices, the best split is not below."""
     machines, source = case
     costs, slots_G = aimed_costs(machines, source, (), 0, aim), np.full(len(machines), source.experts)
-    layer = PhaseSums.of(costs, slots_G)
+    layer = costs.phase_sums(slots_G)
     program = phase_program(layer, np.zeros((2, len(costs.own_WGE))), np.arange(len(machines)))
     solution = program.solved("highs-ds")
     rng = np.random.default_rng(seed)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from aurora.planner.network.bounds import Nics
 from aurora.planner.placement.cost_model import LayerCosts, aimed_costs
 from aurora.planner.placement.slot_search import fill, slot_search
-from aurora.planner.placement.slot_state import PhaseSums
 from aurora.types import Placement
 from tests.strategies import clusters, profiles
 from tests.without_compiler import printed
@@ -63,7 +62,7 @@ def value_s(costs, held_GP, share_GP=None):
 @given(layers(), st.integers(0, 3), st.booleans())
 def test_a_search_keeps_its_rules_and_is_never_worse(case, seed, replicas):
     costs, slots_G, held_GP = case
-    layer, experts = PhaseSums.of(costs, slots_G), costs.own_WGE.shape[2]
+    layer, experts = costs.phase_sums(slots_G), costs.own_WGE.shape[2]
     found_GP, found_s = slot_search(layer, held_GP, np.random.default_rng(seed), 3, replicas)
     check_slots(found_GP, slots_G, experts)
     assert found_s == pytest.approx(value_s(costs, found_GP), rel=1e-9)
@@ -82,7 +81,7 @@ def test_fixed_shares_move_with_their_slots(case, seed):
     total_E = np.bincount(held_GP[held_GP >= 0], weights=weight_GP[held_GP >= 0], minlength=experts)
     share_GP = np.where(held_GP >= 0, weight_GP / total_E[held_GP], 0.0)
     before_s, before = value_s(costs, held_GP, share_GP), slots_of(held_GP, share_GP)
-    found_GP, found_s = slot_search(PhaseSums.of(costs, slots_G), held_GP, np.random.default_rng(seed), 3, share_GP=share_GP)
+    found_GP, found_s = slot_search(costs.phase_sums(slots_G), held_GP, np.random.default_rng(seed), 3, share_GP=share_GP)
     check_slots(found_GP, slots_G, experts)
     assert slots_of(found_GP, share_GP) == before
     assert found_s == pytest.approx(value_s(costs, found_GP, share_GP), rel=1e-9)
@@ -98,7 +97,7 @@ def slots_of(held_GP, share_GP):
 def test_filled_slots_are_all_used(case):
     costs, slots_G, held_GP = case
     experts = costs.own_WGE.shape[2]
-    filled_GP, filled_s = fill(PhaseSums.of(costs, slots_G), held_GP)
+    filled_GP, filled_s = fill(costs.phase_sums(slots_G), held_GP)
     check_slots(filled_GP, slots_G, experts)
     assert (filled_GP >= 0).sum(axis=1).tolist() == np.minimum(slots_G, experts).tolist()
     assert (filled_GP[:, : held_GP.shape[1]][held_GP >= 0] == held_GP[held_GP >= 0]).all()
@@ -137,7 +136,7 @@ def test_search_against_every_placement_with_replicas():
         costs = drawn(rng, 3, 4, 2)
         best_s = min(value_s(costs, held_GP) for held_GP in all_placements(3, 4, 2))
         start_GP = np.array([[0, 3], [1, -1], [2, -1]])
-        _, found_s = slot_search(PhaseSums.of(costs, np.array([2, 2, 2])), start_GP, rng, 100)
+        _, found_s = slot_search(costs.phase_sums(np.array([2, 2, 2])), start_GP, rng, 100)
         ratios.append(found_s / best_s)
     assert min(ratios) >= 1 - 1e-9
     assert max(ratios) <= 1.05
@@ -155,7 +154,7 @@ def test_search_against_every_placement_without_replicas():
             if (np.bincount(gpus, minlength=3) <= [3, 2, 2]).all()
         )
         start_GP = np.array([[0, 1, -1], [2, 3, -1], [4, -1, -1]])
-        _, found_s = slot_search(PhaseSums.of(costs, np.array([3, 2, 2])), start_GP, rng, 30, replicas=False)
+        _, found_s = slot_search(costs.phase_sums(np.array([3, 2, 2])), start_GP, rng, 30, replicas=False)
         ratios.append(found_s / best_s)
     assert min(ratios) >= 1 - 1e-9
     assert max(ratios) <= 1.02
@@ -168,7 +167,7 @@ def test_two_gpus_exchange_all_that_they_hold():
     own_WGE = np.array([[[0, 0, 50, 50], [50, 50, 0, 0]]])
     costs = replace(costs, own_WGE=own_WGE, expert_s_WGE=np.zeros((1, 2, 4)), out_Bps=np.ones(2), in_Bps=np.ones(2))
     start_GP = np.array([[0, 1], [2, 3]])
-    found_GP, found_s = slot_search(PhaseSums.of(costs, np.array([2, 2])), start_GP, np.random.default_rng(0), 0)
+    found_GP, found_s = slot_search(costs.phase_sums(np.array([2, 2])), start_GP, np.random.default_rng(0), 0)
     assert found_s < value_s(costs, start_GP)
     assert [sorted(held) for held in found_GP.tolist()] == [[2, 3], [0, 1]]
 
@@ -176,7 +175,7 @@ def test_two_gpus_exchange_all_that_they_hold():
 def test_a_search_may_go_on_and_little_effort_is_enough_for_a_result():
     rng = np.random.default_rng(2)
     costs, start_GP = drawn(rng, 4, 12, 3), np.append(np.arange(12).reshape(4, 3), np.full((4, 1), -1), axis=1)
-    layer = PhaseSums.of(costs, np.full(4, 4))
+    layer = costs.phase_sums(np.full(4, 4))
     held_GP, before_s = start_GP, value_s(costs, start_GP)
     for _ in range(4):
         held_GP, after_s = slot_search(layer, held_GP, rng, 2)
@@ -195,7 +194,7 @@ def test_compiled_and_plain_code_find_the_same():
         "from aurora.planner.placement.slot_state import PhaseSums\n"
         "from aurora.planner.placement.slot_search import fill, slot_search\n"
         "rng = np.random.default_rng(5)\n"
-        "layer = PhaseSums.of(drawn(rng, 4, 8, 2), np.full(4, 3))\n"
+        "layer = drawn(rng, 4, 8, 2).phase_sums(np.full(4, 3))\n"
         "held_GP, _ = slot_search(layer, np.append(np.arange(8).reshape(4, 2), np.full((4, 1), -1), axis=1), rng, 2)\n"
         "print(held_GP.tolist(), fill(layer, held_GP)[0].tolist())\n"
     )
@@ -213,7 +212,7 @@ def test_a_search_ends_where_all_tokens_can_stay_at_home():
             aggregate_s_WG=np.zeros((1, experts)), dispatch_bytes=7, combine_bytes=3, out_Bps=np.full(experts, 0.3),
             in_Bps=np.full(experts, 0.7),
         )  # fmt: skip
-        layer = PhaseSums.of(costs, np.full(experts, 2))
+        layer = costs.phase_sums(np.full(experts, 2))
         for replicas in (False, True):
             held_GP = np.stack([rng.permutation(experts), np.full(experts, -1)], axis=1)
             _, value_s = slot_search(layer, held_GP, rng, 16, replicas)
