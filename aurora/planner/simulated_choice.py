@@ -23,7 +23,7 @@ from aurora.planner.workload.step_traffic import cut_traffic, drawn_steps, set_a
 from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
 from aurora.simulator.interpreter import simulate, simulate_plan, simulated_span_s
 from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
-from aurora.types.arrays import evenly_spaced
+from aurora.types.arrays import IntArray, evenly_spaced
 from aurora.types.options import AUTO_SLOTS, MICRO_BATCH_COUNTS, MOST_WEIGHT
 from aurora.types.program import AUTO_TIME_SLICES
 
@@ -228,7 +228,8 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, 
         min(((simulated_seconds(each, profiles, 2 * MICRO_BATCH_COUNTS[-1]), each) for each in plans), key=itemgetter(0))
         for plans in plans_N
     ]
-    layer_s = timed_N[0][0] / _layers(plan.cluster, profiles[0], 2 * MICRO_BATCH_COUNTS[-1])
+    (some,), _ = _excerpt(plan.cluster, profiles, 2 * MICRO_BATCH_COUNTS[-1])
+    layer_s = timed_N[0][0] / (some.windows * some.layers)
     long_N = [(seconds, each) for seconds, each in timed_N if layer_s >= each.options.micro_batches * least_layer_s]
     most_s = min([timed_N[0][0] / MICRO_BATCHES_PAY, *(seconds * TIE for seconds, _ in long_N)])
     chosen = next((each for seconds, each in long_N if seconds <= most_s), one)
@@ -381,22 +382,19 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile], parts: int | None
         parts: largest number of micro-batches of the plans to compare, so that all cover the same windows; None: the plan's.
     """
     parts = max(1, plan.options.micro_batches) if parts is None else parts
-    if first := _first_windows(plan.cluster, profiles, parts):
-        served, cut = cut_traffic(plan, first)
-        return simulated_span_s(compile_plan(served), plan.cluster, cut)
-    layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
-    some_M = [evenly_spaced(each.layers, layers) for each in profiles]
-    first = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
-    served, cut = cut_traffic(plan, first)
+    some, layers_M = _excerpt(plan.cluster, profiles, parts)
+    served, cut = cut_traffic(plan, some)
     program = compile_plan(served)
-    return simulated_span_s(program.at_layers([some_M[model] for model in program.plan_model_M]), plan.cluster, cut)
+    return simulated_span_s(program.at_layers([layers_M[model] for model in program.plan_model_M]), plan.cluster, cut)
 
 
-def _layers(cluster: Cluster, profile: Profile, parts: int) -> int:
-    """Returns the number of layers that `simulated_seconds` simulates of one model, in all windows."""
-    if first := _first_windows(cluster, [profile], parts):
-        return first[0].windows * profile.layers
-    return min(max(1, TRANSFERS // (2 * _pairs(cluster) * parts)), profile.layers)
+def _excerpt(cluster: Cluster, profiles: Sequence[Profile], parts: int) -> tuple[list[Profile], list[IntArray]]:
+    """Cuts traffic for `simulated_seconds`: each model's first windows, or some layers of one; and which layers these are."""
+    if first := _first_windows(cluster, profiles, parts):
+        return first, [np.arange(each.layers) for each in profiles]
+    layers = max(1, TRANSFERS // (2 * _pairs(cluster) * len(profiles) * parts))
+    some_M = [evenly_spaced(each.layers, layers) for each in profiles]
+    return [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)], some_M
 
 
 def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) -> list[Profile]:
@@ -456,17 +454,8 @@ def _interactive_layer_s(plan: Plan, model: int, profile: Profile) -> float:
         window = profile.first_windows(1)  # with its tokens' routing
     else:
         window = profile.at_windows([served_T[np.argsort(tokens_T[served_T], kind="stable")[len(served_T) // 4]]])
-    program = compile_plan(plan)
-    alone = replace(
-        program,
-        names_M=program.names_M[model : model + 1],
-        placements_M=program.placements_M[model : model + 1],
-        ops_ML=program.ops_ML[model : model + 1],
-        deduplicated_M=program.deduplicated_M[model : model + 1],
-        policies_M=(),
-        plan_model_M=(),
-    )
-    return simulate(alone.at_layers([some]), plan.cluster, [window.at_layers(some)]).seconds / len(some)
+    alone = replace(plan, models=(plan.models[model],), options=replace(plan.options, priorities=(), weights=()))
+    return simulate(compile_plan(alone).at_layers([some]), plan.cluster, [window.at_layers(some)]).seconds / len(some)
 
 
 def weights_by_need(plan: Plan, profiles: Sequence[Profile]) -> Mapping[tuple[int, ...], str]:

@@ -24,24 +24,23 @@ from aurora.types.arrays import FloatArray, IntArray
 MOST = 4 * SMALL  # the same for all programs of a layer together, above which GPUs of a kind count as one
 
 
-def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -> float:
+def layer_bound_s(costs: LayerCosts, slots_G: IntArray) -> float:
     """Returns a lower bound in seconds on `costs.value_s` that holds for all placements within the slots.
 
     Traffic between servers is bounded in the same way as traffic between GPUs, with each server taken as one GPU.
 
     Args:
         costs: one layer in W traffic cases.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-        replicas: whether the bound covers placements with replicas, if there are slots for any.
+        slots_G: (G,) int64, how many experts each GPU can hold; more than experts are there for replicas.
     """
-    bound_s = _ports_s(costs, slots_G, replicas)
+    bound_s = _ports_s(costs, slots_G)
     if costs.nics is None or costs.of_servers is None:
         return bound_s
     slots_N = (costs.nics.members_NG @ slots_G).astype(np.int64)
-    return max(bound_s, _ports_s(costs.of_servers, slots_N, replicas))
+    return max(bound_s, _ports_s(costs.of_servers, slots_N))
 
 
-def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
+def _ports_s(costs: LayerCosts, slots_G: IntArray) -> float:
     """The bound on ports, and on what counting tells of each GPU's NIC.
 
     Small layers are one linear program for all traffic cases together. In larger ones each case has a program of its own; in
@@ -49,7 +48,7 @@ def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
     """
     layer = costs.phase_sums(slots_G)
     gpus, experts, _, cases = layer.part_s_GEXW.shape
-    spare = max(0, int(layer.slots_G.sum()) - experts) if replicas else 0
+    spare = max(0, int(layer.slots_G.sum()) - experts)
     least_YW = _least_phases(layer, spare)
     if costs.nics is not None:
         least_YW = np.maximum(least_YW, _least_phases(_by_nics(costs, costs.nics, layer), spare))

@@ -123,10 +123,10 @@ class Exclusive(Scenario):
             return placed
         return min(placed, self.place_deduplicated(placed.placements_M[0], rng), key=lambda each: each.objective_s)
 
-    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0, replicas: bool = True) -> float:
-        """Returns a lower bound on a layer's seconds, for placements with or without `replicas`; see `Scenario.bound`."""
+    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
+        """Returns a lower bound on a layer's seconds, for all placements within the slots; see `Scenario.bound`."""
         most_G = np.minimum(self._memory_G, self.options.slots_per_gpu or MOST_COUNT)
-        return layer_bound_s(costs_M[0], np.maximum(most_G, slots_G), replicas)
+        return layer_bound_s(costs_M[0], np.maximum(most_G, slots_G))
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the seconds of a layer by Aurora's Eq. 1, averaged over the cases that count; see `Scenario.price`."""

@@ -36,7 +36,7 @@ def test_a_search_from_it_ends_near_the_bound_on_mixed_gpus(seed):
     machines = cluster(*[12.5e3, 5e2] * 4)
     costs = aimed_costs(machines, drawn(seed, sources=8, experts=48), (), 0, "sum")
     layer, slots_G = costs.phase_sums(np.full(8, 48)), np.full(8, 48)
-    least_s = layer_bound_s(costs, slots_G, replicas=False)
+    least_s = layer_bound_s(costs, slots_G)
 
     def searched_s(gpu_E):
         return slot_search(

@@ -27,18 +27,17 @@ def cases(gpus):
     return st.tuples(clusters(gpus), profiles(gpus, max_experts=4, max_layers=1))
 
 
-def held_sets(experts, slots_G, replicas):
+def held_sets(experts, slots_G):
     """The (E, G) 0/1 matrices of which GPU holds which expert, within the slots, but for those that one more replica fits in.
 
     A split over fewer replicas is one over more, so the best of the others is the best of all.
     """
     gpus = len(slots_G)
-    sizes = range(1, gpus + 1) if replicas else (1,)
-    sets = [own for size in sizes for own in combinations(range(gpus), size)]
+    sets = [own for size in range(1, gpus + 1) for own in combinations(range(gpus), size)]
     for chosen in product(sets, repeat=experts):
         held_EG = np.array([[gpu in own for gpu in range(gpus)] for own in chosen])
         left_G = slots_G - held_EG.sum(axis=0)
-        if (left_G >= 0).all() and not (replicas and (~held_EG & (left_G > 0)).any()):
+        if (left_G >= 0).all() and not (~held_EG & (left_G > 0)).any():
             yield held_EG
 
 
@@ -69,16 +68,16 @@ def best_split_s(costs, held_EG):
     return found.fun + costs.aggregate_s_WG.max()
 
 
-@given(st.integers(1, 3).flatmap(cases), st.integers(0, 2), st.booleans())
+@given(st.integers(1, 3).flatmap(cases), st.integers(0, 2))
 @settings(max_examples=60, deadline=None)
-def test_no_replicas_and_no_split_beat_the_bound(case, spare, replicas):
+def test_no_replicas_and_no_split_beat_the_bound(case, spare):
     machines, source = case
     slots_G = np.full(len(machines), min(source.experts, -(-source.experts // len(machines)) + spare))
     costs = aimed_costs(machines, source, (), 0, "sum")
-    best_s = min(best_split_s(costs, held_EG) for held_EG in held_sets(source.experts, slots_G, replicas))
+    best_s = min(best_split_s(costs, held_EG) for held_EG in held_sets(source.experts, slots_G))
     for small in (bounds.SMALL, 0):
         with mock.patch.object(bounds, "SMALL", small):
-            assert layer_bound_s(costs, slots_G, replicas) <= best_s * (1 + 1e-6) + 1e-7  # what the solver leaves open
+            assert layer_bound_s(costs, slots_G) <= best_s * (1 + 1e-6) + 1e-7  # what the solver leaves open
 
 
 @given(st.integers(2, 3).flatmap(cases))
@@ -125,7 +124,6 @@ def test_slots_that_are_few_are_counted():
     costs = aimed_costs(machines, source, (), 0, "sum")
     assert layer_bound_s(costs, np.full(3, 5)) == pytest.approx(103)  # all work on three GPUs
     assert layer_bound_s(costs, np.full(3, 2)) == pytest.approx(150)  # six slots
-    assert layer_bound_s(costs, np.full(3, 5), replicas=False) == pytest.approx(150)
     plan = make_plan(machines, [source], PlanOptions(slots_per_gpu=2))
     assert plan.bound_s == pytest.approx(150)
 
@@ -145,7 +143,6 @@ def test_a_hot_expert_has_company_where_slots_are_full():
     source = Profile("m", "", np.array([[[[90, 2, 1, 1]] * 2]]), 1, 1, 0, 1, 0, CURVES)
     costs = aimed_costs(cluster(1e12, 1e12), source, (), 0, "sum")
     assert layer_bound_s(costs, np.full(2, 2)) == pytest.approx(2 * 91)
-    assert layer_bound_s(costs, np.full(2, 3), replicas=False) == pytest.approx(2 * 90)
 
 
 def test_a_slow_port_that_must_send_is_in_the_bound():
