@@ -217,9 +217,5 @@ def _next_plan(
         bytes_GG += joint.moved(kept, final, layer)
     schedule = migration_schedule(bytes_GG, new.cluster, rng)
     scenario = scenario_of_plan(new, joint.profiles, domains)
-    if len(final) > 1 or new.models[0].deduplicated:
-        placed = scenario.placed(final, float(scenario.seconds(final).sum()), new.bound_s)
-    else:  # old layers may have more slots than the new options
-        placed = scenario.priced(final)
-    plan = ordered_plan(scenario, placed, [model.profile_path for model in new.models], rng)
+    plan = ordered_plan(scenario, scenario.priced(final), [model.profile_path for model in new.models], rng)
     return replace(plan, options=new.options, epoch=old.epoch + 1, notes=new.notes), schedule, bytes_GG

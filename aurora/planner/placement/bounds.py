@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aurora.planner.network.bounds import Nics, spread, spread_beside, spread_split
-from aurora.planner.placement.coactivation import Costs, coactivation_counts, distinct_tokens
+from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive_s
 from aurora.planner.placement.linear_program import SMALL, blocks, phase_program, shares_program
 from aurora.planner.placement.objective import Formula, Part, formula
@@ -168,24 +168,24 @@ def _least_s(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float
     return spread_beside(*_summed(part, costs_M), replicas)
 
 
-def deduplicated_bound(counts_SEE: IntArray, top_k: int, costs: Costs) -> float:
-    """Returns a lower bound on Aurora's Eq. 1 without aggregation, for deduplicated tokens and unreplicated placements.
+def deduplicated_bound(costs: LayerCosts, top_k: int, slots_G: IntArray) -> float:
+    """Returns a lower bound in seconds on Aurora's Eq. 1 for deduplicated tokens and unreplicated placements.
 
     A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
     A source sends at least `least_sent`.
 
     Args:
-        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
+        costs: one layer with deduplicated tokens, whose experts are known.
         top_k: experts per token.
-        costs: seconds of gates, experts and tokens in transfer, and slots, which are the same for all placements.
-
-    Returns:
-        Seconds.
+        slots_G: (G,) int64, how many experts each GPU can hold.
 
     Source:
         Eq. 1: Aurora (arXiv:2410.17043).
     """
-    expert_s_GE, gate_s_G, (send_s_G, recv_s_G, csend_s_G, crecv_s_G), slots_G = costs
+    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
+    (expert_s_GE,), (gate_s_G,), gpus, experts = costs.expert_s_WGE, costs.gate_s_WG, *costs.own_WGE.shape[1:]
+    counts_SEE = coactivation_counts(*distinct_tokens(*costs.routing), experts, gpus)
+    send_s_G, recv_s_G, csend_s_G, crecv_s_G = costs.port_s_XG
     own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
     arriving_GE = own_GE.sum(axis=0) - own_GE  # tokens that start on GPU g are not sent to experts there
     shared_GE, sent_G = _shared_GE(counts_SEE, top_k, slots_G), least_sent(counts_SEE, top_k, slots_G)
@@ -198,7 +198,7 @@ def deduplicated_bound(counts_SEE: IntArray, top_k: int, costs: Costs) -> float:
     idle_GE = np.zeros_like(expert_s_GE)
     first_s = max(float((gate_s_G + sent_G * send_s_G).max()), float(gate_s_G.min()) + either(idle_GE, recv_s_G))
     second_s = max(float((sent_G * crecv_s_G).max()), either(expert_s_GE, csend_s_G))
-    return first_s + second_s
+    return first_s + second_s + float(costs.aggregate_s_WG.max())
 
 
 def _shared_GE(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> FloatArray:
@@ -256,7 +256,8 @@ def least_sent(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
     and for top_k * (top_k - 1) of the ordered pairs' counts, which limits the number of such tokens.
 
     Args:
-        counts_SEE, top_k: as in `deduplicated_bound`.
+        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
+        top_k: experts per token.
         slots_G: (G,) int64, how many experts each GPU can hold.
     """
     left, own_GE = [], np.diagonal(counts_SEE, axis1=1, axis2=2)

@@ -79,13 +79,12 @@ class Colocated(Scenario):
                 if model not in fixed:
                     held_MLG[model].append(placed.group_MG[model])
             gpus = np.eye(len(self.cluster))
-            value_s = self.price(
-                costs_M, [gpus[each.gpu_E(held_G)] for each, held_G in zip(layer_M, placed.group_MG, strict=True)]
-            )
+            split_MEG = [gpus[each.gpu_E(held_G)] for each, held_G in zip(layer_M, placed.group_MG, strict=True)]
+            value_s = self.price(costs_M, split_MEG)
             # Where models were fixed, the search did not try other places for them; where there are NICs, it only estimated.
             known_s = 0.0 if fixed or costs_M[0].nics is not None else placed.bound_s
             on_ports = replace(problem, costs_M=tuple(each.group_costs for each in layer_M), movable=True)
-            least_s = min(self.bound(costs_M), value_s)  # which bounds may pass by rounding alone
+            least_s = min(self.bounds(costs_M, split_MEG)[0], value_s)  # which bounds may pass by rounding alone
             objective_s += value_s
             bound_s += least_s
             proved_s = max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
@@ -96,9 +95,11 @@ class Colocated(Scenario):
         )
         return PlacedModels(placements, objective_s, bound_s, assignment_bound_s)
 
-    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
-        """Returns a lower bound on the seconds of a layer for any number of slots; slots_G is not used."""
-        return colocated_bound_s(formula(self.options.objective, len(self.profiles)), costs_M, self._replicas_fit)
+    def bounds(
+        self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
+    ) -> tuple[float, None]:
+        """Returns a lower bound on the seconds of a layer for any number of slots, and None; see `Scenario.bounds`."""
+        return colocated_bound_s(formula(self.options.objective, len(self.profiles)), costs_M, self._replicas_fit), None
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the predicted seconds of a layer of all models by `options.objective`; see `Scenario.price`."""

@@ -41,8 +41,9 @@ from aurora.planner.placement.slot_search import KICKS, WORTH, fill, search_in_r
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, capped
 from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
-from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
+from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, sum_if_all
 from aurora.planner.workload.forecast import Forecast, layer_forecast
+from aurora.planner.workload.serving_gpus import is_unreplicated
 from aurora.types import Cluster, GpuSlots, Placement, PlanOptions
 from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 
@@ -123,10 +124,19 @@ class Exclusive(Scenario):
             return placed
         return min(placed, self.place_deduplicated(placed.placements_M[0], rng), key=lambda each: each.objective_s)
 
-    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
-        """Returns a lower bound on a layer's seconds, for all placements within the slots; see `Scenario.bound`."""
-        most_G = np.minimum(self._memory_G, self.options.slots_per_gpu or MOST_COUNT)
-        return layer_bound_s(costs_M[0], np.maximum(most_G, slots_G))
+    def bounds(
+        self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
+    ) -> tuple[float, float | None]:
+        """Returns lower bounds on a layer's seconds, the second for a single traffic case; see `Scenario.bounds`."""
+        (costs,), (split_EG,), own_s = costs_M, split_MEG, None
+        most_G = np.maximum(np.minimum(self._memory_G, self.options.slots_per_gpu or MOST_COUNT), slots_G)
+        if len(costs.own_WGE) == 1 and not self.domains and is_unreplicated(split_EG):
+            own_s = best_exclusive_s(costs.grouped(split_EG.argmax(axis=1)))
+        if not self.deduplicated:
+            return layer_bound_s(costs, most_G), own_s
+        profile = self.profiles[0]
+        rows = replace(costs, dispatch_bytes=profile.dispatch_bytes, routing=None)  # replicas cost deduplication
+        return min(deduplicated_bound(costs, profile.top_k, most_G), layer_bound_s(rows, most_G)), own_s
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the seconds of a layer by Aurora's Eq. 1, averaged over the cases that count; see `Scenario.price`."""
@@ -165,14 +175,13 @@ class Exclusive(Scenario):
             return self._priced(problem, placement, None if larger is None else problem.unseen.evenly_s(larger))
 
         layers = of_layers(placed, profile.layers, "placing experts", progress)
-        bounds = [layer.assignment_bound_s for layer in layers]
         tried = [(layer.unseen_s, layer.larger_s) for layer in layers if layer.larger_s is not None]
         now_s, then_s = (sum(column) for column in zip(*tried, strict=True)) if tried else (0.0, 0.0)
         return PlacedModels(
             (Placement.stack([layer.placement for layer in layers]),),
             sum(layer.objective_s for layer in layers),
             sum(layer.bound_s for layer in layers),
-            None if None in bounds else sum(bound_s for bound_s in bounds if bound_s is not None),
+            sum_if_all([layer.assignment_bound_s for layer in layers]),
             unseen_s=sum(layer.unseen_s for layer in layers),
             slot_gain=1 - then_s / now_s if now_s else None,
         )
@@ -215,11 +224,10 @@ class Exclusive(Scenario):
         """A layer's placement with its seconds and bounds."""
         split_EG = placement.split_EG(0)
         value_s, unseen_s = problem.recorded.value_s(split_EG), problem.unseen.value_s(split_EG)
-        assignment_bound_s = None
-        if placement.split_LG is None and len(problem.recorded.own_WGE) == 1 and not self.domains:
-            assignment_bound_s = min(best_exclusive_s(problem.whole.grouped(placement.gpu_E(0))), value_s)
-        bound_s = min(self.bound([problem.recorded]), value_s)
-        return PlacedLayer(placement, value_s, unseen_s, bound_s, assignment_bound_s, larger_s)
+        bound_s, own_s = self.bounds([problem.recorded], [split_EG])
+        return PlacedLayer(
+            placement, value_s, unseen_s, min(bound_s, value_s), None if own_s is None else min(own_s, value_s), larger_s
+        )
 
     def place_deduplicated(self, start: Placement, rng: np.random.Generator) -> PlacedModels:
         """Places experts by co-activation local search, which moves and swaps single experts.
@@ -227,19 +235,11 @@ class Exclusive(Scenario):
         It starts from `start`, an unreplicated placement, and from groups of experts that the same tokens choose. With
         deduplicated tokens the result never takes longer than `start`.
         """
-        scenario, profile = replace(self, deduplicated=True), self.profiles[0]
-        capacity_G = slots_G(self.cluster, profile, self.options)
-        placements: list[Placement] = []
-        objective_s = bound_s = assignment_bound_s = 0.0
-        for layer in range(profile.layers):
-            (costs,), rows = scenario.costs(layer), layer_costs(self.cluster, profile, layer)
-            gpu_E, least_s = _deduplicated_layer(costs, profile.top_k, start.gpu_E(layer), capacity_G, rng)
-            value_s = _deduplicated_s(costs, gpu_E)
-            objective_s += value_s
-            bound_s += min(least_s, self.bound([rows]), value_s)  # replicas cost deduplication, so that rows bound them
-            assignment_bound_s += min(best_exclusive_s(costs.grouped(gpu_E)), value_s)
-            placements.append(Placement.unreplicated(gpu_E, len(self.cluster)))
-        return PlacedModels((Placement.stack(placements),), objective_s, bound_s, assignment_bound_s, deduplicated=True)
+        scenario, capacity_G = replace(self, deduplicated=True), slots_G(self.cluster, self.profiles[0], self.options)
+        gpu_LE = [
+            _deduplicated_layer(scenario.costs(layer)[0], start.gpu_E(layer), capacity_G, rng) for layer in range(self.layers)
+        ]
+        return scenario.priced([Placement.stack([Placement.unreplicated(gpu_E, len(self.cluster)) for gpu_E in gpu_LE])])
 
 
 def _place_layer(cluster: Cluster, problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
@@ -334,31 +334,19 @@ def _failure_resilient(
     return best_divided(held_EG.T, load_E.astype(np.float64), problem.ports.token_s_G)
 
 
-def _deduplicated_s(costs: LayerCosts, gpu_E: IntArray) -> float:
-    """The seconds of Eq. 1 with expert e on GPU gpu_E[e]."""
-    return exclusive_s(costs.phase_times(np.eye(len(costs.out_Bps))[gpu_E]))
-
-
-def _deduplicated_layer(
-    layer: LayerCosts, top_k: int, start_E: IntArray, slots_G: IntArray, rng: np.random.Generator
-) -> tuple[IntArray, float]:
-    """(E,) int64, the best placement found, never longer than start_E; and a bound in seconds. Ends when the bound is met."""
+def _deduplicated_layer(layer: LayerCosts, start_E: IntArray, slots_G: IntArray, rng: np.random.Generator) -> IntArray:
+    """(E,) int64, the best placement found, never longer than start_E."""
     assert layer.routing is not None, "layer_costs counts deduplicated tokens"
     distinct = distinct_tokens(*layer.routing)
     tokens, counts_SEE = Tokens.of(*distinct, len(start_E)), coactivation_counts(*distinct, len(start_E), len(slots_G))
-    costs = Costs(np.array(layer.expert_s_WGE[0], order="C"), layer.gate_s_WG[0], layer.port_s_XG, slots_G)
-    least_s = deduplicated_bound(counts_SEE, top_k, costs) + float(layer.aggregate_s_WG.max())
-    as_ports = costs._replace(port_s_XG=layer.nics_as_ports.port_s_XG)
+    ports = layer.nics_as_ports.port_s_XG
+    costs = Costs(np.array(layer.expert_s_WGE[0], order="C"), layer.gate_s_WG[0], ports, slots_G)
     groups_E = coactivation_groups(counts_SEE.sum(axis=0), slots_G)
-    best_E, best_s = start_E, _deduplicated_s(layer, start_E)
+    candidates = [start_E]
     for begun_E in (start_E, _reassigned(layer, groups_E, slots_G)):
-        if best_s <= least_s * (1 + 1e-9):
-            break
-        searched_E = coactivation_search(tokens, as_ports, begun_E, rng)
-        for found_E in (searched_E, _reassigned(layer, searched_E, slots_G)):
-            if (found_s := _deduplicated_s(layer, found_E)) < best_s:
-                best_E, best_s = found_E, found_s
-    return best_E, least_s
+        searched_E = coactivation_search(tokens, costs, begun_E, rng)
+        candidates += [searched_E, _reassigned(layer, searched_E, slots_G)]
+    return min(candidates, key=lambda gpu_E: exclusive_s(layer.phase_times(np.eye(len(slots_G))[gpu_E])))
 
 
 def _reassigned(layer: LayerCosts, gpu_E: IntArray, slots_G: IntArray) -> IntArray:

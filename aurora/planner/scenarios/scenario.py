@@ -24,8 +24,8 @@ class PlacedModels:
         placements_M: one Placement per model.
         objective_s: predicted seconds of all layers, by the formulas that placements are chosen by.
         bound_s: lower bound on `objective_s` for all placements within the slots, with replicas where slots are left for any.
-        assignment_bound_s: lower bound on `objective_s` for all assignments of the same groups of experts to GPUs; None where
-            experts have replicas, or several traffic cases count.
+        assignment_bound_s: lower bound on `objective_s` for all assignments of the same groups of experts to GPUs or, over
+            servers, for all placements without replicas; None where experts have replicas, or several traffic cases count.
         unseen_s: expected seconds on future traffic, drawn from a forecast; None if not estimated.
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; None if memory has none, or not estimated.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
@@ -89,11 +89,17 @@ class Scenario(ABC):
         """
 
     @abstractmethod
-    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
-        """Returns a lower bound on the seconds of a layer, for all placements.
+    def bounds(
+        self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
+    ) -> tuple[float, float | None]:
+        """Returns lower bounds on the seconds of a layer: over all placements, and over those of a placement's own kind.
+
+        The second is over all assignments of the same groups of experts to GPUs or, over servers, over all placements without
+        replicas; None if it is not computed.
 
         Args:
             costs_M: the layer's costs, as `costs` returns them.
+            split_MEG: the placement, as in `price`.
             slots_G: (G,) int64, with one model: slots that each GPU has at least, whatever memory and options allow.
         """
 
@@ -118,33 +124,29 @@ class Scenario(ABC):
         """Returns the expected seconds of all layers on future traffic, drawn from a forecast; None if not estimated."""
         return None
 
-    def placed(self, placements_M: Sequence[Placement], objective_s: float, bound_s: float) -> PlacedModels:
-        """Returns given placements as PlacedModels with their seconds and a bound, lowered to `objective_s` if above it."""
+    def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
+        """Prices given placements: returns them with their predicted seconds and lower bounds.
+
+        The bound holds for all placements within the slots that memory and options allow, or these placements use.
+        """
+
+        def priced(layer: int) -> tuple[float, float, float | None]:
+            costs_M, split_MEG = self.costs(layer), self.splits(placements_M, layer)
+            used_G = [len(held) for held in placements_M[0].slots_LG[layer]] if len(placements_M) == 1 else 0
+            value_s, (bound_s, own_s) = self.price(costs_M, split_MEG), self.bounds(costs_M, split_MEG, np.array(used_G))
+            return value_s, min(bound_s, value_s), None if own_s is None else min(own_s, value_s)
+
+        value_s_L, bound_s_L, own_s_L = zip(*of_layers(priced, self.layers, "pricing layers", progress), strict=True)
         return PlacedModels(
             tuple(placements_M),
-            objective_s,
-            min(bound_s, objective_s),
-            assignment_bound_s=None,
+            sum(value_s_L),
+            sum(bound_s_L),
+            sum_if_all(own_s_L),
             unseen_s=self.unseen_s(placements_M),
             deduplicated=self.deduplicated,
             hierarchy_M=self.hierarchy_M,
             between_s=self.between_s(placements_M),
         )
-
-    def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
-        """Prices given placements: returns them with their predicted seconds and a lower bound.
-
-        The bound holds for all placements within the slots that memory and options allow, or these placements use.
-        """
-
-        def priced(layer: int) -> tuple[float, float]:
-            costs_M = self.costs(layer)
-            used_G = [len(held) for held in placements_M[0].slots_LG[layer]] if len(placements_M) == 1 else 0
-            value_s = self.price(costs_M, self.splits(placements_M, layer))
-            return value_s, min(value_s, self.bound(costs_M, np.array(used_G)))
-
-        objective_s, bound_s = map(sum, zip(*of_layers(priced, self.layers, "pricing layers", progress), strict=True))
-        return self.placed(placements_M, objective_s, bound_s)
 
     def splits(self, placements_M: Sequence[Placement], layer: int) -> list[FloatArray]:
         """Returns, for each model, the (E, G) shares of each expert's tokens that each GPU takes in a layer."""
@@ -159,6 +161,12 @@ class Scenario(ABC):
         return seconds_between(
             self.hierarchy_M, self.profiles, lambda given: float(replace(self, profiles=given).seconds(placements_M).sum())
         )
+
+
+def sum_if_all(seconds_L: Sequence[float | None]) -> float | None:
+    """Returns the sum of the seconds of layers; None if that of a layer is None."""
+    known_L = [seconds for seconds in seconds_L if seconds is not None]
+    return sum(known_L) if len(known_L) == len(seconds_L) else None
 
 
 def seconds_between(

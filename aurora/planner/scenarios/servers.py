@@ -38,7 +38,7 @@ from aurora.planner.scenarios.colocated import Colocated
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH, Exclusive
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.planner.workload.forecast import Forecast, layer_forecast
-from aurora.planner.workload.serving_gpus import from_servers, served_split
+from aurora.planner.workload.serving_gpus import from_servers, is_unreplicated, served_split
 from aurora.planner.workload.traffic import CountedTokens, exchange_bytes, known_or_counted, steps_by_chunks
 from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, evenly_spaced
@@ -87,23 +87,14 @@ class Servers(Scenario):
         pairs, order = zip(self.profiles, placements_M, strict=True), self.options.order
         return tuple(fastest_hierarchy(self.cluster, *pair, order, rng) for pair in pairs)
 
-    def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
-        """Prices given placements: returns them with their seconds, a bound on all placements, and one on unreplicated ones."""
-
-        def priced(layer: int) -> tuple[float, float, float]:
-            costs_M = self.costs(layer)
-            value_s = self.price(costs_M, self.splits(placements_M, layer))
-            bound_s, unreplicated_s = (min(each_s, value_s) for each_s in self._bounds(costs_M, (self._replicas_fit, False)))
-            return value_s, bound_s, unreplicated_s
-
-        layers = of_layers(priced, self.layers, "bounding layers over servers", progress)
-        objective_s, bound_s, unreplicated_s = (sum(column) for column in zip(*layers, strict=True))
-        once = all(placement.split_LG is None for placement in placements_M)
-        return replace(self.placed(placements_M, objective_s, bound_s), assignment_bound_s=unreplicated_s if once else None)
-
-    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
-        """Returns a lower bound on a layer's seconds, for all placements within memory's slots; see `Scenario.bound`."""
-        return self._bounds(costs_M, (self._replicas_fit,))[0]
+    def bounds(
+        self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
+    ) -> tuple[float, float | None]:
+        """Returns lower bounds on a layer's seconds over placements within memory's slots; see `Scenario.bounds`."""
+        counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in self.profiles]
+        given = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
+        once = all(map(is_unreplicated, split_MEG))
+        return hierarchical_bound_s(*given, self._replicas_fit), hierarchical_bound_s(*given, False) if once else None
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the seconds of a layer by `options.objective`, with all steps of its all-to-alls; see `Scenario.price`."""
@@ -197,12 +188,6 @@ class Servers(Scenario):
     def _replicas_fit(self) -> bool:
         """True if bounds are of placements with replicas."""
         return not self._colocated or replicas_fit(self.cluster, self.profiles)
-
-    def _bounds(self, costs_M: Sequence[LayerCosts], replicas: Sequence[bool]) -> list[float]:
-        """Seconds of a layer that no placement beats, with replicas or without."""
-        counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in self.profiles]
-        given = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
-        return [hierarchical_bound_s(*given, allowed) for allowed in replicas]
 
 
 def fastest_hierarchy(
