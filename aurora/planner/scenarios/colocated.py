@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -16,7 +15,7 @@ from aurora.planner.placement.branch_and_bound import prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
-from aurora.planner.placement.gpu_slots import check_slots, even_slots, replicas_fit, shared_slots_MG
+from aurora.planner.placement.gpu_slots import check_slots, even_slots, shared_slots_MG
 from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.objective import formula, seconds
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
@@ -80,11 +79,10 @@ class Colocated(Scenario):
                     held_MLG[model].append(placed.group_MG[model])
             gpus = np.eye(len(self.cluster))
             split_MEG = [gpus[each.gpu_E(held_G)] for each, held_G in zip(layer_M, placed.group_MG, strict=True)]
-            value_s = self.price(costs_M, split_MEG)
+            value_s, least_s, _ = self.priced_layer(costs_M, split_MEG)
             # Where models were fixed, the search did not try other places for them; where there are NICs, it only estimated.
             known_s = 0.0 if fixed or costs_M[0].nics is not None else placed.bound_s
             on_ports = replace(problem, costs_M=tuple(each.group_costs for each in layer_M), movable=True)
-            least_s = min(self.bounds(costs_M, split_MEG)[0], value_s)  # which bounds may pass by rounding alone
             objective_s += value_s
             bound_s += least_s
             proved_s = max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
@@ -99,7 +97,7 @@ class Colocated(Scenario):
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
     ) -> tuple[float, None]:
         """Returns a lower bound on the seconds of a layer for any number of slots, and None; see `Scenario.bounds`."""
-        return colocated_bound_s(formula(self.options.objective, len(self.profiles)), costs_M, self._replicas_fit), None
+        return colocated_bound_s(formula(self.options.objective, len(self.profiles)), costs_M, self.replicas_fit), None
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the predicted seconds of a layer of all models by `options.objective`; see `Scenario.price`."""
@@ -118,11 +116,6 @@ class Colocated(Scenario):
             check_slots(cluster, profile, slots_G)
         if (short := lacking_memory(cluster, profiles)) is not None:
             raise InfeasiblePlan(short)
-
-    @cached_property
-    def _replicas_fit(self) -> bool:
-        """True if memory holds one expert of a model twice."""
-        return replicas_fit(self.cluster, self.profiles)
 
     def _grouped(self, model: int, layer: int, rng: np.random.Generator) -> GroupedLayer:
         """One layer of one model with its experts grouped by `options.place`."""

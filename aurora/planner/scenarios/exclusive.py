@@ -102,9 +102,9 @@ class PlacedLayer:
 
     placement: Placement
     objective_s: float
-    unseen_s: float
     bound_s: float
     assignment_bound_s: float | None
+    unseen_s: float
     larger_s: float | None
 
 
@@ -172,7 +172,11 @@ class Exclusive(Scenario):
                 )
             placement = _place_layer(self.cluster, problem, options, rng)
             larger = _with_one_more_slot(problem, placement, memory_G) if layer in offered else None
-            return self._priced(problem, placement, None if larger is None else problem.unseen.evenly_s(larger))
+            split_EG, unseen = placement.split_EG(0), problem.unseen
+            priced = self.priced_layer([problem.recorded], [split_EG])
+            return PlacedLayer(
+                placement, *priced, unseen.value_s(split_EG), None if larger is None else unseen.evenly_s(larger)
+            )
 
         layers = of_layers(placed, profile.layers, "placing experts", progress)
         tried = [(layer.unseen_s, layer.larger_s) for layer in layers if layer.larger_s is not None]
@@ -219,15 +223,6 @@ class Exclusive(Scenario):
     def _forecast(self, layer: int) -> Forecast:
         """The forecast of a layer's traffic."""
         return layer_forecast([*self.profiles, *self.domains], layer, self.options.aim in SUMMED)
-
-    def _priced(self, problem: ExclusiveProblem, placement: Placement, larger_s: float | None) -> PlacedLayer:
-        """A layer's placement with its seconds and bounds."""
-        split_EG = placement.split_EG(0)
-        value_s, unseen_s = problem.recorded.value_s(split_EG), problem.unseen.value_s(split_EG)
-        bound_s, own_s = self.bounds([problem.recorded], [split_EG])
-        return PlacedLayer(
-            placement, value_s, unseen_s, min(bound_s, value_s), None if own_s is None else min(own_s, value_s), larger_s
-        )
 
     def place_deduplicated(self, start: Placement, rng: np.random.Generator) -> PlacedModels:
         """Places experts by co-activation local search, which moves and swaps single experts.

@@ -4,12 +4,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.placement.cost_model import LayerCosts
+from aurora.planner.placement.gpu_slots import replicas_fit
 from aurora.types import Cluster, Hierarchy, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -71,6 +73,11 @@ class Scenario(ABC):
         """The number of layers of the model with the most layers."""
         return max(profile.layers for profile in self.profiles)
 
+    @cached_property
+    def replicas_fit(self) -> bool:
+        """True if bounds are of placements with replicas: for one model, or where memory holds an expert of several twice."""
+        return len(self.profiles) == 1 or replicas_fit(self.cluster, self.profiles)
+
     @abstractmethod
     def costs(self, layer: int) -> list[LayerCosts]:
         """Returns the LayerCosts of a layer, one per model."""
@@ -124,6 +131,13 @@ class Scenario(ABC):
         """Returns the expected seconds of all layers on future traffic, drawn from a forecast; None if not estimated."""
         return None
 
+    def priced_layer(
+        self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
+    ) -> tuple[float, float, float | None]:
+        """Returns (`price`, *`bounds`) of a layer; bounds that rounding brings above the price are lowered to it."""
+        value_s, (bound_s, own_s) = self.price(costs_M, split_MEG), self.bounds(costs_M, split_MEG, slots_G)
+        return value_s, min(bound_s, value_s), None if own_s is None else min(own_s, value_s)
+
     def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
         """Prices given placements: returns them with their predicted seconds and lower bounds.
 
@@ -131,10 +145,8 @@ class Scenario(ABC):
         """
 
         def priced(layer: int) -> tuple[float, float, float | None]:
-            costs_M, split_MEG = self.costs(layer), self.splits(placements_M, layer)
             used_G = [len(held) for held in placements_M[0].slots_LG[layer]] if len(placements_M) == 1 else 0
-            value_s, (bound_s, own_s) = self.price(costs_M, split_MEG), self.bounds(costs_M, split_MEG, np.array(used_G))
-            return value_s, min(bound_s, value_s), None if own_s is None else min(own_s, value_s)
+            return self.priced_layer(self.costs(layer), self.splits(placements_M, layer), np.array(used_G))
 
         value_s_L, bound_s_L, own_s_L = zip(*of_layers(priced, self.layers, "pricing layers", progress), strict=True)
         return PlacedModels(

@@ -20,7 +20,7 @@ from aurora.planner.network.bounds import spread_split
 from aurora.planner.network.switch import steps_seconds
 from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
-from aurora.planner.placement.gpu_slots import even_slots, replicas_fit, shared_slots_MG, slots_G
+from aurora.planner.placement.gpu_slots import even_slots, shared_slots_MG, slots_G
 from aurora.planner.placement.objective import seconds
 from aurora.planner.placement.server_search import (
     NONE,
@@ -94,7 +94,7 @@ class Servers(Scenario):
         counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in self.profiles]
         given = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
         once = all(map(is_unreplicated, split_MEG))
-        return hierarchical_bound_s(*given, self._replicas_fit), hierarchical_bound_s(*given, False) if once else None
+        return hierarchical_bound_s(*given, self.replicas_fit), hierarchical_bound_s(*given, False) if once else None
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the seconds of a layer by `options.objective`, with all steps of its all-to-alls; see `Scenario.price`."""
@@ -183,11 +183,6 @@ class Servers(Scenario):
         if self._colocated:
             return shared_slots_MG(self.cluster, self.profiles)
         return [slots_G(self.cluster, self.profiles[0], self.options)]
-
-    @cached_property
-    def _replicas_fit(self) -> bool:
-        """True if bounds are of placements with replicas."""
-        return not self._colocated or replicas_fit(self.cluster, self.profiles)
 
 
 def fastest_hierarchy(
