@@ -41,7 +41,7 @@ from aurora.models.loading import load_config, load_tokenizer
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import timed
-from aurora.planner.recovery import program_among, program_in_force, restored
+from aurora.planner.recovery import program_among, restored
 from aurora.runtime.expert_moves import ExpertTransfer, expert_transfers, transfer_bytes
 from aurora.runtime.result import (
     Answers,
@@ -177,8 +177,7 @@ class RequestJournal:
             program = restored_program[1]
         else:
             stays = self._adapts and bool(before) and set(members) <= stayed
-            program = program_in_force(self._program, members, held_R) if stays else self._program
-            program = program_among(program, members, self._load_MLE, held_R)
+            program = program_among(self._program, members, self._load_MLE, held_R, moved=stays)
             self._restore_replicas(program, members)
         transfers = expert_transfers(program.placements_M, held_R, held[0].expert_bytes_M)
         cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[rank] for rank in members))

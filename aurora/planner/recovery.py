@@ -204,7 +204,9 @@ def _relabelled(before_NE: IntArray, made_NE: IntArray, remaining: FailureDomain
     return made_NE[np.argsort(taker_N)]
 
 
-def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML]) -> Program:
+def program_among(
+    program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML], moved: bool = False
+) -> Program:
     """Returns the program without lost ranks, the others renumbered; these keep their experts.
 
     Remaining replicas take over the load of lost ones in proportion to their own, or evenly if they had none. Experts without
@@ -215,41 +217,18 @@ def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[Flo
         alive: the surviving ranks, ascending.
         load_MLE: for each model, (L, E) tokens of each expert.
         held_R: for each surviving rank, the experts whose weights it has, by model and layer.
+        moved: whether experts may have moved since the program was made. Where they have, ranks keep the experts whose weights
+            they have instead of the program's, and replicas take even parts.
     """
     alive_G = np.isin(np.arange(program.ranks), alive)
     placements, ops = [], []
     for model, (placement, load_LE) in enumerate(zip(program.placements_M, load_MLE, strict=True)):
         held_LR = [[held_ML[model][layer] for held_ML in held_R] for layer in range(len(placement.slots_LG))]
         placements.append(
-            Placement.stack([_layer(placement.layer(n), alive, load_LE[n], held_LR[n]) for n in range(len(held_LR))])
+            Placement.stack([_layer(placement.layer(n), alive, load_LE[n], held_LR[n], moved) for n in range(len(held_LR))])
         )
         ops.append(tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[model]))
     return replace(program, ranks=len(alive), placements_M=tuple(placements), ops_ML=tuple(ops))
-
-
-def program_in_force(program: Program, alive: Sequence[int], held_R: Sequence[HeldML]) -> Program:
-    """Returns the program of all ranks with its placements updated to the experts that surviving ranks hold now.
-
-    A layer without changes keeps its token split; in other layers replicas take even parts. Experts that no surviving rank
-    holds are put on a lost rank.
-
-    Args:
-        program, alive, held_R: as in `program_among`.
-    """
-    lost = min(set(range(program.ranks)) - set(alive), default=0)
-    placements = []
-    for model, placement in enumerate(program.placements_M):
-        layers = []
-        for number, slots_G in enumerate(placement.slots_LG):
-            held_of = {rank: held_ML[model][number] for rank, held_ML in zip(alive, held_R, strict=True)}
-            if all(set(held) == set(slots_G[rank]) for rank, held in held_of.items()):
-                layers.append(placement.layer(number))
-                continue
-            missing = set(range(placement.experts)).difference(*held_of.values())
-            held_of[lost] = (*held_of.get(lost, ()), *sorted(missing))
-            layers.append(Placement.evenly((tuple(tuple(held_of.get(rank, ())) for rank in range(program.ranks)),)))
-        placements.append(Placement.stack(layers))
-    return replace(program, placements_M=tuple(placements))
 
 
 def restored(
@@ -295,10 +274,14 @@ def _among(op: Op, alive_G: BoolArray) -> Op:
     return replace(op, order=order if op.phase == "dispatch" else order.reversed, hierarchy=hierarchy)
 
 
-def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]]) -> Placement:
+def _layer(
+    placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]], moved: bool
+) -> Placement:
     """One layer's placement on the surviving ranks, see `program_among`."""
     split_ER = placement.split_EG(0)[:, list(alive)]
     slots_R = [list(placement.slots_LG[0][gpu]) for gpu in alive]
+    if moved and list(map(set, slots_R)) != list(map(set, held_R)):
+        slots_R, split_ER = list(map(list, held_R)), np.zeros(split_ER.shape)
     kept_ER = np.zeros(split_ER.shape, dtype=bool)
     for rank, slots in enumerate(slots_R):
         kept_ER[slots, rank] = True

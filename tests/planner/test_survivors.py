@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.compile import compile_plan
 from aurora.planner.plan import make_plan
-from aurora.planner.recovery import program_among, program_in_force, restored
+from aurora.planner.recovery import program_among, restored
 from aurora.planner.workload.serving_gpus import server_split
 from aurora.runtime.expert_moves import expert_transfers, transfer_bytes
 from aurora.types import Compute, Exchange, Hierarchy, Network, Placement, PlanOptions, Program
@@ -38,13 +38,12 @@ def programs(draw):
 
 @given(programs())
 def test_who_is_left_keeps_what_it_has_come_to_hold(drawn):
-    """Whatever that is: an expert that nobody holds is a lost rank's, or if none is lost the first rank's."""
+    """Whatever that is; experts that nobody holds come on top."""
     program, alive, rng = drawn
     (planned,), layers = program.placements_M, len(program.placements_M[0].slots_LG)
     held_R = [(tuple(tuple(np.flatnonzero(rng.random(planned.experts) < 0.4).tolist()) for _ in range(layers)),) for _ in alive]
-    left = program_among(
-        program_in_force(program, alive, held_R), alive, [np.ones((layers, planned.experts))], held_R
-    ).placements_M[0]
+    loads = [np.ones((layers, planned.experts))]
+    (left,) = program_among(program, alive, loads, held_R, moved=True).placements_M
     for layer in range(layers):
         missing = set(range(planned.experts))
         for rank, held_ML in enumerate(held_R):
@@ -77,7 +76,7 @@ def test_all_is_held_and_nobody_gives_up_what_was_planned(drawn):
             assert op.order.pairs_X2.tolist() == [list(pair) for pair in pairs]
         elif isinstance(op, Compute):
             assert op == before
-    assert program_in_force(program, alive, held_R) == program
+    assert program_among(program, alive, [load_LE], held_R, moved=True) == left
     found = expert_transfers(left.placements_M, held_R, [100])
     for layer in range(layers):
         for rank in range(len(alive)):
