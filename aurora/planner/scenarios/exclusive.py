@@ -172,10 +172,15 @@ class Exclusive(Scenario):
                 )
             placement = _place_layer(self.cluster, problem, options, rng)
             larger = _with_one_more_slot(problem, placement, memory_G) if layer in offered else None
-            split_EG, unseen = placement.split_EG(0), problem.unseen
-            priced = self.priced_layer([problem.recorded], [split_EG])
+            split_EG, recorded, unseen = placement.split_EG(0), problem.recorded, problem.unseen
+            value_s, (bound_s, own_s) = recorded.value_s(split_EG), self.bounds([recorded], [split_EG])
             return PlacedLayer(
-                placement, *priced, unseen.value_s(split_EG), None if larger is None else unseen.evenly_s(larger)
+                placement,
+                value_s,
+                min(bound_s, value_s),
+                None if own_s is None else min(own_s, value_s),
+                unseen.value_s(split_EG),
+                None if larger is None else unseen.evenly_s(larger),
             )
 
         layers = of_layers(placed, profile.layers, "placing experts", progress)
@@ -293,8 +298,9 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
 
 def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.random.Generator, replicas: bool) -> Placement:
     """The best of several starts and of what the local search makes of them, on the traffic cases that compare placements."""
-    begun = [start.held_LGP(int(problem.slots_G.max()))[0] for start in starts]
-    return Placement.of_slots(search_in_rounds(problem.sums, begun, problem.judge.evenly_s, rng, replicas, problem.exact)[None])
+    layer, width = problem.sums, int(problem.slots_G.max())
+    begun = [start.held_LGP(width)[0] for start in starts]
+    return Placement.of_slots(search_in_rounds(layer, begun, problem.judge.evenly_s, rng, replicas, problem.exact)[None])
 
 
 def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Generator) -> Placement:
