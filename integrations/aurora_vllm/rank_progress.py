@@ -220,7 +220,8 @@ def naming_lost_ranks(files: RankFiles | None) -> Iterator[None]:
 
 def connections() -> tuple[set[str], set[str], set[str]]:
     """Returns IP addresses of this process's TCP connections: (local ones, peers, peers that acknowledge nothing)."""
-    own, peers, silent, inodes = set[str](), set[str](), set[str](), set(_sockets())
+    own, peers, silent = set[str](), set[str](), set[str]()
+    inodes = {str(number) for number, _ in tcp_connections()}
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/thread-self/net/{name}") as file:
             for line in file.readlines()[1:]:
@@ -260,12 +261,24 @@ def _address(text: str) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-def _sockets() -> Iterator[str]:
-    """The inodes of this process's sockets."""
-    for each in os.scandir("/proc/self/fd"):
-        with suppress(OSError):
-            if (target := os.readlink(each.path)).startswith("socket:["):
-                yield target[8:-1]
+def tcp_connections() -> Iterator[tuple[int, socket.socket]]:
+    """Yields the number (inode) and a socket of each TCP connection of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:  # no socket
+            os.close(copy)
+            continue
+        with connection:
+            try:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                    yield os.fstat(copy).st_ino, connection
+            except OSError:  # it is not connected
+                continue
 
 
 def process_state(pid: int) -> str:

@@ -2,19 +2,22 @@
 
 import io
 import json
+import re
 import sys
 import textwrap
 import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
-from aurora_vllm.vllm_internals.api_checks import ApiCheck, needed
+from aurora_vllm.vllm_internals import api_checks
+from aurora_vllm.vllm_internals.api_checks import ApiCheck, groups, needed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.integrations import vllm_versions
-from tests.integrations.vllm_versions import RemoteFile, Sources, all_checks, wheel_reader
+from tests.integrations.vllm_versions import RUNNERS, RemoteFile, Sources, all_checks, wheel_reader
 
 pytestmark = pytest.mark.full
 
@@ -181,6 +184,15 @@ def test_every_check_of_the_plugin_is_made():
     assert set(needed("workers")) <= set(checks)
     assert {"loading", "checking settings", "naming a lost rank"} <= {check.what for check in checks}
     assert len(set(checks)) == len(checks)
+
+
+def test_every_group_that_the_plugin_asks_for_is_in_the_table():
+    folder = Path(api_checks.__file__).parent
+    calls = [call for path in folder.glob("*.py") for call in re.findall(r"(?:check_api|lacks|needed)\((.*)", path.read_text())]
+    asked = {
+        name.replace("{runner}", runner) for call in calls for name in re.findall(r'"([^"]+)"', call) for runner in RUNNERS
+    }
+    assert asked == set(groups()) - {"settings"}, "which shows in the table of versions alone"
 
 
 @pytest.fixture

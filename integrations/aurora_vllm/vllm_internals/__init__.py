@@ -6,7 +6,7 @@
     patches         replacements of vLLM's classes: experts, all-to-all manager, EPLB policy
     model_runner    wrappers of a worker's model runner: forward passes, loading, commands
     expert_moves    adaptation of the placement to traffic, through EPLB or by expert maps
-    fault_tolerance serving when ranks are lost or join, with group_connections, joining_rank and reread_experts
+    fault_tolerance serving when ranks are lost or join, with group_connections and joining_rank
     cpu             additions that vLLM needs for expert parallelism on CPUs
 
 The hook wraps `WorkerWrapperBase.init_device`, which every worker calls when its configuration is known and before

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from aurora_vllm.rank_progress import tcp_connections
 from aurora_vllm.vllm_internals.api_checks import find
 
 POINT_TO_POINT = {int(each) for each in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
@@ -102,7 +102,7 @@ class GroupConnections:
                 return
             self._newest = change
             _abort_nccl()
-            for number, connection in _tcp():
+            for number, connection in tcp_connections():
                 if number not in self._others:
                     with suppress(OSError):  # its peer has just reset it
                         connection.shutdown(socket.SHUT_RDWR)
@@ -137,7 +137,7 @@ def announce(store: Store, number: int) -> None:
 
 def connection_numbers() -> frozenset[int]:
     """Returns the numbers (inodes) of this process's TCP connections."""
-    return frozenset(number for number, _ in _tcp())
+    return frozenset(number for number, _ in tcp_connections())
 
 
 def _reached(store: Store) -> bool:
@@ -146,26 +146,6 @@ def _reached(store: Store) -> bool:
         return not store.check([""])
     except RuntimeError:
         return False
-
-
-def _tcp() -> Iterator[tuple[int, socket.socket]]:
-    """Yields the number (inode) and a socket of each TCP connection of this process."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            copy = os.dup(int(name))
-        except OSError:
-            continue
-        try:
-            connection = socket.socket(fileno=copy)
-        except OSError:  # no socket
-            os.close(copy)
-            continue
-        with connection:
-            try:
-                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
-                    yield os.fstat(copy).st_ino, connection
-            except OSError:  # it is not connected
-                continue
 
 
 def _abort_nccl() -> None:
