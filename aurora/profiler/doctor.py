@@ -31,6 +31,7 @@ MEND = {  # by the cause that the watchdog of the vLLM plugin gives
     "slow": "look at the GPU's clocks and temperature, and at other processes there",
     "late": "look at the rank's engine process",
     "link": "look at cables, NICs, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
+    "balancer": "restart; --eplb-config.use_async false moves experts without a background thread",
 }
 RENDEZVOUS_S = 30.0  # how long two ranks wait for each other
 TRIPS = 20

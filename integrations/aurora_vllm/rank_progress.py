@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aurora.errors import RankFailed, first_line
-from aurora_vllm.stuck_rank import COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
+from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
 
 FOLDER = "AURORA_STATUS_FOLDER"  # variable that names the folder of one server's files, for its processes
 WORKER, ENGINE, SERVES, LEFT, BEAT, DOING, SINCE, LAYER, PASSES = range(9)  # words of a file
+BALANCER, BALANCER_SINCE, BALANCER_PASSES, BALANCER_LAYERS = range(9, 13)
 OWN, SILENT, RING = 16, 20, 32  # words at which lists begin
 ADDRESSES, MOST_PEERS, RING_PASSES, PASS_WORDS = 4, 12, 128, 5
 WORDS = RING + RING_PASSES * PASS_WORDS
@@ -118,6 +119,13 @@ class RankProgress:
     def beat(self) -> None:
         """Records a heartbeat."""
         self._words[BEAT] = time.monotonic_ns()
+
+    def balance(self, balancer: str, layers: int) -> None:
+        """Records the state of EPLB's background thread (one of BALANCERS), and the number of layers whose moves it began."""
+        words, now = self._words, (BALANCERS.index(balancer), layers)
+        if (words[BALANCER], words[BALANCER_LAYERS]) != now:
+            words[BALANCER_SINCE], words[BALANCER_PASSES] = time.monotonic_ns(), words[PASSES]
+        words[BALANCER], words[BALANCER_LAYERS] = now
 
     @property
     def waited_s(self) -> float:
@@ -332,4 +340,8 @@ def _state(
         layer=None if words[LAYER] == NO_LAYER else words[LAYER],
         passes=passes,
         unacknowledged=frozenset(peer for peer, addresses in owners.items() if addresses - mine & silent),
+        balancer=BALANCERS[words[BALANCER]],
+        balancer_s=(now_ns - words[BALANCER_SINCE]) / 1e9,
+        balancer_passes=words[PASSES] - words[BALANCER_PASSES],
+        balancer_layers=words[BALANCER_LAYERS],
     )

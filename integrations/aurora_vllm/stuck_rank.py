@@ -9,9 +9,15 @@ from typing import NamedTuple
 RUNS, STOPPED, GONE = "runs", "stopped", "gone"  # of a process
 PHASES = IDLE, COMPUTE, STEP, DISPATCH, COMBINE = "idle", "compute", "step", "dispatch", "combine"
 EXCHANGES = (STEP, DISPATCH, COMBINE)  # phases in which a rank waits for all others
-CAUSES = ("gone", "stopped", "slow", "late", "link")
+BALANCERS = NO_BALANCER, RESTS, PLANS, WAITS, MOVES, READY, ENDED = "none", "rests", "plans", "waits", "moves", "ready", "ended"
+_DOES = {
+    NO_BALANCER: "is not there", RESTS: "rests", PLANS: "plans", WAITS: "waits for the others' plans", MOVES: "moves a layer",
+    READY: "has a layer ready that no pass takes",
+}  # fmt: skip
+CAUSES = ("gone", "stopped", "slow", "late", "link", "balancer")
 WAIT_S = 2.5  # an exchange that lasts as long is stuck
 UNEXPLAINED_S = 10.0  # or as long, where all ranks are in it and nothing shows that bytes are lost: it may be a long first one
+BALANCER_S = 10.0  # background threads that have come equally far stand still after as long
 SILENT_S = 3.0  # a rank whose thread gives no sign of life for as long is stopped
 SLOW = 2.0  # times the others' median compute of the same passes: clearly below the three times that are to be seen
 LEAST_PASSES = 5  # that are compared
@@ -40,6 +46,12 @@ class RankState:
         passes: its recent forward passes; the key is the number of exchanges before the end of the pass, so the same pass has
             the same key on all ranks.
         unacknowledged: ranks that do not acknowledge bytes although they were retransmitted (TCP).
+        balancer: state of EPLB's background thread, one of BALANCERS: "rests" (nothing to move), "plans", "waits" (for the
+            plans of other ranks), "moves" (sends a layer's experts), "ready" (the experts have arrived, and the next forward
+            pass has to put them in place).
+        balancer_s: seconds since that state began.
+        balancer_passes: forward passes since that state began.
+        balancer_layers: number of layers whose moves the thread has begun.
     """
 
     process: str = RUNS
@@ -50,6 +62,10 @@ class RankState:
     layer: int | None = None
     passes: Mapping[int, Pass] = field(default_factory=dict)
     unacknowledged: frozenset[int] = frozenset()
+    balancer: str = NO_BALANCER
+    balancer_s: float = 0.0
+    balancer_passes: int = 0
+    balancer_layers: int = 0
 
     @property
     def waits(self) -> bool:
@@ -78,12 +94,13 @@ def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> StuckR
       bytes: then the rank with the most links that have unacknowledged bytes. Without such links, a rank that is one exchange
       behind or, after UNEXPLAINED_S, an unknown rank.
     - A rank that takes SLOW times as long as the others to compute the same passes with as many tokens.
+    - A rank whose EPLB thread has ended, or is behind the others' while forward passes go on.
 
     Args:
         states: the state of each observed rank.
         complete: True: these are all ranks. False: the rank that has not arrived may be an unobserved one.
     """
-    return _ended(states) or _late(states, complete) or _slow(states)
+    return _ended(states) or _late(states, complete) or _slow(states) or _balancer(states)
 
 
 def _ended(states: Mapping[int, RankState]) -> StuckRank | None:
@@ -148,6 +165,24 @@ def _slow(states: Mapping[int, RankState]) -> StuckRank | None:
     if slowest is None or ratios[slowest] < SLOW:
         return None
     return StuckRank(slowest, "slow", f"is slow: it computes {ratios[slowest]:.1f} times as long as ranks with as many tokens")
+
+
+def _balancer(states: Mapping[int, RankState]) -> StuckRank | None:
+    """A rank whose balancer has ended; or the one furthest behind, if balancers stand still while forward passes go on."""
+    for rank, state in states.items():
+        if state.balancer == ENDED:
+            return StuckRank(rank, "balancer", "has no balancer: EPLB's background thread has ended, and no expert moves")
+    still = [s for s in states.values() if s.balancer_s >= WAIT_S and s.balancer_passes >= LEAST_PASSES]
+    if len(still) < len(states) or not any(state.balancer in (WAITS, MOVES, READY) for state in still):
+        return None
+    done = {rank: (state.balancer_layers, BALANCERS.index(state.balancer)) for rank, state in states.items()}
+    rank = min(done, key=lambda each: done[each])
+    what = f"stands still: EPLB's background thread {_DOES[states[rank].balancer]}"
+    if len(set(done.values())) > 1:
+        return StuckRank(rank, "balancer", f"{what}, and the others' are further")
+    if any(state.balancer_s < BALANCER_S for state in still):  # moves of a large layer take long
+        return None
+    return StuckRank(rank, "balancer", f"{what}, as on all ranks")
 
 
 def _where(states: Mapping[int, RankState]) -> str:

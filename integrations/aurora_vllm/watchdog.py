@@ -26,6 +26,8 @@ class Watchdog:
     Only the watchdog of the lowest rank with a recent heartbeat reports. Watchdogs never wait for each other.
 
     Attributes:
+        balancer: returns the state of EPLB's background thread, and the number of layers whose moves it began; None: there is
+            no such thread.
         files: as given.
         told: the stuck rank that was reported last; None: no rank is stuck.
 
@@ -50,6 +52,7 @@ class Watchdog:
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._rank, self._progress, self.files, self._complete, self._changed = rank, progress, files, complete, changed
+        self.balancer: Callable[[], tuple[str, int]] | None = None
         self.told: StuckRank | None = None
         self._seen: list[tuple[int | None, str] | None] = []
         self._looked_s = time.monotonic()
@@ -76,6 +79,8 @@ class Watchdog:
         self._looked_at.set_to_current_time()
         if self._progress.waited_s >= SUSPECT_S:
             self._progress.publish_links()
+        if self.balancer is not None:
+            self._progress.balance(*self.balancer())
         if overslept:
             self._seen.clear()
         elif self.files.serving() and self._first():

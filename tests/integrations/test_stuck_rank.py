@@ -4,21 +4,28 @@ from dataclasses import replace
 
 import pytest
 from aurora_vllm.stuck_rank import (
+    BALANCER_S,
     CAUSES,
     COMBINE,
     COMPUTE,
     DISPATCH,
+    ENDED,
     GONE,
     IDLE,
+    MOVES,
     PHASES,
+    PLANS,
+    READY,
+    RESTS,
     STEP,
     STOPPED,
     UNEXPLAINED_S,
     WAIT_S,
+    WAITS,
     Pass,
     RankState,
     stuck_rank,
-)
+)  # fmt: skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +49,7 @@ def others(state, ranks=4, **of_rank_2):
         (others(WAITING, unacknowledged=frozenset({0})), "rank 0 waits for bytes that do not come: look at the link between ranks"),
         (others(WAITING, exchanges=6), "rank 2 does not exchange bytes with the others: look at its link"),
         (others(replace(WAITING, since_s=UNEXPLAINED_S)), "a rank waits for bytes that do not come: look at the link; ranks 0, 1, 2"),
+        (others(RankState(), balancer=ENDED), "rank 2 has no balancer: EPLB's background thread has ended"),
     ],
 )  # fmt: skip
 def test_a_stuck_rank_is_named(states, named):
@@ -86,6 +94,26 @@ def passes(compute_s, size=3, count=8):
 )
 def test_slow_ranks_are_compared_by_passes_of_as_many_tokens(states, rank):
     assert getattr(stuck_rank(states), "rank", None) == rank
+
+
+@pytest.mark.parametrize(
+    ("layers", "of_rank_2", "rank"),
+    [
+        ((READY, 4), (MOVES, 4), 2),
+        ((MOVES, 4), (PLANS, 4), 2),
+        ((MOVES, 4), (WAITS, 3), 2),
+        ((READY, 4), (READY, 4), None),
+        ((RESTS, 4), (RESTS, 4), None),
+        ((PLANS, 4), (PLANS, 4), None),
+    ],
+)
+def test_a_balancer_that_stands_still_while_passes_go_on(layers, of_rank_2, rank):
+    standing = RankState(balancer=layers[0], balancer_layers=layers[1], balancer_s=WAIT_S, balancer_passes=10)
+    states = others(standing, balancer=of_rank_2[0], balancer_layers=of_rank_2[1])
+    assert getattr(stuck_rank(states), "rank", None) == rank
+    later = {each: replace(state, balancer_s=BALANCER_S) for each, state in states.items()}
+    assert getattr(stuck_rank(later), "rank", None) == (0 if layers == of_rank_2 == (READY, 4) else rank)
+    assert stuck_rank(others(replace(standing, balancer_passes=0))) is None, "nothing takes what is ready while no pass runs"
 
 
 STATES = st.builds(

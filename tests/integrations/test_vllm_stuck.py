@@ -16,6 +16,7 @@ from tests.integrations.test_vllm import (  # noqa: F401
     alone,
     check_same,
     checkpoints,
+    eplb,
     expected,
     nothing_goes_on,
     pytestmark,
@@ -117,3 +118,38 @@ def test_a_slow_rank_is_named(tmp_path, checkpoints, alone):  # noqa: F811
     said = "".join(run.said())
     assert re.search(r"rank 1 is slow: it computes [23]\.\d times as long as ranks with as many tokens", said)
     assert not re.search("rank 0 is", said)
+
+
+EVEN = SLOW_EXPERTS.replace("FACTOR", "1")  # passes of 60 ms on both ranks
+BALANCER = """
+import time
+import aurora_vllm.vllm_internals.worker_startup as startup
+slow_down = startup.patch_model_runner
+def patch_and_stop(*given):
+    import vllm.distributed.eplb.async_worker as background
+    plan, plans = background.run_rebalance_experts, []
+    def plan_and_stop(*given):
+        plans.append(0)
+        if len(plans) == 2:
+            time.sleep(8)
+        return plan(*given)
+    background.run_rebalance_experts = plan_and_stop
+    slow_down(*given)
+startup.patch_model_runner = patch_and_stop
+"""
+
+
+@slow
+def test_a_balancer_that_stands_still_is_named(tmp_path, checkpoints, alone):  # noqa: F811
+    """vLLM's own asynchronous balancer, whose thread on rank 1 stands still for some seconds, while passes go on."""
+    job = {"model": str(checkpoints("qwen3moe")), "dp": 2, "repeat": 60, "additional_config": {"aurora": {}}}
+    run = Ranks(
+        tmp_path / "balancer",
+        2,
+        **job,
+        llm=eplb(2, use_async=True),
+        before_1=EVEN + BALANCER,
+        before_0=EVEN,
+    )
+    check_same(run.answers(), alone("qwen3moe"))
+    assert "rank 1 stands still: EPLB's background thread plans, and the others' are further" in "".join(run.said())

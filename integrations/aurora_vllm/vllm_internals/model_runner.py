@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,8 @@ import torch
 
 from aurora.errors import BadInput
 from aurora_vllm.rank_progress import RankProgress, naming_lost_ranks
-from aurora_vllm.stuck_rank import STEP
-from aurora_vllm.vllm_internals.api_checks import MOE, check_api, find, needed
+from aurora_vllm.stuck_rank import ENDED, MOVES, NO_BALANCER, PLANS, READY, RESTS, STEP, WAITS
+from aurora_vllm.vllm_internals.api_checks import MOE, ApiCheck, check_api, find, lacks, needed
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
 from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engine_alltoall, within
 
@@ -96,8 +96,47 @@ def watch_steps(progress: RankProgress) -> None:
     """Patches vLLM to record in `progress` when this rank waits at the start of a pass, where ranks exchange token counts."""
     for check in needed("steps"):
         if check.missing() is None:
-            module, wait = find(f"{check.where.partition(':')[0]}:"), find(check.where)
-            setattr(module, check.name, within(lambda: progress.exchange[STEP])(wait))
+            run_within(check, lambda: progress.exchange[STEP])
+
+
+def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
+    """Returns a function that returns (state of EPLB's background thread, number of layers whose moves it has begun).
+
+    Returns None if there is no such thread, or if this vLLM fails the API checks.
+
+    Args:
+        balancer: vLLM's EplbState; None: EPLB is off.
+    """
+    if balancer is None or not balancer.is_async or any(lacks("balancer")):
+        return None
+    doing, begun = RESTS, 0
+
+    @contextmanager
+    def at(what: str) -> Iterator[None]:
+        nonlocal doing, begun
+        doing, begun = what, begun + (what == MOVES)
+        yield
+        doing = RESTS
+
+    plan, move = needed("balancer")
+    run_within(plan, lambda: at(PLANS))
+    run_within(move, lambda: at(MOVES))
+
+    def state() -> tuple[str, int]:
+        if (thread := balancer.async_worker) is None:
+            return NO_BALANCER, 0
+        models = balancer.model_states.values()
+        found = READY if any(model.pending_result is not None for model in models) else doing
+        if found == RESTS and any(model.rebalanced for model in models):
+            found = WAITS
+        return found if thread.is_alive() else ENDED, begun
+
+    return state
+
+
+def run_within(check: ApiCheck, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Makes the function of a module that a check is of run in a context manager."""
+    setattr(find(f"{check.where.partition(':')[0]}:"), check.name, within(context)(find(check.where)))
 
 
 def _ending(shutdown: Callable[[], None], integration: WorkerIntegration) -> Callable[[Any], None]:
@@ -140,6 +179,8 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
         LOG.info("aurora: experts are loaded together, so they stay until EPLB first rearranges them, and %s", late)
     elif integration.served.physical_LP is not None and unplanned:
         integration.status.report_degraded("vLLM has no EPLB for this model, so the plan places no experts")
+    if integration.watchdog is not None:
+        integration.watchdog.balancer = watch_balancer(balancer)
     facts = _engine_facts(config, integration, sources, model)
     if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
         if balancer is None or not balancer.model_states:
