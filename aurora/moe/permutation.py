@@ -93,16 +93,6 @@ def needed_by_piece(
     Returns:
         (C, R) int64, number of rows of each piece that each rank needs.
     """
-    if not rank_NK.is_cuda:
-        found = permutation_cpu.needed_by_piece(*(each.numpy() for each in (rank_NK, server_R, sent_N, token_X)), pieces)
-        return torch.from_numpy(found)
-    return _needed_by_piece(rank_NK, server_R, sent_N, token_X, pieces)
-
-
-def _needed_by_piece(
-    rank_NK: torch.Tensor, server_R: torch.Tensor, sent_N: torch.Tensor, token_X: torch.Tensor, pieces: int
-) -> torch.Tensor:
-    """`needed_by_piece` on any device."""
     rows, ranks, device = len(token_X), len(server_R), rank_NK.device
     server_X = torch.arange(len(sent_N), device=device).repeat_interleave(sent_N, output_size=rows)
     number_X = torch.arange(rows, device=device) - (sent_N.cumsum(0) - sent_N)[server_X]

@@ -56,25 +56,6 @@ def permutation_by_rank(rank_NK, ranks):
     return counts_R, token_X, row_NK
 
 
-@njit("i8[:, ::1](i8[:, :], i8[:], i8[:], i8[:], i8)", cache=True)
-def needed_by_piece(rank_NK, server_R, sent_N, token_X, pieces):
-    """Counts the rows that each rank needs, by piece; see `aurora.moe.permutation.needed_by_piece`."""
-    ranks = len(server_R)
-    needed_CR = np.zeros((pieces, ranks), np.int64)
-    last_R = np.full(ranks, -1, np.int64)  # the row that was counted last
-    row = 0
-    for server in range(len(sent_N)):
-        for number in range(sent_N[server]):
-            piece = ((number + 1) * pieces - 1) // sent_N[server]
-            for k in range(rank_NK.shape[1]):
-                rank = rank_NK[token_X[row], k]
-                if rank < ranks and server_R[rank] == server and last_R[rank] != row:
-                    needed_CR[piece, rank] += 1
-                    last_R[rank] = row
-            row += 1
-    return needed_CR
-
-
 @njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)
 def sum_by_rank(counts_RP, first_R):
     """Sums counts_RP over each rank's physical experts: returns (R, R) int64 rows from each rank (row) to each (column).
