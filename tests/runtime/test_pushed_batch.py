@@ -106,7 +106,7 @@ def test_ranks_answer_as_all_experts_would(function):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_grouped_products_answer_as_single_ones(dtype):
     """By torch's grouped product on a CPU; rows behind the last expert's are anything."""
-    from aurora.moe.grouped_experts import compute_experts, grouped_products, is_grouped
+    from aurora.runtime.pushed_batch import compute_experts, grouped_products, is_grouped
 
     torch.manual_seed(1)
     experts, rows = experts_module(dtype), torch.randn(12, HIDDEN).to(dtype)
@@ -130,13 +130,13 @@ def test_a_step_on_a_gpu_takes_eight_launches_and_no_synchronisation():
 
 @pytest.mark.parametrize("mutant", [lambda rows: rows.sum().item(), lambda rows: rows.cpu(), lambda rows: rows[:, 0].nonzero()])
 def test_a_mutant_that_waits_for_the_device_is_caught(mutant, monkeypatch):
-    from aurora.moe import grouped_experts
+    from aurora.runtime import pushed_batch
 
     def waits(experts, rows, ends_E):
         mutant(rows)
         return rows
 
-    monkeypatch.setattr(grouped_experts, "grouped_products", waits)
+    monkeypatch.setattr(pushed_batch, "grouped_products", waits)
     assert fake_step(8, tokens=128, experts=64).synchronisations
 
 
