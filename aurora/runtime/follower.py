@@ -18,7 +18,7 @@ from typing import NamedTuple
 from numpy.typing import ArrayLike
 
 from aurora.planner.control.controller import Action, Controller, Decision, Kind
-from aurora.runtime.moves_handover import Moved, MovesFailed, MovesGivenUp
+from aurora.runtime.between_steps import Moved, MovesFailed, MovesGivenUp
 from aurora.types import ControlReport, ControlWindow, PlacementChange
 
 STALE_S = 10.0  # of a heartbeat: the follower is stuck

@@ -25,9 +25,8 @@ from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
 from aurora.planner.workload.serving_gpus import tokens_to_gpus
+from aurora.runtime.between_steps import Moved, MovesFailed, MovesHandover, WorkPieces
 from aurora.runtime.expert_moves import ExpertTransfer, MovableExperts, WeightMessages, Weights
-from aurora.runtime.moves_handover import Moved, MovesFailed, MovesHandover
-from aurora.runtime.work_pieces import WorkPieces
 from aurora.types import Exchange, Network, Op, Order, Placement, Plan
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LENGTHENED

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
-from aurora.runtime.moves_handover import Moved, MovesFailed, MovesGivenUp, MovesHandover
-from aurora.runtime.work_pieces import WorkPieces
+from aurora.runtime.between_steps import Moved, MovesFailed, MovesGivenUp, MovesHandover, WorkPieces
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
 from aurora.types.placement import EMPTY

@@ -10,8 +10,8 @@ import torch
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
+from aurora.runtime.between_steps import Moved
 from aurora.runtime.live_placement import LivePlacement
-from aurora.runtime.moves_handover import Moved
 from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile
 from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread

@@ -26,11 +26,11 @@ from aurora.planner.control.controller import Controller, Decision, plan_control
 from aurora.planner.control.move_rounds import move_sequence
 from aurora.runtime import run as running
 from aurora.runtime import serving_rank
+from aurora.runtime.between_steps import Moved, MovesFailed, MovesGivenUp
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.follower import Follower
 from aurora.runtime.live_placement import FIRST_BYTES, WARM_UPS, LivePlacement, reordered
-from aurora.runtime.moves_handover import Moved, MovesFailed, MovesGivenUp
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.serving_rank import serve_rank
