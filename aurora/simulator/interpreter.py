@@ -1,14 +1,15 @@
-"""Event-driven simulation of a Program: ranks, models, port arbiters and the switch.
+"""Event-driven simulation of a Program: ranks, models, their GPUs and ports, and the switch.
 
-The port arbiter has the interface and rules of `aurora.runtime.port_arbiter`, in simulated time. Instead of blocking a thread,
-a simulated process yields a `Wait`, and is resumed when the wait is over.
+Models share GPUs and ports by the rules of `aurora.planner.arbitration`, as in `aurora.runtime.port_arbiter`. Instead of
+blocking a thread, a simulated process yields a `Wait`, and is resumed when the wait is over.
 """
 
 import heapq
 import inspect
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -47,9 +48,7 @@ from aurora.types.run_options import INTERLEAVE
 
 Resume = Callable[[], None]
 Wait = Callable[[Resume], None]  # calls its argument once the wait is over
-T = TypeVar("T")
-Steps = Generator[Wait, None, T]
-Process = Steps[None]
+Process = Generator[Wait, None, None]
 
 
 class PriorityLock:
@@ -98,73 +97,18 @@ class _Port:
         self._waiting[model] = resume
         self.wake()
 
+    def exchange(self, model: int, transfers: Process, hold_port: bool = False) -> Process:
+        """Takes the port, runs `transfers`, and releases it; with `hold_port`, only after the model's next exchange."""
+        yield partial(self.acquire, model)
+        yield from transfers
+        self.slices.end(model, hold_port)
+        self.wake()
+
     def wake(self) -> None:
         """Resumes the models whose exchange may begin; one that takes no time may end its slice, and wake others, here."""
         while (model := next(filter(self.slices.may_begin, self._waiting), None)) is not None:
             self.slices.begin(model)
             self._waiting.pop(model)()
-
-
-class SimulatedPortArbiter:
-    """One model's access to the GPU and the port of one rank, in simulated time."""
-
-    def __init__(self, compute: PriorityLock, port: _Port, model: int) -> None:
-        self._compute, self._port, self._model = compute, port, model
-
-    def start_compute(self, level: int = 0) -> Wait:
-        """Returns a Wait until the model has the GPU; waiting work of higher levels gets it first."""
-        return lambda resume: self._compute.acquire(resume, level)
-
-    def yield_to_priority(self, on_yield: Callable[[], None]) -> Steps[bool]:
-        """Preemption point: lets waiting work of higher levels run first. Returns True if there was such work.
-
-        `on_yield` is called before that work runs.
-        """
-        if not self._compute.priority_waits:
-            return False
-        on_yield()
-        yield self._compute.yield_to_priority
-        return True
-
-    def stop_compute(self) -> None:
-        """Releases the GPU."""
-        self._compute.release()
-
-    def exchange(self, transfers: Process, hold_port: bool = False) -> Process:
-        """Takes the port, runs `transfers`, and releases it; with `hold_port`, only after the model's next exchange."""
-        yield self.hold_port()
-        yield from transfers
-        self._port.slices.end(self._model, hold_port)
-        self._port.wake()
-
-    def hold_port(self) -> Wait:
-        """Returns a Wait until the model has the port, which it keeps through its next exchange."""
-        return lambda resume: self._port.acquire(self._model, resume)
-
-    @property
-    def joins(self) -> bool:
-        """True if this model takes part in the sequence of time slices only while it exchanges."""
-        return self._port.slices.joins_M[self._model]
-
-    def draw(self) -> float:
-        """Returns a virtual time at which the model can join; see `PortSlices.draw`."""
-        return self._port.slices.draw(self._model)
-
-    def join(self, base: float, slices: int | None = None) -> None:
-        """Adds this model to the sequence of time slices; arguments as in `PortSlices.join`."""
-        self._port.slices.join(self._model, base, slices)
-        self._port.wake()
-
-    def leave(self) -> None:
-        """Takes this model out of the sequence of time slices; its slices are skipped from now on."""
-        self._port.slices.leave(self._model)
-        self._port.wake()
-
-
-def simulated_port_arbiters(policies_M: Sequence[SlicePolicy], overlapping: bool = True) -> list[SimulatedPortArbiter]:
-    """Returns one arbiter for each of the models that share a rank; `overlapping` as in `PortSlices`."""
-    compute, port = PriorityLock(), _Port(PortSlices(policies_M, overlapping))
-    return [SimulatedPortArbiter(compute, port, model) for model in range(len(policies_M))]
 
 
 OrderBatch = Callable[[IntArray, Hierarchy | None], Order]  # the order of one all-to-all: its bytes (S, G, G), its servers
@@ -330,14 +274,10 @@ class _Run:
         ranks, policies_M = range(self.program.ranks), self.program.policies_M
         if not self._preempts:  # where all ranks wait for all, no model goes before another
             policies_M = tuple(SlicePolicy(policy.weight) for policy in policies_M)
-        self._arbiters = [
-            simulated_port_arbiters(policies_M, not self.staged)
-            if self.interleave
-            else [simulated_port_arbiters([policy])[0] for policy in policies_M]
-            for _ in ranks
-        ]
+        self._gpus = [PriorityLock() for _ in ranks]
+        self._ports = [_Port(PortSlices(policies_M, not self.staged)) for _ in ranks]
         self._keeps_gpu: set[tuple[int, int]] = set()  # rank and model of who computes from one phase to the next
-        self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not self.interleave
+        self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not interleave
         self._at_barrier: dict[Key, list[Resume]] = {}
         self._sizes: dict[Key, tuple[Order, IntArray]] = {}  # of all-to-alls with steps to come: order, bytes of each step
         self._steps: dict[tuple[Key, int], _Step] = {}
@@ -375,11 +315,14 @@ class _Run:
 
     def _rank(self, rank: int, model: int) -> Process:
         """The process of one model on one rank: its operations, layer by layer and step by step."""
+        port = self._ports[rank]
         if not self.interleave:
+            port.slices.leave(model)  # until it is its turn
             yield self._rank_locks[rank].acquire
+            port.slices.join(model, 0.0)
         for step in range(self.profiles[model].windows):
             if self.program.time_slice == "step":
-                yield self._arbiters[rank][model].hold_port()
+                yield partial(port.acquire, model)
             for layer, ops in enumerate(self.program.ops_ML[model]):
                 for op in ops:
                     match op:
@@ -393,21 +336,22 @@ class _Run:
                             self.record.add(rank, model, step, layer, phase, began, self.now)
                         case Exchange():
                             yield from self._exchange(rank, op, (model, step, layer, op.phase))
-        self._arbiters[rank][model].leave()
+        port.slices.leave(model)
+        port.wake()
         if not self.interleave:
             self._rank_locks[rank].release()
 
     def _exchange(self, rank: int, op: Exchange, key: Key) -> Process:
         """The rank's part of one all-to-all: in one time slice, or cut into several, for which the model may have to join."""
-        model, arbiter = key[0], self._arbiters[rank][key[0]]
+        model, port = key[0], self._ports[rank]
         if not self._cut_M[model]:
-            yield from arbiter.exchange(self._transfers(rank, op, key, range(self._steps_of(op))), op.hold_port)
+            yield from port.exchange(model, self._transfers(rank, op, key, range(self._steps_of(op))), op.hold_port)
             return
         steps = len(self._sizes_of(op, key)[1])
-        if arbiter.joins:
+        if port.slices.joins_M[model]:
             yield self._join_sequence(op, key)
         for number in range(steps):
-            yield from arbiter.exchange(self._transfers(rank, op, key, (number,)))
+            yield from port.exchange(model, self._transfers(rank, op, key, (number,)))
 
     def _transfers(self, rank: int, op: Exchange, key: Key, numbers: Iterable[int]) -> Process:
         """The rank's transfers of some steps of an all-to-all, one after the other, while it has the port."""
@@ -422,11 +366,11 @@ class _Run:
         """Waits until all ranks are at this all-to-all; then the model joins the sequence of slices on each of them."""
 
         def joined(resume: Resume) -> None:
-            arbiters = [of_rank[key[0]] for of_rank in self._arbiters]
-            counted = self.barriers != "none" and not self.program.gathered
-            base = max(arbiter.draw() for arbiter in (arbiters[:1] if counted else arbiters))
-            for arbiter in arbiters:
-                arbiter.join(base, len(self._sizes_of(op, key)[1]))
+            model, counted = key[0], self.barriers != "none" and not self.program.gathered
+            base = max(port.slices.draw(model) for port in (self._ports[:1] if counted else self._ports))
+            for port in self._ports:
+                port.slices.join(model, base, len(self._sizes_of(op, key)[1]))
+                port.wake()
             resume()
 
         return self._barrier(*key[:3], f"slices of {key[3]}", last=joined)
@@ -444,12 +388,12 @@ class _Run:
         """
         if self.barriers == "global":  # first all ranks arrive, so that models queue in one sequence on each of them
             yield self._barrier(model, step, layer, f"before {phase}")
-        arbiter, preemption_s = self._arbiters[rank][model], self.program.preemption_s
+        gpu, preemption_s = self._gpus[rank], self.program.preemption_s
         level = self.program.compute_level(model, phase) if self._preempts else 0
         if (rank, model) in self._keeps_gpu:
             self._keeps_gpu.remove((rank, model))
         else:
-            yield arbiter.start_compute(level)
+            yield partial(gpu.acquire, level=level)
         began, left_s = self.now, self._seconds(rank, model, step, layer, phase)
 
         def record() -> None:
@@ -459,7 +403,9 @@ class _Run:
         while preemptive and left_s > preemption_s:
             yield self._sleep(preemption_s)
             left_s -= preemption_s
-            if (yield from arbiter.yield_to_priority(record)):
+            if gpu.priority_waits:
+                record()
+                yield gpu.yield_to_priority
                 began = self.now
         yield self._sleep(left_s)
         record()
@@ -468,7 +414,7 @@ class _Run:
         if level == INTERACTIVE_LEVEL and phase == "aggregate" and layer < len(self.program.ops_ML[model]) - 1:
             self._keeps_gpu.add((rank, model))
         else:
-            arbiter.stop_compute()
+            gpu.release()
 
     def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str) -> float:
         """Seconds that a phase computes, by the profile's curves."""
