@@ -198,28 +198,19 @@ def _receive_results(children: list[tuple[Any, Connection]]) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, AuroraError] = {}
     deaths: dict[int, int] = {}
+    rank_of = {connection: rank for rank, (_, connection) in enumerate(children)}  # of those that still run
     deadline_s = inf  # until something fails
-    while len(results) < len(children):
-        running = [r for r in range(len(children)) if r not in results and r not in failures and r not in deaths]
-        left_s = deadline_s - time.monotonic()
-        if not running or left_s <= 0:
-            break
-        connections = [children[rank][1] for rank in running]
-        ready = multiprocessing.connection.wait(connections, timeout=None if deadline_s == inf else left_s)
-        for rank in running:
-            child, connection = children[rank]
-            if connection not in ready:
-                continue
+    while rank_of and (left_s := deadline_s - time.monotonic()) > 0:
+        for connection in multiprocessing.connection.wait(list(rank_of), None if left_s == inf else left_s):
+            assert isinstance(connection, Connection)
+            rank = rank_of.pop(connection)
             try:
                 succeeded, value = connection.recv()
             except (EOFError, OSError):
-                child.join()
-                deaths[rank] = child.exitcode
-                continue
-            if succeeded:
-                results[rank] = value
+                children[rank][0].join()
+                deaths[rank] = children[rank][0].exitcode
             else:
-                failures[rank] = value
+                (results if succeeded else failures)[rank] = value
         if failures or deaths:
             deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
     _raise_failure(failures, deaths, len(children))
