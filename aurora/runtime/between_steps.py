@@ -31,7 +31,7 @@ class MovesFailed(Exception):
 
 
 class MovesGivenUp(MovesFailed):
-    """MovesFailed that is a cancellation, such as at the end of serving; not counted in `ControlStatus.failures`."""
+    """MovesFailed that is a cancellation, such as at the end of serving; not counted in `Follower.failures`."""
 
 
 class Moved(NamedTuple):

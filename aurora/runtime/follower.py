@@ -12,56 +12,18 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from numpy.typing import ArrayLike
 
-from aurora.planner.control.controller import Action, Controller, Decision, Kind
+from aurora.planner.control.controller import Controller, Decision
 from aurora.runtime.between_steps import Moved, MovesFailed, MovesGivenUp
 from aurora.types import ControlReport, ControlWindow, PlacementChange
 
 STALE_S = 10.0  # of a heartbeat: the follower is stuck
 JOIN_S = 1.0  # that `close` waits for the thread
 MOST_CHANGES, MOST_WINDOWS = 1000, 2000  # that a history keeps, the newest ones
-
-
-@dataclass(eq=False)
-class ControlStatus:
-    """State and counts of a follower. A dry run counts moves as if they had been made.
-
-    Attributes:
-        balancedness: mean load of a GPU / largest load, in the last window under the placement in force; NaN before the first.
-        expected_balancedness: balancedness predicted for the window after the last decision, under the placement it chose.
-        plan_age_s: seconds since the present placement came into force.
-        decisions: number of decisions, by action and kind of reason.
-        bytes: bytes of all moves that were performed.
-        move_s: seconds of all moves that were performed.
-        windows: number of windows passed to `Follower.add`.
-        skipped: number of windows that a later window replaced before the controller read them.
-        failures: number of exceptions in planning, moving or logging.
-        times_stuck: how many times the follower's thread was found to be stuck.
-        heartbeat_s: seconds since the thread's last sign of life; from STALE_S on it counts as stuck.
-        last: the last decision; None: there was none.
-    """
-
-    balancedness: float = math.nan
-    expected_balancedness: float = math.nan
-    plan_age_s: float = 0.0
-    decisions: Counter[tuple[Action, Kind]] = field(default_factory=Counter)
-    bytes: int = 0
-    move_s: float = 0.0
-    windows: int = 0
-    skipped: int = 0
-    failures: int = 0
-    times_stuck: int = 0
-    heartbeat_s: float = 0.0
-    last: Decision | None = None
-
-    @property
-    def stuck(self) -> bool:
-        """True if the follower's thread has given no sign of life for STALE_S."""
-        return self.heartbeat_s >= STALE_S
 
 
 class _LoadWindow(NamedTuple):
@@ -87,6 +49,10 @@ class Follower:
         model: the model's name, for reports.
         began_s: start of the run, by the controller's clock.
         on_report: called with the report before each line is said, in another thread, and at the end; None: not called.
+
+    Attributes:
+        last: the last decision; None: there was none.
+        failures: number of exceptions in planning, moving or logging.
     """
 
     def __init__(
@@ -107,7 +73,10 @@ class Follower:
         self._waiting: _LoadWindow | None = None
         self._busy = self._closed = self._stuck = False
         self._seen_s = self._in_force_s = clock()
-        self._so_far = ControlStatus()
+        self.last: Decision | None = None
+        self.failures = self._windows = self._skipped = self._times_stuck = self._bytes = 0
+        self._kinds, self._move_s = Counter[str](), 0.0
+        self._balancedness: tuple[float | None, float | None] = None, None  # of the last window, and expected of the next one
         self._history = ControlHistory()
         self._thread = threading.Thread(target=self._run, name="aurora control", daemon=True)
         self._thread.start()
@@ -124,8 +93,8 @@ class Follower:
         with self._changed:
             if self._waiting is None and not self._busy:
                 self._seen_s = self._clock()
-            self._so_far.windows += 1
-            self._so_far.skipped += self._waiting is not None
+            self._windows += 1
+            self._skipped += self._waiting is not None
             self._waiting = _LoadWindow(load_LE, step_s, tokens, period_s)
             self._changed.notify()
         self.check()
@@ -135,7 +104,7 @@ class Follower:
         with self._changed:
             before, self._stuck = self._stuck, self._silent_s() >= STALE_S
             newly_stuck = self._stuck and not before
-            self._so_far.times_stuck += newly_stuck
+            self._times_stuck += newly_stuck
         if newly_stuck:
             with suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=self._tell, args=("stuck: serving goes on without decisions",), daemon=True).start()
@@ -151,25 +120,21 @@ class Follower:
         with self._changed:
             return self._waiting is not None or self._busy
 
-    def status(self) -> ControlStatus:
-        """Returns the follower's present state and its counts since the start."""
+    @property
+    def stuck(self) -> bool:
+        """True if the follower's thread has work and has given no sign of life for STALE_S."""
         with self._changed:
-            plan_age_s, decisions = self._clock() - self._in_force_s, self._so_far.decisions.copy()
-            return replace(self._so_far, decisions=decisions, plan_age_s=plan_age_s, heartbeat_s=self._silent_s())
+            return self._silent_s() >= STALE_S
 
     def report(self) -> ControlReport:
-        """Returns a report of the windows, decisions and moves since the start."""
-        status, kinds, began_s = self.status(), Counter[str](), self._began_s
-        for (_, kind), count in status.decisions.items():
-            kinds[kind] += count
+        """Returns a report of the windows, decisions and moves since the start; a dry run counts moves as if they were made."""
         with self._changed:
+            began_s = self._began_s
             changes = tuple(replace(change, at_s=change.at_s - began_s) for change in self._history.changes)
             series = tuple(replace(window, at_s=window.at_s - began_s) for window in self._history.series)
-        now, expected = (None if math.isnan(each) else each for each in (status.balancedness, status.expected_balancedness))
-        done = status.plan_age_s, status.bytes, status.move_s, status.failures, status.times_stuck
-        return ControlReport(
-            self._model, self._dry_run, status.windows, status.skipped, dict(kinds), now, expected, *done, changes, series
-        )
+            so_far = self._windows, self._skipped, dict(self._kinds), *self._balancedness, self._clock() - self._in_force_s
+            done = self._bytes, self._move_s, self.failures, self._times_stuck
+        return ControlReport(self._model, self._dry_run, *so_far, *done, changes, series)
 
     def _silent_s(self) -> float:
         """Seconds since it was last seen alive; 0 if it has nothing to do."""
@@ -194,7 +159,7 @@ class Follower:
                 self._tell(f"given up: {ended}")
             except Exception as error:
                 with self._changed:
-                    self._so_far.failures += 1
+                    self.failures += 1
                 self._tell(f"failed: {type(error).__name__}: {error}")
 
     def _next(self) -> _LoadWindow | None:
@@ -214,12 +179,11 @@ class Follower:
             window = window._replace(step_s=None)
         decision = self._controller.window(*window)
         with self._changed:
-            so_far = self._so_far
-            so_far.last = decision
-            so_far.decisions[decision.action, decision.kind] += 1
+            self.last = decision
+            self._kinds[decision.kind] += 1
             self._history.add(decision, self._clock() - self._in_force_s, self._controller.tracker.changes)
             if not math.isnan(decision.balancedness):
-                so_far.balancedness, so_far.expected_balancedness = decision.balancedness, decision.expected_balancedness
+                self._balancedness = decision.balancedness, decision.expected_balancedness
         self._tell(f"dry run: {decision}" if self._dry_run else str(decision))
         if decision.action != "keep":
             self._move(decision)
@@ -237,8 +201,8 @@ class Follower:
         seconds = ended_s - began_s if moved.seconds is None else moved.seconds
         self._controller.moved(None if self._dry_run else seconds, moved.waited_s)
         with self._changed:
-            self._so_far.bytes += decision.bytes
-            self._so_far.move_s += seconds
+            self._bytes += decision.bytes
+            self._move_s += seconds
             self._in_force_s = ended_s
             if not self._dry_run:
                 self._history.in_force(ended_s - began_s)
@@ -253,7 +217,7 @@ class Follower:
             self._say(line)
         except Exception:
             with self._changed:
-                self._so_far.failures += 1
+                self.failures += 1
 
 
 class ControlHistory:

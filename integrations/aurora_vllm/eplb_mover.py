@@ -294,7 +294,7 @@ class EplbMover:
 
     def _say(self, line: str) -> None:
         assert self._follower is not None
-        self._metrics.tell(line, self._follower.status())
+        self._metrics.tell(line, self._follower)
 
     def _beat(self) -> None:
         """Says that what moves experts is well, unless a decision is late."""

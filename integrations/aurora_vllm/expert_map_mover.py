@@ -228,7 +228,7 @@ class ExpertMapMover:
     def _gets_on(self) -> bool:
         """Returns whether the follower is well; moves wait for forward passes, of which idle engines make none."""
         idle = time.monotonic() - self._passed_s > STUCK_S
-        return self._follower is None or idle or not self._follower.status().stuck
+        return self._follower is None or idle or not self._follower.stuck
 
     def _perform(self, decision: "Decision") -> Moved:
         """Moves the experts of a decision, and counts its bytes and seconds."""
@@ -239,7 +239,7 @@ class ExpertMapMover:
 
     def _say(self, line: str) -> None:
         assert self._follower is not None
-        self._metrics.tell(line, self._follower.status())
+        self._metrics.tell(line, self._follower)
 
 
 def _finished_s() -> float:

@@ -19,7 +19,7 @@ from aurora_vllm.settings import Settings
 
 if TYPE_CHECKING:
     from aurora.planner.control.controller import Decision
-    from aurora.runtime.follower import ControlStatus
+    from aurora.runtime.follower import Follower
 
 LOG = logging.getLogger("vllm.aurora")
 WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
@@ -171,23 +171,23 @@ class ControlMetrics:
         with self._kept():
             self._metrics.of("control_heartbeat_timestamp_seconds").set_to_current_time()
 
-    def tell(self, line: str, status: "ControlStatus") -> None:
+    def tell(self, line: str, follower: "Follower") -> None:
         """Logs a line from the follower, and updates the metrics with new decisions and failures.
 
         Args:
             line: the line.
-            status: the follower's status; compared with the last one to detect new decisions and failures.
+            follower: the follower, whose new decisions and failures are counted.
         """
-        if (decision := status.last) is not None and decision is not self._told:
+        if (decision := follower.last) is not None and decision is not self._told:
             self._told = decision
             self._decided(decision)
             LOG.info("aurora: %s", line)
-        elif status.failures > self._failed:
-            self._failed = status.failures
+        elif follower.failures > self._failed:
+            self._failed = follower.failures
             self.failed()
             LOG.warning("aurora: experts stay where they are: %s", line.removeprefix("failed: "))
         else:
-            LOG.log(logging.WARNING if status.stuck else logging.INFO, "aurora: %s", line)
+            LOG.log(logging.WARNING if follower.stuck else logging.INFO, "aurora: %s", line)
 
     def _decided(self, decision: "Decision") -> None:
         """Adds a decision, and the balancedness of its window and of the next one; NaN: the window tells nothing of it."""

@@ -61,7 +61,7 @@ def with_faults(follow):
             return decide(self, *given)
         def add_and_see(self, *given):
             add(self, *given)
-            if self.status().times_stuck:
+            if self.report().stuck:
                 stuck.set()
         eplb_mover.EplbMover._decide, follower.Follower.add = decide_and_see, add_and_see
     return follow_with_faults

@@ -64,9 +64,9 @@ def patient(add):
     """Follower.add that returns when its window is decided on, so that few steps have many decisions."""
 
     def add_and_wait(loop, load_LE, *more):
-        last, until_s = loop.status().last, time.monotonic() + 60
+        last, until_s = loop.last, time.monotonic() + 60
         add(loop, load_LE, *more)
-        while (last is None or last.action == "keep") and loop.status().last is last and time.monotonic() < until_s:
+        while (last is None or last.action == "keep") and loop.last is last and time.monotonic() < until_s:
             time.sleep(0.001)
 
     return add_and_wait
