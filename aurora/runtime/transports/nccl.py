@@ -20,7 +20,7 @@ from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.process_groups import Heartbeats, abort_nccl_groups, nccl_failure, new_process_group
 from aurora.types import Order
 
-MOST_QUEUED = 64  # exchanges whose times have not been read
+MOST_QUEUED = 4096  # stages whose times have not been read
 CHECK_S = 0.5  # between two looks at peers that an exchange waits for
 
 
@@ -96,10 +96,11 @@ def first_call(calls: GroupedCalls) -> list[End]:
 
 
 class _Queued(NamedTuple):
-    """An exchange whose times have not been read."""
+    """Transfers that are queued together, such as those of a stage, and whose times have not been read."""
 
-    moves: list[list[tuple[int, bool, int]]]  # of each stage: peer, whether sent, bytes
-    marks: list[Any]  # before the first stage, and after each
+    moves: list[tuple[int, bool, int]]  # peer, whether sent, bytes
+    start: Any  # marks before and after them
+    end: Any
     observe: Observe
     since_s: float  # by time.monotonic
 
@@ -109,6 +110,7 @@ class QueuedTransport(ABC):
 
     Args:
         rank, ranks: this rank, and the number of ranks.
+        timer: timer of the current stream.
         control: a gloo transport of the same ranks. It performs `gather`, so that only exchanges use the GPU, in the port
             arbiter's sequence on every rank; and it detects lost peers. None: `gather` cannot be called, and broken
             connections are not detected.
@@ -117,13 +119,28 @@ class QueuedTransport(ABC):
 
     has_collective = False
 
-    def __init__(self, rank: int, ranks: int, control: GlooTransport | None, heartbeats: Heartbeats | None) -> None:
+    def __init__(
+        self, rank: int, ranks: int, timer: Timer, control: GlooTransport | None, heartbeats: Heartbeats | None
+    ) -> None:
         self.rank, self.ranks = rank, ranks
-        self._control, self._heartbeats = control, heartbeats
+        self._timer, self._control, self._heartbeats = timer, control, heartbeats
+        self._queued: deque[_Queued] = deque()
 
     @abstractmethod
     def wait(self) -> None:
         """Waits until this rank's transfers are done; see `Transport.wait`."""
+
+    def _queue(self, moves: list[tuple[int, bool, int]], start: Any, observe: Observe) -> Any:
+        """Notes transfers (peer, whether sent, bytes) that have been queued since the mark `start`; returns the mark after."""
+        self._queued.append(_Queued(moves, start, self._timer.mark(), observe, time.monotonic()))
+        return self._queued[-1].end
+
+    def _report_oldest(self, start_s: float, end_s: float) -> None:
+        """Reports the transfers that were queued first, with their times."""
+        moves, *_, observe, _ = self._queued.popleft()
+        for peer, sent, size in moves:
+            if size:
+                observe(peer, sent, size, start_s, end_s)
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """Waits for this rank's transfers, then all-gathers a small tensor; see `Transport.gather`."""
@@ -148,12 +165,12 @@ class NcclTransport(QueuedTransport):
     lets ranks send everything at once has a single stage.
 
     `exchange` queues its stages and returns. The host waits for them in `wait` and `gather`, and when more than MOST_QUEUED
-    exchanges are queued.
+    stages are queued.
 
-    NCCL waits for a lost peer for ever. So with `timeout_s`, a thread checks the oldest unfinished exchange every CHECK_S. If
+    NCCL waits for a lost peer for ever. So with `timeout_s`, a thread checks the oldest unfinished stage every CHECK_S. If
     the connection to a peer is broken, or `timeout_s` have passed, the thread aborts all communicators of this process, and
     waiting calls raise RankFailed. The error names the ranks whose heartbeats have stopped, or else the ranks for which the
-    exchange waits.
+    stage waits.
 
     The constructor is a collective call, because NCCL connects a communicator in its first call, while later calls may involve
     only some ranks. This first call cannot be aborted. With `timeout_s` it runs in a thread, which is abandoned if a peer is
@@ -174,9 +191,8 @@ class NcclTransport(QueuedTransport):
         timeout_s: float | None = None,
         heartbeats: Heartbeats | None = None,
     ) -> None:
-        super().__init__(calls.rank, calls.ranks, control, heartbeats)
+        super().__init__(calls.rank, calls.ranks, calls.timer, control, heartbeats)
         self._calls = calls
-        self._queued: deque[_Queued] = deque()
         if self.ranks > 1:
             self._make_communicator(timeout_s)
             if timeout_s is not None and control is not None:
@@ -192,14 +208,12 @@ class NcclTransport(QueuedTransport):
         if not stages:
             return
         try:
-            marks = [self._calls.timer.mark()]
+            mark = self._timer.mark()
             for ends in stages:
                 self._calls.post(ends)
-                marks.append(self._calls.timer.mark())
+                mark = self._queue([(peer, sent, int(tensor.nbytes)) for peer, sent, tensor in ends], mark, observe)
         except RuntimeError as error:
             raise self._calls.failure or peer_lost(self.rank, (), error) from None
-        moves = [[(peer, sent, int(tensor.nbytes)) for peer, sent, tensor in ends] for ends in stages]
-        self._queued.append(_Queued(moves, marks, observe, time.monotonic()))
         while len(self._queued) > MOST_QUEUED:
             self._wait_for_oldest()
 
@@ -214,19 +228,15 @@ class NcclTransport(QueuedTransport):
         Returns:
             True if they were aborted.
         """
-        reached, queued = self._calls.timer.reached, self._queued.copy()  # another thread adds and removes
+        queued = self._queued.copy()  # another thread adds and removes
         try:
-            waiting = next((each for each in queued if not reached(each.marks[-1])), None)
-            if waiting is None or (waited_s := time.monotonic() - waiting.since_s) < CHECK_S:
-                return False
-            stages = zip(waiting.moves, waiting.marks[1:], strict=True)
-            waits_for = next((moves for moves, mark in stages if not reached(mark)), [])
+            waiting = next((each for each in queued if not self._timer.reached(each.end)), None)
         except RuntimeError as error:  # an error of CUDA stays: all later calls of this process fail too
             self._calls.abort(peer_lost(self.rank, (), error))
             return True
-        if not waits_for:  # it has ended meanwhile
+        if waiting is None or (waited_s := time.monotonic() - waiting.since_s) < CHECK_S:
             return False
-        failure = self._lost_while_waiting(sorted({peer for peer, _, _ in waits_for}), waited_s, timeout_s)
+        failure = self._lost_while_waiting(sorted({peer for peer, _, _ in waiting.moves}), waited_s, timeout_s)
         if failure is not None:
             self._calls.abort(failure)
         return failure is not None
@@ -268,18 +278,15 @@ class NcclTransport(QueuedTransport):
         return [stages[number] for number in sorted(stages)]
 
     def _wait_for_oldest(self) -> None:
-        """Waits for the exchange queued first and reports its transfers. Raises RankFailed if it was aborted."""
-        moves, marks, observe, _ = self._queued[0]
+        """Waits for the stage queued first and reports its transfers. Raises RankFailed if it was aborted."""
+        oldest = self._queued[0]
         try:
-            seconds = [self._calls.timer.seconds(mark) for mark in marks]
+            start_s, end_s = map(self._timer.seconds, (oldest.start, oldest.end))
         except RuntimeError as error:
             raise self._calls.failure or peer_lost(self.rank, (), error) from None
         if self._calls.failure is not None:  # not kept here: it would refer to itself, and keep all that its frames hold
             raise self._calls.failure
-        self._queued.popleft()
-        for stage, start_s, end_s in zip(moves, seconds[:-1], seconds[1:], strict=True):
-            for peer, sent, size in stage:
-                observe(peer, sent, size, start_s, end_s)
+        self._report_oldest(start_s, end_s)
 
 
 def nccl_transport(device: str, timeout_s: float, heartbeats: Heartbeats) -> NcclTransport:

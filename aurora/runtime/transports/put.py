@@ -10,9 +10,8 @@ buffers have two halves. NCCL counts the signals of a peer, whatever buffer they
 """
 
 import time
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,17 +97,6 @@ class GlooPutCalls:
         dist.recv(self.inbox[half, peer], group=self._group, group_src=peer)
 
 
-class _OneSided(NamedTuple):
-    """A put or a wait that has not been seen to end."""
-
-    peer: int
-    sent: bool
-    size: int
-    start: Any
-    end: Any
-    observe: Observe
-
-
 class PutTransport(QueuedTransport):
     """Transport by NCCL's one-sided put and signal. Senders keep the planned order; receivers accept rows in any order.
 
@@ -127,10 +115,9 @@ class PutTransport(QueuedTransport):
         timeout_s: float = 300.0,
         heartbeats: Heartbeats | None = None,
     ) -> None:
-        super().__init__(calls.rank, calls.ranks, control, heartbeats)
+        super().__init__(calls.rank, calls.ranks, calls.timer, control, heartbeats)
         self._calls, self._timeout_s = calls, timeout_s
         self._rounds_R = [0] * self.ranks  # of each pair so far; the last bit says which half is next
-        self._queued: deque[_OneSided] = deque()
 
     def exchange(
         self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
@@ -158,37 +145,32 @@ class PutTransport(QueuedTransport):
         calls = self._calls
         for peer, half in half_of.items():
             calls.copy(calls.outbox[half, peer, : len(outs[peer])], outs[peer])
-        start = calls.timer.mark()
+        mark = self._timer.mark()
         for peer, half in half_of.items():
             calls.put(peer, half, max(len(outs[peer]), LEAST_BYTES))
-            end = calls.timer.mark()
-            self._queued.append(_OneSided(peer, True, len(outs[peer]), start, end, observe))
-            start = end
+            mark = self._queue([(peer, True, len(outs[peer]))], mark, observe)
 
     def _take(self, half_of: dict[int, int], intos: Sequence[torch.Tensor], observe: Observe) -> None:
         """Queues the waits for a round's signals, and copies of what has come."""
-        calls, start = self._calls, self._calls.timer.mark()
+        calls, start = self._calls, self._timer.mark()
         for peer, half in half_of.items():
             calls.wait_signal(peer, half)
-            self._queued.append(_OneSided(peer, False, len(intos[peer]), start, calls.timer.mark(), observe))
+            self._queue([(peer, False, len(intos[peer]))], start, observe)
             calls.copy(intos[peer], calls.inbox[half, peer, : len(intos[peer])])
 
     def wait(self) -> None:
         """Waits until this rank's transfers are done; see `Transport.wait`."""
         began_s = looked_s = time.monotonic()
         while self._queued:
-            peer, sent, size, start, end, observe = self._queued[0]
+            oldest, now_s = self._queued[0], time.monotonic()
             with lost_others(self.rank):
-                reached = self._calls.timer.reached(end)
-            now_s = time.monotonic()
+                reached = self._timer.reached(oldest.end)
             if reached:
-                self._queued.popleft()
-                if size:
-                    observe(peer, sent, size, self._calls.timer.seconds(start), self._calls.timer.seconds(end))
+                self._report_oldest(self._timer.seconds(oldest.start), self._timer.seconds(oldest.end))
                 continue
             if now_s - looked_s > CHECK_S:
                 looked_s = now_s
-                if (failure := self._lost_while_waiting([peer], now_s - began_s, self._timeout_s)) is not None:
+                if (failure := self._lost_while_waiting([oldest.moves[0][0]], now_s - began_s, self._timeout_s)) is not None:
                     raise failure
             time.sleep(LOOK_S)
 

@@ -192,7 +192,8 @@ def test_transfers_are_observed_with_the_times_of_their_stage():
     ]
 
 
-def test_memory_of_times_that_nobody_reads_is_bounded():
+def test_memory_of_times_that_nobody_reads_is_bounded(monkeypatch):
+    monkeypatch.setattr(nccl, "MOST_QUEUED", 64)
     emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
     transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(2)]
     order, sizes_GG = Order("one", np.array([[0, 1], [1, 0]])), np.array([[0, 3], [0, 0]])
@@ -371,8 +372,9 @@ def test_an_abort_ends_what_another_thread_posts():
         transports[0].wait()
 
 
-def test_exchanges_are_captured_until_times_must_be_read():
+def test_exchanges_are_captured_until_times_must_be_read(monkeypatch):
     """A transport queues exchanges without a query; the first that would have to read times is what capture forbids."""
+    monkeypatch.setattr(nccl, "MOST_QUEUED", 64)
     emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
     calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
     calls[0].capturing = True
