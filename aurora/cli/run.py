@@ -273,7 +273,6 @@ def _show(
         None if result.calibration is None else f"orders before serving: {result.calibration}",
         *(line for name, used in zip(plan.served_names, result.orders_M, strict=False) for line in used.lines(name)),
         served_table(distinct(names), result),
-        *rank_lines(distinct(names), result.answers_M),
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
         *map(str, result.changes),
         *(part for report in result.control_M for part in (tables.control_line(report), tables.control_table(report, CHANGES))),
@@ -295,10 +294,6 @@ def served_json(name: str, result: RunResult, model: int) -> dict[str, Any]:
         "tokens_per_s_with_start": result.tokens_per_second(model, with_start=True),
         "ttft_s": percentiles(answers.ttft_s),
         "tpot_s": percentiles(answers.tpot_s),
-        "ranks": [
-            {"rank": rank, "requests": len(own["TTFT"]), "ttft_s": percentiles(own["TTFT"]), "tpot_s": percentiles(own["TPOT"])}
-            for rank, own in _by_rank(answers).items()
-        ],
     }
 
 
@@ -325,29 +320,3 @@ def served_table(names: Sequence[str], result: RunResult) -> Table:
         caption=f"{with_start} output tokens/s including {result.start_s:.1f} s start-up; TTFT: from a request's arrival to "
         "its first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
     )
-
-
-def rank_lines(names: Sequence[str], answers_M: Sequence[Answers]) -> Iterator[str]:
-    """Yields, for each model that several ranks served, a line on the ranks with the shortest and longest TTFT and TPOT.
-
-    Args:
-        names: the models' names.
-        answers_M: each model's answers.
-    """
-    from aurora.reports.trace_tables import percentiles
-
-    for name, answers in zip(names, answers_M, strict=True):
-        times_R, parts = _by_rank(answers), []
-        for what in ("TTFT", "TPOT"):
-            slow_s = sorted((p99, rank) for rank, own in times_R.items() if (p99 := percentiles(own[what])["p99"]) is not None)
-            if len(slow_s) > 1:
-                (least_s, first), (most_s, last) = slow_s[0], slow_s[-1]
-                parts.append(f"{what} p99 from {seconds(least_s)} (rank {first}) to {seconds(most_s)} (rank {last})")
-        if parts:
-            yield f"{name}: {', '.join(parts)}"
-
-
-def _by_rank(answers: Answers) -> dict[int, dict[str, list[float]]]:
-    """Each rank's times to first token, and times per output token."""
-    times = sorted(answers.times_R.items())
-    return {rank: {"TTFT": [*own.ttft_s.values()], "TPOT": own.tpot_s} for rank, own in times}

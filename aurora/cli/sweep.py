@@ -11,6 +11,7 @@ from aurora.cli.output import json_text, progress_bars, show
 from aurora.errors import BadInput, need
 from aurora.io import load_cluster, load_model_config
 from aurora.io.files import make_folder, write_text
+from aurora.reports.formatting import as_text
 from aurora.types.options import MOST_SEED, SIMULATED_STEPS, OptionField
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ SHAPE, CLUSTER, WAYS_CLUSTER = "mixtral-topics", Path("paper-equal-8"), Path("de
 COMPARED = "With --ways"
 OF_WAYS = ("profile", "batch", "bandwidth", "skew", "steps")  # options that go with --ways
 
-Swept = tuple[dict[str, Any], str, list["RenderableType"]]  # a table in JSON, its page, and what is shown in the terminal
+Swept = tuple[dict[str, Any], list["RenderableType"]]  # in JSON, and as tables
 
 
 def sweep(
@@ -44,7 +45,7 @@ def sweep(
 
     Args:
         grid: one or two of {sweep_key}; COUNT steps, or with :logCOUNT steps of equal ratio; none with --ways.
-        output: folder for the table, as a page and as JSON.
+        output: folder for the tables, as text and as JSON.
         shape: a model's config.json or folder; default: a shipped Mixtral.
         cluster: cluster TOML, or a shipped cluster's name; `bandwidth` replaces its rates; default: paper-equal-8, with --ways
             demo-4.
@@ -68,31 +69,31 @@ def sweep(
             raise BadInput("`output`: expected a folder for the maps, found none")
     name = "colocate" if ways else "sweep"
     if output is not None:
-        check_folder(output, f"{name}.json", f"{name}.md")
+        check_folder(output, f"{name}.json", f"{name}.txt")
     if ways:
-        table, page, shown = _compare_ways(cluster or WAYS_CLUSTER, profile or [], (batch, bandwidth, skew), steps, seed)
+        found, shown = _compare_ways(cluster or WAYS_CLUSTER, profile or [], (batch, bandwidth, skew), steps, seed)
     else:
-        table, page, shown = _sweep(cluster or CLUSTER, shape or SHAPE, grid or [], seed)
+        found, shown = _sweep(cluster or CLUSTER, shape or SHAPE, grid or [], seed)
     if output is not None:
         make_folder(output)
-        write_text(output / f"{name}.json", json_text(table, indent=1) + "\n")
-        write_text(output / f"{name}.md", page)
-        shown.append(f"wrote {output / name}.md and {name}.json")
-    show(as_json, {"output": output, **table}, *shown)
+        write_text(output / f"{name}.json", json_text(found, indent=1) + "\n")
+        write_text(output / f"{name}.txt", as_text(shown))
+        shown.append(f"wrote {output / name}.txt and {name}.json")
+    show(as_json, {"output": output, **found}, *shown)
 
 
 def _sweep(cluster: Path, shape: str | Path, grid: list[str], seed: int) -> Swept:
     """Sweeps one or two settings of a layer."""
     from aurora.advisor.sweep import read_axis
     from aurora.advisor.sweep import sweep as swept
-    from aurora.reports.comparisons import map_markdown
+    from aurora.reports.comparisons import speedups_table
 
     axes = [read_axis(each) for each in grid]
     machines, config = load_cluster(cluster), load_model_config(shape)
     with progress_bars() as progress:
         points = swept(machines, config, axes, seed, progress)
-    table = {"cluster": machines.name, "seed": seed, "points": [point.as_json() for point in points]}
-    return table, map_markdown(dict(axes), [point.speedups for point in points], [point.pays for point in points]), []
+    found = {"cluster": machines.name, "seed": seed, "points": [point.as_json() for point in points]}
+    return found, [speedups_table(points, [key for key, _ in axes])]
 
 
 def _compare_ways(
@@ -112,7 +113,7 @@ def _compare_ways(
         seed: for the draws.
     """
     from aurora.advisor.sweep import BANDWIDTHS, BATCHES, SKEWS, compare_over_grid
-    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, markdown, summary_table
+    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, summary_table
     from aurora.reports.json_objects import cell_json
 
     machines = load_cluster(cluster)
@@ -128,12 +129,10 @@ def _compare_ways(
         cells = compare_over_grid(machines, profiles, batches, bandwidths, skews, steps, seed, progress=progress)
     names = [each.model for each in profiles]
     head = {"models": names, "cluster": machines.name, "steps": steps, "seed": seed}
-    table: dict[str, Any] = {**head, "cells": [cell_json(cell) for cell in cells]}
-    where = f"{' and '.join(names)} on {machines.name}"
-    heading = (
-        f"{where}, {steps} steps of each, simulated. Gains are over the same requests one after the other; three models are "
-        "compared with three. Of ways within 2 % the simplest is named."
+    found: dict[str, Any] = {**head, "cells": [cell_json(cell) for cell in cells]}
+    title = (
+        f"{' and '.join(names)} on {machines.name}, {steps} steps of each, simulated: in each cell what wins, and its gain "
+        "over the same requests one after the other; three models are compared with three. Of ways within 2 % the simplest "
+        "is named."
     )
-    title = f"{where}, simulated: in each cell what wins, and its gain over one after the other"
-    shown: list[RenderableType] = [title, *map_tables(cells), LEGEND, summary_table(cells), *left_out_lines(cells)]
-    return table, markdown(cells, [heading]), shown
+    return found, [title, *map_tables(cells), LEGEND, summary_table(cells), *left_out_lines(cells)]

@@ -1,16 +1,14 @@
 """Tables of comparisons: ways of using GPUs over a grid of settings, ways to follow changing traffic, simulated plans."""
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.served_ways import WITH_REPLICAS, WITHOUT_REPLICAS, WaysOfServing
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
-from aurora.advisor.sweep import GridCell
-from aurora.reports.charts import sheet
-from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
+from aurora.advisor.sweep import GridCell, Point
+from aurora.reports.formatting import DASH, Columns, percent, right, seconds, size, speedup, table_of, text
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
 from aurora.types.arrays import gap
 
@@ -26,20 +24,15 @@ LETTERS = {
 LEGEND = "; ".join(f"{letter} {way}" for way, letter in LETTERS.items())
 
 
-def map_tables(cells: Sequence[GridCell], named: Callable[[str], str] = LETTERS.__getitem__) -> Iterator[Table]:
-    """Yields one table per skew (bandwidths by batch sizes), with the name and gain of the best way of sharing GPUs.
-
-    Args:
-        cells: the grid.
-        named: called with a way of sharing GPUs; returns its name in the tables.
-    """
+def map_tables(cells: Sequence[GridCell]) -> Iterator[Table]:
+    """Yields one table per skew (bandwidths by batch sizes), with the letter and gain of the best way of sharing GPUs."""
     for skew in _values(cells, "skew"):
         own = [cell for cell in cells if cell.skew == skew]
         title = {0.0: "experts equally popular", 1.0: "skew as in the profiles"}.get(skew, f"skew {skew:g}")
         table = Table("bandwidth", *right(*(str(batch) for batch in _values(own, "batch"))), title=title)
         for bandwidth in _values(own, "bandwidth"):
             won = (cell.compared.winner for cell in own if cell.bandwidth == bandwidth)
-            table.add_row(f"x {bandwidth:g}", *(f"{named(one.way)} {one.gain:.2f}" for one in won))
+            table.add_row(f"x {bandwidth:g}", *(f"{LETTERS[one.way]} {one.gain:.2f}" for one in won))
         yield table
 
 
@@ -74,54 +67,25 @@ def left_out_lines(cells: Sequence[GridCell]) -> list[str]:
     return [f"left out: {way} ({why})" for way, why in reasons]
 
 
-def markdown(cells: Sequence[GridCell], heading: Sequence[str]) -> str:
-    """Returns a Markdown page: one table of best ways per skew, and a table of all cells and ways.
-
-    Args:
-        cells: the grid.
-        heading: lines under the title.
-    """
-    lines = ["# Who wins where", "", *heading]
-    for each in map(sheet, map_tables(cells, str)):
-        lines += ["", f"## {each.title.capitalize()}", "", *_markdown_table(each.heads, each.rows)]
-    lines += ["", "## All ways", ""]
-    lines += [line for said in left_out_lines(cells) for line in (said, "")]
-    heads = ("skew", "bandwidth", "batch", "way", "gain", "processed tokens/s", "TPOT p50 / p99, by model", "utilisation", "")
-    all_rows = []
-    for cell in cells:
-        for one in cell.compared.outcomes:
-            tpot = ", ".join(f"{seconds(median_s)} / {seconds(slow_s)}" for median_s, slow_s in one.tpot_s_M)
-            where = (f"{cell.skew:g}", f"{cell.bandwidth:g}", str(cell.batch))
-            all_rows.append(
-                (*where, one.way, f"{one.gain:.3f}", f"{one.tokens_per_s:,.0f}", tpot, percent(one.utilisation), one.how)
-            )
-    return "\n".join([*lines, *_markdown_table(heads, all_rows)]) + "\n"
-
-
-def _markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown."""
-    return [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {' | '.join(row)} |" for row in rows)]
-
-
 def _values(cells: Sequence[GridCell], name: str) -> list[float]:
     """The values of a setting, as they come."""
     return list(dict.fromkeys(getattr(cell, name) for cell in cells))
 
 
-def map_markdown(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping[str, float]], pays: Sequence[str]) -> str:
-    """Returns a Markdown page with a table of speed-ups over a grid of settings.
+def speedups_table(points: Sequence[Point], keys: Sequence[str]) -> Table:
+    """Returns a table of speed-ups over a grid of settings, and of what pays.
 
     Args:
-        grid: the values of each setting, by its name. Points are all combinations; the last setting varies fastest.
-        speedups: for each point, {name of an alternative: its speed-up}.
-        pays: for each point, the name of the best alternative.
+        points: the points of the grid.
+        keys: the settings that differ, fields of Setting.
     """
-    heads = [*grid, *speedups[0], "pays"]
-    rows = (
-        [*(f"{value:g}" for value in values), *(f"{value:.3f}" for value in found.values()), what]
-        for values, found, what in zip(itertools.product(*grid.values()), speedups, pays, strict=True)
-    )
-    return "\n".join(["# What pays", "", *_markdown_table(heads, rows)]) + "\n"
+    columns: Columns = {
+        **dict.fromkeys(keys, "{:g}".format),
+        **dict.fromkeys(points[0].speedups, "{:.3f}".format),
+        "pays": text,
+    }
+    rows = [(*(getattr(each.setting, key) for key in keys), *each.speedups.values(), each.pays) for each in points]
+    return table_of(columns, rows)
 
 
 def followed_table(followed: FollowedTraffic) -> Table:

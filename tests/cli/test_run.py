@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from aurora.cli.run import rank_lines, served_json, served_table
+from aurora.cli.run import served_json, served_table
 from aurora.reports.formatting import as_text
 from aurora.runtime.result import Answers, RunResult, TokenTimes
 from aurora.types import TraceRecorder
@@ -27,17 +27,8 @@ def test_a_table_of_models_fits_80_columns():
     assert "9.9, 0.0 output tokens/s including 25.0 s start-up" in " ".join(text.split())
 
 
-def test_a_line_tells_the_ranks_that_are_fastest_and_slowest():
-    (line,) = rank_lines(NAMES, RESULT.answers_M)
-    assert (
-        line
-        == "mixtral-topics: TTFT p99 from 200 ms (rank 2) to 298 ms (rank 0), TPOT p99 from 10 ms (rank 2) to 69.8 ms (rank 0)"
-    )
-
-
-def test_json_has_the_models_and_their_ranks():
+def test_json_has_the_models():
     found = served_json(NAMES[0], RESULT, 0)
     assert (found["requests"], found["finished"], found["tokens_per_s"]) == (3, 2, 12.34)
-    assert [(each["rank"], each["requests"]) for each in found["ranks"]] == [(0, 2), (2, 1)]
     assert found["ttft_s"]["p50"] == 0.2
     assert served_json(NAMES[1], RESULT, 1)["tpot_s"] == {"p50": None, "p90": None, "p99": None}
