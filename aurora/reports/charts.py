@@ -35,13 +35,11 @@ class Frame:
     Attributes:
         text: caption of the view.
         columns: arrays of its numbers by name, integers or float32.
-        lines: (label, value) of each reference line across the chart.
         scale: bytes or seconds per unit, if the numbers are integers.
     """
 
     text: str
     columns: Mapping[str, NDArray[Any]]
-    lines: tuple[tuple[str, float], ...] = ()
     scale: float = 1.0
 
 
@@ -147,4 +145,4 @@ def _pack(frame: Frame) -> dict[str, Any]:
         heads.append([name, kind, len(stored)])
         planes.append(stored.view(np.uint8).reshape(-1, stored.itemsize).T.tobytes())
     packed = base64.b64encode(zlib.compress(b"".join(planes), 9)).decode()
-    return {"text": frame.text, "columns": heads, "lines": list(frame.lines), "scale": frame.scale, "packed": packed}
+    return {"text": frame.text, "columns": heads, "scale": frame.scale, "packed": packed}

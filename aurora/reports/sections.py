@@ -89,58 +89,39 @@ def traffic_section(found: ReportNumbers) -> Section:
 
 
 def loads_section(found: ReportNumbers) -> Section:
-    """Returns the section on the port and expert load of each GPU, and on the busiest ports of all layers."""
+    """Returns the section on the busiest port and the slowest GPU of each layer, beside their bounds."""
     text = (
-        "The charts show the time that ports and experts need for the whole profile. No order of the dispatch is faster than "
-        "its busiest port. No placement makes the experts of the slowest GPU faster than the dashed bound."
+        "The charts show the time of each layer's busiest port and of its slowest GPU's experts, for the whole profile. No "
+        "order of the dispatch is faster than its bound, no placement makes the slowest GPU's experts faster than theirs."
     )
     if not found.traffic_M:
-        return Section("loads", "Load per GPU", text, missing=found.of.without)
-    frames, port_lines = [], []
-    for model, flows, planned_LW in zip(found.of.models, found.traffic_M, found.planned_MLW, strict=True):
-        took_L = np.array([there.seconds for there, _ in planned_LW])
-        bound_L = np.array([there.bound_s for there, _ in planned_LW])
-        before_L, after_L = flows.port_s_BLG.max(axis=2)
-        before, after, took = (seconds(float(value_L.sum())) for value_L in (before_L, after_L, took_L))
-        words = f"{model}, dispatches of all layers: {before} before, {after} after, {took} in the planned order."
-        frames.append(Frame(words, {"before": before_L, "after": after_L, "ordered": took_L}))
-        port_lines.append({"bound of any order": bound_L, "planned order": took_L})
-    port_MBLG, expert_MBLG = zip(*((flows.port_s_BLG, flows.expert_s_BLG) for flows in found.traffic_M), strict=True)
-    expert_lines = [{"bound of any placement": flows.expert_bound_s_L} for flows in found.traffic_M]
-    title = "One layer, ports: seconds of the dispatch"
-    ports = _by_layer(found, "port-loads", title, "dispatch", port_MBLG, port_lines)
-    title = "One layer, experts: seconds of computing"
-    experts = _by_layer(found, "expert-loads", title, "experts", expert_MBLG, expert_lines)
-    series = [["before", "before"], ["after", "after"], ["after, in the planned order", "ordered"]]
-    about = {"axis": "layer", "names": None, "series": series, "unit": "s"}
-    layers = Chart("layers", "bars", "Every layer: its busiest port", ports.choices[:1], frames, about, ports.sheets)
-    return Section("loads", "Load per GPU", text, (layers, ports, experts))
+        return Section("loads", "Loads by layer", text, missing=found.of.without)
+    ports_M, experts_M = [], []
+    for flows, planned_LW in zip(found.traffic_M, found.planned_MLW, strict=True):
+        ordered_L, bound_L = (np.array([getattr(there, name) for there, _ in planned_LW]) for name in ("seconds", "bound_s"))
+        ports_M.append(_sides(flows.port_s_BLG) | {"after, in the planned order": ordered_L, "bound of any order": bound_L})
+        experts_M.append(_sides(flows.expert_s_BLG) | {"bound of any placement": flows.expert_bound_s_L})
+    ports = _by_layer(found, "port-loads", "Busiest port: seconds of the dispatch", ports_M)
+    experts = _by_layer(found, "expert-loads", "Slowest GPU: seconds of its experts", experts_M)
+    return Section("loads", "Loads by layer", text, (ports, experts))
 
 
-def _by_layer(
-    found: ReportNumbers,
-    name: str,
-    title: str,
-    what: str,
-    load_MBLG: Sequence[FloatArray],
-    line_ML: Sequence[Mapping[str, FloatArray]],
-) -> Chart:
-    """A chart of every GPU's seconds in one layer, before and after; line_ML: seconds of lines across, by label and layer."""
+def _sides(load_BLG: FloatArray) -> dict[str, FloatArray]:
+    """The largest load of each layer, before and after."""
+    return dict(zip(SIDES, load_BLG.max(axis=2), strict=True))
+
+
+def _by_layer(found: ReportNumbers, name: str, title: str, seconds_ML: Sequence[Mapping[str, FloatArray]]) -> Chart:
+    """A chart of every layer's seconds, given by model and label."""
     frames, rows = [], []
-    for model, load_BLG, line_L in zip(found.of.models, load_MBLG, line_ML, strict=True):
-        own = []
-        for layer, load_BG in enumerate(load_BLG.transpose(1, 0, 2)):
-            lines = tuple((label, float(value_L[layer])) for label, value_L in line_L.items())
-            before, after = map(_busiest, load_BG)
-            told = "; ".join(f"{label}: {seconds(value)}" for label, value in lines)
-            words = f"{model}, layer {layer}, {what}. Before: {before}; after: {after}; {told}."
-            own.append(Frame(words, dict(zip(SIDES, load_BG, strict=True)), lines))
-            rows.append((model, str(layer), before, after, *(seconds(value) for _, value in lines)))
-        frames.append(own)
-    heads = ("model", "layer", "busiest before", "after", *line_ML[0])
-    about = {"axis": "GPU", "names": list(found.of.gpus), "series": [[side, side] for side in SIDES], "unit": "s"}
-    choices = Selector("model", found.of.models), Selector("layer")
-    return Chart(name, "bars", title, choices, frames, about, (Sheet(f"Load by layer: {what}", heads, tuple(rows)),))
+    for model, seconds_L in zip(found.of.models, seconds_ML, strict=True):
+        sums = "; ".join(f"{label} {seconds(float(value_L.sum()))}" for label, value_L in seconds_L.items())
+        frames.append(Frame(f"{model}, all layers: {sums}.", seconds_L))
+        rows += [(model, str(layer), *map(seconds, row)) for layer, row in enumerate(zip(*seconds_L.values(), strict=True))]
+    labels, models = list(seconds_ML[0]), Selector("model", found.of.models)
+    about = {"axis": "layer", "names": None, "series": [[label, label] for label in labels], "unit": "s"}
+    table = Sheet(title, ("model", "layer", *labels), tuple(rows))
+    return Chart(name, "bars", title, (models,), frames, about, (table,))
 
 
 def _busiest(load_G: FloatArray) -> str:
@@ -301,25 +282,18 @@ def placement_section(found: ReportNumbers) -> Section:
         return Section(
             "placement", "Placement", "The table shows where the plan puts experts. None has replicas.", sheets=(held,)
         )
-    frames, fewest = [], []
+    fewest = []
     for name, copies_LE in zip(found.of.models, copies_M, strict=True):
-        own = []
         for layer, copies_E in enumerate(copies_LE):
-            few = int(copies_E.min())
-            own.append(Frame(f"{name}, layer {layer}: {few} to {copies_E.max()} copies.", {"copies": copies_E}))
-            rarest = int((copies_E == few).sum())
+            few, rarest = int(copies_E.min()), int((copies_E == copies_E.min()).sum())
             fewest.append((name, str(layer), str(copies_E.sum()), str(few), str(rarest), str(few - 1)))
-        frames.append(own)
     heads = ("model", "layer", "slots", "fewest copies", "experts with so few", "GPUs that may be lost, whichever")
-    about = {"axis": "expert", "names": None, "series": [["copies", "copies"]], "unit": ""}
-    choices = Selector("model", found.of.models), Selector("layer")
-    tables = (Sheet("Copies and survival", heads, tuple(fewest)),)
-    chart = Chart("copies", "bars", "Copies of each expert", choices, frames, about, tables)
     text = (
-        "The chart and the table show where the plan puts experts and their replicas. If the rarest expert of a layer has N "
-        "copies, the layer survives the loss of any N - 1 GPUs."
+        "The tables show where the plan puts experts and their replicas. If the rarest expert of a layer has N copies, the "
+        "layer survives the loss of any N - 1 GPUs."
     )
-    return Section("placement", "Replicas and survival", text, (chart,), (held,))
+    survival = Sheet("Copies and survival", heads, tuple(fewest))
+    return Section("placement", "Replicas and survival", text, sheets=(survival, held))
 
 
 def _held(held: tuple[int, ...], share: tuple[float, ...] | None) -> str:

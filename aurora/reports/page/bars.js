@@ -4,7 +4,7 @@ class Bars extends View {
     this.series = this.about.series.map(([, name]) => this.shown.values[name]);
     this.count = this.series[0].length;
     this.format = FORMATS[this.about.unit];
-    this.top = Math.max(...this.series.map((s) => s.reduce((a, b) => Math.max(a, b), 0)), ...this.shown.lines.map(([, v]) => v)) * 1.06 || 1;
+    this.top = Math.max(...this.series.map((s) => s.reduce((a, b) => Math.max(a, b), 0))) * 1.06 || 1;
   }
 
   name(at) {
@@ -13,7 +13,7 @@ class Bars extends View {
 
   inks() {
     const names = this.about.series.map(([name]) => name);
-    return names.map((name, i) => (name === "before" || name === "after" ? colour(name) : names.length === 1 ? colour("after") : theme().hues[i % 8]));
+    return names.map((name, i) => (name === "before" || name === "after" ? colour(name) : name.startsWith("bound") ? colour("bound") : names.length === 1 ? colour("after") : theme().hues[i % 8]));
   }
 
   size(available) {
@@ -50,12 +50,7 @@ class Bars extends View {
     });
     this.text(this.about.axis, left + (width - left) / 2, height - 9, "center");
     this.line(left, base + 0.5, width - 8, base + 0.5, colour("rule"));
-    const dashes = [[6, 4], [2, 3]];
-    this.shown.lines.forEach(([, value], i) => this.line(left, this.up(value), width - 8, this.up(value), colour(i ? "ink" : "bound"), dashes[i % 2]));
-    this.legend([
-      ...(this.series.length > 1 ? this.about.series.map(([name], i) => [name, inks[i]]) : []),
-      ...this.shown.lines.map(([name, value], i) => [`${name}: ${this.format(value)}`, colour(i ? "ink" : "bound"), true]),
-    ]);
+    this.legend(this.series.length > 1 ? this.about.series.map(([name], i) => [name, inks[i]]) : []);
   }
 
   box(item) {
