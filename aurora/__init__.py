@@ -30,7 +30,7 @@ FUNCTIONS = {  # the public functions: where each is defined
     "rebalance": "aurora.planner.replication.rebalance.rebalance",
     "recommend": "aurora.advisor.recommend.recommend",
     "register": "aurora.planner.resolve_options.register",
-    "report": "aurora.reports.write.report",
+    "report": "aurora.reports.report.report",
     "run": "aurora.runtime.run.run",
     "save": "aurora.io.save",
     "simulate": "aurora.simulator.interpreter.simulate_plan",
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from aurora.planner.resolve_options import register as register
     from aurora.profiler.profile_model import profile_model
     from aurora.profiler.synthetic import synthetic_profile as synthetic_profile
-    from aurora.reports.write import report as report
+    from aurora.reports.report import report as report
     from aurora.runtime.all_to_all import all_to_all as all_to_all
     from aurora.runtime.run import run as run
     from aurora.simulator.changing_traffic import follow as follow

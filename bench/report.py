@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, sync_playwright
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.html import page
-from aurora.reports.inputs import ReportInputs
+from aurora.reports.report import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
 

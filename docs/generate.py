@@ -16,9 +16,8 @@ from typer.main import get_command
 import aurora.types
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, ServingEngine
-from aurora.cli.choices import filled, names
 from aurora.cli.main import app
-from aurora.cli.options import documented, is_further
+from aurora.cli.options import documented, filled, is_further, names
 from aurora.types.options import OptionField
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ import pytest
 
 import aurora.types
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.cli.choices import names
+from aurora.cli.options import names
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_trace
 from aurora.types.run_options import TRANSPORTS
@@ -61,7 +61,7 @@ def test_the_demo(tmp_path, warm):
     folder = tmp_path / "demo"
     done = subprocess.run([warm / "aurora", "demo", "-o", folder], check=True, capture_output=True, text=True, timeout=900)
     assert "shaped transport" in " ".join(done.stdout.split())
-    assert (folder / "report.txt").read_text().count(" yes ") == 3
+    assert done.stdout.count(" yes ") == 3
     assert {"aurora.plan.json", "mixtral-topics.npz", "report.html"} <= {path.name for path in folder.iterdir()}
     predicted, measured = (load_trace(folder / f"aurora.{kind}.npz") for kind in ("predicted", "measured"))
     assert predicted.step_X.max() == measured.step_X.max()  # the same steps, so that one can be laid over the other

@@ -17,8 +17,8 @@ from aurora.cli.output import progress_bars, show, terminal
 from aurora.errors import AuroraError, BadInput, need
 from aurora.io import load_cluster, save, shipped, write_text
 from aurora.io.files import make_folder
-from aurora.reports.formatting import as_text, percent, right, seconds, speedup
-from aurora.types import Plan, PlanOptions, Profile, ProfileOptions, RunOptions
+from aurora.reports.formatting import percent, right, seconds, speedup
+from aurora.types import PlanOptions, Profile, ProfileOptions, RunOptions
 from aurora.types.arrays import gap
 from aurora.types.options import LONGEST_S, OptionField
 
@@ -87,7 +87,7 @@ def demo(
     need("torch", "transformers")
     need("jinja2", extra="report")
     from aurora.cli.report import report_files
-    from aurora.reports.inputs import Baseline
+    from aurora.reports.report import Baseline
 
     cluster = load_cluster(CLUSTER)
     if not as_json:
@@ -105,7 +105,7 @@ def demo(
         {"way": way.name, **asdict(outcome), "error": outcome.error, "speedup": gap(first.measured_s, outcome.measured_s) + 1}
         for way, outcome in zip(WAYS, outcomes, strict=True)
     ]
-    holds = f"{output}/ holds profiles, plans, traces (predicted and measured), report.txt and report.html"
+    holds = f"{output}/ holds profiles, plans, traces (predicted and measured) and report.html"
     show(as_json, {"output": output, "ways": ways}, outcome_table(outcomes), holds)
     if sum(outcome.differences for outcome in outcomes):
         raise AuroraError(f"demo: outputs differ from the plain models', see {output}")
@@ -113,8 +113,6 @@ def demo(
 
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
     """Profile both models, serve them in each of WAYS, and return one DemoOutcome per way; all files are in `output`."""
-    from aurora.reports.plan_tables import gap_line, plan_table, profile_table
-
     make_folder(output)
     shutil.copy(CLUSTER, output / "cluster.toml")
     ranks = len(load_cluster(CLUSTER))
@@ -124,11 +122,8 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
         progress("serving", number, len(WAYS))
         outcomes.append(DemoOutcome())
         for models in [(0, 1)] if way.together else [(0,), (1,)]:
-            plan = _serve(output, way, models, profiles, timeout, outcomes[-1])
+            _serve(output, way, models, profiles, timeout, outcomes[-1])
     progress("serving", len(WAYS), len(WAYS))
-    heading = f"aurora demo, {ranks} ranks on {os.cpu_count()} cores"
-    planned = plan_table(plan), gap_line(plan)
-    write_text(output / "report.txt", as_text([heading, *map(profile_table, profiles), *planned, outcome_table(outcomes)]))
     return outcomes
 
 
@@ -164,7 +159,7 @@ def _profile(folder: Path, name: str, ranks: int, prompts: int) -> Profile:
 
 def _serve(
     folder: Path, way: Way, models: tuple[int, ...], profiles: Sequence[Profile], timeout: float, outcome: DemoOutcome
-) -> Plan:
+) -> None:
     """Plans, simulates, serves over the shaped transport, and compares with the plain models; adds to `outcome`.
 
     Leaves plan and traces in `folder`. What is predicted is the time of traffic that was not planned for, as that of the
@@ -195,7 +190,6 @@ def _serve(
     outcome.predicted_s += predicted.seconds
     outcome.measured_s += result.trace.seconds
     outcome.differences += len(verify(result, paths, prompts, options))
-    return plan
 
 
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:

@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from aurora.cli.choices import names
 from aurora.cli.inputs import check_output
-from aurora.cli.options import Only, refuse_given
+from aurora.cli.options import Only, names, refuse_given
 from aurora.cli.output import show
 from aurora.cli.profile import shown_profile
 from aurora.errors import BadInput, check_one_of

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
+import aurora
 from aurora.cli.inputs import check_output, profiles_of
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput, check_one_of
 from aurora.io import load_plan, load_trace
-from aurora.reports.inputs import Baseline, named_traces
-from aurora.reports.write import FORMS
+from aurora.reports.report import FORMS, Baseline, named_traces
 from aurora.types.options import OptionField
 
 
@@ -42,7 +42,6 @@ def report_files(
 ) -> None:
     """Write the report on a plan's and traces' files; `profiles` empty: the profiles that the plan names, if unchanged."""
     from aurora.planner.evaluate import repriced
-    from aurora.reports.write import report as written
 
     loaded, missing = load_plan(plan), ""
     named = named_traces([str(path) for path in traces], [load_trace(path) for path in traces])
@@ -55,6 +54,6 @@ def report_files(
     if not profiles and traffic:
         loaded = repriced(loaded, traffic)
     with progress_bars() as progress:
-        written(
+        aurora.report(
             loaded, named, traffic, output=output, format=form, missing_profiles=missing, baseline=baseline, progress=progress
         )

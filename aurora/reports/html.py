@@ -15,9 +15,9 @@ from aurora.planner.layers_in_threads import Progress, untold
 from aurora.reports.advice import advice
 from aurora.reports.charts import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
-from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.plan_tables import cluster_table, gap_line, gap_text
+from aurora.reports.report import ReportInputs
 from aurora.reports.sections import (
     decisions_section,
     experts_section,

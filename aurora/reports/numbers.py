@@ -13,7 +13,7 @@ from aurora.planner.placement.cost_model import SUMMED, layer_costs
 from aurora.planner.plan import layer_seconds
 from aurora.planner.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.reports.formatting import size
-from aurora.reports.inputs import ReportInputs
+from aurora.reports.report import ReportInputs
 from aurora.reports.trace_times import (
     EXCHANGES,
     Bars,

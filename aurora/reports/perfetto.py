@@ -1,7 +1,6 @@
 """Traces as Chrome trace events for ui.perfetto.dev: ranks are processes; models and their transfers are tracks.
 
-Source: the Trace Event Format's phases M (names), X (slices), s and f (flows), i (instants) and C (counters); times in
-microseconds.
+Source: the Trace Event Format's phases M (names), X (slices), s and f (flows); times in microseconds.
 """
 
 import gzip
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.reports.inputs import ReportInputs
+from aurora.reports.report import ReportInputs
 from aurora.reports.trace_times import TIMED_PHASES, Bars, bars, interval_colouring, transfer_ends
 from aurora.types import TRACE_PHASES, Trace
-from aurora.types.arrays import FloatArray
 
 Event = dict[str, Any]
 MOST_LEVELS = 1000  # of one track, side by side at most
@@ -84,8 +82,6 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
                 "ph": kind, "id": first_flow + flow, "name": phase, "cat": model, "pid": first_pid + int(trace.rank_X[row]),
                 "tid": int(tid_X[row]), "ts": float(ts), **bound,
             }  # fmt: skip
-    yield from _counters(trace, first_pid, start_us_X, end_us_X)
-    yield from _decisions(trace, first_pid, float(began))
 
 
 def _nested(found: Bars, models: tuple[str, ...], first_pid: int) -> Iterator[Event]:
@@ -113,33 +109,6 @@ def _nested(found: Bars, models: tuple[str, ...], first_pid: int) -> Iterator[Ev
 
 def _slice(name: str, model: str, where: Event, start_us: float, end_us: float, args: Event) -> Event:
     return {"ph": "X", "name": name, "cat": model, **where, "ts": start_us, "dur": end_us - start_us, "args": args}
-
-
-def _counters(trace: Trace, first_pid: int, start_us_X: FloatArray, end_us_X: FloatArray) -> Iterator[Event]:
-    """Events of each rank's bytes under way as a sender, whenever they change."""
-    for rank in range(trace.ranks):
-        rows = np.flatnonzero(trace.sent_X & (trace.rank_X == rank))
-        at_X = np.concatenate([start_us_X[rows], end_us_X[rows]])
-        step_X = np.concatenate([trace.bytes_X[rows], -trace.bytes_X[rows]])
-        changes_us, change_X = np.unique(at_X, return_inverse=True)
-        change = np.zeros(len(changes_us), dtype=np.int64)
-        np.add.at(change, change_X, step_X)
-        for at_us, level in zip(changes_us.tolist(), change.cumsum().tolist(), strict=True):
-            yield {"ph": "C", "name": "bytes under way", "pid": first_pid + rank, "ts": at_us, "args": {"bytes": level}}
-
-
-def _decisions(trace: Trace, first_pid: int, began_s: float) -> Iterator[Event]:
-    """Yields control loops' decisions, on rank 0: changes as instants, and balancedness as a counter."""
-    for report in trace.control_M:
-        for change in report.changes:
-            name, performed = f"{change.action} ({change.kind})", change.took_s is not None
-            args = {"reason": change.reason, "moves": change.moves, "bytes": change.bytes, "performed": performed}
-            where, ts = {"pid": first_pid, "tid": 1}, max(change.at_s - began_s, 0.0) * 1e6
-            yield {"ph": "i", "s": "p", "name": name, "cat": report.model, **where, "ts": ts, "args": args}
-        for window in report.series:
-            level = {"now": window.balancedness, "expected": window.expected_balancedness}
-            ts = max(window.at_s - began_s, 0.0) * 1e6
-            yield {"ph": "C", "name": f"balancedness of {report.model}", "pid": first_pid, "ts": ts, "args": level}
 
 
 def _named(what: str, pid: int, tid: int, **args: str | int) -> Event:

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.reports.numbers import ReportNumbers
+from aurora.reports.report import Baseline, ReportInputs
 
 pytest.importorskip("jinja2")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.reports.inputs import ReportInputs
 from aurora.reports.perfetto import perfetto
+from aurora.reports.report import ReportInputs
 from aurora.reports.trace_times import bars, phase_seconds
 from aurora.types import TraceRecorder
 
@@ -19,8 +19,6 @@ REQUIRED = {
     "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},
     "s": {"ph", "name", "cat", "pid", "tid", "ts", "id"},
     "f": {"ph", "name", "cat", "pid", "tid", "ts", "id", "bp"},
-    "i": {"ph", "s", "name", "cat", "pid", "tid", "ts", "args"},
-    "C": {"ph", "name", "pid", "ts", "args"},
 }
 NAMES = {"process_name", "process_sort_index", "thread_name", "thread_sort_index"}
 
@@ -42,21 +40,6 @@ def test_fields_of_every_phase(together):
             assert event["ts"] >= 0
         if event["ph"] == "X":
             assert event["dur"] >= 0
-        if event["ph"] == "C":
-            assert all(level >= 0 for level in event["args"].values())
-            assert event["name"].startswith("balancedness of ") or isinstance(event["args"]["bytes"], int)
-
-
-def test_decisions_are_instants_and_a_counter_of_rank_0(together):
-    ((_, trace),) = together.traces
-    (report, without), began_s = trace.control_M, trace.start_s_X.min()
-    assert not without.changes
-    instants = [event for event in events(together) if event["ph"] == "i"]
-    assert [event["name"] for event in instants] == ["move (gain)", "move (gain)", "undo (slower)"]
-    assert [event["args"]["performed"] for event in instants] == [True, False, True]
-    assert np.allclose([event["ts"] for event in instants], [(each.at_s - began_s) * 1e6 for each in report.changes])
-    levels = [event["args"] for event in events(together) if event["name"] == "balancedness of one"]
-    assert [level["now"] for level in levels] == [each.balancedness for each in report.series]
 
 
 def test_transfers_are_the_trace_in_microseconds(together):
@@ -142,8 +125,6 @@ def test_what_is_sent_and_never_received_has_no_flow(alone):
     recorder.add(0, 0, 0, 0, "dispatch", 6.0, 7.0, (3, False, 6))
     found = events(ReportInputs(alone.plan, (("x", recorder.trace()),)))
     assert [(e["ph"], e["ts"]) for e in found if e["ph"] in "sf"] == [("s", 0.0), ("f", 0.5e6)]
-    levels = [(e["ts"], e["args"]["bytes"]) for e in found if e["ph"] == "C" and e["pid"] == 1]
-    assert levels == [(0.0, 6), (1e6, 6), (2e6, 0)]
 
 
 def test_ranks_of_two_traces_are_processes_apart(alone):

@@ -9,7 +9,7 @@ import aurora
 from aurora.errors import BadInput, MissingDependency
 from aurora.reports.html import page
 from aurora.reports.perfetto import perfetto
-from aurora.reports.write import FORMS
+from aurora.reports.report import FORMS
 
 
 def test_the_public_function_writes_what_each_form_gives(alone, tmp_path):
