@@ -1,7 +1,6 @@
 """Numbers for a report's charts, computed on first use: traffic, loads, runs, speed-ups."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,7 +22,6 @@ from aurora.reports.trace_times import (
     bars,
     compare,
     planned,
-    span_s,
     summarise,
 )
 from aurora.simulator.interpreter import simulate_plan
@@ -135,7 +133,6 @@ class Serving:
         steps: number of steps; concurrent steps of several models count once.
         tokens: tokens of all steps, of all models; None if unknown.
         exact: True: `tokens` are those of the profiles; False: they are estimated from the bytes that were sent.
-        stage_s: by stage ("prefill", "decode"), mean seconds from a step's first event to its last; empty if unknown.
     """
 
     by: str
@@ -144,7 +141,6 @@ class Serving:
     steps: int
     tokens: float | None
     exact: bool = True
-    stage_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step_s(self) -> float:
@@ -254,7 +250,7 @@ class ReportNumbers:
         for kind in ("measured", "predicted"):
             runs, baseline = [run for run in self._runs if run.by == kind], self.of.baseline
             if runs and kind in baseline.seconds:
-                runs.insert(0, replace(runs[-1], name=baseline.name, seconds=baseline.seconds[kind], stage_s={}))
+                runs.insert(0, replace(runs[-1], name=baseline.name, seconds=baseline.seconds[kind]))
             if len(runs) > 1:
                 return replace(runs[0], tokens=runs[-1].tokens, exact=runs[-1].exact), runs[-1]
         return self._ways
@@ -288,13 +284,8 @@ class ReportNumbers:
             part = _dispatched_bytes(trace, of_model) / planned_bytes if planned_bytes else 1.0
             same = abs(part - 1) < SAME
             tokens, exact = tokens + tokens_of(profile) * (1.0 if same else part), exact and same
-        steps = np.unique(trace.step_X).tolist()
-        stage_s = {}
-        if exact and len(self.of.profiles) == 1 and (stage_T := self.of.profiles[0].stage_T) and len(stage_T) == len(steps):
-            step_s_T = [span_s(trace, trace.step_X == step) for step in steps]
-            pairs = list(zip(stage_T, step_s_T, strict=True))
-            stage_s = {stage: float(np.mean([s for its, s in pairs if its == stage])) for stage in dict.fromkeys(stage_T)}
-        return Serving(trace.kind, name, trace.seconds, len(steps), tokens if self.traffic_M else None, exact, stage_s)
+        steps = len(np.unique(trace.step_X))
+        return Serving(trace.kind, name, trace.seconds, steps, tokens if self.traffic_M else None, exact)
 
     @property
     def predicted(self) -> int | None:

@@ -1,6 +1,6 @@
 """Sections of a report's page: charts and tables of traffic, times, placement and decisions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers, relative_loads
 from aurora.reports.plan_tables import plan_table
 from aurora.reports.trace_tables import comparison_table, control_line, control_table, summary_table
-from aurora.reports.trace_times import COMPUTE_INDICES, TIMED_PHASES, Bars, TransferSpans, interval_colouring, traced
+from aurora.reports.trace_times import COMPUTE_INDICES, EXCHANGES, TIMED_PHASES, Bars, TransferSpans, interval_colouring
 from aurora.types import ControlReport
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -128,62 +128,36 @@ def _busiest(load_G: FloatArray) -> str:
     return f"GPU {int(load_G.argmax())}, {seconds(float(load_G.max()))}"
 
 
-MOST_TRANSFERS = 600_000  # that a page holds; what is planned comes first
 MOST_BARS = 60_000
 EXCHANGE_BITS, TIMELINE_BITS = 16, 26
-WAYS = ("dispatch", "combine")
 
 
 def schedule_section(found: ReportNumbers) -> Section:
-    """Returns the section on each port's transfers: of the whole profile as planned, and of each trace's first step."""
-    text = "The chart shows the transfers of one all-to-all over time. Colours and numbers name the other end of a transfer."
-    gpus = found.of.gpus
-    shown: dict[str, list[list[list[Frame]]]] = {}
-    rows, left = [], MOST_TRANSFERS
-    for source, all_MLW in _sources(found):
-        many = sum(len(one.src_X) for of_LW in all_MLW for of_W in of_LW for one in of_W)
-        if many > left and shown:
-            text += f" Left out for its size: {source}."
-            continue
-        left -= many
-        shown[source] = []
-        for model, of_LW in zip(found.of.models, all_MLW, strict=True):
-            shown[source].append([])
-            for layer, of_W in enumerate(of_LW):
-                cells_W = [tuple(map(seconds, (one.seconds, one.busiest_s, one.bound_s))) for one in of_W]
-                words = [
-                    f"{model}, layer {layer}, {way}: {a} from start to end, {b} of the busiest port, its bound {c}."
-                    for way, (a, b, c) in zip(WAYS, cells_W, strict=True)
-                ]
-                shown[source][-1].append([_gantt(each, one, len(gpus)) for each, one in zip(words, of_W, strict=True)])
-                rows += [
-                    (source, model, str(layer), way, *cells, str(len(one.src_X)))
-                    for way, cells, one in zip(WAYS, cells_W, of_W, strict=True)
-                ]
-    own_table = sheet(plan_table(found.of.plan, explain=True))
-    if not shown:
-        return Section("schedule", "Schedule", text, sheets=(own_table,), missing=found.of.without + " Or give a trace.")
-    choices = Selector("source", tuple(shown)), Selector("model", found.of.models), Selector("layer"), Selector("phase", WAYS)
+    """Returns the section on each port's transfers in the plan's orders, over the whole profile."""
+    text = (
+        "The chart shows the transfers of one all-to-all over time, as planned for the whole profile. Colours and numbers name "
+        "the other end of a transfer."
+    )
+    own_table, gpus = sheet(plan_table(found.of.plan, explain=True)), found.of.gpus
+    if not found.planned_MLW:
+        return Section("schedule", "Schedule", text, sheets=(own_table,), missing=found.of.without)
+    frames: list[list[list[Frame]]] = []
+    rows = []
+    for model, planned_LW in zip(found.of.models, found.planned_MLW, strict=True):
+        frames.append([])
+        for layer, planned_W in enumerate(planned_LW):
+            frames[-1].append([])
+            for phase, one in zip(EXCHANGES, planned_W, strict=True):
+                took, busiest, bound = map(seconds, (one.seconds, one.busiest_s, one.bound_s))
+                words = f"{model}, layer {layer}, {phase}: {took} from start to end, busiest port {busiest}, bound {bound}."
+                frames[-1][-1].append(_gantt(words, one, len(gpus)))
+                rows.append((model, str(layer), phase, took, busiest, bound, str(len(one.src_X))))
+    choices = Selector("model", found.of.models), Selector("layer"), Selector("phase", EXCHANGES)
     about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": [], **_machine(found, 1)}
-    heads = ("source", "model", "layer", "phase", "start to end", "busiest port", "bound", "transfers")
+    heads = ("model", "layer", "phase", "start to end", "busiest port", "bound", "transfers")
     tables = (Sheet("All-to-alls", heads, tuple(rows)), own_table)
-    chart = Chart("gantt", "spans", "Transfers by port", choices, list(shown.values()), about, tables)
+    chart = Chart("gantt", "spans", "Transfers by port", choices, frames, about, tables)
     return Section("schedule", "Schedule", text, (chart,))
-
-
-def _sources(found: ReportNumbers) -> Iterator[tuple[str, Sequence[Sequence[Sequence[TransferSpans]]]]]:
-    """Transfers to show: by source name, then by model, layer and phase."""
-    plan = found.of.plan
-    if found.planned_MLW:
-        yield "as planned, the whole profile", found.planned_MLW
-    for name, trace in found.of.traces:
-        yield (
-            f"{name}, step 0" + (f" of {trace.names_M[0]}" if len(trace.names_M) > len(plan.models) else ""),
-            [
-                [[traced(trace, number, 0, layer, way, plan.cluster) for way in WAYS] for layer in range(len(model.dispatch_L))]
-                for number, model in enumerate(plan.models)
-            ],
-        )
 
 
 def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:

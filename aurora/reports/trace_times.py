@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from aurora.advisor.sharing import step_times
 from aurora.errors import BadInput
-from aurora.planner.network.bounds import fluid_bound, nics_of
+from aurora.planner.network.bounds import nics_of
 from aurora.planner.network.switch import timed_steps
 from aurora.reports.formatting import distinct
-from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace
+from aurora.types import TRACE_PHASES, Cluster, Order, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
 from aurora.types.trace import COMPUTE_PHASES
 
@@ -55,18 +55,14 @@ class TransferSpans:
 
 
 def planned(order: Order, bytes_SGG: IntArray, cluster: Cluster) -> TransferSpans:
-    """Returns the predicted transfers of an order, with all ranks starting at the same time.
+    """Returns the predicted transfers of an order, with all ranks starting at the same time; adjacent pieces are merged.
 
     Args:
         order: the order of the all-to-all.
         bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
         cluster: the GPUs and their network.
     """
-    return whole(timed_steps(order, bytes_SGG, cluster.network))
-
-
-def whole(schedule: Schedule) -> TransferSpans:
-    """Returns a schedule's transfers; adjacent pieces of one transfer are merged."""
+    schedule = timed_steps(order, bytes_SGG, cluster.network)
     ranks = int(max(schedule.src_X.max(initial=0), schedule.dst_X.max(initial=0))) + 1
     pair_X = schedule.src_X * ranks + schedule.dst_X
     row_X, first, start_s, end_s = union(pair_X, schedule.start_s_X, schedule.end_s_X)
@@ -75,26 +71,6 @@ def whole(schedule: Schedule) -> TransferSpans:
     by_start = np.lexsort((dst, src, start_s))
     bound_s = max(schedule.fluid_bound_s, schedule.cut.bound_s if schedule.cut else 0.0)
     return TransferSpans(src[by_start], dst[by_start], size[by_start], start_s[by_start], end_s[by_start], bound_s)
-
-
-def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster: Cluster) -> TransferSpans:
-    """Returns the transfers of one all-to-all of a trace, by the senders' events; times count from its first transfer.
-
-    Args:
-        trace: a predicted or measured trace.
-        model, step, layer: index of the model, of the step and of the MoE layer.
-        phase: "dispatch" or "combine".
-        cluster: the GPUs, whose port rates determine the bound.
-    """
-    rows = trace.sent_X & (trace.model_X == model) & (trace.step_X == step) & (trace.layer_X == layer)
-    rows &= trace.phase_X == TRACE_PHASES.index(phase)
-    src_X, dst_X, bytes_X = trace.rank_X[rows], trace.peer_X[rows], trace.bytes_X[rows]
-    start_s_X, end_s_X = trace.start_s_X[rows], trace.end_s_X[rows]
-    began = start_s_X.min(initial=np.inf)
-    bytes_GG = np.zeros((len(cluster), len(cluster)), dtype=np.int64)
-    np.add.at(bytes_GG, (src_X, dst_X), bytes_X)
-    bound_s = fluid_bound(bytes_GG, cluster.network)
-    return TransferSpans(src_X, dst_X, bytes_X, start_s_X - began, end_s_X - began, bound_s)
 
 
 def union(key_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:

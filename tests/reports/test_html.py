@@ -133,7 +133,7 @@ def test_numbers_arrive_as_they_were(shown, together):
         busy_LG = flows.port_s_BLG[side] + flows.expert_s_BLG[side]
         shown_GL = columns[name].reshape(4, 3) * frame["scale"]
         assert np.allclose(shown_GL, (busy_LG / busy_LG.mean(axis=1, keepdims=True)).T, atol=frame["scale"])
-    frame = outline.numbers["gantt"]["frames"][0][1][2][0]
+    frame = outline.numbers["gantt"]["frames"][1][2][0]
     columns = unpacked(frame)
     assert np.array_equal(columns["track0"], there.src_X)
     assert np.array_equal(columns["track1"], there.dst_X)
