@@ -19,7 +19,7 @@ from aurora.io import load_cluster, shipped
 from aurora.planner.check.replicas import check_layout
 from aurora.planner.plan import layer_seconds, make_plan
 from aurora.planner.replication import bounds
-from aurora.planner.replication.registry import REPLICAS, place, slots_needed
+from aurora.planner.replication.registry import REPLICAS, place
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import GpuSlots, Plan, PlanOptions, Profile, SyntheticOptions
 
@@ -29,6 +29,20 @@ REPEATS = 5
 
 def zipf(experts: int, exponent: float) -> np.ndarray:
     return (1.0 + np.arange(experts)) ** -exponent * 1e4
+
+
+def slots_needed(load_E: np.ndarray, slots: GpuSlots, utilisation: float) -> tuple[int, int]:
+    """Returns how many slots on equal GPUs bring a layer to a target mean load / largest load.
+
+    Returns:
+        (a lower bound by counting slots; the smallest number at which `free-split` reaches it, with slots added evenly to all
+        GPUs).
+    """
+    most, wider = bounds.mean_load(load_E, slots) / utilisation, slots
+    while wider.slots_G.min() < len(load_E) and place(load_E, wider, "free-split").max_load_L[0] > most:
+        wider = GpuSlots(wider.slots_G + 1, slots.cost_G)
+    counted_E = np.minimum(np.ceil(load_E / most * (1 - bounds.SLACK)), slots.gpus)
+    return int(counted_E.sum()), int(wider.slots_G.sum())
 
 
 def rows(name: str, load_LE: np.ndarray, slots: GpuSlots) -> list[str]:

@@ -14,12 +14,12 @@ from aurora.types import Cluster, FailureDomains, GpuSlots
 from aurora.types.arrays import IntArray, square_bytes
 from aurora.types.options import OptionField
 
-TARGET = 0.95  # of mean / largest load, that --explain looks for slots for
+TARGET = 0.95  # mean / largest load that --survive adds slots for
 MOST_SPARE = 8  # slots per GPU more than the fewest that --survive tries, to balance loads
 FIXED = 256  # redundant experts that engines keep for failures, whatever the model; SGLang's elastic EP
 LOADS, FAILURES = "By load", "For failures of nodes"
-BY_LOAD, BY_FAILURES = ("gpus", "explain", "groups"), ("min_replicas", "alive", "racks", "rates")  # options of each
-BUT_SURVIVE = ("method", "replicas", "seed", "explain", "groups", "for_failures", *BY_FAILURES)
+BY_LOAD, BY_FAILURES = ("gpus", "groups"), ("min_replicas", "alive", "racks", "rates")  # options of each
+BUT_SURVIVE = ("method", "replicas", "seed", "groups", "for_failures", *BY_FAILURES)
 
 
 def place(
@@ -32,7 +32,6 @@ def place(
     seed: int = 0,
     gpus: Annotated[int | None, OptionField(panel=LOADS)] = None,
     groups: Annotated[int, OptionField(panel=LOADS)] = 1,
-    explain: Annotated[bool, OptionField(panel=LOADS)] = False,
     survive: Annotated[bool, OptionField(panel=FAILURES)] = False,
     failures: Annotated[int, OptionField(least=0, panel=FAILURES)] = 1,
     for_failures: Annotated[bool, OptionField(panel=FAILURES)] = False,
@@ -55,7 +54,6 @@ def place(
         seed: random seed of methods that draw.
         gpus: number of GPUs; default: one per node.
         groups: number of expert groups of equal size; eplb keeps each group on one node.
-        explain: show for each layer how many slots raise mean/max load to 0.95.
         survive: find the fewest slots with which any GPU, or with --nodes any node, may fail, and place experts in them.
         failures: with --survive: how many may fail at the same time.
         for_failures: maximise the probability that every expert survives failures.
@@ -66,9 +64,8 @@ def place(
     """
     from aurora.planner.check.replicas import check_layout, check_resilient
     from aurora.planner.replication.failure_resilient import DEFAULT, fewest_slots, place_to_survive
-    from aurora.planner.replication.registry import slots_needed
     from aurora.reports.json_objects import placement_json, survival_json
-    from aurora.reports.plan_tables import layout_table, slots_lines, survival_table, survive_lines
+    from aurora.reports.plan_tables import layout_table, survival_table, survive_lines
 
     chosen: dict[str, Any] = {"replicas": _numbers("--replicas", replicas, int), "seed": seed}
     chosen |= {} if method is None else {"method": method}
@@ -108,11 +105,7 @@ def place(
     load_LE = load_loads(loads)
     made = aurora.place(load_LE, have, **chosen)
     check_layout(made, load_LE, have)
-    needed = [slots_needed(load_E, have, TARGET, seed) for load_E in load_LE] if explain else []
-    found = placement_json(made)
-    for layer, (at_least, enough) in zip(found["layers"], needed, strict=False):
-        layer |= {"slots_at_least": at_least, "slots_enough": enough}
-    show(as_json, found, layout_table(made), *slots_lines(made, have, TARGET, needed))
+    show(as_json, placement_json(made), layout_table(made))
 
 
 def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:

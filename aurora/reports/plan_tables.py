@@ -13,7 +13,7 @@ from aurora.planner.placement.explain import LayerExplanation
 from aurora.planner.placement.objective import letters
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.formatting import DASH, Columns, distinct, percent, right, seconds, size, table_of, text
-from aurora.types import PHASES, Cluster, Cut, GpuSlots, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
+from aurora.types import PHASES, Cluster, Cut, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import FloatArray, IntArray, gap
 from aurora.types.placement import TINY
 from aurora.types.profile import CurvesByKind
@@ -213,25 +213,6 @@ def layout_table(layout: ReplicaPlacement) -> Table:
         )
     ]
     return table_of(columns, rows, title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
-
-
-def slots_lines(made: ReplicaPlacement, have: GpuSlots, target: float, needed: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Yields one line per layer on the slots that it needs to reach `target`.
-
-    Args:
-        made: the placement in the present slots.
-        have: the present slots.
-        target: mean load / largest load to be reached.
-        needed: for each layer, (lower bound on the needed slots, a sufficient number of slots); empty: no lines.
-    """
-    for layer, (fewest, enough) in enumerate(needed):
-        now, most = (
-            made.mean_load_L[layer] / value if value else 1.0 for value in (made.max_load_L[layer], made.bound_L[layer])
-        )
-        yield (
-            f"layer {layer}: mean/max {now:.3f} with {have.slots_G.sum()} slots, {most:.3f} at most; {target} takes at least "
-            f"{fewest} slots however load divides, and free-split reaches it with {enough} ({enough // have.gpus} a GPU)"
-        )
 
 
 def survive_lines(

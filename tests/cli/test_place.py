@@ -48,10 +48,10 @@ def test_npy_of_one_layer_and_nodes_of_one_gpu(aurora, tmp_path):
     assert layer["max_load"] == 3.5
 
 
-def test_the_table_and_the_explanation(aurora, csv):
-    code, out, _ = aurora("place", csv, "--gpus", 8, "--slots", 2, "--explain")
+def test_the_table(aurora, csv):
+    code, out, _ = aurora("place", csv, "--gpus", 8, "--slots", 2)
     assert code == 0
-    for text in ("196.667", "181.25", "0.95 takes at least", "16 (2 a GPU)"):
+    for text in ("196.667", "181.25"):
         assert text in out
 
 

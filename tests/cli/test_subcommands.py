@@ -140,7 +140,7 @@ LINES = {
     "train": "MIXTRAL --text TEXT --steps 2 --ranks 2 --batch 2 --length 16 --transport memory -o trained",
     "report": "p.json",
     "order": "m.csv",
-    "place": "loads.csv --gpus 2 --slots 2 --explain",
+    "place": "loads.csv --gpus 2 --slots 2",
     "export": "p.json --format eplb",
     "demo": "-o d",
     "doctor": "",

@@ -46,13 +46,6 @@ def least_largest(value_ER: FloatArray, spare: int) -> float:
     return max(on_all, float(-np.partition(-value_ER, spare, axis=None)[spare]))
 
 
-def slots_by_counting(load_E: FloatArray, slots: GpuSlots, most: float) -> int:
-    """Returns the smallest number of slots with which `by_counting` allows a largest load of `most` or less."""
-    speed_R = np.cumsum(np.sort(1 / slots.cost_G)[::-1])
-    need_E = np.searchsorted(speed_R, load_E / most * (1 - SLACK)) + 1 if most > 0 else np.ones(len(load_E))
-    return int(np.minimum(need_E, slots.gpus).sum())
-
-
 def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
     """Returns a lower bound on the largest load for given replica counts.
 

@@ -217,30 +217,6 @@ def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> P
     return Placement.of_slots(held_GP[None], _normalised(held_GP, part_GP, load_E)[None])
 
 
-def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: int = 0) -> tuple[int, int]:
-    """Returns how many slots bring one layer to a target utilisation (mean load divided by largest load).
-
-    Args:
-        load_E: (E,) float64, the loads.
-        slots: the GPUs, with the slots to start from.
-        utilisation: the target, in (0, 1].
-        seed: for the placements that are tried.
-
-    Returns:
-        (a lower bound by counting, below which no placement reaches the target; the smallest number at which `free-split`
-        reaches it, with slots added evenly to all GPUs).
-    """
-    load_E = load_E.copy()
-    most = bounds.mean_load(load_E, slots) / utilisation
-    wider = slots
-    while wider.slots_G.min() < len(load_E):
-        held_GP, split_GP = free_split(load_E, wider, None, np.random.default_rng(seed))
-        if _max_time(split_GP * load_E[held_GP], wider) <= most:
-            break
-        wider = GpuSlots(wider.slots_G + 1, slots.cost_G)
-    return bounds.slots_by_counting(load_E, slots, most), int(wider.slots_G.sum())
-
-
 @cache
 def warm_up(method: str) -> None:
     """Compiles the code of `method`, a name of REPLICAS, now rather than in its first placement; numba caches it on disk."""
