@@ -16,7 +16,7 @@ from aurora.errors import BadInput
 from aurora.planner.network.bounds import nics_of
 from aurora.planner.network.switch import timed_steps
 from aurora.reports.formatting import distinct
-from aurora.types import TRACE_PHASES, Cluster, Order, Trace
+from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
 from aurora.types.trace import COMPUTE_PHASES
 
@@ -55,14 +55,18 @@ class TransferSpans:
 
 
 def planned(order: Order, bytes_SGG: IntArray, cluster: Cluster) -> TransferSpans:
-    """Returns the predicted transfers of an order, with all ranks starting at the same time; adjacent pieces are merged.
+    """Returns the predicted transfers of an order, with all ranks starting at the same time.
 
     Args:
         order: the order of the all-to-all.
         bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
         cluster: the GPUs and their network.
     """
-    schedule = timed_steps(order, bytes_SGG, cluster.network)
+    return whole(timed_steps(order, bytes_SGG, cluster.network))
+
+
+def whole(schedule: Schedule) -> TransferSpans:
+    """Returns a schedule's transfers; adjacent pieces of one transfer are merged."""
     ranks = int(max(schedule.src_X.max(initial=0), schedule.dst_X.max(initial=0))) + 1
     pair_X = schedule.src_X * ranks + schedule.dst_X
     row_X, first, start_s, end_s = union(pair_X, schedule.start_s_X, schedule.end_s_X)

@@ -12,7 +12,7 @@ import typer.main
 
 import aurora as library
 from aurora.advisor.sweep import Setting
-from aurora.cli import choices, demo, main
+from aurora.cli import demo, main, options
 from aurora.cli.options import documented, is_further
 from aurora.io import save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS
@@ -66,12 +66,12 @@ def test_every_subcommand_has_json_and_a_section_of_the_page():
 
 def test_few_options_and_only_registered_placeholders():
     for name, command in commands():
-        options = [param for param in command.params if param.opts[0].startswith("-")]
-        assert sum(not is_further(param) for param in options) <= 13, name  # and --help
+        flags = [param for param in command.params if param.opts[0].startswith("-")]
+        assert sum(not is_further(param) for param in flags) <= 13, name  # and --help
         for param in command.params:
-            assert set(re.findall(r"\{(\w+)\}", param.help or "")) <= set(choices.CHOICES)
-    for kind in choices.CHOICES:
-        assert choices.names(kind)
+            assert set(re.findall(r"\{(\w+)\}", param.help or "")) <= set(options.CHOICES)
+    for kind in options.CHOICES:
+        assert options.names(kind)
 
 
 @pytest.mark.parametrize(
@@ -229,14 +229,14 @@ def test_other_names_come_from_their_registries(aurora, monkeypatch):
         assert name in aurora(subcommand, "--help-all")[1]
     printed = aurora("sweep", "--help")[1]
     assert all(field.name in printed for field in fields(Setting))
-    assert choices.completed("order")("openshop") == ["openshop", "openshop-best"]
-    assert choices.completed(one_of=("gloo", "nccl"))("n") == ["nccl"]
+    assert options.completed("order")("openshop") == ["openshop", "openshop-best"]
+    assert options.completed(one_of=("gloo", "nccl"))("n") == ["nccl"]
 
 
 def test_help_lists_auto_where_it_is_the_default():
     auto = [(name, param) for name, command in commands() for param in command.params if param.default == "auto"]
     assert {"aim", "objective", "place", "time_slice"} <= {param.name for _, param in auto}
-    assert [(name, param.name) for name, param in auto if "auto" not in choices.filled(param.help)] == []
+    assert [(name, param.name) for name, param in auto if "auto" not in options.filled(param.help)] == []
 
 
 @pytest.mark.parametrize("retired", main.RETIRED)

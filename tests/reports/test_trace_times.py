@@ -27,7 +27,6 @@ from aurora.reports.trace_times import (
     phase_seconds,
     planned,
     summarise,
-    traced,
     union,
     whole,
 )
@@ -202,15 +201,6 @@ def test_planned_transfers_carry_all_bytes_and_end_with_the_schedule(bytes_GG, m
     np.add.at(carried, (found.src_X, found.dst_X), found.bytes_X)
     assert np.array_equal(carried, bytes_GG)
     assert found.seconds == timed(order, bytes_GG, ports.network).makespan_s
-
-
-def test_a_trace_shows_what_the_plan_sends(alone):
-    (_, trace), _ = alone.traces
-    found = traced(trace, 0, 1, 1, "combine", alone.plan.cluster)
-    rows = trace.sent_X & (trace.step_X == 1) & (trace.layer_X == 1) & (trace.phase_X == 4)
-    assert found.bytes_X.sum() == trace.bytes_X[rows].sum() > 0
-    assert found.start_s_X.min() == 0
-    assert found.bound_s <= found.seconds * (1 + 1e-9)
 
 
 spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(1, 8)), max_size=25)
