@@ -113,7 +113,7 @@ def _compare_ways(
         seed: for the draws.
     """
     from aurora.advisor.sweep import BANDWIDTHS, BATCHES, SKEWS, compare_over_grid
-    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, summary_table
+    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables
     from aurora.reports.json_objects import cell_json
 
     machines = load_cluster(cluster)
@@ -135,4 +135,4 @@ def _compare_ways(
         "over the same requests one after the other; three models are compared with three. Of ways within 2 % the simplest "
         "is named."
     )
-    return found, [title, *map_tables(cells), LEGEND, summary_table(cells), *left_out_lines(cells)]
+    return found, [title, *map_tables(cells), LEGEND, *left_out_lines(cells)]

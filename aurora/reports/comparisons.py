@@ -6,9 +6,9 @@ from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.served_ways import WITH_REPLICAS, WITHOUT_REPLICAS, WaysOfServing
-from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
+from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED
 from aurora.advisor.sweep import GridCell, Point
-from aurora.reports.formatting import DASH, Columns, percent, right, seconds, size, speedup, table_of, text
+from aurora.reports.formatting import DASH, Columns, percent, right, seconds, size, table_of, text
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
 from aurora.types.arrays import gap
 
@@ -34,31 +34,6 @@ def map_tables(cells: Sequence[GridCell]) -> Iterator[Table]:
             won = (cell.compared.winner for cell in own if cell.bandwidth == bandwidth)
             table.add_row(f"x {bandwidth:g}", *(f"{LETTERS[one.way]} {one.gain:.2f}" for one in won))
         yield table
-
-
-def summary_table(cells: Sequence[GridCell]) -> Table:
-    """Returns a table of the ways of sharing GPUs: number of cells won or tied, and least, median and largest gain."""
-    from statistics import median
-
-    from aurora.advisor.sharing import winners
-
-    table = Table(
-        Column("way", min_width=max(map(len, " ".join(WAYS).split()))),
-        *right("wins", "or as fast", "least\ngain", "median", "most"),
-        Column("utilisation, median", justify="right", min_width=len("utilisation,")),
-        title="over all cells",
-    )
-    for way in WAYS:
-        found = [outcome for cell in cells for outcome in cell.compared.outcomes if outcome.way == way]
-        if not found:
-            table.add_row(way, *["0"] * 2, *[DASH] * 4)
-            continue
-        gains = [outcome.gain for outcome in found]
-        wins = sum(cell.compared.winner.way == way for cell in cells)
-        ties = sum(way in winners(cell.compared.gains) for cell in cells)
-        of_gains = (speedup(gain, 1.0) for gain in (min(gains), median(gains), max(gains)))
-        table.add_row(way, str(wins), str(ties), *of_gains, percent(median(outcome.utilisation for outcome in found)))
-    return table
 
 
 def left_out_lines(cells: Sequence[GridCell]) -> list[str]:
