@@ -43,10 +43,10 @@ def recommend(
     from aurora.advisor.engines import SERVING_ENGINES
     from aurora.advisor.engines.trtllm import OPTIONS
     from aurora.advisor.recommend import cluster_of, save_recommendation, with_datasheet_curves
-    from aurora.advisor.two_models import recommend_for_two
+    from aurora.advisor.two_models import recommend_for_two, takes_turns
     from aurora.reports.advice import recommendation_lines, two_models_advice
     from aurora.reports.comparisons import balancing_costs, recommendation_table
-    from aurora.reports.json_objects import recommendation_json
+    from aurora.reports.json_objects import fields_json, recommendation_json
 
     if (not gpus) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
@@ -77,11 +77,15 @@ def recommend(
             machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load, nic_Bps=nic_Bps,
             per_server=per_server, progress=progress,
         )  # fmt: skip
+        sharing = None
+        if not found.drawn and (found.served is None or takes_turns(engine, found.cluster)):
+            sharing = recommend_for_two(found.cluster, engine, [found.profile] * 2, progress)
     command = save_recommendation(found, output, served_model(models[0]) if models else "MODEL")
     show(
         as_json,
         {
             **recommendation_json(found),
+            "sharing": sharing and {"advice": two_models_advice(sharing), **fields_json(sharing.compared, "batch gains")},
             "output": output if command else None,
             "launch": command,
         },
@@ -89,5 +93,6 @@ def recommend(
         None if found.drawn or found.served is None else balancing_costs(found.served),
         *([f"config: {said}"] if (said := found.profile.provenance.get("config")) else []),
         *recommendation_lines(found),
+        None if sharing is None else f"A second model like it on these GPUs: {two_models_advice(sharing)}",
         *([f"wrote {output}", f"start the engine with:\n{command}"] if command else []),
     )

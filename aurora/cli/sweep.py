@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 SHAPE, CLUSTER, WAYS_CLUSTER = "mixtral-topics", Path("paper-equal-8"), Path("demo-4")
 COMPARED = "With --ways"
+FILE_WIDTH = 160  # characters
 OF_WAYS = ("profile", "batch", "bandwidth", "skew", "steps")  # options that go with --ways
 
-Swept = tuple[dict[str, Any], list["RenderableType"]]  # in JSON, and as tables
+Swept = tuple[dict[str, Any], list["RenderableType"], list["RenderableType"]]  # in JSON, as tables, and those of the file
 
 
 def sweep(
@@ -71,13 +72,13 @@ def sweep(
     if output is not None:
         check_folder(output, f"{name}.json", f"{name}.txt")
     if ways:
-        found, shown = _compare_ways(cluster or WAYS_CLUSTER, profile or [], (batch, bandwidth, skew), steps, seed)
+        found, shown, more = _compare_ways(cluster or WAYS_CLUSTER, profile or [], (batch, bandwidth, skew), steps, seed)
     else:
-        found, shown = _sweep(cluster or CLUSTER, shape or SHAPE, grid or [], seed)
+        found, shown, more = _sweep(cluster or CLUSTER, shape or SHAPE, grid or [], seed)
     if output is not None:
         make_folder(output)
         write_text(output / f"{name}.json", json_text(found, indent=1) + "\n")
-        write_text(output / f"{name}.txt", as_text(shown))
+        write_text(output / f"{name}.txt", as_text([*shown, *more], FILE_WIDTH))
         shown.append(f"wrote {output / name}.txt and {name}.json")
     show(as_json, {"output": output, **found}, *shown)
 
@@ -93,7 +94,7 @@ def _sweep(cluster: Path, shape: str | Path, grid: list[str], seed: int) -> Swep
     with progress_bars() as progress:
         points = swept(machines, config, axes, seed, progress)
     found = {"cluster": machines.name, "seed": seed, "points": [point.as_json() for point in points]}
-    return found, [speedups_table(points, [key for key, _ in axes])]
+    return found, [speedups_table(points, [key for key, _ in axes])], []
 
 
 def _compare_ways(
@@ -113,7 +114,7 @@ def _compare_ways(
         seed: for the draws.
     """
     from aurora.advisor.sweep import BANDWIDTHS, BATCHES, SKEWS, compare_over_grid
-    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables
+    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, ways_table
     from aurora.reports.json_objects import cell_json
 
     machines = load_cluster(cluster)
@@ -135,4 +136,4 @@ def _compare_ways(
         "over the same requests one after the other; three models are compared with three. Of ways within 2 % the simplest "
         "is named."
     )
-    return found, [title, *map_tables(cells), LEGEND, *left_out_lines(cells)]
+    return found, [title, *map_tables(cells), LEGEND, *left_out_lines(cells)], [ways_table(cells)]

@@ -8,7 +8,18 @@ from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation, installs
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
-from aurora.advisor.sharing import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, ApartSeconds
+from aurora.advisor.sharing import (
+    BY_EXCHANGE,
+    BY_LAYER,
+    HALVES,
+    IN_SEQUENCE,
+    MICRO_BATCHES,
+    THREE_MODELS,
+    TIME_SLICED,
+    WORTH,
+    ApartSeconds,
+    WaysCompared,
+)
 from aurora.advisor.two_models import TwoModels, takes_turns
 from aurora.planner.simulated_choice import TIE
 from aurora.reports.formatting import percent, seconds, size
@@ -151,9 +162,11 @@ def _time(found: ReportNumbers) -> Iterator[str]:
     network, compute = (took_s / max(one.seconds, 1e-30) for took_s in (one.exchanging_s, one.computing_s))
     what = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
     busiest = max(network, compute)
-    if busiest < FULL and not found.of.plan.colocated:
+    if busiest < FULL and not found.of.plan.colocated and found.sharing is not None:
+        yield f"{sharing_advice(found.sharing)} Now {what}."
+    elif busiest < FULL and not found.of.plan.colocated and not found.of.profiles:
         most = f" sharing is worth at most {1 / max(busiest, 1e-3):.1f} times the throughput," if busiest > MOST else ""
-        yield f"aurora sweep --ways tells whether to share these GPUs with a second model:{most} {what}."
+        yield f"Pass --profile to learn whether to share these GPUs with a second model:{most} {what}."
     elif busiest > MOST:
         yield f"Faster {'ports' if network > compute else 'GPUs'} would help most: {what}."
     else:
@@ -188,6 +201,28 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
     return f"Sharing is worth {apart_s / max(summary.seconds, 1e-30):.2f}x here: {took}; {why}."
 
 
+def sharing_advice(compared: WaysCompared) -> str:
+    """Returns a sentence that recommends the way of sharing GPUs with the largest gain, or not to share if none gains.
+
+    Args:
+        compared: simulated ways of using the GPUs for one model or for several copies of it.
+    """
+    gains = {way: round(gain, 2) for way, gain in compared.gains.items()}
+    two = max((BY_EXCHANGE, BY_LAYER), key=lambda way: gains.get(way, 0.0))
+    ways = {  # each as advice, and as another way
+        MICRO_BATCHES: ("Cut each step into two micro-batches that overlap", "two micro-batches of this model alone"),
+        HALVES: ("Serve a copy of this model on each half of the GPUs", "a copy on each half of the GPUs"),
+        two: (f"Share these GPUs with a second model, {two}", f"a second model, {two},"),
+        THREE_MODELS: ("Share these GPUs between three models", "three models"),
+    }
+    known = sorted((way for way in ways if way in gains), key=gains.__getitem__, reverse=True)
+    told = [f"{ways[way][1]} {gains[way]:.2f}x" for way in known] + ["memory does not hold a second copy"] * (two not in gains)
+    at = f"the throughput of one after the other with {compared.batch} tokens of a rank in a step (simulated)"
+    if not known or gains[known[0]] < WORTH:
+        return f"Leave the GPUs to this model. In parts of {at}: {'; '.join(told)}."
+    return "; ".join([f"{ways[known[0]][0]}: {gains[known[0]]:.2f}x {at}", *told[1:]]) + "."
+
+
 def two_models_advice(found: TwoModels) -> str:
     """Returns a sentence that recommends how an engine should serve two models on given GPUs, with the gain of each way."""
     gains = {way: gain for way, gain in found.compared.gains.items() if way not in (IN_SEQUENCE, found.way)}
@@ -198,6 +233,8 @@ def two_models_advice(found: TwoModels) -> str:
     if found.drawn:
         return f"No recommendation: traffic is drawn. In parts of {at}{others}."
     if found.way is None:
+        if not gains:
+            return f"Serve one model after the other: {next(iter(found.compared.left_out.values()))}."
         return f"Serve one model after the other: nothing brings {WORTH:.2f}x {at}{others}.{turns}"
     first = f"Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin {NO_GRAPHS}"
     if found.way == HALVES:

@@ -36,6 +36,26 @@ def map_tables(cells: Sequence[GridCell]) -> Iterator[Table]:
         yield table
 
 
+def ways_table(cells: Sequence[GridCell]) -> Table:
+    """Returns a table of all cells of a grid and all ways of sharing GPUs."""
+    columns: Columns = {
+        **dict.fromkeys(("skew", "bandwidth", "batch"), "{:g}".format),
+        "way": text,
+        "gain": "{:.3f}".format,
+        "tokens/s": "{:,.0f}".format,
+        "TPOT p50 / p99, by model": text,
+        "utilisation": percent,
+        "": text,
+    }
+    rows = []
+    for cell in cells:
+        for way in cell.compared.outcomes:
+            tpot = ", ".join(f"{seconds(median_s)} / {seconds(slow_s)}" for median_s, slow_s in way.tpot_s_M)
+            figures = (way.way, way.gain, way.tokens_per_s, tpot, way.utilisation, way.how)
+            rows.append((cell.skew, cell.bandwidth, cell.batch, *figures))
+    return table_of(columns, rows, title="all ways")
+
+
 def left_out_lines(cells: Sequence[GridCell]) -> list[str]:
     """Returns one line per way of sharing GPUs that is impossible in some cell, with the reason."""
     reasons = dict.fromkeys(reason for cell in cells for reason in cell.compared.left_out.items())

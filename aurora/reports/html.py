@@ -30,6 +30,8 @@ from aurora.reports.sections import (
 )
 from aurora.reports.trace_times import TIMED_PHASES
 
+STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a decode step (time per output token)"}
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -71,7 +73,8 @@ def _worth(found: ReportNumbers) -> Iterator[Tile]:
             if before
             else f"{served.name}, {served.steps} {'step' if served.steps == 1 else 'steps'}"
         )
-        yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{part}")
+        stages = "".join(f"; {STAGE_NAMES[stage]} {seconds(value)}" for stage, value in served.stage_s.items())
+        yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{stages}{part}")
     if both is None:
         yield Tile("Speed-up", DASH, found.of.without)
     else:

@@ -1,11 +1,13 @@
 """Numbers for a report's charts, computed on first use: traffic, loads, runs, speed-ups."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from aurora.advisor.sharing import ApartSeconds, apart_seconds
+from aurora.advisor.sharing import TIME_SLICED, WAYS, ApartSeconds, WaysCompared, apart_seconds, compare_ways
+from aurora.errors import InfeasiblePlan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.network.bounds import nics_of, port_seconds, spread, spread_split
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
@@ -22,6 +24,7 @@ from aurora.reports.trace_times import (
     bars,
     compare,
     planned,
+    span_s,
     summarise,
 )
 from aurora.simulator.interpreter import simulate_plan
@@ -118,6 +121,7 @@ def skew(value_G: FloatArray) -> float:
     return gap(float(value_G.max()), float(value_G.mean()))
 
 
+ADVISED = tuple(way for way in WAYS if way != TIME_SLICED)  # of sharing the GPUs of one model
 SAME = 0.01  # bytes that differ less are of the same traffic
 ALIKE = 3.0  # factor up to which dispatched bytes differ between traffic of which times can be compared: numbers' widths do too
 
@@ -133,6 +137,7 @@ class Serving:
         steps: number of steps; concurrent steps of several models count once.
         tokens: tokens of all steps, of all models; None if unknown.
         exact: True: `tokens` are those of the profiles; False: they are estimated from the bytes that were sent.
+        stage_s: by stage ("prefill", "decode"), mean seconds from a step's first event to its last; empty if unknown.
     """
 
     by: str
@@ -141,6 +146,7 @@ class Serving:
     steps: int
     tokens: float | None
     exact: bool = True
+    stage_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step_s(self) -> float:
@@ -197,6 +203,21 @@ class ReportNumbers:
         return tuple(found)
 
     @cached_property
+    def sharing(self) -> WaysCompared | None:
+        """Simulated gains of sharing the GPUs with copies of the model, or of micro-batches, for a plan of one model.
+
+        None for other plans, without profiles, and if some GPU's memory cannot hold an equal share of the experts.
+        """
+        if self.of.plan.colocated or not self.of.profiles:
+            return None
+        profile = self.of.profiles[0]
+        batch = max(1, round(tokens_of(profile) / profile.windows / profile.sources))
+        try:
+            return compare_ways(self.of.plan.cluster, [profile], batch, steps=2, ways=ADVISED, progress=self.progress)
+        except InfeasiblePlan:
+            return None
+
+    @cached_property
     def shared(self) -> tuple[Summary, ApartSeconds] | None:
         """Simulation of models that share the GPUs: (summary at the same time, seconds one after the other).
 
@@ -250,7 +271,7 @@ class ReportNumbers:
         for kind in ("measured", "predicted"):
             runs, baseline = [run for run in self._runs if run.by == kind], self.of.baseline
             if runs and kind in baseline.seconds:
-                runs.insert(0, replace(runs[-1], name=baseline.name, seconds=baseline.seconds[kind]))
+                runs.insert(0, replace(runs[-1], name=baseline.name, seconds=baseline.seconds[kind], stage_s={}))
             if len(runs) > 1:
                 return replace(runs[0], tokens=runs[-1].tokens, exact=runs[-1].exact), runs[-1]
         return self._ways
@@ -284,8 +305,12 @@ class ReportNumbers:
             part = _dispatched_bytes(trace, of_model) / planned_bytes if planned_bytes else 1.0
             same = abs(part - 1) < SAME
             tokens, exact = tokens + tokens_of(profile) * (1.0 if same else part), exact and same
-        steps = len(np.unique(trace.step_X))
-        return Serving(trace.kind, name, trace.seconds, steps, tokens if self.traffic_M else None, exact)
+        steps = np.unique(trace.step_X).tolist()
+        stage_s = {}
+        if exact and len(self.of.profiles) == 1 and (stage_T := self.of.profiles[0].stage_T) and len(stage_T) == len(steps):
+            pairs = [(stage, span_s(trace, trace.step_X == step)) for stage, step in zip(stage_T, steps, strict=True)]
+            stage_s = {stage: float(np.mean([s for its, s in pairs if its == stage])) for stage in dict.fromkeys(stage_T)}
+        return Serving(trace.kind, name, trace.seconds, len(steps), tokens if self.traffic_M else None, exact, stage_s)
 
     @property
     def predicted(self) -> int | None:

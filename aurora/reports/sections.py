@@ -25,7 +25,7 @@ def experts_section(found: ReportNumbers) -> Section:
         " to the mean of the layer. A balanced layer has one colour."
     )
     if not found.traffic_M:
-        return Section("experts", "Experts and layers", text, missing=found.of.without)
+        return Section("experts", "Load per expert and GPU", text, missing=found.of.without)
     frames, rows = [], []
     for model, flows, profile in zip(found.of.models, found.traffic_M, found.of.profiles, strict=False):
         parts = relative_loads(flows, profile)
@@ -50,7 +50,7 @@ def experts_section(found: ReportNumbers) -> Section:
     tables = (Sheet("Largest loads by layer, relative to the mean", heads, tuple(rows)),)
     models = Selector("model", found.of.models)
     chart = Chart("expert-map", "heat", "Load by expert and layer", (models,), frames, about, tables)
-    return Section("experts", "Experts and layers", text, (chart,))
+    return Section("experts", "Load per expert and GPU", text, (chart,))
 
 
 def traffic_section(found: ReportNumbers) -> Section:

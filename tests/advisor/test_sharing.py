@@ -14,7 +14,10 @@ from aurora.advisor.sharing import (
     MICRO_BATCHES,
     THREE_MODELS,
     TIME_SLICED,
+    WAYS,
     ApartSeconds,
+    WayOutcome,
+    WaysCompared,
     apart_seconds,
     compare_ways,
     one_after_the_other,
@@ -23,8 +26,10 @@ from aurora.advisor.sharing import (
 )
 from aurora.advisor.sweep import compare_over_grid
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.plan import price
-from aurora.reports.advice import sharing_line
+from aurora.planner.plan import make_plan, price
+from aurora.reports.advice import sharing_advice, sharing_line
+from aurora.reports.numbers import ReportNumbers
+from aurora.reports.report import ReportInputs
 from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Curve, Gpu, Placement, Profile, TraceRecorder
@@ -143,6 +148,49 @@ def test_bad_comparisons():
         compare_ways(two_gpus(), [both_experts()], BATCH, ways=("together",))
     with pytest.raises(BadInput, match="2 source ranks"):
         compare_ways(Cluster("one", two_gpus().gpus[:1]), [both_experts()], BATCH)
+
+
+def compared(**gains):
+    """Ways with these gains, by their names with _ for spaces and dashes."""
+    named = {way: gain for way in WAYS for name, gain in gains.items() if way.replace(" ", "_").replace("-", "_") == name}
+    return WaysCompared(64, tuple(WayOutcome(way, 1.0, gain, 1.0, (), 0.5) for way, gain in named.items()), {})
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        (
+            {"micro_batches": 1.01, "by_exchange": 1.0, "by_layer": 1.02, "three_models": 1.03},
+            "Leave the GPUs .* with 64 tokens .*: three models 1.03x; a second model, by layer, 1.02x; two micro",
+        ),
+        ({"micro_batches": 1.26, "by_exchange": 1.2, "by_layer": 1.3}, "second model, by layer: 1.30x .* alone 1.26x"),
+        (
+            {"micro_batches": 1.4, "by_exchange": 1.3, "by_layer": 1.399},
+            "Cut each step .* 1.40x .*; a second model, by layer, 1.40x",
+        ),
+        ({"micro_batches": 1.4}, "Cut each step .* memory does not hold a second"),
+        ({"micro_batches": 1.0}, "Leave .* memory does not hold a second"),
+        ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.6, "three_models": 1.5}, "second model, by layer: 1.60x"),
+        ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.2}, "second model, by exchange: 1.30x .*; two micro"),
+        ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.4, "three_models": 1.7}, "three models: 1.70x"),
+        (
+            {"halves_of_the_GPUs": 1.9, "micro_batches": 1.1, "by_exchange": 1.3},
+            "a copy of this model on each half of the GPUs: 1.90x .*; two micro-batches of this model alone 1.10x",
+        ),
+        (
+            {"halves_of_the_GPUs": 0.9, "micro_batches": 1.0, "by_layer": 1.0},
+            "Leave .*: two micro-batches of this model alone 1.00x; .* on each half of the GPUs 0.90x",
+        ),
+    ],
+)
+def test_advice_follows_the_gains(gains, said):
+    assert re.search(said, sharing_advice(compared(one_after_the_other=1.0, **gains)))
+
+
+def test_sharing_is_compared_at_the_profiles_own_batch():
+    found = ReportNumbers(ReportInputs(make_plan(two_gpus(), [both_experts()]), (), (both_experts(),))).sharing
+    assert found.batch == BATCH
+    assert "a copy of this model on each half" in sharing_advice(found)
 
 
 def test_mixed_gpus_are_split_so_that_the_slower_half_has_less_to_do():

@@ -55,7 +55,7 @@ def test_drawn_traffic_advises_nothing_and_writes_nothing(aurora, tmp_path):
     assert not [word for word in ("Serve with", "Serve by", "Share these", "Cut each", "start the engine") if word in told]
     assert list(tmp_path.iterdir()) == []
     found = json.loads(aurora(*line, "--json")[1])
-    assert (found["recommendation"], found["drawn"], found["launch"]) == (None, True, None)
+    assert (found["recommendation"], found["drawn"], found["launch"], found["sharing"]) == (None, True, None, None)
 
 
 def test_two_models_split_four_gpus_or_share_them(aurora, tmp_path):

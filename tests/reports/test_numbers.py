@@ -61,6 +61,18 @@ def test_without_runs_it_is_the_objective_and_without_traffic_nothing(alone):
     assert ReportNumbers(ReportInputs(alone.plan)).serving is None
 
 
+def test_stages_have_steps_of_their_own(alone):
+    profile = replace(alone.profiles[0], stage_T=("prefill", "decode"))
+    found = ReportNumbers(replace(alone, profiles=(profile,), traces=alone.traces[:1]))
+    trace = alone.traces[0][1]
+    for step, stage in enumerate(("prefill", "decode")):
+        rows = trace.step_X == step
+        assert found.serving.stage_s[stage] == pytest.approx(trace.end_s_X[rows].max() - trace.start_s_X[rows].min())
+    assert "time to first token" in tiles(found)[1].note
+    other = replace(found.of, traces=(("o.npz", replace(trace, bytes_X=trace.bytes_X * 2)),))
+    assert not ReportNumbers(other).serving.stage_s
+
+
 def test_times_of_other_traffic_are_not_compared(alone):
     plan, ((name, predicted), (other, measured)) = alone.plan, alone.traces
     assert ReportNumbers(alone).why_incomparable is None
