@@ -93,8 +93,8 @@ def _placement(found: ReportNumbers) -> Iterator[str]:
     if saved <= SLACK:
         shorter = f"no placement is more than {percent(saved)} shorter on the traffic that was planned for"
         yield f"Moving experts has no more to give: {shorter}."
-    else:
-        yield f"Placements may have more to give: {gap_line(plan)}."
+        return
+    yield f"Placements may have more to give: {gap_line(plan)}."
     if plan.slot_gain is not None and plan.slot_gain > LEAST:
         slots = max(len(held) for layer in plan.models[0].placement.slots_LG for held in layer) + 1
         yield f"Try aurora plan --slots-per-gpu {slots}: in the simulator a step takes {percent(plan.slot_gain)} less time."
