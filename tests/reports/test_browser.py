@@ -144,7 +144,7 @@ def test_a_choice_moves_all_charts_that_offer_it(opened):
 
 def test_the_view_as_text(opened):
     tab = opened(viewport={"width": 1200, "height": 800})
-    for name, rows in (("traffic-map", 12), ("port-loads", 3), ("gantt", 1)):
+    for name, rows in (("traffic-map", 12), ("port-loads", 2), ("gantt", 1)):
         figure, _ = chart(tab, name)
         figure.locator("summary").click()
         tab.wait_for_selector(f"[data-chart={name}] .view tbody tr")
