@@ -234,7 +234,8 @@ def two_models_advice(found: TwoModels) -> str:
         return f"No recommendation: traffic is drawn. In parts of {at}{others}."
     if found.way is None:
         if not gains:
-            return f"Serve one model after the other: {next(iter(found.compared.left_out.values()))}."
+            why = next(iter(found.compared.left_out.values()), "the engine has no way of sharing these GPUs")
+            return f"Serve one model after the other: {why}.{turns}"
         return f"Serve one model after the other: nothing brings {WORTH:.2f}x {at}{others}.{turns}"
     first = f"Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin {NO_GRAPHS}"
     if found.way == HALVES:
