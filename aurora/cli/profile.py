@@ -1,11 +1,8 @@
 """aurora profile, synthetic and record: a model and text, a model's shape, or a running vLLM server -> a profile."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
-
-import typer
 
 import aurora
 from aurora.cli.inputs import check_model, check_output
@@ -29,29 +26,21 @@ def profile(
 ) -> None:
     """Count which experts the tokens choose, and measure the times of router, experts and weighted sum on this machine.
 
-    Ctrl-C leaves a valid partial profile beside the output. After a crash the partial profile lacks at most the last minute.
-    The same command continues from it.
+    Ctrl-C ends the counting; the profile of what was counted until then is written.
 
     Args:
         model: folder of a transformers MoE model, or its name in the local hub cache.
         more_text: further text files.
         text: UTF-8 text, .jsonl chats or prompts, or .npy token ids; repeat it, or list several files.
-        output: the profile to write; NAME.partial.npz if interrupted.
+        output: the profile to write.
     """
-    check_output(output=output)  # before other names are made of it
-    chosen, partial = options(), output.with_suffix(".partial.npz")
-    check_output(output=output, partial=partial)
+    check_output(output=output)
+    chosen = options()
     check_model(model)
     need("torch", "transformers")
-
-    try:
-        with progress_bars() as progress:
-            made = aurora.profile(model, [*(text or []), *(more_text or [])], chosen, partial=partial, progress=progress)
-    except KeyboardInterrupt as stop:
-        print(f"aurora: interrupted: {str(stop) or 'nothing is kept'}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with progress_bars() as progress:
+        made = aurora.profile(model, [*(text or []), *(more_text or [])], chosen, progress=progress)
     save(made, output)
-    partial.unlink(missing_ok=True)
     shown_profile(made, output, layers, as_json, chosen.seed)
 
 
@@ -111,7 +100,8 @@ def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed
     from aurora.reports.json_objects import profile_json
     from aurora.reports.plan_tables import profile_table
 
-    remarks = [f"{about}: {made.provenance[about]}" for about in ("config", "left out") if about in made.provenance]
+    told = ("config", "left out", "interrupted")
+    remarks = [f"{about}: {made.provenance[about]}" for about in told if about in made.provenance]
     table = profile_table(made, contiguous_load_intervals(made, seed), None if layers else WORST)
     show(
         as_json, {"output": output, **profile_json(made)}, table, made.provenance.get("precision"), *remarks, f"wrote {output}"

@@ -1,16 +1,14 @@
-"""Profiles a model: counts its routing on text, and times its phases on this machine. An interrupted count can be continued.
+"""Profiles a model: counts its routing on text, and times its phases on this machine.
 
 Hooks record the choices of each forward pass. A round serves one batch of prompts per source rank; rounds form windows.
 """
 
 import datetime
-import hashlib
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io import load_profile, save
 from aurora.io.prompts import check_corpus
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel, load_model
@@ -143,16 +140,6 @@ class RoutingCounts:
     prompts: int = 0  # how many prompts were served
     kept: tuple[Kept, ...] = ()  # each token's experts, pass by pass; empty if they are not recorded
 
-    @classmethod
-    def of(cls, profile: Profile, prompts: int) -> Self:
-        """Returns the counts of a partial profile, made from `prompts` prompts, to continue counting."""
-        assert profile.stage_T is not None
-        kept: tuple[Kept, ...] = ()
-        if (routing := profile.routing) is not None:
-            assert routing.sequence_U is not None
-            kept = ((routing.experts_ULK, routing.source_U, routing.window_U, routing.sequence_U),)
-        return cls(tuple(profile.tokens_TLSE), profile.stage_T, prompts, kept)
-
     @property
     def rounds(self) -> int:
         """The number of prefill windows: one per round unless windows have a given size."""
@@ -208,26 +195,19 @@ def _open_window(windows: list[IntArray], stages: list[str], stage: str, window:
 
 CHECK_AGAIN = 1.1  # precision is checked again after this many times the rounds of the last check
 
-SAVE_S = 60.0  # from one saving of the counts to the next
-
 
 def profile_model(
-    model: str | Path,
-    text: Sequence[str | Path],
-    options: ProfileOptions = ProfileOptions(),
-    progress: Progress = untold,
-    partial: str | Path | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    model: str | Path, text: Sequence[str | Path], options: ProfileOptions = ProfileOptions(), progress: Progress = untold
 ) -> Profile:
     """Counts how a model routes tokens, and times its gate, experts and aggregation on this machine.
+
+    A KeyboardInterrupt ends the counting: the profile then has the rounds that were complete.
 
     Args:
         model: the folder of a transformers MoE model.
         text: files of text, prompts or chats (.txt, .jsonl) that the model serves.
         options: number of source ranks, length of prompts, when to stop, and more.
-        partial: a file for the counts so far; if it exists, counting continues from it.
         progress: called with (name of the work, amount done, whole amount).
-        clock: returns the present time in seconds; `partial` is saved once a minute.
 
     Returns:
         The Profile: (token, expert) pairs by window, layer, source rank and expert, and compute curves of this GPU kind.
@@ -235,6 +215,7 @@ def profile_model(
     Raises:
         BadInput: if the folder holds no MoE model, or there is less than one prompt for each source rank.
         MissingDependency: if torch or transformers is not installed.
+        KeyboardInterrupt: if it is interrupted before the first round is complete.
 
     Example:
         >>> import aurora
@@ -243,34 +224,35 @@ def profile_model(
         >>> aurora.profile(shipped("models/mixtral-topics"), [shipped("models/train.py")], options).tokens_TLSE.shape[1:]
         (4, 2, 8)
     """
-    opened, corpus, provenance = _open(model, text, options)
+    if not text:
+        raise BadInput("profile: expected at least one text file, found none")
+    check_corpus(text)
+    start_fork_server()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    opened = load_model(model, device)
+    corpus = Corpus(opened.tokenizer, opened.vocabulary, text, options.prompt_tokens)
     prompts = islice(corpus, options.limit)
-    unfinished = PartialProfile(
-        None if partial is None else Path(partial), job_of(opened.fingerprint(), provenance["text"], options), clock
-    )
-    if (resumed := unfinished.load()) is not None:
-        before, counts = resumed
-        builder = _Builder(opened, before.curves, {**before.provenance, **provenance})
-        first: Batches = []
-        for _ in islice(prompts, counts.prompts):
-            pass
-    else:
-        counts, first = RoutingCounts(), next_round(prompts, options)
-        _check_enough(first, text, options)
-        builder = _timed(model, opened, first, options, provenance, progress)
-    precision = _Precision(options, builder)
-    unfinished.begin()
+    batches = next_round(prompts, options)
+    _check_enough(batches, text, options)
+    progress("timing phases", 0, 1)
+    most = max(sum(map(len, rows)) for rows in batches)
+    measured = measure_curves(model, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share)
+    progress("timing phases", 1, 1)
+    builder = _Builder(opened, measured.kinds, _provenance(opened, text, options, device) | dict(measured.provenance))
+    counts, precision, about = RoutingCounts(), _Precision(options, builder), dict[str, str]()
     try:
-        rounds = _rounds(opened, counts, first, prompts, options)
-        for counts in rounds:
+        while any(batches) and not precision.reached(counts):
+            passes = route_round(opened, batches, options.max_new_tokens, options.token_level)
+            counts = counts.add(passes, batches, options, opened.top_k)
             done = (counts.prompts, options.limit) if options.limit else (corpus.read_bytes, corpus.size_bytes)
             progress("counting tokens", *done)
-            if precision.reached(counts):
-                break
-            unfinished.save_if_due(builder.profile, counts)
+            batches = next_round(prompts, options)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(unfinished.save_interrupted(builder.profile, counts)) from None
-    return builder.profile(counts, prompts=_served(counts, options), **precision.provenance(counts))
+        if not counts.prompts:
+            raise
+        about["interrupted"] = f"after {counts.prompts} prompts"
+    about["prompts"] = f"{counts.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
+    return builder.profile(counts, **about, **precision.provenance(counts))
 
 
 @dataclass(frozen=True)
@@ -334,51 +316,6 @@ class _Precision:
         self._half_width = contiguous_load_intervals(self._builder.profile(counts), self._options.seed).bottleneck.half_width
 
 
-def _open(path: str | Path, files: Sequence[str | Path], options: ProfileOptions) -> tuple[MoeModel, Corpus, dict[str, str]]:
-    """The model on this machine's device, the text, and the provenance that is known before anything is measured."""
-    if not files:
-        raise BadInput("profile: expected at least one text file, found none")
-    check_corpus(files)
-    start_fork_server()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(path, device)
-    corpus = Corpus(model.tokenizer, model.vocabulary, files, options.prompt_tokens)
-    return model, corpus, _provenance(model, files, options, device)
-
-
-def _timed(
-    path: str | Path,
-    model: MoeModel,
-    first: Batches,
-    options: ProfileOptions,
-    provenance: Mapping[str, str],
-    progress: Progress,
-) -> _Builder:
-    """Time the phases, up to twice the largest number of tokens of a source in the `first` round."""
-    progress("timing phases", 0, 1)
-    most = max(sum(map(len, prompts)) for prompts in first)
-    measured = measure_curves(path, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share)
-    progress("timing phases", 1, 1)
-    return _Builder(model, measured.kinds, {**provenance, **measured.provenance})
-
-
-def _served(counts: RoutingCounts, options: ProfileOptions) -> str:
-    """The prompts served, as an entry of provenance."""
-    return f"{counts.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
-
-
-def _rounds(
-    model: MoeModel, counts: RoutingCounts, first: Batches, prompts: Iterator[list[int]], options: ProfileOptions
-) -> Iterator[RoutingCounts]:
-    """Yield the counts after each further round, until the prompts end."""
-    batches = first or next_round(prompts, options)
-    while any(batches):
-        passes = route_round(model, batches, options.max_new_tokens, options.token_level)
-        counts = counts.add(passes, batches, options, model.top_k)
-        yield counts
-        batches = next_round(prompts, options)
-
-
 def _check_enough(first: Batches, files: Sequence[str | Path], options: ProfileOptions) -> None:
     """Raise BadInput unless the first round has a prompt for each source."""
     found = sum(map(len, first))
@@ -400,52 +337,3 @@ def _provenance(model: MoeModel, files: Sequence[str | Path], options: ProfileOp
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
-    """Returns a hash of all inputs that determine the counts, so that a partial file is only continued with the same inputs.
-
-    Options on timing, and on when counting ends, are left out.
-    """
-    counted = replace(options, precision=None, seed=0, share=1)
-    return hashlib.sha256(repr((fingerprint, text, counted)).encode()).hexdigest()
-
-
-class PartialProfile:
-    """The file with the unfinished counts of a job (see `job_of`), from which counting continues."""
-
-    def __init__(self, path: Path | None, job: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._job, self._clock, self._saved_s = path, job, clock, 0.0
-
-    def load(self) -> tuple[Profile, RoutingCounts] | None:
-        """Returns the profile so far and its counts; None if there is no file yet."""
-        if self._path is None or not self._path.exists():
-            return None
-        profile = load_profile(self._path)
-        if profile.provenance.get("job") != self._job or not profile.provenance.get("served", "").isdecimal():
-            whose = "another model's, text's or options' unfinished counts"
-            raise BadInput(f"{self._path}: keeps {whose}; remove it to start afresh")
-        provenance = {name: said for name, said in profile.provenance.items() if name not in ("partial", "served", "job")}
-        return replace(profile, provenance=provenance), RoutingCounts.of(profile, int(profile.provenance["served"]))
-
-    def begin(self) -> None:
-        """Starts the clock: the first save is due in SAVE_S seconds."""
-        self._saved_s = self._clock()
-
-    def save_if_due(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> None:
-        """Saves the profile build(counts) if the last save was at least SAVE_S seconds ago."""
-        if self._path is not None and self._clock() - self._saved_s >= SAVE_S:
-            self._save(build(counts), counts.prompts, self._path)
-            self._saved_s = self._clock()
-
-    def save_interrupted(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> str:
-        """Saves the profile build(counts) after an interruption, if any prompt was counted. Returns a sentence for the user."""
-        if self._path is None or not counts.prompts:
-            return "nothing is kept"
-        self._save(build(counts), counts.prompts, self._path)
-        return f"{self._path} keeps the counts of {counts.prompts} prompts; the same command goes on from there"
-
-    def _save(self, profile: Profile, prompts: int, path: Path) -> None:
-        """Write the profile with what `load` needs to go on from it."""
-        unfinished = {"partial": f"the first {prompts} prompts", "served": str(prompts), "job": self._job}
-        save(replace(profile, provenance={**profile.provenance, **unfinished}), path)

@@ -1,4 +1,4 @@
-"""Rounds into windows, padding; profiles that are interrupted and go on."""
+"""Rounds into windows, padding; profiles that are interrupted."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from aurora.errors import BadInput
 from aurora.io import load_profile, save
 from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
@@ -84,23 +83,15 @@ def roundtrip(profile, folder):
 
 
 @pytest.mark.parametrize("window", [None, 100])
-def test_interrupted_and_gone_on_with(mixtral, text, tmp_path, window):
-    """Interrupted twice, within a pass; the parts give exactly what one go gives."""
-    options = replace(RATHER, window=window, limit=18)
-    whole = profile_model(mixtral, [text], options)
-    partial, served = tmp_path / "p.partial.npz", []
-    for _ in range(2):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(profiling, "route_round", interrupted_after(2))
-            with pytest.raises(KeyboardInterrupt, match=r"p\.partial\.npz keeps the counts of \d+ prompts; the same command"):
-                profile_model(mixtral, [text], options, partial=partial)
-        served.append(load_profile(partial).provenance["served"])
-    assert served == ["8", "16"]
-    made = profile_model(mixtral, [text], options, partial=partial)
-    assert made.digest == whole.digest
-    assert made.stage_T == whole.stage_T
+def test_interrupted_within_a_round_it_is_the_profile_of_the_rounds_before(mixtral, text, window, monkeypatch):
+    options = replace(RATHER, window=window)
+    whole = profile_model(mixtral, [text], replace(options, limit=8))
+    monkeypatch.setattr(profiling, "route_round", interrupted_after(2))
+    made = profile_model(mixtral, [text], options)
+    assert (made.digest, made.stage_T) == (whole.digest, whole.stage_T)
     assert np.array_equal(made.routing.sequence_U, whole.routing.sequence_U)
-    assert "served" not in made.provenance
+    assert made.provenance["interrupted"] == "after 8 prompts"
+    assert "interrupted" not in whole.provenance
 
 
 def interrupted_after(rounds):
@@ -114,34 +105,10 @@ def interrupted_after(rounds):
     return route
 
 
-def test_what_is_counted_is_kept_from_time_to_time(mixtral, text, tmp_path):
-    partial, ticks = tmp_path / "p.partial.npz", iter([0.0, 59.0, *[60.0] * 99])
-    served = []
-
-    def progress(what, done, _total):
-        served.append(load_profile(partial).provenance["partial"] if partial.exists() else None)
-
-    profile_model(mixtral, [text], replace(RATHER, limit=12), progress, partial, clock=lambda: next(ticks))
-    assert served[-3:] == [None, None, "the first 8 prompts"]
-
-
-def test_a_partial_profile_of_something_else(mixtral, text, tmp_path, monkeypatch):
-    partial = tmp_path / "p.partial.npz"
-    monkeypatch.setattr(profiling, "route_round", interrupted_after(1))
-    with pytest.raises(KeyboardInterrupt):
-        profile_model(mixtral, [text], RATHER, partial=partial)
-    with pytest.raises(BadInput, match="keeps another model's, text's or options' unfinished counts; remove it"):
-        profile_model(mixtral, [text], replace(RATHER, batch=3), partial=partial)
-    save(replace(load_profile(partial), provenance={}), partial)
-    with pytest.raises(BadInput, match="unfinished counts"):
-        profile_model(mixtral, [text], RATHER, partial=partial)
-
-
-def test_interrupted_before_anything_is_counted(mixtral, text, tmp_path, monkeypatch):
+def test_interrupted_before_anything_is_counted(mixtral, text, monkeypatch):
     monkeypatch.setattr(profiling, "route_round", interrupted_after(0))
-    with pytest.raises(KeyboardInterrupt, match="nothing is kept"):
-        profile_model(mixtral, [text], RATHER, partial=tmp_path / "p.npz")
-    assert not (tmp_path / "p.npz").exists()
+    with pytest.raises(KeyboardInterrupt):
+        profile_model(mixtral, [text], RATHER)
 
 
 def test_it_stops_when_the_bottleneck_is_known(mixtral, text):
