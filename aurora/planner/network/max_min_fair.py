@@ -15,7 +15,7 @@ from aurora.types.compiled import njit
 SENDS, RECVS = 0, 1
 SAME_TIME = 1 + 1e-12  # flows that end within this factor of each other end at the same time
 LEAST_GOODPUT = 0.1  # part of a receiving port's rate that incast leaves at least
-HEAP, STAMP, DIRTY, DONE, LOGGED = range(5)  # indices into SharedResources.counter
+UNDER_WAY, STAMP, DIRTY, DONE, LOGGED = range(5)  # indices into SharedResources.counter
 
 
 class FlowRows(NamedTuple):
@@ -28,14 +28,12 @@ class FlowRows(NamedTuple):
     stage: IntArray  # the row's stage; 0 unless the all-to-all runs in stages
     tier: IntArray  # the row's tier in its order
     admitted: IntArray  # how many of the row's two ends have admitted it, 0 to 2
-    heap_index: IntArray  # the row's index in the heap of events
     stamp: IntArray  # the last connected component in which the row was found; negative once its rate is fixed there
     limit_Bps: FloatArray  # the rate that the row never exceeds; infinite if it has no limit
     startup_s: FloatArray  # seconds of start-up before bytes flow
     left_bytes: FloatArray  # bytes still to carry, as of since_s
     since_s: FloatArray  # since when the row has its present rate
     rate_Bps: FloatArray  # the present rate; negative during start-up
-    event_s: FloatArray  # when the row's start-up or the row itself ends
     start_s: FloatArray  # when the row started, before its start-up
     end_s: FloatArray  # when the row ended
     next: IntArray  # the next row on the k-th resource of the row, -1 if none
@@ -72,10 +70,10 @@ class SharedResources(NamedTuple):
     dirty: IntArray  # the resources whose flows changed since rates were last computed
     spare_Bps: FloatArray  # scratch, bytes per second that flows with fixed rates leave
     load: FloatArray  # scratch, sum of the shares of the flows whose rates are not fixed yet
-    heap: IntArray  # (X,), indices of rows, a binary heap by their event_s
+    event_s: FloatArray  # (2 P,), when each row's start-up or the row itself ends, as a tournament tree of `set_event`
     rows: IntArray  # (X,), scratch, indices of rows
     done: IntArray  # (slots * G, 2), (all-to-all, rank) for each rank that has just finished an all-to-all
-    counter: IntArray  # (5,), the lengths of heap, dirty, done and log, and the last stamp, at the indices HEAP, ...
+    counter: IntArray  # (5,), rows under way, the last stamp, the lengths of dirty, done and log, at the indices UNDER_WAY, ...
     now_s: FloatArray  # (1,), the present time
     incast: FloatArray  # (1,), part of its rate that a receiving port loses for each flow beyond the first
 
@@ -106,21 +104,21 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
     """
     count = net.counter
     while True:
-        if logging and count[LOGGED] + 2 * count[HEAP] > log.row.shape[0]:
+        if logging and count[LOGGED] + 2 * count[UNDER_WAY] > log.row.shape[0]:
             return False
         _update_rates(rows, net, log, logging)
         if count[DONE] > 0:
             return True
-        if count[HEAP] == 0 or rows.event_s[net.heap[0]] > until_s:
+        if net.event_s[1] == np.inf or net.event_s[1] > until_s:
             if until_s < np.inf:
                 net.now_s[0] = until_s
             return True
-        now_s = max(rows.event_s[net.heap[0]], net.now_s[0])
+        now_s = max(net.event_s[1], net.now_s[0])
         net.now_s[0] = now_s
         ended = 0
-        while count[HEAP] > 0 and rows.event_s[net.heap[0]] <= now_s * SAME_TIME:
-            row = net.heap[0]
-            _take_out(rows, net, row)
+        while net.event_s[1] <= now_s * SAME_TIME:
+            row = first_event(net.event_s)
+            set_event(net.event_s, row, np.inf)
             if rows.rate_Bps[row] < 0:
                 _enter(rows, net, row)
             else:
@@ -167,7 +165,7 @@ def perform(
     for rank in range(len(step_G)):
         if step_G[rank] < 0:
             _join_next(rows, queues, net, slot_S, step_G, rank)
-    while count[HEAP] > 0:
+    while count[UNDER_WAY] > 0:
         if not run(rows, queues, net, log, logging, np.inf):
             return False
         for at in range(count[DONE]):
@@ -225,10 +223,10 @@ def _admit(rows, queues, net, slot, side, rank, tier):
         rows.admitted[row] += 1
         if rows.admitted[row] == 2:
             rows.start_s[row] = net.now_s[0]
+            net.counter[UNDER_WAY] += 1
             if rows.startup_s[row] > 0:
                 rows.rate_Bps[row] = -1.0
-                rows.event_s[row] = net.now_s[0] + rows.startup_s[row]
-                _put_in(rows, net, row)
+                set_event(net.event_s, row, net.now_s[0] + rows.startup_s[row])
             else:
                 _enter(rows, net, row)
         at += 1
@@ -240,8 +238,6 @@ def _enter(rows, net, row):
     """Adds the row to its resources: from now on it shares them."""
     rows.rate_Bps[row] = 0.0
     rows.since_s[row] = net.now_s[0]
-    rows.event_s[row] = np.inf
-    _put_in(rows, net, row)
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
         if net.share[src, dst, k] > 0:
@@ -262,6 +258,7 @@ def _leave(rows, net, log, logging, row):
     if logging:
         _log(net, log, row, rows.since_s[row], now_s, rows.rate_Bps[row], float(rows.bytes[row]))
     rows.left_bytes[row], rows.end_s[row] = 0.0, now_s
+    net.counter[UNDER_WAY] -= 1
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
         if net.share[src, dst, k] > 0:
@@ -352,8 +349,7 @@ def _fill(rows, net, log, logging, resources, flows):
         any_limited |= rows.limit_Bps[row] < np.inf
         for k in range(net.use.shape[2]):
             net.load[net.use[rows.src[row], rows.dst[row], k]] += net.share[rows.src[row], rows.dst[row], k]
-    left, changed = flows, 0
-    before = net.counter[HEAP] // 8
+    left = flows
     while left > 0:
         level, tightest = np.inf, -1
         for at in range(resources):
@@ -367,24 +363,21 @@ def _fill(rows, net, log, logging, resources, flows):
             for at in range(flows):
                 row = net.rows[at]
                 if rows.stamp[row] > 0 and rows.limit_Bps[row] <= level:
-                    changed += _fix(rows, net, log, logging, row, rows.limit_Bps[row], changed < before)
+                    _fix(rows, net, log, logging, row, rows.limit_Bps[row])
                     limited += 1
         left -= limited
         if limited == 0:
             row = net.head[tightest]
             while row >= 0:
                 if rows.stamp[row] > 0:
-                    changed += _fix(rows, net, log, logging, row, level, changed < before)
+                    _fix(rows, net, log, logging, row, level)
                     left -= 1
                 row = rows.next[row, _index(rows, net, row, tightest)]
-    if changed > before:
-        for at in range(net.counter[HEAP] // 2 - 1, -1, -1):
-            _sift_down(rows, net, at)
 
 
 @njit(cache=True, allocates=False, inline="always")
-def _fix(rows, net, log, logging, row, rate_Bps, sift):
-    """Sets the row's rate from now on; returns 1 if it changed. With `sift`, it restores the order of the heap at once."""
+def _fix(rows, net, log, logging, row, rate_Bps):
+    """Sets the row's rate from now on."""
     rows.stamp[row] = -rows.stamp[row]
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
@@ -396,17 +389,13 @@ def _fix(rows, net, log, logging, row, rate_Bps, sift):
             net.unfixed[resource] -= 1
     old_Bps = rows.rate_Bps[row]
     if rate_Bps == old_Bps:
-        return 0
+        return
     now_s = net.now_s[0]
     rows.left_bytes[row] -= old_Bps * (now_s - rows.since_s[row])
     if logging and old_Bps > 0:
         _log(net, log, row, rows.since_s[row], now_s, old_Bps, rows.bytes[row] - rows.left_bytes[row])
     rows.since_s[row], rows.rate_Bps[row] = now_s, rate_Bps
-    rows.event_s[row] = now_s + max(rows.left_bytes[row], 0.0) / rate_Bps
-    if sift:
-        _sift_up(rows, net, rows.heap_index[row])
-        _sift_down(rows, net, rows.heap_index[row])
-    return 1
+    set_event(net.event_s, row, now_s + max(rows.left_bytes[row], 0.0) / rate_Bps)
 
 
 @njit(cache=True, allocates=False, inline="always")
@@ -418,54 +407,29 @@ def _log(net, log, row, start_s, end_s, rate_Bps, carried):
     net.counter[LOGGED] = at + 1
 
 
-@njit(cache=True, allocates=False, inline="always")
-def _before(rows, one, other):
-    """Returns whether the event of `one` comes first; ties go by row."""
-    return rows.event_s[one] < rows.event_s[other] or (rows.event_s[one] == rows.event_s[other] and one < other)
-
-
-@njit(cache=True, allocates=False, inline="always")
-def _put_in(rows, net, row):
-    """Adds the row to the heap."""
-    at = net.counter[HEAP]
-    net.counter[HEAP] = at + 1
-    net.heap[at], rows.heap_index[row] = row, at
-    _sift_up(rows, net, at)
-
-
-@njit(cache=True, allocates=False, inline="always")
-def _take_out(rows, net, row):
-    """Removes the row from the heap."""
-    net.counter[HEAP] -= 1
-    last, at = net.heap[net.counter[HEAP]], rows.heap_index[row]
-    if last != row:
-        net.heap[at], rows.heap_index[last] = last, at
-        _sift_up(rows, net, at)
-        _sift_down(rows, net, rows.heap_index[last])
-
-
 @njit(cache=True, allocates=False)
-def _sift_up(rows, net, at):
-    """Moves the row at heap index `at` towards the top until the heap is in order."""
-    row = net.heap[at]
-    while at > 0 and _before(rows, row, net.heap[(at - 1) // 2]):
-        above = net.heap[(at - 1) // 2]
-        net.heap[at], rows.heap_index[above] = above, at
-        at = (at - 1) // 2
-    net.heap[at], rows.heap_index[row] = row, at
+def set_event(event_s: FloatArray, row: int, at_s: float) -> None:
+    """Sets when a row's event is; infinity: it has none.
 
-
-@njit(cache=True, allocates=False)
-def _sift_down(rows, net, at):
-    """Moves the row at heap index `at` away from the top until the heap is in order."""
-    row, end = net.heap[at], net.counter[HEAP]
-    while 2 * at + 1 < end:
-        below = 2 * at + 1
-        if below + 1 < end and _before(rows, net.heap[below + 1], net.heap[below]):
-            below += 1
-        if not _before(rows, net.heap[below], row):
+    Of 2 P times, the last P are those of rows; time i before is the earlier of times 2 i and 2 i + 1, so that time 1 is the
+    earliest of all. P is a power of two.
+    """
+    at = len(event_s) // 2 + row
+    event_s[at] = at_s
+    while at > 1:
+        at >>= 1
+        earlier_s = min(event_s[2 * at], event_s[2 * at + 1])
+        if event_s[at] == earlier_s:
             break
-        moved = net.heap[below]
-        net.heap[at], rows.heap_index[moved] = moved, at
-        at = below
-    net.heap[at], rows.heap_index[row] = row, at
+        event_s[at] = earlier_s
+
+
+@njit(cache=True, allocates=False, inline="always")
+def first_event(event_s):
+    """The row with the earliest event; among equal times, the first."""
+    at = 1
+    while at < len(event_s) // 2:
+        at *= 2
+        if event_s[at] > event_s[1]:
+            at += 1
+    return at - len(event_s) // 2

@@ -11,10 +11,10 @@ import numpy as np
 from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_rates
 from aurora.planner.network.max_min_fair import (
     DONE,
-    HEAP,
     LOGGED,
     RECVS,
     SENDS,
+    UNDER_WAY,
     FlowRows,
     PortQueues,
     RateLog,
@@ -22,6 +22,7 @@ from aurora.planner.network.max_min_fair import (
     join,
     perform,
     run,
+    set_event,
 )
 from aurora.planner.network.routes import cut_bound, route, rows_to_send
 from aurora.planner.network.transfer_seconds import port_bursts, row_startups
@@ -80,7 +81,7 @@ class Switch:
         self._rows = _rows(0, routes.use_GGK.shape[2])
         self._queues = PortQueues(_whole(2, 0), *_whole(3, 0, 2, n, 1), *_whole(1, 0, 2, n), *_whole(2, 0, n))
         resource_columns = [np.full(resources, -1), *_whole(5, resources), *np.zeros((2, resources))]
-        scratch = [*_whole(2, 0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(network.incast)])]
+        scratch = [np.full(2, np.inf), _whole(0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(network.incast)])]
         self._net = SharedResources(routes.capacity_Bps_R, routes.use_GGK, routes.share_GGK, *resource_columns, *scratch)
         self._log = _log(FIRST_LOG if logging else 0)
         if rows:
@@ -94,7 +95,7 @@ class Switch:
     @property
     def busy(self) -> bool:
         """True while a transfer has started and not ended."""
-        return bool(self._net.counter[HEAP])
+        return bool(self._net.counter[UNDER_WAY])
 
     def open(self, order: Order, bytes_GG: IntArray, staged: bool = False) -> int:
         """Adds an all-to-all, which ranks can `join`; returns its number.
@@ -236,8 +237,13 @@ class Switch:
         fresh = _rows(more, self._routes.use_GGK.shape[2])
         self._rows = FlowRows(*(np.concatenate(columns) for columns in zip(self._rows, fresh, strict=True)))
         self._queues = self._queues._replace(row=np.concatenate([self._queues.row, _whole(2, more)], axis=1))
-        heap, rows = (np.concatenate([column, _whole(more)]) for column in (self._net.heap, self._net.rows))
-        self._net = self._net._replace(heap=heap, rows=rows)
+        before_s, places = self._net.event_s, 1 << (len(self._rows.src) - 1).bit_length()
+        if len(before_s) < 2 * places:
+            event_s = np.full(2 * places, np.inf)
+            for row in np.flatnonzero(before_s[len(before_s) // 2 :] < np.inf):
+                set_event(event_s, row, before_s[len(before_s) // 2 + row])
+            self._net = self._net._replace(event_s=event_s)
+        self._net = self._net._replace(rows=np.concatenate([self._net.rows, _whole(more)]))
 
 
 def _whole(*shape: int) -> IntArray:
@@ -247,7 +253,7 @@ def _whole(*shape: int) -> IntArray:
 
 def _rows(length: int, width: int) -> FlowRows:
     """`length` empty rows that use up to `width` resources each."""
-    return FlowRows(*_whole(9, length), *np.zeros((8, length)), *_whole(2, length, width))
+    return FlowRows(*_whole(8, length), *np.zeros((7, length)), *_whole(2, length, width))
 
 
 def _log(length: int) -> RateLog:
