@@ -9,7 +9,7 @@ import numpy as np
 from aurora.advisor.sharing import TIME_SLICED, WAYS, ApartSeconds, WaysCompared, apart_seconds, compare_ways
 from aurora.errors import InfeasiblePlan
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.network.bounds import nics_of, port_seconds, spread, spread_split
+from aurora.planner.network.bounds import nics_of, port_seconds, spread
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
 from aurora.planner.plan import layer_seconds
 from aurora.planner.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
@@ -80,8 +80,7 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
             for placed in placements
         ]
     )
-    below = spread if model.placement.split_LG is None else spread_split
-    bound_s_L = np.array([below(costs.expert_s_WGE[0]) for costs in costs_L])
+    bound_s_L = np.array([spread(costs.expert_s_WGE[0], model.placement.split_LG is not None) for costs in costs_L])
     return Traffic(tokens_BLGG, row_bytes, port_s_BLG, expert_s_BLG, bound_s_L)
 
 

@@ -106,40 +106,20 @@ def longest_port(seconds_GG: FloatArray) -> float:
     return max(out_s_G.max(), in_s_G.max()) if len(seconds_GG) else 0.0
 
 
-def spread_split(cost_GE: FloatArray) -> float:
-    """Returns a lower bound on the largest cost of a GPU, over all assignments of experts to GPUs that may divide experts.
+def spread(cost_GE: FloatArray, replicas: bool, fixed_G: FloatArray | None = None) -> float:
+    """Returns a lower bound on the largest cost of a GPU, over all assignments of experts to GPUs.
 
-    A share x of expert e on GPU g costs x * cost_GE[g, e]; a GPU's cost is the sum over its shares. The bound is a dual
-    solution of this fractional assignment: sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v_g inverse to
-    the cost of all experts on GPU g. If GPUs differ only in speed, it is total work / total speed.
-
-    Args:
-        cost_GE: (G, E) float64, the cost of expert e on GPU g.
-    """
-    total_G = cost_GE.sum(axis=1)
-    if cost_GE.size == 0 or (total_G <= 0).any():
-        return 0.0
-    weight_G = total_G.min() / total_G
-    weight_G /= weight_G.sum()
-    return float((cost_GE * weight_G[:, None]).min(axis=0).sum())
-
-
-def spread(cost_GE: FloatArray) -> float:
-    """Returns a lower bound on the largest cost of a GPU if no expert is divided.
-
-    It is the bound of `spread_split`, or the cost of the costliest expert on its cheapest GPU if that is larger.
-    """
-    return max(float(cost_GE.min(axis=0).max(initial=0.0)), spread_split(cost_GE)) if cost_GE.size else 0.0
-
-
-def spread_beside(fixed_G: FloatArray, cost_GE: FloatArray, replicas: bool) -> float:
-    """Returns a lower bound on the largest cost of a GPU, as `spread_split`, if GPUs also have fixed costs.
+    With replicas, experts may be divided: a share x of expert e on GPU g costs x * cost_GE[g, e]. A GPU's cost is the sum over
+    its shares. The bound is a dual solution of this fractional assignment: sum_e min_g v_g cost_ge for weights v_g >= 0 that
+    sum to one, with v_g inverse to the cost of all experts on GPU g. If GPUs differ only in speed, it is total work / total
+    speed. Without replicas, the costliest expert on its cheapest GPU counts, too.
 
     Args:
-        fixed_G: (G,) float64, the cost of each GPU without experts.
         cost_GE: (G, E) float64, the cost that expert e adds on GPU g; may be negative.
         replicas: whether experts may be divided over GPUs.
+        fixed_G: (G,) float64, the cost of each GPU without experts; None: zero.
     """
+    fixed_G = np.zeros(len(cost_GE)) if fixed_G is None else fixed_G
     total_G = np.abs(cost_GE).sum(axis=1)
     weight_G = total_G.min() / total_G if (total_G > 0).all() else np.ones(len(fixed_G))
     weight_G /= weight_G.sum()

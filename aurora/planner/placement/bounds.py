@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aurora.planner.network.bounds import Nics, spread, spread_beside, spread_split
+from aurora.planner.network.bounds import Nics, spread
 from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive_s
 from aurora.planner.placement.linear_program import SMALL, blocks, phase_program, shares_program
@@ -165,7 +165,8 @@ def _summed(part: Part, costs_M: Sequence[LayerCosts]) -> tuple[FloatArray, Floa
 
 def _least_s(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
     """A lower bound on the seconds of a part on the GPU where it takes longest."""
-    return spread_beside(*_summed(part, costs_M), replicas)
+    fixed_G, cost_GE = _summed(part, costs_M)
+    return spread(cost_GE, replicas, fixed_G)
 
 
 def deduplicated_bound(costs: LayerCosts, top_k: int, slots_G: IntArray) -> float:
@@ -193,7 +194,7 @@ def deduplicated_bound(costs: LayerCosts, top_k: int, slots_G: IntArray) -> floa
     def either(work_GE: FloatArray, row_s_G: FloatArray) -> float:
         """The larger of two bounds: the longest expert on its fastest GPU, and all experts divided over all GPUs."""
         whole_GE, part_GE = (work_GE + rows_GE * row_s_G[:, None] for rows_GE in (arriving_GE, shared_GE))
-        return max(float(whole_GE.min(axis=0).max(initial=0.0)), spread_split(part_GE))
+        return max(float(whole_GE.min(axis=0).max(initial=0.0)), spread(part_GE, replicas=True))
 
     idle_GE = np.zeros_like(expert_s_GE)
     first_s = max(float((gate_s_G + sent_G * send_s_G).max()), float(gate_s_G.min()) + either(idle_GE, recv_s_G))
@@ -378,7 +379,7 @@ def least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: In
     there, back = costs.dispatch_bytes, costs.combine_bytes
     there_2X, back_2X = np.stack([sending(out_Bps_N), receiving(in_Bps_N)]), np.stack([receiving(out_Bps_N), sending(in_Bps_N)])
     several = replicas and np.minimum(slots_G, experts).sum() > experts
-    computed_s = (spread_split if several else spread)(costs.expert_s_WGE[0])
+    computed_s = spread(costs.expert_s_WGE[0], replicas=several)
     return PhaseTimes(
         every_X * costs.gate_s_WG.max(),
         np.zeros((4, 1)),

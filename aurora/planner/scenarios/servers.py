@@ -16,7 +16,7 @@ import numpy as np
 from aurora.planner.alltoall.hierarchical import level_from
 from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
-from aurora.planner.network.bounds import spread_split
+from aurora.planner.network.bounds import spread
 from aurora.planner.network.switch import steps_seconds
 from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
@@ -356,7 +356,7 @@ def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: 
         gpu_s_GE,
         server_s_NE,
         GPU_LOAD * float((beside_s_G + gpu_seconds(gpu_s_GE, start_E)).max()),
-        SERVER_LOAD * (spread_split(server_s_NE) + float(beside_s_G.mean())),
+        SERVER_LOAD * (spread(server_s_NE, replicas=True) + float(beside_s_G.mean())),
         beside_s_G,
         beside_s_N,
     )
