@@ -72,7 +72,7 @@ def serving_gpus(experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray,
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
         server_G: (G,) int64, the server of each GPU.
     """
-    experts, gpus = split_EG.shape
+    experts = len(split_EG)
     if is_unreplicated(split_EG):
         return np.asarray(split_EG.argmax(axis=1)[experts_UK])
     split_NEG = server_split(split_EG, server_G)
@@ -80,12 +80,10 @@ def serving_gpus(experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray,
     gpu_UK = split_NEG.argmax(axis=2)[server_U1, experts_UK]
     divided_UK = (split_NEG.max(axis=2) < 1)[server_U1, experts_UK]
     pair_X = (source_U[:, None] * experts + experts_UK)[divided_UK]
-    pair_P, count_P = np.unique(pair_X, return_counts=True)
-    source_P, expert_P = np.divmod(pair_P, experts)
-    rounding_P = (source_P + 0.5) / gpus
-    parts_PG = _cut(count_P, split_NEG[server_G[source_P], expert_P], rounding_P)
+    tokens_SE = np.bincount(pair_X, minlength=len(server_G) * experts).reshape(-1, experts)
+    tokens_SP, _, gpu_P = replica_tokens(tokens_SE, split_EG, server_G)
     served_X = np.empty_like(pair_X)
-    served_X[np.argsort(pair_X, kind="stable")] = np.repeat(np.tile(np.arange(gpus), len(pair_P)), parts_PG.ravel())
+    served_X[np.argsort(pair_X, kind="stable")] = np.repeat(np.tile(gpu_P, len(tokens_SP)), tokens_SP.ravel())
     gpu_UK[divided_UK] = served_X
     return np.asarray(gpu_UK)
 
@@ -147,7 +145,7 @@ def replica_tokens(
 
 @njit(cache=True, nogil=True)
 def _replica_tokens(tokens_SE: IntArray, share_NP: FloatArray, server_S: IntArray, expert_P: IntArray) -> IntArray:
-    """(S, P) tokens of each expert and source, cut at the running sum of its replicas' shares, as in `_cut`."""
+    """(S, P) tokens of each expert and source, cut at the running sum of its replicas' shares."""
     sources, replicas = len(tokens_SE), len(expert_P)
     tokens_SP = np.empty((sources, replicas), np.int64)
     for s in range(sources):
@@ -179,10 +177,3 @@ def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatA
 def is_unreplicated(split_EG: FloatArray) -> bool:
     """Returns whether every expert is computed on a single GPU; split_EG (E, G) are the shares that GPUs take."""
     return bool((split_EG == 1).any(axis=1).all())
-
-
-def _cut(tokens_X: IntArray, share_XG: FloatArray, rounding_X: FloatArray) -> IntArray:
-    """(X, G) tokens of each row divided by its shares, cut at their running sum after rounding_X is added."""
-    upto_XG = share_XG.cumsum(axis=-1)
-    cut_XG = np.floor(tokens_X[:, None] * (upto_XG / upto_XG[..., -1:]) + rounding_X[:, None]).astype(np.int64)
-    return np.asarray(np.diff(cut_XG, axis=1, prepend=0))
