@@ -40,7 +40,7 @@ def read(pattern: str, tokens: str, milliseconds: str, *keys: str) -> Series:
 
 def held_back(tokens_X: np.ndarray, seconds_X: np.ndarray, kept_X: np.ndarray) -> np.ndarray:
     """Errors of the points that are not kept and lie between kept ones."""
-    curve = fit_curve(tokens_X[kept_X], seconds_X[kept_X]).curve
+    curve = fit_curve(tokens_X[kept_X], seconds_X[kept_X])
     asked_X = ~kept_X & (tokens_X > tokens_X[kept_X].min()) & (tokens_X < tokens_X[kept_X].max())
     return np.asarray(np.abs(curve(tokens_X[asked_X]) / seconds_X[asked_X] - 1))
 
@@ -67,8 +67,8 @@ def table(series: Series, by: int, ways: dict[str, Callable[[np.ndarray, np.ndar
     lines.append("|" + "---|" * (5 + len(ways)))
     for (gpu, model), group in sorted(groups.items()):
         fits = [fit_curve(*points) for points in group]
-        knots = f"{np.median([len(fit.curve.tokens_X) for fit in fits]):.0f} of {len(group[0][0])}"
-        residual_X = np.concatenate([np.abs(fit.curve(at) / took - 1) for fit, (at, took) in zip(fits, group, strict=True)])
+        knots = f"{np.median([len(fit.tokens_X) for fit in fits]):.0f} of {len(group[0][0])}"
+        residual_X = np.concatenate([np.abs(fit(at) / took - 1) for fit, (at, took) in zip(fits, group, strict=True)])
         cells = [
             spread(residual_X),
             knots,

@@ -197,7 +197,7 @@ class _Attention:
                 about = f"silicon measurements of {system} with {engine}: expected attention of {self.heads} heads, "
                 within = f" in a window of {window}" if window else ""
                 raise BadInput(f"{about}{self.kv_heads} for keys and values, of width {self.width}{within}, found none")
-            curves.append((part, fit_curve(columns["isl"], np.array(columns["latency"]) / 1e3).curve))
+            curves.append((part, fit_curve(columns["isl"], np.array(columns["latency"]) / 1e3)))
         tokens_X = np.unique(np.concatenate([curve.tokens_X for _, curve in curves]))
         return Curve(tokens_X, np.sum([part * curve(tokens_X) for part, curve in curves], axis=0))
 
@@ -231,7 +231,7 @@ def gate_curve(config: Mapping[str, Any], system: str, engine: str) -> Curve:
         sizes = [*sizes, (2 * shared, shape.hidden), (shape.hidden, shared)]
     products = router if dtype == DTYPE or not sizes else _Products(system, engine, dtype)
     seconds_X = sum((products.seconds(*size, tokens_X) for size in sizes), start=seconds_X)
-    return fit_curve(tokens_X, seconds_X + attention(tokens_X)).curve
+    return fit_curve(tokens_X, seconds_X + attention(tokens_X))
 
 
 def _latent(
@@ -266,7 +266,7 @@ def _measured(system: str, engine: str, name: str, **wanted: object) -> Curve | 
     try:
         for columns in tables(system, "mla", engine, name, **wanted):
             if columns["isl"]:
-                return fit_curve(columns["isl"], np.array(columns["latency"]) / 1e3).curve
+                return fit_curve(columns["isl"], np.array(columns["latency"]) / 1e3)
     except BadInput:
         pass
     return None
@@ -294,7 +294,7 @@ class _Products:
                 if (at_n, at_k) not in self._points:
                     raise BadInput(f"{self._of} with widths {at_n} and {at_k}, found none")
                 points_X2 = np.array(self._points[at_n, at_k])
-                total_X += part_n * part_k * fit_curve(points_X2[:, 0], points_X2[:, 1]).curve(tokens_X)
+                total_X += part_n * part_k * fit_curve(points_X2[:, 0], points_X2[:, 1])(tokens_X)
         return total_X
 
 

@@ -116,7 +116,7 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
     curves, errors_X = {OVERHEAD: overhead, "expert": expert}, {}
     errors_X["expert"] = np.abs((overhead(rows) + points.busy_X * expert(rows / points.busy_X)) / points.seconds_X - 1)
     for phase in ("gate", "aggregate"):
-        curves[phase] = fit_curve(sizes, medians[phase]).curve
+        curves[phase] = fit_curve(sizes, medians[phase])
         errors_X[phase] = np.abs(curves[phase](sizes) / medians[phase] - 1)
     errors = ", ".join(f"{phase} {np.median(errors_X[phase]):.1%} / {errors_X[phase].max():.1%}" for phase in PHASES)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -54,7 +54,7 @@ def main() -> None:
     active_X, rows_X, seconds_X = map(np.array, zip(*points, strict=True))
     alone_X, most = active_X == 1, active_X.max()
     equal_X = active_X == np.minimum(rows_X, most)
-    one = fit_curve(rows_X[alone_X], seconds_X[alone_X]).curve
+    one = fit_curve(rows_X[alone_X], seconds_X[alone_X])
     balanced = BalancedPoints(rows_X[equal_X].astype(float), seconds_X[equal_X], int(most), int(most))
     expert, overhead = grouped_curves(balanced)
     said = {"sums": active_X * one(rows_X / active_X), "grouped": overhead(rows_X) + active_X * expert(rows_X / active_X)}

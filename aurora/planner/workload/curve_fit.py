@@ -16,16 +16,7 @@ from aurora.types.arrays import FloatArray, IntArray, above_zero
 TOLERANCE = 0.01  # largest relative distance of the curve from the monotone fit
 
 
-@dataclass(frozen=True)
-class CurveFit:
-    """A fitted curve, and the median and maximum of |curve / measured - 1| over the points that it was fitted to."""
-
-    curve: Curve
-    median_error: float
-    worst_error: float
-
-
-def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLERANCE) -> CurveFit:
+def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLERANCE) -> Curve:
     """Fits a curve that never falls, with the fewest knots among the measured token counts.
 
     For each token count the median of its seconds is used. Isotonic regression makes the logarithms of these monotone, so that
@@ -48,9 +39,7 @@ def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLE
     median_X = np.array([np.median(took_X[of_X == point]) for point in range(len(points_X))])
     rising_X = np.maximum.accumulate(np.exp(isotonic_regression(np.log(median_X)).x))  # exp may round a tie apart
     knots_X = fewest_knots(points_X, rising_X, tolerance)
-    curve = Curve(points_X[knots_X], rising_X[knots_X])
-    error_X = np.abs(curve(at_X) / took_X - 1)
-    return CurveFit(curve, float(np.median(error_X)), float(error_X.max()))
+    return Curve(points_X[knots_X], rising_X[knots_X])
 
 
 def fewest_knots(at_X: FloatArray, height_X: FloatArray, tolerance: float) -> IntArray:
@@ -131,5 +120,5 @@ def grouped_curves(points: BalancedPoints) -> tuple[Curve, Curve]:
     many_X |= not many_X.any()
     least_s = 1e-9 * points.seconds_X.min()  # an expert that takes no time cannot be fitted
     expert_s_X = np.maximum(points.seconds_X[many_X] - launch_s, least_s) / points.held
-    expert = fit_curve(points.rows_X[many_X] / points.experts, expert_s_X).curve
+    expert = fit_curve(points.rows_X[many_X] / points.experts, expert_s_X)
     return expert, Curve(np.ones(1), np.full(1, launch_s))
