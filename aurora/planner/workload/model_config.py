@@ -229,8 +229,8 @@ SCALE_BITS = 16  # of a group's scale, where the config does not say
 def weight_bits(config: Mapping[str, Any]) -> float | None:
     """Returns the bits per parameter of an expert, scales and zero points included; None if the format is not known.
 
-    Known methods of `quantization_config`: fp8 under all its names, mxfp4, nvfp4, GPTQ, AWQ, AutoRound,
-    compressed-tensors, ModelOpt, Quark, bitsandbytes, HQQ, torchao, quanto.
+    Known methods of `quantization_config`: fp8 under all its names, int8, mxfp4, nvfp4, GPTQ, AWQ, AutoRound,
+    compressed-tensors, ModelOpt, Quark.
 
     Args:
         config: the content of a transformers config.json.
@@ -294,13 +294,12 @@ def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _form_bits(form: Any, group: Any = None, zero_bits: float = 0.0) -> float:
+def _form_bits(form: Any, group: Any = None) -> float:
     """Bits of a number by the name of its form, such as "NVFP4", "W4A16_AWQ", "int8" or "float8_e4m3fn".
 
     Args:
         form: the first number after a kind of numbers is that of its bits.
         group: numbers that share a scale; None: as is usual for the form.
-        zero_bits: of a group's zero point.
 
     Raises:
         BadInput: if the name has no such number.
@@ -309,7 +308,7 @@ def _form_bits(form: Any, group: Any = None, zero_bits: float = 0.0) -> float:
     bits = whole_number("".join(re.findall("(?:int|float|fp|w)([0-9]+)", form)[:1]))
     if "nvfp" in form or "mx" in form:
         return _grouped(bits, group or (16 if "nvfp" in form else 32), 8)
-    return _grouped(bits, group or (128 if bits < 8 else None), SCALE_BITS, zero_bits)
+    return _grouped(bits, group or (128 if bits < 8 else None))
 
 
 def _grouped(bits: float, group: Any, scale_bits: float = SCALE_BITS, zero_bits: float = 0.0) -> float:
@@ -342,33 +341,12 @@ def _modelopt(quantised: Mapping[str, Any]) -> float:
     return _form_bits(name, None if "_PB_" in name else inner.get("group_size"))
 
 
-def _torchao(quantised: Mapping[str, Any]) -> float:
-    kind = _part(quantised, "quant_type").get("default", quantised["quant_type"])
-    if isinstance(kind, str):  # as it was written until 2025
-        kind = {"_type": kind, "_data": _part(quantised, "quant_type_kwargs")}
-    if by_module := _part(kind["_data"], "fqn_to_config") or _part(kind["_data"], "module_fqn_to_config"):
-        kind = next((each for module, each in by_module.items() if _of_experts(module)), by_module.get("_default"))
-        if kind is None:
-            return 16.0
-    name, said = kind["_type"].lower().replace("_", ""), kind["_data"]
-    weight = re.search("[a-z]+[0-9]+(?=weight)", name)  # int8dynamicactivationint4weight, and others of weights alone
-    form = weight[0] if weight else f"{name} {said.get('weight_dtype', said.get('dtype'))}"
-    group = said.get("group_size") or said.get("block_size") or _part(_part(said, "granularity"), "_data").get("group_size")
-    return _form_bits(form, group, SCALE_BITS if name.startswith("int4weightonly") else 0)
-
-
 def _quark(quantised: Mapping[str, Any]) -> float:
     weight = quantised["global_quant_config"]["weight"]
     weight = weight[0] if isinstance(weight, list) else weight
     name, group = str(weight["dtype"]), weight.get("group_size")
     bits = whole_number(re.findall("[0-9]+", name)[0])
     return _grouped(bits, group if bits < 8 else None, 8 if name.startswith("fp") else SCALE_BITS)
-
-
-def _bitsandbytes(quantised: Mapping[str, Any]) -> float:
-    if quantised.get("load_in_4bit") or quantised.get("_load_in_4bit"):
-        return 4 + (8 / 64 + 32 / (64 * 256) if quantised.get("bnb_4bit_use_double_quant") else 32 / 64)
-    return 8.0
 
 
 def _packed(quantised: Mapping[str, Any]) -> float:
@@ -379,17 +357,10 @@ def _packed(quantised: Mapping[str, Any]) -> float:
 
 _BITS: dict[str, Callable[[Mapping[str, Any]], float]] = {  # by quant_method
     **dict.fromkeys(("fp8", "fbgemm_fp8", "finegrained_fp8", "deepspeedfp", "ptpc_fp8"), lambda quantised: 8.0),
-    **dict.fromkeys(("experts_int8", "eetq", "quanto_int8", "w8a8_int8"), lambda quantised: 8.0),
+    **dict.fromkeys(("experts_int8", "w8a8_int8"), lambda quantised: 8.0),
     **dict.fromkeys(("gptq", "gptq_marlin", "awq", "awq_marlin", "auto_round", "autoround", "intel/auto_round"), _packed),
     "compressed_tensors": _compressed,
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_fp8"), _modelopt),
     **dict.fromkeys(("mxfp4", "mxfp8", "nvfp4"), lambda quantised: _form_bits(quantised["quant_method"])),
-    "fp_quant": lambda quantised: _form_bits(quantised.get("forward_dtype", "nvfp4")),
-    "torchao": _torchao,
-    "quanto": lambda quantised: _form_bits(quantised.get("weights", "int8"), zero_bits=SCALE_BITS),
     "quark": _quark,
-    "bitsandbytes": _bitsandbytes,
-    "hqq": lambda quantised: _packed(
-        quantised.get("quant_config", {}).get("weight_quant_params", {"bits": quantised.get("nbits", 4)})
-    ),
 }

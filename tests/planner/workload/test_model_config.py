@@ -148,12 +148,6 @@ def test_an_expert_is_as_large_as_its_matrices():
     assert (Shape.of(mistral).layers, Shape.of(mistral).expert_bytes) == (3, 2 * 3 * 8 * 16)
 
 
-def torchao(kind, **said):
-    """A quantization_config of torchao, as transformers writes it."""
-    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 1, "_data": said}}}
-
-
-INT4 = {"_type": "torch.dtype", "_data": "int4"}
 MIXED = {
     "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
     "model.layers.0.mlp.experts.0.up_proj": {"quant_algo": "NVFP4"},
@@ -170,8 +164,6 @@ MIXED = {"quant_method": "modelopt", "quantization": {"quant_algo": "MIXED_PRECI
         ({"quant_method": "gptq", "bits": 4, "group_size": 32}, 4 + 20 / 32),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
         ({"quant_method": "auto-round", "bits": 2, "group_size": 64}, 2 + 18 / 64),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, 8),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}}}, 4.25),
@@ -180,24 +172,7 @@ MIXED = {"quant_method": "modelopt", "quantization": {"quant_algo": "MIXED_PRECI
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "W4A16_AWQ", "group_size": 64}}, 4.25),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["*.experts.*"]}}, 16),
         (MIXED, 4.5),
-        ({"quant_method": "fp_quant", "forward_dtype": "mxfp4"}, 4.25),
-        ({"quant_method": "quanto", "weights": "int8"}, 8),
-        ({"quant_method": "quanto", "weights": "int4"}, 4 + 32 / 128),
-        ({"quant_method": "torchao", "quant_type": "int4_weight_only", "quant_type_kwargs": {"group_size": 32}}, 5),
-        (torchao("Int4WeightOnlyConfig", group_size=128), 4 + 32 / 128),
-        (torchao("Int8DynamicActivationInt4WeightConfig", group_size=32), 4.5),
-        (torchao("Int8WeightOnlyConfig", group_size=None), 8),
-        (torchao("Float8DynamicActivationFloat8WeightConfig", granularity=[{"_type": "PerRow", "_data": {}}]), 8),
-        (
-            torchao("IntxWeightOnlyConfig", weight_dtype=INT4, granularity={"_type": "PerGroup", "_data": {"group_size": 64}}),
-            4.25,
-        ),
-        (torchao("MXDynamicActivationMXWeightConfig", weight_dtype={"_data": "float4_e2m1fn_x2"}), 4.25),
-        (torchao("NVFP4InferenceConfig"), 4.5),
-        (torchao("FqnToConfig", fqn_to_config={"re:.*experts.*": torchao("Int8WeightOnlyConfig")["quant_type"]["default"]}), 8),
-        (torchao("FqnToConfig", fqn_to_config={"re:.*self_attn.*": {"_type": "Int8WeightOnlyConfig", "_data": {}}}), 16),
-        (torchao("AConfigToCome"), None),
-        ({"quant_method": "quanto", "weights": "int٤"}, None),
+        ({"quant_method": "modelopt", "quant_algo": "INT٤"}, None),
         ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.mlp.experts"]}, 16),
         ({"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "re:.*shared_experts.*"]}, 8),
         ({"quant_method": "a method to come"}, None),
