@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from aurora.errors import BrokenPlan
 from aurora.planner.alltoall.hierarchical import carriers, hierarchical_rows, step_rows
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.check.hierarchical import check_hierarchical, check_moves, check_steps, hierarchical_moves
+from aurora.planner.check.hierarchical import check_hierarchical, check_steps, hierarchical_moves
 from aurora.planner.network.switch import timed_steps
 from aurora.types import Hierarchy, Network, servers
 from tests.planner.alltoall.test_hierarchical import token_tables
+from tests.planner.check.replayed_moves import check_moves
 
 SERVERS = Hierarchy(np.array([0, 0, 1, 1]), 2)
 RANKS, SOURCES = np.array([[2, 3], [3, 1], [0, 2], [1, 1]]), np.array([0, 0, 3, 1])
@@ -28,6 +29,12 @@ def rows_of(rank_UK, source_U, hierarchy):
 def test_the_planners_rows_are_what_tokens_need(tokens):
     rank_UK, source_U, hierarchy = tokens
     check_hierarchical(*rows_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy, carriers)
+    check_moves(moves_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy.server_G)
+
+
+def moves_of(rank_UK, source_U, hierarchy):
+    carrier_GNC = carriers(hierarchical_rows(rank_UK, source_U, hierarchy).sent_GN, hierarchy)
+    return hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)
 
 
 @given(token_tables(), st.sampled_from(("dispatch", "combine")), st.data())
@@ -82,7 +89,7 @@ def test_a_hierarchy_that_loses_its_way_is_found_though_its_rows_add_up(kind, me
     hierarchy = kind(SERVERS.server_G, SERVERS.chunks)
     rank_UK, source_U = np.array([[2, 3]]), np.array([0])
     with pytest.raises(BrokenPlan, match=message):
-        check_hierarchical(*rows_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy, carriers)
+        check_moves(moves_of(rank_UK, source_U, hierarchy), rank_UK, source_U, hierarchy.server_G)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +118,7 @@ def test_every_lie_about_a_token_is_found(moves, message):
 @given(token_tables(), st.data())
 def test_no_row_can_be_left_out_or_sent_twice(tokens, data):
     rank_UK, source_U, hierarchy = tokens
-    carrier_GNC = carriers(hierarchical_rows(rank_UK, source_U, hierarchy).sent_GN, hierarchy)
-    moves_X5 = hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)
+    moves_X5 = moves_of(rank_UK, source_U, hierarchy)
     assume(len(moves_X5))
     row = data.draw(st.integers(0, len(moves_X5) - 1))
     for broken in (np.delete(moves_X5, row, axis=0), np.concatenate([moves_X5, moves_X5[row : row + 1]])):
