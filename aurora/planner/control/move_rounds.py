@@ -170,7 +170,7 @@ def buffered_rounds(held_RP: IntArray, wanted_RP: IntArray) -> list[list[Flow]]:
         For each round its flows: (sender, receiver, experts). Each expert that a rank wants and does not hold arrives once;
         experts that no rank holds are left out.
 
-    Source: Birkhoff 1946, see `aurora.planner.alltoall.birkhoff.slots`.
+    Source: Birkhoff 1946, see `aurora.planner.alltoall.decomposition.slots`.
     """
     ranks = len(held_RP)
     holders: dict[int, list[int]] = defaultdict(list)
