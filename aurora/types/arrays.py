@@ -5,7 +5,7 @@ pairs_X2 is (X, 2), load_E1 is (E, 1). docs/glossary.md explains the letters. Sc
 `_Bps` bytes per second, `_bytes` bytes.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -186,14 +186,14 @@ LONGEST = 4  # elements of a tuple or mapping that `repr` shows one by one
 class Value:
     """Gives a frozen dataclass (declared with eq=False, repr=False) `==`, `hash` and a `repr` that fits a screen.
 
-    Two values are equal if they have the same class and equal fields (arrays are compared by element). Values must not be
+    Two values are equal if they have the same class and equal fields (arrays are compared byte by byte). Values must not be
     changed after they are made, so that their hash stays the same.
     """
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(_same(getattr(self, name), getattr(other, name)) for name in _names(self))
+        return all(_key(getattr(self, name)) == _key(getattr(other, name)) for name in _names(self))
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, *(_key(getattr(self, name)) for name in _names(self))))
@@ -216,26 +216,15 @@ def _names(value: Value) -> tuple[str, ...]:
     return tuple(field.name for field in fields(value))  # type: ignore[arg-type]
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Returns whether two field values are equal, arrays element by element."""
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype.kind == other.dtype.kind and np.array_equal(one, other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return bool(one == other)
-
-
-def _key(value: Any) -> Hashable:
+def _key(value: Any) -> Any:
     """A hashable stand-in that is equal for equal contents."""
     if isinstance(value, np.ndarray):
-        return value.shape, value.tobytes()
+        return value.dtype.kind, value.shape, value.tobytes()
     if isinstance(value, Mapping):
         return frozenset((key, _key(each)) for key, each in value.items())
     if isinstance(value, tuple):
         return tuple(_key(each) for each in value)
-    return hash(value)
+    return value
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Checks that an engine can serve a plan, and that profiles fit a cluster or a plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
@@ -124,28 +124,23 @@ def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
     return f"{' and '.join(unproved)}: a fingerprint is missing, so that the model is known by its sizes alone"
 
 
+ENGINES = ("vllm",)
+
+
 def check_engine(plan: Plan, engine: str) -> None:
-    """Checks that an engine can serve with a plan's placement; `engine` is a name in ENGINES.
-
-    Raises:
-        InfeasiblePlan: if the engine cannot serve with it.
-        BadInput: if the engine is not in ENGINES.
-    """
-    check_one_of("engine", engine, ENGINES)
-    ENGINES[engine](plan)
-
-
-def check_vllm(plan: Plan) -> None:
-    """Checks that vLLM can serve with the plan's placement: the plan must have a single model.
+    """Checks that an engine can serve with a plan's placement: the plan must have a single model.
 
     Ranks and layers may hold different numbers of experts. vLLM serves replicas only with its EPLB, where free slots are filled
     with further replicas.
 
+    Args:
+        plan: the plan.
+        engine: a name in ENGINES.
+
     Raises:
         InfeasiblePlan: if the plan has several models.
+        BadInput: if the engine is not in ENGINES.
     """
+    check_one_of("engine", engine, ENGINES)
     if len(plan.models) != 1:
-        raise InfeasiblePlan(f"vllm: serves one model by a plan, this one is for {len(plan.models)}; plan each by itself")
-
-
-ENGINES: dict[str, Callable[[Plan], None]] = {"vllm": check_vllm}
+        raise InfeasiblePlan(f"{engine}: serves one model by a plan, this one is for {len(plan.models)}; plan each by itself")
