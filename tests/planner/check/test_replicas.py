@@ -21,9 +21,9 @@ def test_what_is_true_passes():
     ("changed", "load", "room", "message"),
     [
         ({}, LOAD, GpuSlots.equal(2, 1), "GPU 1 holds 2 experts in 1 slots"),
-        ({}, LOAD, GpuSlots.equal(3, 2), "on 3 GPUs, found 1 on 2"),
-        ({}, np.array([[6.0, 2.0, 0.0]]), GpuSlots.equal(2, 2), "shares of expert 2 add up to 0"),
-        ({}, np.array([[6.0]]), GpuSlots.equal(2, 2), "holds expert 1 of 1"),
+        ({}, LOAD, GpuSlots.equal(3, 2), r"expected \(layers, experts, GPUs\) \(1, 2, 3\), found \(1, 2, 2\)"),
+        ({}, np.array([[6.0, 2.0, 0.0]]), GpuSlots.equal(2, 2), r"expected \(layers, experts, GPUs\) \(1, 3, 2\)"),
+        ({}, np.array([[6.0]]), GpuSlots.equal(2, 2), r"expected \(layers, experts, GPUs\) \(1, 1, 2\)"),
         ({"max_load_L": [4.0]}, LOAD, GpuSlots.equal(2, 2), "claims a largest load of 4, its shares give 4.4"),
         ({"mean_load_L": [3.0]}, LOAD, GpuSlots.equal(2, 2), "claims a mean load of 3, found 4"),
         ({"bound_L": [4.5]}, LOAD, GpuSlots.equal(2, 2), "bound <= largest load"),
