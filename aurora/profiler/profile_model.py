@@ -239,20 +239,24 @@ def profile_model(
     measured = measure_curves(model, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share)
     progress("timing phases", 1, 1)
     builder = _Builder(opened, measured.kinds, _provenance(opened, text, options, device) | dict(measured.provenance))
-    counts, precision, about = RoutingCounts(), _Precision(options, builder), dict[str, str]()
+    counts, checked, about = RoutingCounts(), 0.0, dict[str, str]()
     try:
-        while any(batches) and not precision.reached(counts):
+        while any(batches):
             passes = route_round(opened, batches, options.max_new_tokens, options.token_level)
             counts = counts.add(passes, batches, options, opened.top_k)
             done = (counts.prompts, options.limit) if options.limit else (corpus.read_bytes, corpus.size_bytes)
             progress("counting tokens", *done)
+            if options.precision is not None and counts.rounds >= max(MIN_ROUNDS, checked * CHECK_AGAIN):
+                checked = counts.rounds
+                if _half_width(builder.profile(counts), options) <= options.precision:
+                    break
             batches = next_round(prompts, options)
     except KeyboardInterrupt:
         if not counts.prompts:
             raise
         about["interrupted"] = f"after {counts.prompts} prompts"
     about["prompts"] = f"{counts.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
-    return builder.profile(counts, **about, **precision.provenance(counts))
+    return builder.profile(counts, **about, **_precision(builder.profile(counts), options))
 
 
 @dataclass(frozen=True)
@@ -284,36 +288,19 @@ class _Builder:
         )
 
 
-class _Precision:
-    """Compares the precision of the bottleneck's load with options.precision."""
+def _half_width(profile: Profile, options: ProfileOptions) -> float:
+    """Half of the interval of the bottleneck's load, relative, which options.precision is compared with; takes a resampling."""
+    return contiguous_load_intervals(profile, options.seed).bottleneck.half_width
 
-    def __init__(self, options: ProfileOptions, builder: _Builder) -> None:
-        self._options, self._builder = options, builder
-        self._checked_rounds, self._half_width = 0, float("inf")
 
-    def reached(self, counts: RoutingCounts) -> bool:
-        """Returns True once the counts are precise enough; checked at growing intervals, since a check costs a resampling."""
-        if self._options.precision is None or counts.rounds < max(MIN_ROUNDS, self._checked_rounds * CHECK_AGAIN):
-            return False
-        self._check(counts)
-        return self._half_width <= self._options.precision
-
-    def provenance(self, counts: RoutingCounts) -> dict[str, str]:
-        """The precision as an entry of provenance."""
-        wanted = self._options.precision
-        if wanted is None:
-            return {}
-        if self._checked_rounds < counts.rounds:
-            self._check(counts)
-        tokens = int(counts.tokens_TLSE[:, 0].sum()) // self._builder.model.top_k
-        known = f"the bottleneck of experts in order on {self._options.sources} ranks is known within {self._half_width:.2%}"
-        more = "" if self._half_width <= wanted else f"; {wanted:.2%} wants more text"
-        return {"precision": f"{known} at {LEVEL:.0%} after {tokens} tokens{more}"}
-
-    def _check(self, counts: RoutingCounts) -> None:
-        """Estimate the half-width of the bottleneck's interval."""
-        self._checked_rounds = counts.rounds
-        self._half_width = contiguous_load_intervals(self._builder.profile(counts), self._options.seed).bottleneck.half_width
+def _precision(profile: Profile, options: ProfileOptions) -> dict[str, str]:
+    """The precision, where one was asked for, as an entry of provenance."""
+    if options.precision is None:
+        return {}
+    half_width, tokens = _half_width(profile, options), int(profile.tokens_TLSE[:, 0].sum()) // profile.top_k
+    known = f"the bottleneck of experts in order on {options.sources} ranks is known within {half_width:.2%}"
+    more = "" if half_width <= options.precision else f"; {options.precision:.2%} wants more text"
+    return {"precision": f"{known} at {LEVEL:.0%} after {tokens} tokens{more}"}
 
 
 def _check_enough(first: Batches, files: Sequence[str | Path], options: ProfileOptions) -> None:
