@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from aurora.errors import BadInput
 from aurora.io.files import SPOKEN, Arrays, load_npz, make_folder, naming, save_npz
 from aurora.types import OVERHEAD, PHASES, Curve, Profile
-from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers, set_checked
+from aurora.types.arrays import FloatArray, IntArray, check_arrays, layer_numbers
 
 FORMAT = "aurora record"
 TIMED = ("gate", "dispatch", "expert", "combine", "aggregate")
@@ -75,10 +75,9 @@ class EngineRecord:
             if field.type in (int, str) and type(getattr(self, field.name)) is not field.type:
                 raise BadInput(f"{what}: {field.name} must be {SPOKEN[field.type]}, found {getattr(self, field.name)!r}")
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
-        set_checked(self, counts, f"{what}, ", "window_T", "tokens_TLE", "passes_L", "most_P")
-        set_checked(self, numbers, f"{what}, ", "seconds_LP", "gram_P33", "target_P3")
-        if len(self.window_T) != len(self.tokens_TLE) or (np.diff(self.window_T) <= 0).any():
-            raise BadInput(f"{what}: expected ascending windows, one for each of {len(self.tokens_TLE)} tables")
+        check_arrays(self, f"{what}, ")
+        if (np.diff(self.window_T) <= 0).any():
+            raise BadInput(f"{what}: expected ascending windows, found {self.window_T.tolist()}")
         if not 0 <= self.rank < self.ranks or self.width < 1 or self.width & (self.width - 1):
             raise BadInput(f"{what}: expected a rank below {self.ranks} and a width that is a power of two, found {self.width}")
 

@@ -7,7 +7,8 @@ pairs_X2 is (X, 2), load_E1 is (E, 1). docs/glossary.md explains the letters. Sc
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +33,7 @@ def as_array(what: str, value: ArrayLike) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError:
         raise BadInput(f"{what}: expected rows of one length") from None
-    if array.dtype != np.bool_ and isinstance(value, list | tuple) and _has_bool(value):  # which NumPy takes for 0 and 1
+    if isinstance(value, list | tuple) and array.dtype != np.bool_ and _has_bool(value):  # which NumPy takes for 0 and 1
         raise BadInput(f"{what}: expected numbers, found true or false among them")
     return array
 
@@ -95,18 +96,37 @@ def above_zero(what: str, names: tuple[str, str], one_X: ArrayLike, other_X: Arr
     return one, other
 
 
-def set_checked(value: object, check: Callable[[str, ArrayLike, int], NDArray[Any]], what: str, *names: str) -> None:
-    """Replaces array fields of a frozen value by checked, locked copies; fields that are None stay.
+@cache
+def _array_fields(kind: type) -> list[tuple[str, str, Callable[[str, ArrayLike, int], NDArray[Any]]]]:
+    """Name, axes and check of each array field of a dataclass: the check that its annotation stands for."""
+    checks = {IntArray: counts, FloatArray: numbers}
+    kinds = {each.name: (each.type, *get_args(each.type)) for each in fields(kind)}  # of IntArray | None both
+    return [(name, name.rpartition("_")[2], checks[each]) for name, found in kinds.items() for each in checks if each in found]
+
+
+def check_arrays(value: object, what: str) -> None:
+    """Replaces the array fields of a frozen value by checked, locked copies; fields that are None stay.
+
+    A field's annotation says whether it holds counts (IntArray) or finite numbers (FloatArray). The letters after the last
+    underscore of its name are its axes: load_LE has two. Fields are equally long along an axis that they share, and an
+    axis 2 or 3 is as long.
 
     Args:
         value: the value; called from its `__post_init__`.
-        check: `counts` or `numbers`.
-        what: the value's name in error messages; the field's name follows it.
-        names: the fields' names. The letters after the last underscore give the number of axes: load_LE has two.
+        what: beginning of error messages; the field's name follows it.
+
+    Raises:
+        BadInput: if an array is anything else.
     """
-    for name in names:
-        if (array := getattr(value, name)) is not None:
-            object.__setattr__(value, name, check(f"{what}{name}", array, len(name.rpartition("_")[2])))
+    lengths, checked = {"2": 2, "3": 3}, _array_fields(type(value))
+    for name, axes, check in checked:
+        if (given := getattr(value, name)) is not None:
+            array = check(f"{what}{name}", given, len(axes))
+            object.__setattr__(value, name, array)
+            for axis, found in zip(axes, array.shape, strict=True):
+                if (expected := lengths.setdefault(axis, found)) != found:
+                    first = next(other for other, letters, _ in checked if axis in letters)
+                    raise BadInput(f"{what}{name}: expected {expected} along {axis} as in {first}, found {found}")
 
 
 def layer_numbers(what: str, value: Sequence[int]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, Value, above_zero, locked, numbers, set_checked
+from aurora.types.arrays import FloatArray, Value, above_zero, check_arrays, locked
 
 Vertex = int | str  # a GPU by its rank, a switch by its name
 
@@ -275,11 +275,9 @@ class Network(Value):
     def __post_init__(self) -> None:
         if np.size(self.startup_s_G) == 0:
             object.__setattr__(self, "startup_s_G", np.zeros(len(self.out_Bps_G)))
-        set_checked(self, numbers, "network: ", "out_Bps_G", "in_Bps_G", "startup_s_G")
+        check_arrays(self, "network: ")
         for name in ("out_Bps_G", "in_Bps_G", "startup_s_G"):
             column_G = getattr(self, name)
-            if len(column_G) != len(self.out_Bps_G):
-                raise BadInput(f"network: {name}: expected {len(self.out_Bps_G)} GPUs as in out_Bps_G, found {len(column_G)}")
             least = 0.0 if name == "startup_s_G" else np.nextafter(0.0, 1.0)
             if column_G.size and column_G.min() < least:
                 expected = "seconds of zero or more" if name == "startup_s_G" else "rates above zero"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, as_array, counts, gap, locked, numbers, set_checked
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, as_array, check_arrays, counts, gap, locked, numbers
 
 EMPTY = -1  # in place of an expert, a GPU or a slot: none
 EMPTY_INT64: Any = np.int64(EMPTY)  # for compiled code: numba compiles a function anew for each constant that it is given
@@ -302,10 +302,9 @@ class ReplicaPlacement(Value):
     seconds: float
 
     def __post_init__(self) -> None:
-        for name in ("max_load_L", "mean_load_L", "bound_L"):
-            set_checked(self, numbers, "replica placement, ", name)
-            if len(getattr(self, name)) != len(self.placement.slots_LG):
-                raise BadInput(f"replica placement: expected {name} for each of {len(self.placement.slots_LG)} layers")
+        check_arrays(self, "replica placement, ")
+        if len(self.max_load_L) != len(self.placement.slots_LG):
+            raise BadInput(f"replica placement: expected max_load_L for each of {len(self.placement.slots_LG)} layers")
 
     @property
     def gap_L(self) -> FloatArray:
@@ -466,7 +465,7 @@ class SurvivalProbability(Value):
     bound_K: FloatArray
 
     def __post_init__(self) -> None:
-        set_checked(self, numbers, "survival, ", "p_K", "half_width_K", "bound_K")
+        check_arrays(self, "survival, ")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

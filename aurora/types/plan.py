@@ -7,18 +7,7 @@ from typing import Self
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import (
-    FloatArray,
-    IntArray,
-    Value,
-    check_name,
-    counts,
-    gap,
-    layer_numbers,
-    locked,
-    numbers,
-    set_checked,
-)
+from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays, check_name, gap, layer_numbers
 from aurora.types.cluster import Cluster
 from aurora.types.network import Cut
 from aurora.types.options import PlanOptions
@@ -82,8 +71,7 @@ class ModelPlan(Value):
 
     def __post_init__(self) -> None:
         what, layers, experts = f"plan of {self.model!r}", len(self.placement.slots_LG), self.placement.experts
-        for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
-            object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=np.float64)))
+        check_arrays(self, f"{what}, ")
         for name in ("expert_bytes", "other_bytes"):
             if getattr(self, name) < 0:
                 raise BadInput(f"{what}: expected {name} of zero or more, found {getattr(self, name)}")
@@ -92,7 +80,6 @@ class ModelPlan(Value):
             raise BadInput(f"{what}: expected top_k from 1 to {experts} and dispatch_bytes above zero, {found}")
         for name in (self.model, self.fingerprint):
             check_name("plan: model and fingerprint", name)
-        object.__setattr__(self, "load_LE", counts(f"{what}, load", self.load_LE, 2))
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         if self.load_LE.shape != (layers, experts):
             raise BadInput(f"{what}: expected loads of {layers} layers x {experts} experts, found {self.load_LE.shape}")
@@ -182,7 +169,7 @@ class Plan(Value):
                 raise BadInput(f"`{name}`: expected one for each of {len(self.models)} models, found {len(found)}")
         if (self.options.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected min_replicas and survival together or neither")
-        set_checked(self, numbers, "plan, ", "survival_LK")
+        check_arrays(self, "plan, ")
         for model in self.models:
             if model.placement.gpus != len(self.cluster.gpus):
                 found = f"expected a placement on {len(self.cluster.gpus)} GPUs, found one on {model.placement.gpus}"

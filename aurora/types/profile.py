@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, layer_numbers, numbers, set_checked
+from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays, check_name, layer_numbers
 from aurora.types.cluster import Gpu
 from aurora.types.token_routing import TokenRouting
 
@@ -126,9 +126,9 @@ class Curve(Value):
     seconds_X: FloatArray
 
     def __post_init__(self) -> None:
-        set_checked(self, numbers, "curve: ", "tokens_X", "seconds_X")
-        if len(self.tokens_X) != len(self.seconds_X) or len(self.tokens_X) == 0:
-            raise BadInput(f"curve: expected as many seconds as tokens, found {self.seconds_X.shape}")
+        check_arrays(self, "curve: ")
+        if not len(self.tokens_X):
+            raise BadInput("curve: expected a point or more, found none")
         if (np.diff(self.tokens_X) <= 0).any() or self.tokens_X[0] < 0 or (self.seconds_X < 0).any():
             raise BadInput("curve: expected rising token counts from zero or more, and seconds of zero or more")
 
@@ -270,7 +270,7 @@ class Profile(Value):
 
     def __post_init__(self) -> None:
         what = f"profile of {self.model!r}"
-        set_checked(self, counts, f"{what}, ", "tokens_TLSE")
+        check_arrays(self, f"{what}, ")
         if 0 in self.tokens_TLSE.shape:
             raise BadInput(f"{what}: tokens_TLSE is empty, its shape is {self.tokens_TLSE.shape}")
         for name in ("top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes"):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, counts, numbers, set_checked
+from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays
 from aurora.types.options import LONGEST_S, MOST_SEED, MOST_TOKENS, check_options, option
 
 MOST_REQUESTS = 1_000_000  # of one simulation
@@ -31,11 +31,7 @@ class Requests(Value):
     output_tokens_Q: IntArray
 
     def __post_init__(self) -> None:
-        set_checked(self, numbers, "requests, ", "arrival_s_Q")
-        set_checked(self, counts, "requests, ", "input_tokens_Q", "output_tokens_Q")
-        shapes = {array.shape for array in (self.arrival_s_Q, self.input_tokens_Q, self.output_tokens_Q)}
-        if len(shapes) != 1:
-            raise BadInput(f"requests: expected as many arrivals as inputs and outputs, found {sorted(shapes)}")
+        check_arrays(self, "requests, ")
         if not 1 <= len(self) <= MOST_REQUESTS:
             raise BadInput(f"requests: expected from one to {MOST_REQUESTS}, found {len(self)}")
         if self.arrival_s_Q[0] < 0 or (np.diff(self.arrival_s_Q) < 0).any():
@@ -127,8 +123,7 @@ class ServedRequests:
     steps: int
 
     def __post_init__(self) -> None:
-        set_checked(self, numbers, "requests, ", "first_s_Q", "last_s_Q")
-        set_checked(self, counts, "requests, ", "rank_Q")
+        check_arrays(self, "requests, ")
 
     @property
     def seconds(self) -> float:

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, counts, gap, locked, numbers, set_checked
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, check_arrays, gap, locked
 from aurora.types.network import Cut
 
 
@@ -52,14 +52,9 @@ class Order(Value):
     tier_X: IntArray | None = None
 
     def __post_init__(self) -> None:
-        set_checked(self, counts, "order, ", "pairs_X2", "tier_X")
-        set_checked(self, numbers, "order, ", "share_X2")
+        check_arrays(self, f"order {self.method}, ")
         if min(self.sends_open, self.recvs_open) < 1:
             raise BadInput(f"order {self.method}: expected at least one open send and receive")
-        if self.share_X2 is not None and self.share_X2.shape != self.pairs_X2.shape:
-            raise BadInput(f"order {self.method}: expected a share for each row, found {self.share_X2.shape}")
-        if self.tier_X is not None and len(self.tier_X) != len(self.pairs_X2):
-            raise BadInput(f"order {self.method}: expected a tier for each of {len(self.pairs_X2)} rows")
 
     @classmethod
     def all_at_once(cls, ranks: int) -> "Order":
@@ -226,11 +221,7 @@ class Schedule(Value):
     step_X: IntArray | None = None
 
     def __post_init__(self) -> None:
-        set_checked(self, counts, "schedule, ", "step_X", "tier_X", "src_X", "dst_X", "bytes_X")
-        set_checked(self, numbers, "schedule, ", "start_s_X", "end_s_X", "rate_Bps_X")
-        lengths = {len(getattr(self, n)) for n in ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")}
-        if len(lengths) != 1:
-            raise BadInput(f"schedule: expected columns of one length, found {sorted(lengths)}")
+        check_arrays(self, f"schedule {self.method}, ")
 
     @property
     def makespan_s(self) -> float:
@@ -280,7 +271,7 @@ class Hierarchy(Value):
     level_from: int | None = None
 
     def __post_init__(self) -> None:
-        set_checked(self, counts, "hierarchy, ", "server_G")
+        check_arrays(self, "hierarchy, ")
         if not 1 <= self.chunks <= MOST_CHUNKS:
             raise BadInput(f"hierarchy: expected from one to {MOST_CHUNKS} chunks, found {self.chunks}")
         if self.level_from is not None and not 1 <= self.level_from <= MOST_ROWS:

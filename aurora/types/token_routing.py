@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.types.arrays import IntArray, Value, counts, locked, set_checked
+from aurora.types.arrays import IntArray, Value, check_arrays, locked
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,11 +38,9 @@ class TokenRouting(Value):
             )
         if int(chosen.min()) < 0 or int(chosen.max()) >= 1 << 16:
             raise BadInput(f"experts_ULK: expected experts from 0 to 65535, found {chosen.min()} to {chosen.max()}")
-        known = ("source_U", "window_U", *(("sequence_U",) if self.sequence_U is not None else ()))
-        for name in known:
-            set_checked(self, counts, "", name)
-            if len(getattr(self, name)) != len(chosen):
-                raise BadInput(f"{name}: expected one for each of {len(chosen)} tokens, found {len(getattr(self, name))}")
+        check_arrays(self, "")
+        if len(self.source_U) != len(chosen):
+            raise BadInput(f"source_U: expected one for each of {len(chosen)} tokens, found {len(self.source_U)}")
         chosen = chosen.astype(np.uint8 if int(chosen.max()) < 256 else np.uint16)  # a copy
         for layer in range(chosen.shape[1]):
             ranked_UK = np.sort(chosen[:, layer], axis=1)
@@ -51,8 +49,9 @@ class TokenRouting(Value):
         sequence = np.lexsort((self.source_U, self.window_U))
         if (np.diff(sequence) < 0).any():
             chosen = chosen[sequence]
-            for name in known:
-                object.__setattr__(self, name, locked(getattr(self, name)[sequence]))
+            for name in ("source_U", "window_U", "sequence_U"):
+                if (numbers_U := getattr(self, name)) is not None:
+                    object.__setattr__(self, name, locked(numbers_U[sequence]))
         object.__setattr__(self, "experts_ULK", locked(chosen))
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, locked, numbers, set_checked
+from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays, check_name, locked
 from aurora.types.control import ControlReport
 
 TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head", "moves")
@@ -52,27 +52,28 @@ class Trace(Value):
     step_X: IntArray
     layer_X: IntArray
     phase_X: IntArray
-    peer_X: IntArray
+    peer_X: NDArray[Any]  # which may be below zero
     sent_X: NDArray[np.bool_]
     start_s_X: FloatArray
     end_s_X: FloatArray
     bytes_X: IntArray
     control_M: tuple[ControlReport, ...] = ()
 
-    INTEGERS = ("rank_X", "epoch_X", "model_X", "step_X", "layer_X", "phase_X", "bytes_X")
-    COLUMNS = (*INTEGERS, "peer_X", "sent_X", "start_s_X", "end_s_X")
+    COLUMNS = (
+        *("rank_X", "epoch_X", "model_X", "step_X", "layer_X", "phase_X", "bytes_X"),
+        *("peer_X", "sent_X", "start_s_X", "end_s_X"),
+    )
 
     def __post_init__(self) -> None:
         if self.kind not in ("predicted", "measured"):
             raise BadInput(f"trace: kind must be predicted or measured, found {self.kind!r}")
         for name in self.names_M:
             check_name("trace: names_M", name)
-        set_checked(self, counts, "trace, ", *self.INTEGERS)
-        object.__setattr__(self, "peer_X", locked(np.array(self.peer_X, dtype=np.int64)))
-        object.__setattr__(self, "sent_X", locked(np.array(self.sent_X, dtype=np.bool_)))
-        set_checked(self, numbers, "trace, ", "start_s_X", "end_s_X")
-        if len({len(getattr(self, name)) for name in self.COLUMNS}) != 1:
-            raise BadInput("trace: expected columns of one length")
+        check_arrays(self, "trace, ")
+        for name, dtype in (("peer_X", np.int64), ("sent_X", np.bool_)):
+            object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=dtype)))
+            if len(getattr(self, name)) != len(self):
+                raise BadInput(f"trace, {name}: expected {len(self)} along X as in rank_X, found {len(getattr(self, name))}")
         if (self.end_s_X < self.start_s_X).any():
             raise BadInput("trace: an event ends before it starts")
         for report in self.control_M:

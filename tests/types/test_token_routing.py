@@ -64,7 +64,7 @@ def test_many_experts_take_two_bytes():
         (np.zeros((0, 1, 2), dtype=int), [], [], "tokens by layers by choices"),
         ([[[-1, 1]]], [0], [0], "expected experts from 0 to 65535, found -1 to 1"),
         ([[[0, 1 << 16]]], [0], [0], "expected experts from 0 to 65535"),
-        ([[[0, 1]]], [0, 1], [0], "source_U: expected one for each of 1 tokens, found 2"),
+        ([[[0, 1]]], [0, 1], [0], "window_U: expected 2 along U as in source_U, found 1"),
         ([[[0, 1]]], [0], [-1], "window_U: expected counts of zero or more"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_pair_is_of_one_tier():
     check_order(Order("x", pairs, share_X2=shares, tier_X=[1, 0, 1]), 2)
     with pytest.raises(BrokenPlan, match="order x: expected the parts of 0 -> 1 in one tier, found them in several"):
         check_order(Order("x", pairs, share_X2=shares, tier_X=[1, 0, 0]), 2)
-    with pytest.raises(BadInput, match="order x: expected a tier for each of 3 rows"):
+    with pytest.raises(BadInput, match="order x, tier_X: expected 3 along X as in pairs_X2, found"):
         Order("x", pairs, share_X2=shares, tier_X=[1, 0])
 
 
