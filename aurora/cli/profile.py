@@ -1,6 +1,7 @@
 """aurora profile, synthetic and record: a model and text, a model's shape, or a running vLLM server -> a profile."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +9,8 @@ import aurora
 from aurora.cli.inputs import check_model, check_output
 from aurora.cli.options import WORST
 from aurora.cli.output import progress_bars, show
-from aurora.errors import need
-from aurora.io import load_gpus, save
+from aurora.errors import BadInput, need
+from aurora.io import load_gpus, load_profile, save
 from aurora.types import Profile, ProfileOptions, SyntheticOptions
 from aurora.types.options import LONGEST_S, OptionField
 
@@ -26,7 +27,7 @@ def profile(
 ) -> None:
     """Count which experts the tokens choose, and measure the times of router, experts and weighted sum on this machine.
 
-    Ctrl-C ends the counting; the profile of what was counted until then is written.
+    Ctrl-C ends the counting; the profile of what was counted until then is written, and the same command goes on from it.
 
     Args:
         model: folder of a transformers MoE model, or its name in the local hub cache.
@@ -38,8 +39,13 @@ def profile(
     chosen = options()
     check_model(model)
     need("torch", "transformers")
+    begun = None
+    with suppress(BadInput):  # no profile, which is written over
+        begun = load_profile(output) if output.exists() else None
+    if begun is not None and "interrupted" not in begun.provenance:
+        begun = None
     with progress_bars() as progress:
-        made = aurora.profile(model, [*(text or []), *(more_text or [])], chosen, progress=progress)
+        made = aurora.profile(model, [*(text or []), *(more_text or [])], chosen, progress, begun)
     save(made, output)
     shown_profile(made, output, layers, as_json, chosen.seed)
 

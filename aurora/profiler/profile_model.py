@@ -1,14 +1,15 @@
-"""Profiles a model: counts its routing on text, and times its phases on this machine.
+"""Profiles a model: counts its routing on text, and times its phases on this machine. An interrupted count can be continued.
 
 Hooks record the choices of each forward pass. A round serves one batch of prompts per source rank; rounds form windows.
 """
 
 import datetime
+import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -31,9 +32,10 @@ from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.types import STAGES, Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
 from aurora.types.profile import CurvesByKind
+from aurora.types.read_numbers import whole_number
 
 Batches = list[list[list[int]]]  # of one round: by source, its prompts
-Kept = tuple[NDArray[Any], IntArray, IntArray, IntArray]  # experts_ULK, source_U, window_U, sequence_U
+Kept = tuple[NDArray[Any], IntArray, IntArray, IntArray | None]  # experts_ULK, source_U, window_U, sequence_U
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,17 @@ class RoutingCounts:
     prompts: int = 0  # how many prompts were served
     kept: tuple[Kept, ...] = ()  # each token's experts, pass by pass; empty if they are not recorded
 
+    @classmethod
+    def of(cls, begun: Profile, job: str) -> Self:
+        """Returns the counts of an interrupted profile, to go on from; BadInput if they are of another job (see `job_of`)."""
+        if begun.provenance.get("job") != job or begun.stage_T is None:
+            whose = "the interrupted counts of this model, text and options, found those of others"
+            raise BadInput(f"profile: expected {whose}; remove the file to start afresh")
+        served = whole_number(begun.provenance["interrupted"].removeprefix("after ").removesuffix(" prompts"))
+        routing = begun.routing
+        kept = () if routing is None else ((routing.experts_ULK, routing.source_U, routing.window_U, routing.sequence_U),)
+        return cls(tuple(begun.tokens_TLSE), begun.stage_T, served, kept)
+
     @property
     def rounds(self) -> int:
         """The number of prefill windows: one per round unless windows have a given size."""
@@ -197,23 +210,30 @@ CHECK_AGAIN = 1.1  # precision is checked again after this many times the rounds
 
 
 def profile_model(
-    model: str | Path, text: Sequence[str | Path], options: ProfileOptions = ProfileOptions(), progress: Progress = untold
+    model: str | Path,
+    text: Sequence[str | Path],
+    options: ProfileOptions = ProfileOptions(),
+    progress: Progress = untold,
+    begun: Profile | None = None,
 ) -> Profile:
     """Counts how a model routes tokens, and times its gate, experts and aggregation on this machine.
 
-    A KeyboardInterrupt ends the counting: the profile then has the rounds that were complete.
+    A KeyboardInterrupt ends the counting: the profile then has the rounds that were complete, and "interrupted" in its
+    provenance. Counting can go on from it.
 
     Args:
         model: the folder of a transformers MoE model.
         text: files of text, prompts or chats (.txt, .jsonl) that the model serves.
         options: number of source ranks, length of prompts, when to stop, and more.
         progress: called with (name of the work, amount done, whole amount).
+        begun: a profile of the same model, text and options whose counting was interrupted, to go on from; None: there is none.
 
     Returns:
         The Profile: (token, expert) pairs by window, layer, source rank and expert, and compute curves of this GPU kind.
 
     Raises:
-        BadInput: if the folder holds no MoE model, or there is less than one prompt for each source rank.
+        BadInput: if the folder holds no MoE model, or there is less than one prompt for each source rank, or `begun` is of
+            another model, text or options.
         MissingDependency: if torch or transformers is not installed.
         KeyboardInterrupt: if it is interrupted before the first round is complete.
 
@@ -231,15 +251,18 @@ def profile_model(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     opened = load_model(model, device)
     corpus = Corpus(opened.tokenizer, opened.vocabulary, text, options.prompt_tokens)
-    prompts = islice(corpus, options.limit)
-    batches = next_round(prompts, options)
-    _check_enough(batches, text, options)
-    progress("timing phases", 0, 1)
-    most = max(sum(map(len, rows)) for rows in batches)
-    measured = measure_curves(model, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share)
-    progress("timing phases", 1, 1)
-    builder = _Builder(opened, measured.kinds, _provenance(opened, text, options, device) | dict(measured.provenance))
-    counts, checked, about = RoutingCounts(), 0.0, dict[str, str]()
+    provenance = _provenance(opened, text, options, device)
+    prompts, job = islice(corpus, options.limit), job_of(opened.fingerprint(), provenance["text"], options)
+    if begun is None:
+        counts, batches = RoutingCounts(), next_round(prompts, options)
+        _check_enough(batches, text, options)
+        builder = _timed(model, opened, batches, options, provenance, progress)
+    else:
+        counts = RoutingCounts.of(begun, job)
+        before = {name: said for name, said in begun.provenance.items() if name not in ("interrupted", "job")}
+        builder = _Builder(opened, begun.curves, {**before, **provenance})
+        batches = next_round(islice(prompts, counts.prompts, None), options)
+    checked, about = 0.0, dict[str, str]()
     try:
         while any(batches):
             passes = route_round(opened, batches, options.max_new_tokens, options.token_level)
@@ -254,7 +277,7 @@ def profile_model(
     except KeyboardInterrupt:
         if not counts.prompts:
             raise
-        about["interrupted"] = f"after {counts.prompts} prompts"
+        about |= {"interrupted": f"after {counts.prompts} prompts", "job": job}
     about["prompts"] = f"{counts.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
     return builder.profile(counts, **about, **_precision(builder.profile(counts), options))
 
@@ -286,6 +309,28 @@ class _Builder:
             expert_groups=self.model.expert_groups,
             kv_bytes=known_kv_bytes(self.model.model.config.to_dict()),
         )
+
+
+def _timed(
+    path: str | Path,
+    model: MoeModel,
+    first: Batches,
+    options: ProfileOptions,
+    provenance: Mapping[str, str],
+    progress: Progress,
+) -> _Builder:
+    """Times the phases, up to twice the largest number of tokens of a source in the `first` round."""
+    progress("timing phases", 0, 1)
+    most = max(sum(map(len, prompts)) for prompts in first)
+    measured = measure_curves(path, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share)
+    progress("timing phases", 1, 1)
+    return _Builder(model, measured.kinds, {**provenance, **measured.provenance})
+
+
+def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
+    """Returns a hash of all inputs that determine the counts; options on timing, and on when counting ends, are left out."""
+    counted = replace(options, precision=None, seed=0, share=1)
+    return hashlib.sha256(repr((fingerprint, text, counted)).encode()).hexdigest()
 
 
 def _half_width(profile: Profile, options: ProfileOptions) -> float:

@@ -49,6 +49,7 @@ def test_interrupted_from_the_command_line(aurora, mixtral, text, tmp_path, monk
     assert "tokens drawn again" in " ".join(out.split())
     assert "after 240 tokens" in out
     assert load_profile(tmp_path / "p.npz").windows == 3
+    assert "interrupted" not in load_profile(tmp_path / "p.npz").provenance
 
 
 def test_recorded_routing_is_planned_for_and_drifts(aurora, shape, tmp_path):

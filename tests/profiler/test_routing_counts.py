@@ -1,4 +1,4 @@
-"""Rounds into windows, padding; profiles that are interrupted."""
+"""Rounds into windows, padding; profiles that are interrupted and go on."""
 
 import json
 from dataclasses import replace
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from aurora.errors import BadInput
 from aurora.io import load_profile, save
 from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
@@ -83,15 +84,30 @@ def roundtrip(profile, folder):
 
 
 @pytest.mark.parametrize("window", [None, 100])
-def test_interrupted_within_a_round_it_is_the_profile_of_the_rounds_before(mixtral, text, window, monkeypatch):
-    options = replace(RATHER, window=window)
-    whole = profile_model(mixtral, [text], replace(options, limit=8))
-    monkeypatch.setattr(profiling, "route_round", interrupted_after(2))
-    made = profile_model(mixtral, [text], options)
-    assert (made.digest, made.stage_T) == (whole.digest, whole.stage_T)
+def test_interrupted_and_gone_on_with(mixtral, text, tmp_path, window):
+    """Interrupted twice, within a round; the parts give exactly what one go gives."""
+    options = replace(RATHER, window=window, limit=18)
+    whole, first = profile_model(mixtral, [text], options), profile_model(mixtral, [text], replace(options, limit=8))
+    made, served = None, []
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(profiling, "route_round", interrupted_after(2))
+            made = roundtrip(profile_model(mixtral, [text], options, begun=made), tmp_path)
+        served.append(made.provenance["interrupted"])
+        assert made.digest == first.digest or len(served) > 1
+    assert served == ["after 8 prompts", "after 16 prompts"]
+    made = profile_model(mixtral, [text], options, begun=made)
+    assert made.digest == whole.digest
+    assert made.stage_T == whole.stage_T
     assert np.array_equal(made.routing.sequence_U, whole.routing.sequence_U)
-    assert made.provenance["interrupted"] == "after 8 prompts"
-    assert "interrupted" not in whole.provenance
+    assert not {"interrupted", "job"} & set(made.provenance)
+
+
+def test_an_interrupted_profile_of_something_else(mixtral, text, monkeypatch):
+    monkeypatch.setattr(profiling, "route_round", interrupted_after(1))
+    begun = profile_model(mixtral, [text], RATHER)
+    with pytest.raises(BadInput, match="of this model, text and options, found those of others; remove the file"):
+        profile_model(mixtral, [text], replace(RATHER, batch=3), begun=begun)
 
 
 def interrupted_after(rounds):
