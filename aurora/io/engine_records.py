@@ -75,7 +75,7 @@ class EngineRecord:
             if field.type in (int, str) and type(getattr(self, field.name)) is not field.type:
                 raise BadInput(f"{what}: {field.name} must be {SPOKEN[field.type]}, found {getattr(self, field.name)!r}")
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
-        check_arrays(self, f"{what}, ")
+        check_arrays(self, f"{what}, ", apart="P")
         if (np.diff(self.window_T) <= 0).any():
             raise BadInput(f"{what}: expected ascending windows, found {self.window_T.tolist()}")
         if not 0 <= self.rank < self.ranks or self.width < 1 or self.width & (self.width - 1):

@@ -104,7 +104,7 @@ def _array_fields(kind: type) -> list[tuple[str, str, Callable[[str, ArrayLike, 
     return [(name, name.rpartition("_")[2], checks[each]) for name, found in kinds.items() for each in checks if each in found]
 
 
-def check_arrays(value: object, what: str) -> None:
+def check_arrays(value: object, what: str, apart: str = "") -> None:
     """Replaces the array fields of a frozen value by checked, locked copies; fields that are None stay.
 
     A field's annotation says whether it holds counts (IntArray) or finite numbers (FloatArray). The letters after the last
@@ -114,6 +114,7 @@ def check_arrays(value: object, what: str) -> None:
     Args:
         value: the value; called from its `__post_init__`.
         what: beginning of error messages; the field's name follows it.
+        apart: axes that fields share by name alone, and whose lengths differ.
 
     Raises:
         BadInput: if an array is anything else.
@@ -124,7 +125,7 @@ def check_arrays(value: object, what: str) -> None:
             array = check(f"{what}{name}", given, len(axes))
             object.__setattr__(value, name, array)
             for axis, found in zip(axes, array.shape, strict=True):
-                if (expected := lengths.setdefault(axis, found)) != found:
+                if (expected := lengths.setdefault(axis, found)) != found and axis not in apart:
                     first = next(other for other, letters, _ in checked if axis in letters)
                     raise BadInput(f"{what}{name}: expected {expected} along {axis} as in {first}, found {found}")
 

@@ -230,7 +230,7 @@ def weight_bits(config: Mapping[str, Any]) -> float | None:
     """Returns the bits per parameter of an expert, scales and zero points included; None if the format is not known.
 
     Known methods of `quantization_config`: fp8 under all its names, int8, mxfp4, nvfp4, GPTQ, AWQ, AutoRound,
-    compressed-tensors, ModelOpt, Quark.
+    compressed-tensors, ModelOpt, Quark, bitsandbytes.
 
     Args:
         config: the content of a transformers config.json.
@@ -349,6 +349,12 @@ def _quark(quantised: Mapping[str, Any]) -> float:
     return _grouped(bits, group if bits < 8 else None, 8 if name.startswith("fp") else SCALE_BITS)
 
 
+def _bitsandbytes(quantised: Mapping[str, Any]) -> float:
+    if quantised.get("load_in_4bit") or quantised.get("_load_in_4bit"):
+        return 4 + (8 / 64 + 32 / (64 * 256) if quantised.get("bnb_4bit_use_double_quant") else 32 / 64)
+    return 8.0
+
+
 def _packed(quantised: Mapping[str, Any]) -> float:
     """GPTQ, AWQ and their like: a scale and a zero point for each group."""
     bits = quantised.get("bits", quantised.get("w_bit", quantised.get("weight_bits")))
@@ -363,4 +369,5 @@ _BITS: dict[str, Callable[[Mapping[str, Any]], float]] = {  # by quant_method
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_fp8"), _modelopt),
     **dict.fromkeys(("mxfp4", "mxfp8", "nvfp4"), lambda quantised: _form_bits(quantised["quant_method"])),
     "quark": _quark,
+    "bitsandbytes": _bitsandbytes,
 }

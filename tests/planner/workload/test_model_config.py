@@ -164,6 +164,8 @@ MIXED = {"quant_method": "modelopt", "quantization": {"quant_algo": "MIXED_PRECI
         ({"quant_method": "gptq", "bits": 4, "group_size": 32}, 4 + 20 / 32),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
         ({"quant_method": "auto-round", "bits": 2, "group_size": 64}, 2 + 18 / 64),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, 8),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}}}, 4.25),
