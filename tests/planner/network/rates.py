@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from aurora.planner.network.max_min_fair import HEAP
 from aurora.planner.network.switch import Switch
 from aurora.types import Order
 
@@ -23,6 +22,7 @@ def fair_rates(src, dst, network):
 def rates_of(switch):
     """The bytes per second of each transfer under way, by (source, destination), as of the last `run`."""
     rows = switch._rows
-    flowing = switch._net.heap[: switch._net.counter[HEAP]]
+    event_s = switch._net.event_s
+    flowing = np.flatnonzero(event_s[len(event_s) // 2 :] < np.inf)
     pairs = zip(rows.src[flowing].tolist(), rows.dst[flowing].tolist(), strict=True)
     return dict(zip(pairs, rows.rate_Bps[flowing].tolist(), strict=True))
