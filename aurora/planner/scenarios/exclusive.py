@@ -338,11 +338,12 @@ def _failure_resilient(
 def _deduplicated_layer(layer: LayerCosts, start_E: IntArray, slots_G: IntArray, rng: np.random.Generator) -> IntArray:
     """(E,) int64, the best placement found, never longer than start_E."""
     assert layer.routing is not None, "layer_costs counts deduplicated tokens"
-    distinct = distinct_tokens(*layer.routing)
-    tokens, counts_SEE = Tokens.of(*distinct, len(start_E)), coactivation_counts(*distinct, len(start_E), len(slots_G))
+    experts_VK, source_V, count_V = distinct_tokens(*layer.routing)
+    tokens = Tokens.of(experts_VK, source_V, count_V, len(start_E))
+    (counts_EE,) = coactivation_counts(experts_VK, np.zeros_like(source_V), count_V, len(start_E), 1)  # of all sources
     ports = layer.nics_as_ports.port_s_XG
     costs = Costs(np.array(layer.expert_s_WGE[0], order="C"), layer.gate_s_WG[0], ports, slots_G)
-    groups_E = coactivation_groups(counts_SEE.sum(axis=0), slots_G)
+    groups_E = coactivation_groups(counts_EE, slots_G)
     candidates = [start_E]
     for begun_E in (start_E, _reassigned(layer, groups_E, slots_G)):
         searched_E = coactivation_search(tokens, costs, begun_E, rng)
