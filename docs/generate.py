@@ -1,6 +1,7 @@
 """Files that mkdocs makes from the code: the command line, a JSON schema of options; and texts from elsewhere here."""
 
 import json
+import posixpath
 import re
 import sys
 from dataclasses import MISSING, fields, is_dataclass
@@ -11,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from aurora_vllm.settings import PREFIX, Settings
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.main import get_command
 
 import aurora.types
@@ -25,6 +27,7 @@ SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
 LIMITS = {"above": "exclusiveMinimum", "least": "minimum", "most": "maximum"}
 ELSEWHERE = {"how-to/vllm.md": "integrations/README.md", "changelog.md": "CHANGELOG.md"}
+LINKED = {"integrations/README.md": "how-to/vllm.md", "aurora/advisor/engines": "reference/engines.md"}  # pages of the site
 
 ENGINES = """# Serving engines
 
@@ -56,6 +59,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, text in (pages | made).items():
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Returns a page whose links to files of the repository go to the site's pages of them; called by mkdocs."""
+    for file, site_page in LINKED.items():
+        to = posixpath.relpath(site_page, posixpath.dirname(page.file.src_uri))
+        markdown = re.sub(rf"\]\((\.\./)+{re.escape(file)}", f"]({to}", markdown)
+    return markdown
 
 
 def command_line() -> str:
