@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -50,47 +49,25 @@ def code_of(options: TrainOptions) -> GradientCode:
 class CodedGradients:
     """Prepares training steps on one rank, the master, from gradients that worker processes compute.
 
-    A context manager: all workers have ended at its end.
+    With a load-balancing loss each step has two rounds.
 
     Args:
         trainer: the master's trainer, which holds all experts.
-        path: the model's folder.
-        samples_NT: (N, T) int64, the token ids of all samples.
-        options: a batch is cut into as many parts as there are workers (`ranks`); by `scheme`, `redundancy` workers compute
-            each part.
-        delay_s: as in `CodedAggregator`, to simulate stragglers. With a load-balancing loss each step has two rounds.
+        aggregator: sums PartGradients over the parts of a batch.
+        router_loss: as in TrainOptions.
 
     Attributes:
         not_waited_for: the workers for which the last step did not wait.
         remarks: one sentence per worker that failed, or whose answer could not be used.
         lost: one sentence per worker whose process ended.
-
-    Raises:
-        BadInput, InfeasiblePlan: if redundancy and scheme do not fit the ranks.
     """
 
-    def __init__(
-        self, trainer: Trainer, path: str, samples_NT: IntArray, options: TrainOptions, delay_s: Delay | None = None
-    ) -> None:
-        code, work = code_of(options), PartGradients(path, samples_NT, options, options.ranks)
-        self._aggregator = CodedAggregator(work, [code], timeout_s=options.timeout_s, delay_s=delay_s)
-        self._trainer = trainer
-        self._experts = trainer.state.layers[0].count if router_loss_weight(trainer.model, options.router_loss) else 0
+    def __init__(self, trainer: Trainer, aggregator: CodedAggregator, router_loss: float | None) -> None:
+        self._trainer, self._aggregator = trainer, aggregator
+        self._experts = trainer.state.layers[0].count if router_loss_weight(trainer.model, router_loss) else 0
         self.not_waited_for: tuple[int, ...] = ()
         self.remarks: list[str] = []
         self.lost: list[str] = []
-
-    def __enter__(self) -> Self:
-        self._aggregator.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._aggregator.__exit__(*error)
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """{worker: process id} of the workers that were not lost."""
-        return self._aggregator.pids
 
     def prepare(self) -> PreparedStep:
         """Prepares the trainer's next step; see `Trainer.prepare`.
@@ -206,18 +183,21 @@ def train_coded(
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
         options, output: as in `aurora.train`.
-        delay_s: as in `CodedGradients`.
+        delay_s: as in `CodedAggregator`, to simulate stragglers.
         watch: called after each step with (step number, {rank: process id}).
 
     Raises:
-        BadInput, InfeasiblePlan, RankFailed: as `CodedGradients`.
+        BadInput, InfeasiblePlan: if redundancy and scheme do not fit the ranks.
+        RankFailed: if the remaining workers cannot determine a gradient.
     """
     loaded = load_trainer(path, "cpu", samples_NT, options)
     transport = MemoryTransport(Memory(1, options.timeout_s), 0)
-    with CodedGradients(loaded[0], path, samples_NT, options, delay_s) as coded:
+    work = PartGradients(path, samples_NT, options, options.ranks)
+    with CodedAggregator(work, [code_of(options)], timeout_s=options.timeout_s, delay_s=delay_s) as aggregator:
+        coded = CodedGradients(loaded[0], aggregator, options.router_loss)
 
         def tell(step: CommittedStep) -> CommittedStep:
-            watch(step.step, coded.pids)
+            watch(step.step, aggregator.pids)
             return replace(step, not_waited_for=coded.not_waited_for)
 
         result = take_steps(lambda: loaded, path, options, output, transport, ["master"], coded.prepare, tell)

@@ -16,8 +16,8 @@ from aurora.models.loading import load_model
 from aurora.models.own_weights import load_without_experts
 from aurora.planner.gradient_codes import load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.training.coded_aggregation import AggregationRound, Answer, weighted_sum
-from aurora.training.coded_gradients import STEP, WEIGHTS, CodedGradients, PartGradients, train_coded
+from aurora.training.coded_aggregation import AggregationJob, AggregationRound, Answer, weighted_sum
+from aurora.training.coded_gradients import STEP, WEIGHTS, CodedGradients, PartGradients, code_of, train_coded
 from aurora.training.data import GlobalBatches, read_samples
 from aurora.training.run import train
 from aurora.training.trainer import Trainer, alike_ranks
@@ -60,8 +60,8 @@ def trained(folder, options, rng, slow=None, steps=3):
     trainer = Trainer(model, GlobalBatches(SAMPLES_NT, options.batch, options.seed), options)
     trainer.join(MemoryTransport(Memory(1, 10.0), 0), alike_ranks([0]))
     trainer.place(trainer.planned())
-    coded = CodedGradients(trainer, str(folder), SAMPLES_NT, options)
-    coded._aggregator = DrawnAggregator(coded._aggregator._job, rng, slow)
+    job = AggregationJob(PartGradients(str(folder), SAMPLES_NT, options, options.ranks), (code_of(options),), None)
+    coded = CodedGradients(trainer, DrawnAggregator(job, rng, slow), options.router_loss)
     found = []
     for _ in range(steps):
         prepared = coded.prepare()
