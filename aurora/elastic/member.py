@@ -148,6 +148,7 @@ class Member:
     Attributes:
         name: as given.
         gpu: as given; may be set until `connect` is called.
+        groups: process groups from the last `connect`; none before.
         stopped: event that is set from the end of an epoch to the start of the next one.
         leaving: True if other processes wait to join, so that `vote` will make the epoch's members leave it.
     """
@@ -188,13 +189,7 @@ class Member:
         self._on_stop: Callable[[], None] = lambda: None
         self._reason = "it does not answer"  # why no epoch begins
         self._refused: str | None = None
-        self._groups: EpochGroups | None = None  # of the last epoch that had any
-
-    @property
-    def groups(self) -> EpochGroups:
-        """Process groups from the last `connect`."""
-        assert self._groups is not None
-        return self._groups
+        self.groups = EpochGroups([], [])
 
     def join(
         self, data: Any = None, agreed: bool = False, timeout_s: float | None = None, seen: Callable[[], None] = lambda: None
@@ -229,8 +224,7 @@ class Member:
                 where = f"lighthouse {address_text(self._lighthouse)}: {self._reason}"
                 raise RankFailed(f"{self.name}: no epoch began within {timeout_s:g} s; {where}")
             epoch = self._epoch
-        if self._groups is not None:
-            self._groups.abort()  # not before: others may still have been reading
+        self.groups.abort()  # not before: others may still have been reading
         return epoch
 
     def connect(self, epoch: Epoch, groups: int = 1, urgent: Collection[int] = ()) -> list[Any]:
@@ -245,12 +239,11 @@ class Member:
             RankFailed: if the epoch is over before all members have connected.
             RuntimeError: if this member's GPU has become unusable.
         """
-        if self._groups is not None:
-            self._groups.drain()
+        self.groups.drain()
         os.environ["GLOO_SOCKET_IFNAME"] = self._interface
         found = connect_groups(epoch, groups, self._timeout_s, self.stopped, self.gpu, urgent)
         with self._changed:
-            self._groups = found
+            self.groups = found
             if self.stopped.is_set():
                 found.abort()
         return found.groups
@@ -301,8 +294,7 @@ class Member:
     def leave(self) -> None:
         """Aborts the epoch's process groups at this member, so that members that wait for it get an error and continue."""
         with self._changed:
-            if self._groups is not None:
-                self._groups.abort()
+            self.groups.abort()
 
     def stop(self, epoch: int) -> None:
         """Ends an epoch at this member, as if another member were lost. May be called from any thread.
@@ -426,8 +418,7 @@ class Member:
         self._over_s = time.monotonic()
         self.stopped.set()
         self._changed.notify_all()
-        if self._groups is not None:
-            self._groups.abort()
+        self.groups.abort()
         self._on_stop()
 
 
