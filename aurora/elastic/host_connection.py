@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from importlib.metadata import version
+from secrets import token_hex
 from typing import Any, TypeVar
 
 import msgspec
@@ -195,17 +196,17 @@ class JoinRun:
 
     Args:
         name: name of the host, for messages to users.
-        process: random text that distinguishes this process from earlier ones of the same name.
         ranks: the ranks that it offers to run.
-        respawn: how often each of them may be restarted, if hosts decide this for their ranks.
         about: values that must be the same on all hosts, by description; see `difference`.
+        respawn: how often each of them may be restarted, if hosts decide this for their ranks.
+        process: random text that distinguishes this process from earlier ones of the same name.
     """
 
     name: str
-    process: str
     ranks: tuple[int, ...]
-    respawn: int
     about: dict[str, str]
+    respawn: int = 0
+    process: str = field(default_factory=partial(token_hex, 8))
 
     def __post_init__(self) -> None:
         texts = isinstance(self.about, dict) and all(isinstance(value, str) for value in self.about.values())

@@ -6,7 +6,6 @@ host's process dies, and after about half a second without acknowledgements if t
 
 import itertools
 import logging
-import secrets
 import socket
 import threading
 import time
@@ -358,7 +357,7 @@ class JoiningHost:
     Args:
         leader: the host and port on which the leader listens.
         certificate: the certificate that all hosts share.
-        name, ranks, respawn, about: as in JoinRun.
+        request: names this host, and offers its ranks.
         wire: serializes messages to and from ranks.
         processes: called with the leader's job; returns this host's RankProcesses, with no process started.
         timeout_s: seconds without a leader after which this host ends.
@@ -372,19 +371,15 @@ class JoiningHost:
         self,
         leader: tuple[str, int],
         certificate: Certificate,
-        name: str,
-        ranks: tuple[int, ...],
-        about: dict[str, str],
+        request: JoinRun,
         wire: WireFormat,
         processes: Callable[[Any], RankProcesses],
         *,
         timeout_s: float,
-        respawn: int = 0,
         keeps_ranks: bool = False,
     ) -> None:
         self._leader, self._certificate, self._wire, self._timeout_s = leader, certificate, wire, timeout_s
-        self._request = JoinRun(name, secrets.token_hex(8), ranks, respawn, about)
-        self._make, self._keeps_ranks = processes, keeps_ranks
+        self._request, self._make, self._keeps_ranks = request, processes, keeps_ranks
         self._processes: RankProcesses | None = None
         self._end: EndRun | Refused | OSError | None = None  # how the connection ended
         self._spoken_s = 0.0

@@ -411,9 +411,8 @@ def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> N
         member_args = serve_elastic_rank, args, leaders.hang_s, leaders.timeout_s
         return RankProcesses(run_member, member_args, len(plan.cluster), lighthouse_of(leader), leaders.timeout_s, local)
 
-    JoiningHost(
-        leader, certificate, name_of(options.node), local, about_run(plan, models), WIRE, processes, timeout_s=options.timeout_s
-    ).run()
+    request = JoinRun(name_of(options.node), local, about_run(plan, models))
+    JoiningHost(leader, certificate, request, WIRE, processes, timeout_s=options.timeout_s).run()
 
 
 def about_run(plan: Plan, models: Sequence[str | Path]) -> dict[str, str]:

@@ -226,11 +226,11 @@ class JoinedTraining(JoiningHost):
         self._samples_NT: IntArray | None = None
         self._steps = KeptSteps()
         self._finished: set[int] = set()  # ranks that have taken all steps
+        ranks, certificate = tuple(range(first, first + options.ranks)), certificate_of_hosts("join")
+        request = JoinRun(f"host {self._label}", ranks, shared_by_hosts(path), options.respawn)
         super().__init__(
-            self._address, certificate_of_hosts("join"), f"host {self._label}", tuple(range(first, first + options.ranks)),
-            shared_by_hosts(path), WIRE, self._make_processes, timeout_s=options.timeout_s, respawn=options.respawn,
-            keeps_ranks=True,
-        )  # fmt: skip
+            self._address, certificate, request, WIRE, self._make_processes, timeout_s=options.timeout_s, keeps_ranks=True
+        )
 
     def result(self) -> TrainResult:
         """Returns the result of this host's ranks."""

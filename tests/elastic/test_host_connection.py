@@ -48,7 +48,7 @@ def test_messages_arrive_both_ways_at_the_same_time_and_may_be_long():
     long = HostAdmitted("x" * 2**24)
     with connected() as ends, ThreadPoolExecutor(4) as pool:
         leader, host = (end.result(30) for end in ends)
-        host.send(request := JoinRun("node 1", "a", (1, 2), 0, {"the plan": "a"}))
+        host.send(request := JoinRun("node 1", (1, 2), {"the plan": "a"}))
         assert leader.receive() == request
         sent = [pool.submit(end.send, long) for end in (leader, host)]
         received = [pool.submit(end.receive) for end in (leader, host)]
@@ -75,9 +75,9 @@ def test_another_certificate_is_refused_at_both_ends():
     (["tuple"], ["dict"]), (["tuple", *range(5000)], ["dict"]),
 ])  # fmt: skip
 def test_a_request_that_says_nothing_of_its_host_is_refused(ranks, about):
-    assert WIRE.unpack(msgspec.msgpack.encode(["JoinRun", "node 1", "a", ["tuple", 1], 0, ["dict"]])).ranks == (1,)
+    assert WIRE.unpack(msgspec.msgpack.encode(["JoinRun", "node 1", ["tuple", 1], ["dict"], 0, "a"])).ranks == (1,)
     with pytest.raises(Refused):
-        WIRE.unpack(msgspec.msgpack.encode(["JoinRun", "node 1", "a", ranks, 0, about]))
+        WIRE.unpack(msgspec.msgpack.encode(["JoinRun", "node 1", ranks, about, 0, "a"]))
 
 
 def test_a_frame_that_is_too_long_is_refused():

@@ -40,9 +40,8 @@ def joining_host(leader, node, hosts_certificate, about, timeout_s, conduct="goo
         (said, lighthouse, _), local = job, ranks_of(node, nodes)
         return RankProcesses(run_member, (meets, (said,), 120.0, 60.0), len(nodes), lighthouse, 120.0, local)
 
-    return JoiningHost(
-        leader, hosts_certificate, f"node {node}", ranks_of(node, nodes) or (99,), about, WIRE, processes, timeout_s=timeout_s
-    )  # fmt: skip
+    request = JoinRun(f"node {node}", ranks_of(node, nodes) or (99,), about)
+    return JoiningHost(leader, hosts_certificate, request, WIRE, processes, timeout_s=timeout_s)
 
 
 class Cable:
@@ -336,7 +335,7 @@ def test_however_many_connect_few_are_heard():
             connection.close()
         while heard():
             time.sleep(0.01)
-        leader, ours = socket.create_connection(led.address), JoinRun("a", "b", (1,), 0, {})
+        leader, ours = socket.create_connection(led.address), JoinRun("a", (1,), {})
         connection = stack.enter_context(closing(HostConnection(leader, certificate(), False, WIRE)))
         connection.send(ours)
         assert isinstance(connection.receive(), HostAdmitted)
