@@ -96,15 +96,18 @@ def above_zero(what: str, names: tuple[str, str], one_X: ArrayLike, other_X: Arr
     return one, other
 
 
+Check = Callable[[str, ArrayLike, int], NDArray[Any]]
+
+
 @cache
-def _array_fields(kind: type) -> list[tuple[str, str, Callable[[str, ArrayLike, int], NDArray[Any]]]]:
+def _array_fields(kind: Any) -> list[tuple[str, str, Check]]:
     """Name, axes and check of each array field of a dataclass: the check that its annotation stands for."""
-    checks = {IntArray: counts, FloatArray: numbers}
+    checks: dict[Any, Check] = {IntArray: counts, FloatArray: numbers}
     kinds = {each.name: (each.type, *get_args(each.type)) for each in fields(kind)}  # of IntArray | None both
     return [(name, name.rpartition("_")[2], checks[each]) for name, found in kinds.items() for each in checks if each in found]
 
 
-def check_arrays(value: object, what: str, apart: str = "") -> None:
+def check_arrays(value: Any, what: str, apart: str = "") -> None:
     """Replaces the array fields of a frozen value by checked, locked copies; fields that are None stay.
 
     A field's annotation says whether it holds counts (IntArray) or finite numbers (FloatArray). The letters after the last
@@ -119,7 +122,7 @@ def check_arrays(value: object, what: str, apart: str = "") -> None:
     Raises:
         BadInput: if an array is anything else.
     """
-    lengths, checked = {"2": 2, "3": 3}, _array_fields(type(value))
+    lengths, checked = {"2": 2, "3": 3}, _array_fields(type(value))  # type: ignore[arg-type]
     for name, axes, check in checked:
         if (given := getattr(value, name)) is not None:
             array = check(f"{what}{name}", given, len(axes))
