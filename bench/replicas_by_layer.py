@@ -14,7 +14,7 @@ import numpy as np
 from aurora.advisor.balancers import BalancingCase, Served
 from aurora.advisor.ceiling import SlotMap
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import of_layers
+from aurora.planner.layers_in_threads import map_layers
 from aurora.planner.replication.registry import SlotTables, equal_split
 from aurora.types import GpuSlots
 from aurora.types.arrays import FloatArray, IntArray
@@ -67,7 +67,7 @@ def replicas_by_layer(load_TLE: FloatArray, gpus: int, replicas: int, seed: int 
             best.append(min(((_largest(load_TLE[:, layer], *table), table) for table in tables), key=lambda each: each[0]))
         return best
 
-    by_layer = of_layers(candidates, layers, "replicas by layer")
+    by_layer = map_layers(candidates, layers, "replicas by layer")
     at_L = _most_saved(np.array([[largest for largest, _ in row] for row in by_layer]), count_K, replicas)
     found, first = [], 0
     for row, at in zip(by_layer, at_L.tolist(), strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import aurora
-from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.alltoall.schedule import order_exchanges
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
 from aurora.planner.plan import plan
@@ -43,7 +43,7 @@ def page() -> str:
     times = costs.summed.phase_times(split_EG)
     rows_SGG = exchange_rows(profile, 0, split_EG)
     there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated=False) for phase in ("dispatch", "combine"))
-    dispatch, _, schedule = both_ways(
+    dispatch, _, schedule = order_exchanges(
         there_SGG, back_SGG, None, CLUSTER.network, options.order, rng=np.random.default_rng(options.seed)
     )
     trace = simulate_plan(made, [profile])
@@ -119,7 +119,7 @@ def page() -> str:
         ),
         *step(
             "Bound",
-            Exclusive.bound,
+            Exclusive.bounds,
             "solves a linear program over all placements, here without replicas, since no slot is left. No placement takes "
             "less. The gap is price / bound - 1.",
             **{"bound in us": made.bound_s * 1e6, "gap": made.gap},
@@ -133,7 +133,7 @@ def page() -> str:
         ),
         *step(
             "Order",
-            both_ways,
+            order_exchanges,
             "finds the sequence in which pairs (sender, receiver) of GPUs send. A row has 128 bytes and a port sends 10^9 "
             "bytes/s, so the 44 rows that GPU 2 receives take 5.632 us, and no order takes less. The combine sends the "
             "reversed pairs in the reversed sequence.",

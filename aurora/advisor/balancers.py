@@ -33,7 +33,7 @@ from aurora.advisor.ceiling import (
 from aurora.errors import BadInput, check_one_of
 from aurora.io.files import shipped
 from aurora.planner.control.controller import Controller, moves_L
-from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
 from aurora.planner.replication.bounds import least_largest
 from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
 from aurora.planner.workload.load_statistics import Interval
@@ -134,7 +134,7 @@ class BalancingCase:
                 tokens_DGP = priced(self.traffic.step_DLE[at_D, layer], experts.held_LGP[layer])
                 seconds_DL[at_D, layer] = slot_seconds(tokens_DGP[:, None], self.curve)[:, 0]
 
-            of_layers(layer_seconds, self.layers, "balancing batches")
+            map_layers(layer_seconds, self.layers, "balancing batches")
         return Served(seconds_DL.sum(axis=1), 0.0, self.slots)
 
 
@@ -300,7 +300,7 @@ def reach(
     every: int = 1,
     lag: int = 0,
     shared: float = 0.0,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> tuple[MethodReach, ...]:
     """Computes the part of the ceiling that each balancing method reaches on held-out windows.
 

@@ -23,7 +23,7 @@ from aurora.io.clusters import MOST_GPUS, load_gpus
 from aurora.io.engine_placements import export_placement
 from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora.planner.plan import make_plan, price
 from aurora.planner.simulated_choice import TIE
@@ -289,7 +289,7 @@ def recommend(
     load: RequestLoad = RequestLoad(),
     nic_Bps: float = 50e9,
     per_server: int = 8,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Recommendation:
     """Recommends a way to serve a model on given GPUs, with its gain over the engine's default; or no change.
 
@@ -423,7 +423,7 @@ def _step_tokens(profile: Profile) -> float:
 
 
 def simulate_plans(
-    cluster: Cluster, profile: Profile, way: ServingWay, share: float = 1.0, progress: Progress = untold
+    cluster: Cluster, profile: Profile, way: ServingWay, share: float = 1.0, progress: Progress = no_progress
 ) -> SimulatedPlans:
     """Simulates MoE layers under the engine's default and under plans, each on traffic that it was not made for.
 

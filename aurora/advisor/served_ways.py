@@ -17,7 +17,7 @@ from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout, ServingWay
 from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, memory_bytes, step_seconds
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.placement.gpu_slots import USABLE
 from aurora.planner.workload.attention import text_config
 from aurora.types import Gpu, GpuKind, Profile, RequestLoad
@@ -277,7 +277,7 @@ def compare_ways_of_serving(
     engine: str,
     gpus: int,
     nvlink: bool = True,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> WaysOfServing:
     """Compares an engine's ways of serving a model on equal GPUs, and balancing methods that it lacks, by computed steps.
 

@@ -9,7 +9,7 @@ import numpy as np
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.fit import check_profile
 from aurora.planner.compile import compile_plan
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.colocated import lacking_memory
 from aurora.planner.simulated_choice import TIE, with_time_slice
@@ -190,7 +190,7 @@ def compare_ways(
     steps: int = SIMULATED_STEPS,
     seed: int = 0,
     ways: Sequence[str] = WAYS,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
     alone: ServedAlone = BY_PLANS,
 ) -> WaysCompared:
     """Simulates the same requests in each way of using the GPUs.
@@ -428,7 +428,7 @@ def apart_seconds(
     barriers: str = "gpu",
     orders: str = "plan",
     staged: bool = False,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ApartSeconds:
     """Simulates the models of a colocated plan one after the other on the same GPUs.
 

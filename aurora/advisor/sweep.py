@@ -10,7 +10,7 @@ import numpy as np
 
 from aurora.advisor.sharing import WAYS, WaysCompared, compare_ways
 from aurora.errors import BadInput
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_structure import LAYER_KINDS, LAYER_RULES, flat_config
 from aurora.planner.workload.synthetic import draw_profile
@@ -101,7 +101,7 @@ def sweep(
     config: Mapping[str, Any],
     axes: Sequence[Axis],
     seed: int = 0,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> list[Point]:
     """Plans and simulates one MoE layer for every combination of the axes' values, the last axis fastest.
 
@@ -199,7 +199,7 @@ def compare_over_grid(
     steps: int = SIMULATED_STEPS,
     seed: int = 0,
     ways: Sequence[str] = WAYS,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> list[GridCell]:
     """Simulates each way of sharing GPUs at each combination of skew, bandwidth and batch; in the result, batch varies fastest.
 

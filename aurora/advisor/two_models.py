@@ -23,7 +23,7 @@ from aurora.advisor.sharing import (
 from aurora.errors import BadInput, check_one_of
 from aurora.io import save
 from aurora.io.files import make_folder, write_text
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.placement.gpu_slots import USABLE
 from aurora.planner.plan import make_plan, price
 from aurora.planner.scenarios.colocated import share_bytes
@@ -118,7 +118,9 @@ def _default(engine: str, cluster: Cluster, gpus: int) -> ServingWay:
     return SERVING_ENGINES[engine].default(gpus, per_server_of(cluster), nvlink=has_nvlink(cluster))
 
 
-def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile], progress: Progress = untold) -> TwoModels:
+def recommend_for_two(
+    cluster: Cluster, engine: str, profiles: Sequence[Profile], progress: Progress = no_progress
+) -> TwoModels:
     """Recommends a way for two models to use the same GPUs: each on half, or both on all, at once or one after the other.
 
     Models that do not share GPUs are served with the engine's default placement and exchange. Models that share are served with

@@ -66,8 +66,8 @@ def plan(
     if engine is not None:
         check_engine(made, engine)
     took_s = time.perf_counter() - began
-    untold = unexplained(made) or ("expected no `domain`" if further else None)
-    why = explained(made, profiles) if explain and untold is None else []
+    no_progress = unexplained(made) or ("expected no `domain`" if further else None)
+    why = explained(made, profiles) if explain and no_progress is None else []
     save(made, output)
     found = {"output": output, "seconds": took_s, **plan_json(made), "migration": migration_json(moved)}
     show(
@@ -78,7 +78,7 @@ def plan(
         *explain_tables(made, why),
         gap_line(made),
         *(bound_lines(made) if explain else ()),
-        f"no terms of layers: {as_options(untold)}" if explain and untold else None,
+        f"no terms of layers: {as_options(no_progress)}" if explain and no_progress else None,
         *expectation_lines(made),
         *(as_options(note) for note in made.notes),
         f"planned in {seconds(took_s)}",

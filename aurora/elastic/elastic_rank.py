@@ -22,7 +22,6 @@ from aurora.moe.transport import Transport
 from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions
 from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.live_placement import LivePlacement, compile_orders
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
@@ -32,6 +31,7 @@ from aurora.runtime.result import MOST_EVENTS, RankResult, Token
 from aurora.runtime.serving_rank import controlled, load_models, log_decisions, submitted_work
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.shaped import tcp_transports
+from aurora.runtime.weight_messages import ExpertTransfer, WeightMessages, Weights
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
 from aurora.types.arrays import FloatArray
 from aurora.types.placement import HeldML

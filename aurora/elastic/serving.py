@@ -42,7 +42,6 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import timed
 from aurora.planner.recovery import program_among, restored
-from aurora.runtime.expert_moves import ExpertTransfer, expert_transfers, transfer_bytes
 from aurora.runtime.result import (
     Answers,
     MembershipChange,
@@ -55,6 +54,7 @@ from aurora.runtime.result import (
 )
 from aurora.runtime.run import check_arrivals, check_run, compile_what_ranks_call
 from aurora.runtime.transports.process_groups import rank_info_from_environment
+from aurora.runtime.weight_messages import ExpertTransfer, expert_transfers, transfer_bytes
 from aurora.types import (
     Cluster,
     ControlOptions,

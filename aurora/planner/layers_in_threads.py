@@ -9,11 +9,11 @@ _Made = TypeVar("_Made")
 Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
 
 
-def untold(_what: str, _done: int, _total: int) -> None:
+def no_progress(_what: str, _done: int, _total: int) -> None:
     """Default Progress, which reports nothing."""
 
 
-def of_layers(work: Callable[[int], _Made], layers: int, what: str, progress: Progress = untold) -> list[_Made]:
+def map_layers(work: Callable[[int], _Made], layers: int, what: str, progress: Progress = no_progress) -> list[_Made]:
     """Calls `work` for every layer, in threads, and returns the results in the layers' order.
 
     Args:

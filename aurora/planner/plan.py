@@ -10,11 +10,11 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner import scenarios
 from aurora.planner.alltoall.hierarchical import carriers
-from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.alltoall.schedule import order_exchanges
 from aurora.planner.check.fit import check_models, check_placements
 from aurora.planner.check.hierarchical import check_hierarchical, check_serving
 from aurora.planner.check.plans import check_plan
-from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
 from aurora.planner.replication.survival_probability import plan_survival
 from aurora.planner.resolve_options import GIVEN, resolve
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario
@@ -65,7 +65,7 @@ def plan(
         ('exclusive, mixed GPUs', True)
     """
     profiles = [profiles] if isinstance(profiles, Profile) else profiles
-    options, progress = options or PlanOptions(), progress or untold
+    options, progress = options or PlanOptions(), progress or no_progress
     if options.objective == SIMULATED and domains:
         raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
     make = partial(make_plan, profile_paths=profile_paths, domains=domains, progress=progress)
@@ -84,7 +84,7 @@ def make_plan(
     profile_paths: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
     domains: Sequence[Profile] = (),
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Plan:
     """Makes one plan without the simulator: the scenario alone decides the options that are "auto".
 
@@ -143,7 +143,7 @@ def price(
 
 
 def ordered_plan(
-    scenario: Scenario, placed: PlacedModels, paths: Sequence[str], rng: np.random.Generator, progress: Progress = untold
+    scenario: Scenario, placed: PlacedModels, paths: Sequence[str], rng: np.random.Generator, progress: Progress = no_progress
 ) -> Plan:
     """Orders the all-to-alls of placed models, and returns the checked Plan."""
     cluster, profiles, domains, options = scenario.cluster, scenario.profiles, scenario.domains, scenario.options
@@ -151,9 +151,7 @@ def ordered_plan(
         profiles, placed.placements_M, paths or [""] * len(profiles), placed.hierarchy_M or (None,) * len(profiles), strict=True
     )
     models = tuple(
-        schedule_model(
-            cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated, hierarchy, progress
-        )
+        order_model(cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated, hierarchy, progress)
         for profile, placement, path, hierarchy in each
     )
     plan = Plan(
@@ -220,7 +218,7 @@ def layer_seconds(
     return scenario_of_plan(plan, profiles, domains).seconds(placements)
 
 
-def schedule_model(
+def order_model(
     cluster: Cluster,
     profiles: Sequence[Profile],
     placement: Placement,
@@ -229,7 +227,7 @@ def schedule_model(
     path: str,
     deduplicated: bool = False,
     hierarchy: Hierarchy | None = None,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ModelPlan:
     """Orders the dispatch and combine of every layer of a placed model, layers in threads.
 
@@ -264,10 +262,10 @@ def schedule_model(
                 check_hierarchical(own_SGG, own_SGG[::-1].transpose(0, 2, 1), rank_UK, source_U, hierarchy, carriers)
             rows_SGG = rows_SGG + own_SGG
         there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated) for phase in ("dispatch", "combine"))
-        there, back, schedule = both_ways(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
+        there, back, schedule = order_exchanges(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
         return there, back, (schedule.makespan_s, schedule.fluid_bound_s, schedule.one_to_one_bound_s), schedule.cut
 
-    made = of_layers(schedule_layer, profile.layers, "ordering all-to-alls", progress)
+    made = map_layers(schedule_layer, profile.layers, "ordering all-to-alls", progress)
     dispatches, combines, seconds_L3, cut_L = zip(*made, strict=True)
     makespan_s_L, fluid_bound_s_L, one_to_one_bound_s_L = np.array(seconds_L3).T
     return ModelPlan(

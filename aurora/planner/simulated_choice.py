@@ -329,7 +329,7 @@ def faster_all_to_all(
     options: PlanOptions,
     profiles: Sequence[Profile],
     domains: Sequence[Profile] = (),
-    of_layers: int = 0,
+    map_layers: int = 0,
 ) -> tuple[str, str]:
     """Returns (name, note): the plan with the shortest `simulated_seconds`, and a sentence on the choice; "" if there was none.
 
@@ -341,7 +341,7 @@ def faster_all_to_all(
         options: the options that `all_to_alls` was given.
         profiles: one profile per model.
         domains: further profiles of a single model.
-        of_layers: number of layers of the first model; the profiles may have fewer.
+        map_layers: number of layers of the first model; the profiles may have fewer.
     """
     if len(plans) == 1:
         ((name, only),) = plans.items()
@@ -361,7 +361,7 @@ def faster_all_to_all(
     best, *others = sorted(worst, key=worst.__getitem__)
     slower = ", ".join(f"{name} {said[name]}" for name in others)
     layers = profiles[0].layers
-    where = "in the simulator" + (f" on {layers} of {of_layers} layers" if layers < of_layers else "")
+    where = "in the simulator" + (f" on {layers} of {map_layers} layers" if layers < map_layers else "")
     return best, f"all-to-alls are {best}: {said[best]} {where}, {slower}"
 
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, MissingDependency, RankFailed, first_line
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 
 if TYPE_CHECKING:
     from aurora.runtime.distributed.launcher import RankInfo
@@ -51,7 +51,7 @@ class Finding:
     basic: bool = False  # whether planning needs it
 
 
-def examine(progress: Progress = untold) -> list[Finding]:
+def examine(progress: Progress = no_progress) -> list[Finding]:
     """Checks every part of the installation, basic parts first, even if others fail. Returns one Finding per part.
 
     Args:

@@ -23,7 +23,7 @@ from aurora.io.prompts import check_corpus
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.workload.attention import known_kv_bytes
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
 from aurora.profiler.compute_timing import measure_curves
@@ -213,7 +213,7 @@ def profile_model(
     model: str | Path,
     text: Sequence[str | Path],
     options: ProfileOptions = ProfileOptions(),
-    progress: Progress = untold,
+    progress: Progress = no_progress,
     begun: Profile | None = None,
 ) -> Profile:
     """Counts how a model routes tokens, and times its gate, experts and aggregation on this machine.

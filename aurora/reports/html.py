@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.reports.advice import advice
 from aurora.reports.charts import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
@@ -173,7 +173,7 @@ SCRIPTS = ("tools", "view", "heat", "bars", "lines", "spans", "start")
 PARTS = Path(__file__).parent / "page"
 
 
-def page(inputs: ReportInputs, progress: Progress = untold) -> str:
+def page(inputs: ReportInputs, progress: Progress = no_progress) -> str:
     """Returns the report as HTML. `progress` is called with (name of the work, amount done, whole amount)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.advisor.sharing import TIME_SLICED, WAYS, ApartSeconds, WaysCompared, apart_seconds, compare_ways
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.network.bounds import nics_of, port_seconds, spread
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
 from aurora.planner.plan import layer_seconds
@@ -168,7 +168,7 @@ class ReportNumbers:
     """
 
     of: ReportInputs
-    progress: Progress = untold
+    progress: Progress = no_progress
 
     @cached_property
     def traffic_M(self) -> tuple[Traffic, ...]:

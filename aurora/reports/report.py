@@ -9,7 +9,7 @@ import numpy as np
 from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import write_bytes, write_text
 from aurora.planner.check.fit import check_traffic
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.reports.formatting import distinct
 from aurora.types import TRACE_PHASES, Plan, Profile, Trace
 from aurora.types.options import MICRO_BATCH_COUNTS
@@ -126,7 +126,7 @@ def report(
     format: str = "html",
     missing_profiles: str = "",
     baseline: Baseline = Baseline(),
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> None:
     """Writes a report on a plan: its speed-up, its times, and advice on what to do next.
 

@@ -26,7 +26,7 @@ from aurora.moe.transport import Transport
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
 from aurora.planner.workload.serving_gpus import tokens_to_gpus
 from aurora.runtime.between_steps import Moved, MovesFailed, MovesHandover, WorkPieces
-from aurora.runtime.expert_moves import ExpertTransfer, MovableExperts, WeightMessages, Weights
+from aurora.runtime.weight_messages import ExpertTransfer, MovableExperts, WeightMessages, Weights
 from aurora.types import Exchange, Network, Op, Order, Placement, Plan
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LENGTHENED
@@ -422,12 +422,12 @@ def reordered(
     method = _method(ops)
     if method is None:
         return ops
-    from aurora.planner.alltoall.schedule import both_ways
+    from aurora.planner.alltoall.schedule import order_exchanges
 
     bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(held_G)) * row_bytes
     np.fill_diagonal(bytes_GG, 0)
     back_GG = np.ascontiguousarray(bytes_GG.T)
-    made = both_ways(bytes_GG[None], back_GG[None], None, network, method, rng=np.random.default_rng(layer))
+    made = order_exchanges(bytes_GG[None], back_GG[None], None, network, method, rng=np.random.default_rng(layer))
     orders = dict(zip(("dispatch", "combine"), made[:2], strict=True))
     return tuple(replace(op, order=orders[op.phase]) if isinstance(op, Exchange) else op for op in ops)
 

@@ -14,7 +14,7 @@ from aurora.errors import BadInput, check_one_of
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.workload.step_traffic import cut_traffic, drawn_windows
 from aurora.simulator.interpreter import OrderBatch, batch_orders, simulate
 from aurora.types import BARRIERS, Plan, Profile, RequestOptions, Requests
@@ -113,7 +113,7 @@ def serve(
     step_s: StepSeconds,
     options: RequestOptions = RequestOptions(),
     watch: Watch = lambda _tokens_G, _steps, _seconds: None,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ServedRequests:
     """Simulates an engine whose data-parallel ranks step in lockstep, each with its own scheduler; returns the served requests.
 
@@ -359,7 +359,7 @@ def simulate_requests(
     barriers: str = "gpu",
     orders: str = "plan",
     staged: bool = False,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> RequestSimulation:
     """Predicts tokens per second, time to first token and time per output token of requests that are served under a plan.
 

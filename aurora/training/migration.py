@@ -11,7 +11,7 @@ from aurora.planner.control.controller import Controller, load_cost_G, slots_in_
 from aurora.planner.placement.gpu_slots import failure_domains
 from aurora.planner.recovery import recover
 from aurora.planner.replication.registry import best_divided
-from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
+from aurora.runtime.weight_messages import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
 from aurora.training.state import ExpertState, LayerState, TrainState, exchange_tensors
 from aurora.types import Cluster, ControlOptions, Placement
 from aurora.types.arrays import FloatArray, IntArray

@@ -18,7 +18,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.io.journals import load_journal
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
-from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.alltoall.schedule import order_exchanges
 from aurora.planner.compile import compile_plan
 from aurora.planner.recovery import program_among
 from aurora.runtime import live_placement
@@ -153,8 +153,8 @@ def test_what_makes_orders_is_compiled_before_a_rank_joins(monkeypatch, mixtral)
     compiled, made = set(), []
     monkeypatch.setattr(live_placement, "_compiled", compiled)
     monkeypatch.setattr(
-        "aurora.planner.alltoall.schedule.both_ways",
-        lambda *args, **more: made.append(len(args[0][0])) or both_ways(*args, **more),
+        "aurora.planner.alltoall.schedule.order_exchanges",
+        lambda *args, **more: made.append(len(args[0][0])) or order_exchanges(*args, **more),
     )
     plan = plan_for([mixtral], 4)
     live_placement.compile_orders(plan)

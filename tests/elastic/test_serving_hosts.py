@@ -23,8 +23,8 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.compile import compile_plan
-from aurora.runtime.expert_moves import expert_transfers
 from aurora.runtime.result import Answers, RankResult, Token, TokenTimes
+from aurora.runtime.weight_messages import expert_transfers
 from aurora.types import Cluster, ControlOptions, ControlReport, PlanOptions, RunOptions
 from aurora.types.control import ControlWindow, PlacementChange
 from tests.elastic.certificates import certificate_file

@@ -24,7 +24,7 @@ import pytest
 from aurora.io import save
 from aurora.io.engine_records import load_records
 from aurora.planner.placement.gpu_slots import redundant_experts
-from aurora.planner.plan import schedule_model
+from aurora.planner.plan import order_model
 from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
 from aurora.types.network import servers
@@ -238,7 +238,7 @@ def scattered(checkpoint, ranks, seed=1, most=None, replicas=0, fabric=None):
             held_G[(where_E[expert] + 1) % ranks].append(expert)
     split = [[[0.5 if expert < replicas else 1.0 for expert in held] for held in held_G] for held_G in held_LG]
     placement = Placement(*(_tuples(table) for table in ([held_LG, split] if replicas else [held_LG])))
-    made: ModelPlan = schedule_model(cluster, [profile], placement, "openshop", rng, "")
+    made: ModelPlan = order_model(cluster, [profile], placement, "openshop", rng, "")
     seconds = float(made.dispatch_s_L.sum())  # nothing here asks for a plan's own; the planner would first have to be compiled
     return Plan(cluster, (made,), PlanOptions(), seconds, seconds)
 

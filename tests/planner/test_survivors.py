@@ -9,7 +9,7 @@ from aurora.planner.compile import compile_plan
 from aurora.planner.plan import make_plan
 from aurora.planner.recovery import program_among, restored
 from aurora.planner.workload.serving_gpus import server_split
-from aurora.runtime.expert_moves import expert_transfers, transfer_bytes
+from aurora.runtime.weight_messages import expert_transfers, transfer_bytes
 from aurora.types import Compute, Exchange, Hierarchy, Network, Placement, PlanOptions, Program
 from tests.conftest import cluster
 from tests.planner.test_plan import profile

@@ -154,7 +154,7 @@ def test_hidden_states_of_every_dtype_travel(dtype, deduplicate, hierarchy):
         assert not (back_X % (width * dtype.itemsize)).any()
 
 
-def both_ways(rank_info, memory, given):
+def order_exchanges(rank_info, memory, given):
     """A layer's outputs over servers and flat, chosen after the counts were gathered, and the bytes sent in each."""
     hidden, index, weights = given[rank_info.rank]
     model = torch.nn.Module()
@@ -176,6 +176,6 @@ def test_a_layer_may_be_flat_where_its_plan_has_servers():
     """Rank 0 alone has tokens, each for both ranks of the other server: over servers they leave it once."""
     given = [(torch.ones(5, 8), torch.tensor([[2, 4]] * 5), torch.full((5, 2), 0.5))]
     given += [(torch.ones(0, 8), torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 2))] * 2
-    (outputs, (over_servers, flat)), *_ = launch_threads(both_ways, 3, Memory(3, 20.0), given, timeout_s=60)
+    (outputs, (over_servers, flat)), *_ = launch_threads(order_exchanges, 3, Memory(3, 20.0), given, timeout_s=60)
     assert all(torch.equal(each, torch.full((5, 8), 2.0)) for each in outputs)
     assert 2 * over_servers == flat > 0

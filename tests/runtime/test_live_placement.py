@@ -21,7 +21,7 @@ from aurora.elastic.serving import RequestJournal
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.alltoall.schedule import order_exchanges
 from aurora.planner.control.controller import Controller, Decision, plan_controller
 from aurora.planner.control.move_rounds import move_sequence
 from aurora.runtime import run as running
@@ -447,8 +447,8 @@ def test_orders_are_made_for_bytes(monkeypatch):
     asked = []
     monkeypatch.setattr("aurora.runtime.live_placement._compiled", set())
     monkeypatch.setattr(
-        "aurora.planner.alltoall.schedule.both_ways",
-        lambda there, *rest, **more: asked.append(there[0].tolist()) or both_ways(there, *rest, **more),
+        "aurora.planner.alltoall.schedule.order_exchanges",
+        lambda there, *rest, **more: asked.append(there[0].tolist()) or order_exchanges(there, *rest, **more),
     )
     ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
     assert len(asked) == WARM_UPS  # by the first rank of this process

@@ -182,7 +182,7 @@ def scheduled_steps(
     return best, schedule
 
 
-def both_ways(
+def order_exchanges(
     there_SGG: IntArray,
     back_SGG: IntArray,
     hierarchy: Hierarchy | None,

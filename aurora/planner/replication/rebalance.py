@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.planner.layers_in_threads import of_layers
+from aurora.planner.layers_in_threads import map_layers
 from aurora.planner.placement.slot_state import PhaseSums, overwrite, start_slots, swap
 from aurora.types import GpuSlots, Placement, Rebalanced
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, as_array, counts
@@ -136,7 +136,7 @@ def rebalance(
     mean_L = load_LE.sum(axis=1) / (1 / cost_G).sum()
     _warm_up()
     began = time.perf_counter()
-    rows = of_layers(
+    rows = map_layers(
         lambda layer: _rebalance_layer(
             load_LE[layer], cost_G, slots_G, held_LGP[layer], most, worth, mean_L[layer] * (1 + enough), *keeps
         ),

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.bounds import colocated_bound_s
 from aurora.planner.placement.branch_and_bound import prove_bound
@@ -51,7 +51,7 @@ class Colocated(Scenario):
         """Returns the LayerCosts of a layer, one per model."""
         return [layer_costs(self.cluster, profile, layer % profile.layers) for profile in self.profiles]
 
-    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
+    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
         """Places all models; the searches of the layers share `options.time_limit_s` evenly. See `Scenario.place`."""
         self._check_equal_shares()
         options, layers_M = self.options, [profile.layers for profile in self.profiles]

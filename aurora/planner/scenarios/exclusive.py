@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
 from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
 from aurora.planner.placement.bounds import deduplicated_bound, layer_bound_s
 from aurora.planner.placement.coactivation import (
@@ -117,7 +117,7 @@ class Exclusive(Scenario):
             return [layer_costs(self.cluster, self.profiles[0], layer, deduplicated=True)]
         return [aimed_costs(self.cluster, self.profiles[0], self.domains, layer, self.options.aim)]
 
-    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
+    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
         """Places all experts by `options.place`; with `options.coactivation` also by co-activation, if that is faster."""
         placed = self._place_by_load(progress)
         if not self.options.coactivation:
@@ -183,7 +183,7 @@ class Exclusive(Scenario):
                 None if larger is None else unseen.evenly_s(larger),
             )
 
-        layers = of_layers(placed, profile.layers, "placing experts", progress)
+        layers = map_layers(placed, profile.layers, "placing experts", progress)
         tried = [(layer.unseen_s, layer.larger_s) for layer in layers if layer.larger_s is not None]
         now_s, then_s = (sum(column) for column in zip(*tried, strict=True)) if tried else (0.0, 0.0)
         return PlacedModels(

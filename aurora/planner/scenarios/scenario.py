@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
 from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.gpu_slots import replicas_fit
 from aurora.types import Cluster, Hierarchy, Placement, PlanOptions, Profile
@@ -83,7 +83,7 @@ class Scenario(ABC):
         """Returns the LayerCosts of a layer, one per model."""
 
     @abstractmethod
-    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
+    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
         """Places all experts of all models; returns the placements with their predicted seconds and bounds.
 
         Args:
@@ -138,7 +138,7 @@ class Scenario(ABC):
         value_s, (bound_s, own_s) = self.price(costs_M, split_MEG), self.bounds(costs_M, split_MEG, slots_G)
         return value_s, min(bound_s, value_s), None if own_s is None else min(own_s, value_s)
 
-    def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
+    def priced(self, placements_M: Sequence[Placement], progress: Progress = no_progress) -> PlacedModels:
         """Prices given placements: returns them with their predicted seconds and lower bounds.
 
         The bound holds for all placements within the slots that memory and options allow, or these placements use.
@@ -148,7 +148,7 @@ class Scenario(ABC):
             used_G = [len(held) for held in placements_M[0].slots_LG[layer]] if len(placements_M) == 1 else 0
             return self.priced_layer(self.costs(layer), self.splits(placements_M, layer), np.array(used_G))
 
-        value_s_L, bound_s_L, own_s_L = zip(*of_layers(priced, self.layers, "pricing layers", progress), strict=True)
+        value_s_L, bound_s_L, own_s_L = zip(*map_layers(priced, self.layers, "pricing layers", progress), strict=True)
         return PlacedModels(
             tuple(placements_M),
             sum(value_s_L),

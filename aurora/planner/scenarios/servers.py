@@ -15,7 +15,7 @@ import numpy as np
 
 from aurora.planner.alltoall.hierarchical import level_from
 from aurora.planner.alltoall.schedule import hierarchical_order_s
-from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
 from aurora.planner.network.bounds import spread
 from aurora.planner.network.switch import steps_seconds
 from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
@@ -64,7 +64,7 @@ class Servers(Scenario):
         """Returns the LayerCosts of a layer with deduplicated tokens, one per model."""
         return [layer_costs(self.cluster, profile, layer % profile.layers, deduplicated=True) for profile in self.profiles]
 
-    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
+    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
         """Places all models over servers; the result has each model's Hierarchy. See `Scenario.place`.
 
         Experts are placed by load alone if token-level routing is missing, `options.place` names a strategy that knows no
@@ -105,7 +105,7 @@ class Servers(Scenario):
         return seconds(self.options.objective, times_M, nics=True)
 
     def improve_on_servers(
-        self, start_M: Sequence[Placement], hierarchy_M: Sequence[Hierarchy], progress: Progress = untold
+        self, start_M: Sequence[Placement], hierarchy_M: Sequence[Hierarchy], progress: Progress = no_progress
     ) -> list[Placement]:
         """Places models one after the other by server search, on the loads of the forecast, or as recorded if the aim is "own".
 
@@ -156,7 +156,7 @@ class Servers(Scenario):
             return _exchanged(costs, hierarchy, capacity_G, best, rng)
 
         for model, profile in enumerate(self.profiles):
-            layers = of_layers(partial(placed, model), profile.layers, "placing experts over servers", progress)
+            layers = map_layers(partial(placed, model), profile.layers, "placing experts over servers", progress)
             placements[model] = Placement.stack(layers)
         return placements
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.planner.layers_in_threads import of_layers
+from aurora.planner.layers_in_threads import map_layers
 from aurora.planner.workload.attention import known_kv_bytes
 from aurora.planner.workload.model_config import Shape
 from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
@@ -51,7 +51,7 @@ def draw_profile(
         counts_TSE, kept_UK, groups = counts_TLSE[:, layer], kept_ULK[:, layer], (shape.groups, shape.token_groups)
         draw(rarity_E, options.correlation, options.window_tokens, counts_TSE, kept_UK, top_k, rng, groups)
 
-    of_layers(draw_layer, layers, "drawing layers")
+    map_layers(draw_layer, layers, "drawing layers")
     source_U = np.tile(np.repeat(np.arange(options.sources), options.window_tokens), options.windows)
     window_U = np.repeat(np.arange(options.windows), options.sources * options.window_tokens)
     return shape.profile(

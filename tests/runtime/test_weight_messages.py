@@ -10,7 +10,7 @@ from torch import nn
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.runtime.between_steps import GROWTH, WorkPieces
 from aurora.runtime.distributed_experts import DistributedExperts
-from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages
+from aurora.runtime.weight_messages import ExpertTransfer, WeightMessages
 from aurora.types.options import LENGTHENED
 
 EXPERTS, RANKS, LAYERS = 5, 3, 2
