@@ -69,8 +69,8 @@ def plan(
     if options.objective == SIMULATED and domains:
         raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
     make = partial(make_plan, profile_paths=profile_paths, domains=domains, progress=progress)
-    choice = SimulatedChoice(make, options, profiles, domains)
-    slots = choice.choose_slots(cluster)
+    choice = SimulatedChoice(make, options, profiles, domains)  # where options leave one candidate, nothing is simulated
+    slots = choice.choose_slots(cluster)  # None: options fix the slots
     chosen = choice.fastest(cluster, options if slots is None else replace(options, slots_per_gpu=slots.per_gpu))
     if slots is not None:
         chosen = replace(chosen, slot_gain=slots.more_gain, notes=(*chosen.notes, *slots.notes))
@@ -136,7 +136,7 @@ def price(
     placements = [placements] if isinstance(placements, Placement) else placements
     options = options or PlanOptions()
     check_placements(cluster, profiles, placements, options)
-    options = replace(resolve(replace(options, place="auto"), cluster, profiles), place=GIVEN)
+    options = replace(resolve(replace(options, place="auto"), cluster, profiles), place=GIVEN)  # no strategy made it
     rng = np.random.default_rng(options.seed)
     scenario = scenario_of(cluster, profiles, options).for_placements(placements, rng)
     return ordered_plan(scenario, scenario.priced(placements), profile_paths, rng)
@@ -173,7 +173,7 @@ def ordered_plan(
 def scenario_of(
     cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions, domains: Sequence[Profile] = ()
 ) -> Scenario:
-    """Returns the Scenario that resolved options ask for: Servers, Colocated or Exclusive.
+    """Returns the Scenario that resolved options ask for: Servers for any number of models, else Colocated or Exclusive.
 
     With `options.tokens_per_step`, windows are rescaled to steps of so many tokens.
     """
@@ -259,7 +259,8 @@ def order_model(
                 experts_UK, source_U = each.routing.layer(layer)
                 rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
                 check_serving(rank_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
-                check_hierarchical(own_SGG, own_SGG[::-1].transpose(0, 2, 1), rank_UK, source_U, hierarchy, carriers)
+                back_SGG = own_SGG[::-1].transpose(0, 2, 1)  # the combine is the dispatch reversed
+                check_hierarchical(own_SGG, back_SGG, rank_UK, source_U, hierarchy, carriers)
             rows_SGG = rows_SGG + own_SGG
         there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated) for phase in ("dispatch", "combine"))
         there, back, schedule = order_exchanges(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])

@@ -203,10 +203,11 @@ def shares_program(
     worst: int = 1,
     slots_G: IntArray | None = None,
 ) -> PathProgram:
-    """Builds the program of all shares of experts on GPUs, with each block of GPUs taken as one GPU.
+    """Builds the linear program over the share of every expert on every block of GPUs. A block with one GPU is exact.
 
-    What is fixed of a block is the mean of its GPUs'. An expert adds as much as on the block's best GPU, divided by the number
-    of GPUs. So no placement takes longer on its slowest block than on its slowest GPU, and bounds hold for the GPUs too.
+    A block's fixed seconds are the mean of its GPUs'. An expert adds its seconds on the block's fastest GPU, divided by the
+    number of GPUs. So no placement takes longer on its slowest block than on its slowest GPU, and bounds hold for the GPUs too.
+    Larger blocks make the program smaller and the bound looser.
 
     Args:
         cost_KGE: (K, G, E) seconds that each expert adds to each part on each GPU.

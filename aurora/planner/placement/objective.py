@@ -118,7 +118,10 @@ def formula(objective: str, models: int, nics: bool = False) -> Formula:
 
 
 def seconds(objective: str, times_M: Sequence[PhaseTimes], nics: bool) -> float:
-    """Returns the seconds of a layer: of one model by Aurora's Eq. 1, of several by `formula`.
+    """Returns the predicted seconds of a layer.
+
+    Of one model: max(gate + dispatch) + max(experts + combine) + max(aggregation), each over GPUs (Aurora's Eq. 1). Of several:
+    the longest path of the objective's `formula`.
 
     Args:
         objective, nics: as in `formula`; not used for one model.
