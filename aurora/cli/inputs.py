@@ -8,7 +8,7 @@ from pathlib import Path
 from aurora.cli.options import RUNNING
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_json, load_profile
-from aurora.io.files import path_exists
+from aurora.io.files import check_regular, path_exists
 from aurora.types import Plan, Profile
 
 
@@ -32,8 +32,7 @@ def check_output(**outputs: Path | None) -> None:
             raise BadInput(f"{path}: cannot be written: no such folder {path.parent}")
         if where.is_dir():
             raise BadInput(f"{path}: cannot be written: it is a folder")
-        if where.exists() and not where.is_file():
-            raise BadInput(f"{path}: cannot be written: not a regular file")
+        check_regular(path)
         _check_writable(path, where.parent)
         if where in taken:
             raise BadInput(f"{path}: cannot be written: it would replace {taken[where]}, which this command writes too")
@@ -132,11 +131,13 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
     If compute curves were measured again since the plan was made, a line on standard error says so.
 
     Raises:
-        BadInput: if the plan names no profile, or a profile has different traffic than when the plan was made.
+        BadInput: if the plan names no profile, or one that is gone or has other traffic than when the plan was made.
     """
     paths = given or [plan_path.resolve().parent / model.profile_path for model in plan.models]
     if not given and not all(model.profile_path for model in plan.models):
         raise BadInput(f"{plan_path}: names no profile; give one --profile per model")
+    if not given and (gone := [path for path in paths if not path.exists()]):
+        raise BadInput(f"{plan_path}: expected its profile {gone[0]}, found no such file; give one --profile per model")
     found = traffic_of(paths, len(plan.cluster))
     if not given:
         for path, profile, model in zip(paths, found, plan.models, strict=True):

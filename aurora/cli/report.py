@@ -1,5 +1,6 @@
 """aurora report: a plan, its traces and its traffic -> one page, or traces for Perfetto."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,7 @@ def report_files(
         if profiles:
             raise
         traffic, missing = [], str(error)
+        print(f"aurora: {missing}", file=sys.stderr)
     if not profiles and traffic:
         loaded = repriced(loaded, traffic)
     with progress_bars() as progress:

@@ -72,8 +72,7 @@ MADE_BY = {  # the command that makes a file of a format
     "aurora trace": "aurora simulate or aurora run",
     "aurora record": "the vLLM plugin",
 }
-
-
+OPEN_FILE = re.compile(r"/dev/(std|fd/)|/proc/")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # of a model in the Hugging Face hub
 
 
@@ -276,6 +275,13 @@ def make_folder(path: Path) -> None:
         raise BadInput(f"{path}: cannot be made a folder: {error.strerror}") from None
 
 
+def check_regular(path: Path) -> None:
+    """Raises BadInput for a path that no file may replace: a folder, a device, or another name of a process's open file."""
+    where = path.resolve()
+    if (where.exists() and not where.is_file()) or OPEN_FILE.match(str(path.absolute())):
+        raise BadInput(f"{path}: cannot be written: not a regular file")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text whole or not at all. Raises BadInput if the file cannot be written."""
     write_bytes(path, text.encode())
@@ -296,9 +302,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     Raises:
         BadInput: if the file cannot be written.
     """
+    check_regular(path)
     path = path.resolve()
-    if path.exists() and not path.is_file():
-        raise BadInput(f"{path}: cannot be written: not a regular file")
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -532,8 +537,12 @@ def open_locked(path: Path) -> io.FileIO:
 
 
 def load_matrix(path: str | Path) -> IntArray:
-    """Read a (G, G) matrix of whole numbers of zero or more, as int64. Raises BadInput for anything else."""
-    return _load_array(Path(path), ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers", whole_number, square_bytes)
+    """Read a (G, G) matrix of whole numbers of zero or more, G two or more, as int64. Raises BadInput for anything else."""
+    what = ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers"
+    bytes_GG: IntArray = _load_array(Path(path), *what, whole_number, square_bytes)
+    if len(bytes_GG) < 2:
+        raise BadInput(f"{path}: expected a matrix with rows of two GPUs or more, found {len(bytes_GG)}")
+    return bytes_GG
 
 
 def load_loads(path: str | Path) -> FloatArray:

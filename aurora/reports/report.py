@@ -158,7 +158,7 @@ def report(
         raise BadInput(f"`profile`: expected {many}, found {len(profiles)}")
     inputs = ReportInputs(plan, tuple((traces or {}).items()), tuple(profiles), baseline=baseline)
     if missing_profiles:
-        inputs = replace(inputs, without=f"{missing_profiles}. {inputs.without}")
+        inputs = replace(inputs, without=f"{missing_profiles}.")
     if format == "chakra":
         raise BadInput("`format` chakra is no more: perfetto has the same events, and `aurora.load` reads a trace as arrays")
     check_one_of("format", format, FORMS)

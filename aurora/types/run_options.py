@@ -124,8 +124,10 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.survive and (self.transport in ("memory", "put") or self.predictable):
-            raise BadInput(f"`survive`: expected gloo, nccl or the shaped transport, found {self.transport}, and no `compare`")
+        if self.survive and self.transport in ("memory", "put"):
+            raise BadInput(f"`survive`: expected gloo, nccl or the shaped transport, found {self.transport}")
+        if self.survive and self.predictable:
+            raise BadInput("`survive`: expected no `compare`, which simulates a run that keeps all its ranks")
         self._check_push()
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")

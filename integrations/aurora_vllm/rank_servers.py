@@ -430,7 +430,7 @@ class RankServers:
             return await asyncio.create_subprocess_exec(*first, *words, env=environ, start_new_session=True, **outputs)
 
     async def _start_keeper(self) -> str:
-        words = [sys.executable, "-m", "aurora_vllm.vllm_internals.fault_tolerance", str(len(self.ranks))]
+        words = [sys.executable, "-P", "-m", "aurora_vllm.vllm_internals.fault_tolerance", str(len(self.ranks))]
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
         keeper = await self._run(words, self.folder / "keeper.log", dict(os.environ), **pipes)
         self._keeper = keeper
@@ -445,8 +445,9 @@ class RankServers:
         port, metrics = free_ports(2)
         self.router = f"http://127.0.0.1:{port}"
         urls = [self.servers[rank].url for rank in self._ranks_now.alive]
-        words = [sys.executable, "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port), "--worker-urls"]
-        words += [*urls, "--policy", "round_robin", "--prometheus-port", str(metrics), "--worker-startup-check-interval", "1"]
+        words = [sys.executable, "-P", "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+        words += ["--worker-urls", *urls, "--policy", "round_robin", "--prometheus-port", str(metrics)]
+        words += ["--worker-startup-check-interval", "1"]
         self._others.append(await self._run(words, self.folder / "router.log", dict(os.environ)))
         while self._others[-1].returncode is None and await self._ask("GET", f"{self.router}/health", 1.0) is None:
             await asyncio.sleep(LOOK_S)

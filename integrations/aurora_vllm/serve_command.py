@@ -119,7 +119,7 @@ class ServeCommand:
             environ = {"CUDA_VISIBLE_DEVICES": ",".join(numbers[first : first + self.tensor])}
         if "aurora" not in (allowed := os.environ.get("VLLM_PLUGINS", "aurora").split(",")):
             environ["VLLM_PLUGINS"] = ",".join([*allowed, "aurora"])
-        return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *words], environ
+        return [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", *words], environ
 
 
 def prepare(
@@ -403,7 +403,7 @@ async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None
 async def _aurora(words: list[str], quiet: bool) -> tuple[int, str]:
     """Runs a subcommand below the servers' priority; returns its exit code, and its output if it is not shown."""
     process = await asyncio.create_subprocess_exec(
-        "nice", sys.executable, "-m", "aurora", *words, stdout=asyncio.subprocess.PIPE if quiet else None
+        "nice", sys.executable, "-P", "-m", "aurora", *words, stdout=asyncio.subprocess.PIPE if quiet else None
     )
     try:
         text, _ = await process.communicate()

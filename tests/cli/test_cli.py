@@ -323,6 +323,10 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "/dev/null"],
             ["/dev/null: cannot be written: not a regular file"],
         ),
+        (
+            ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "/dev/stdout"],
+            ["/dev/stdout: cannot be written: not a regular file"],
+        ),
         (["simulate", "plan.json", "-o", "plan.json"], [r"it would replace plan\.json"]),
         (["simulate", "none.json"], [r"none\.json: no such file"]),
         (["simulate", "."], [r"\.: "]),

@@ -37,8 +37,12 @@ def test_a_page_finds_the_plans_own_profile(aurora, folder):
     assert written[0] == written[1]
     assert b'data-chart="traffic-map"' in written[0]
     (folder / "a.npz").unlink()
-    assert aurora("report", folder / "p.json", "-o", folder / "none.html")[0] == 0
-    assert "a.npz: no such file. Pass --profile once per model." in (folder / "none.html").read_text(encoding="utf-8")
+    code, _, err = aurora("report", folder / "p.json", "-o", folder / "none.html")
+    told = f"p.json: expected its profile {folder}/a.npz, found no such file; give one --profile per model"
+    assert (code, told in err) == (0, True)
+    page = (folder / "none.html").read_text(encoding="utf-8")
+    assert (f"{told}.<" in page, f"{told}..<" in page) == (True, False)
+    refused(aurora("simulate", folder / "p.json"), told)
 
 
 def test_other_forms(aurora, folder):

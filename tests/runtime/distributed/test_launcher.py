@@ -206,6 +206,25 @@ def test_an_error_of_a_rank_that_is_a_thread_comes_when_the_others_have_ended():
     assert sorted(ended) == [1, 2]
 
 
+APART = """
+from aurora.runtime.distributed.launcher import start_fork_server
+if __name__ == "__main__":
+    child = start_fork_server([]).Process(target=print, args=("served",))
+    child.start()
+    child.join()
+"""
+
+
+def test_no_module_comes_from_the_working_folder(tmp_path):
+    (tmp_path / "script.py").write_text(APART)
+    (here := tmp_path / "here").mkdir()
+    for name in ("random", "platform", "queue", "selectors"):
+        (here / f"{name}.py").write_text("raise RuntimeError")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, cwd=here, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("served\n", "")
+
+
 LED = """
 import sys, time
 from aurora.runtime.distributed.launcher import launch
