@@ -124,14 +124,16 @@ def doctor(*, vllm: str | None = None, as_json: bool = False) -> None:
     Args:
         vllm: address of a vLLM server with the plugin, http://HOST:PORT, to check instead: whether a rank is stuck, and why.
     """
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from aurora.profiler.doctor import BROKEN, WORKS, examine, examine_server, healthy
 
     with progress_bars() as progress:
         findings = examine(progress) if vllm is None else examine_server(vllm)
     fine = healthy(findings) if vllm is None else all(finding.state == WORKS for finding in findings)
-    table = Table("part", "state", "found", "what to do", title="what is here" if vllm is None else vllm)
+    table = Table(
+        "part", "state", Column("found", overflow="fold"), "what to do", title="what is here" if vllm is None else vllm
+    )
     for finding in findings:
         style = {WORKS: "green", BROKEN: "red"}.get(finding.state, "yellow")
         table.add_row(finding.name, finding.state, finding.found, finding.mend, style=style)

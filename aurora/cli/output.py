@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from aurora.reports.formatting import MOST_COLUMNS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,6 +41,13 @@ def show(as_json: bool, found: Mapping[str, Any], *parts: RenderableType | None)
         return
     console = terminal()
     for part in parts:
+        if isinstance(part, Table):
+            width = Measurement.get(console, console.options.update(width=MOST_COLUMNS), part).maximum
+            if width > console.width:
+                part.padding = (0, 0)
+            if part.title is not None and len(str(part.title)) > min(width, console.width):  # it would be cut to narrow lines
+                console.print(part.title, soft_wrap=True)
+                part.title = None
         if part is not None:
             console.print(part, soft_wrap=isinstance(part, str))
 

@@ -114,7 +114,8 @@ def evaluate(
         gpus = load_profile(before).sources if served is None else len(served.cluster)
         first, later = traffic_of((before, profile[0]), gpus)
         drifted = aurora.drift(first, later, served, options)
-        show(as_json, drift_json(drifted), drift_table(drifted, most), drifted.reason)
+        of = "of a plan balanced for the earlier traffic: " if served is None else ""
+        show(as_json, drift_json(drifted), drift_table(drifted, most), of + drifted.reason)
         return
     refuse_given(("threshold", "hot", "seed"), "with `before`")
     if served is None:

@@ -267,7 +267,7 @@ def _show(
     show(
         as_json,
         found,
-        tables.summary_table(summary, bounded=result.transport == "shaped", most=most),
+        tables.summary_table(summary, most=most),
         None if compared is None else tables.comparison_table(compared),
         None if result.conditions is None else tables.network_line(result.conditions.cluster),
         None if result.calibration is None else f"orders before serving: {result.calibration}",

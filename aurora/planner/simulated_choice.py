@@ -12,7 +12,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.placement.gpu_slots import SlotRoom, memory_slots_G
@@ -97,6 +97,8 @@ class SimulatedChoice:
             return simulated_seconds(plan, self.steps([aside.first_windows(ASIDE_WINDOWS)]))
 
         fitting = SlotRoom.of(cluster, self.profiles[0], self.options)
+        if self.options.kv_tokens is not None and not fitting.slots:
+            raise InfeasiblePlan(f"`kv_tokens`: expected fewer, which leave each GPU room for an expert, found {fitting}")
         return worthwhile_slots(fitting, cluster, self.profiles[0], aside_s, kept)
 
     def fastest(self, cluster: Cluster, options: PlanOptions) -> Plan:
@@ -233,7 +235,7 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, 
     long_N = [(seconds, each) for seconds, each in timed_N if layer_s >= each.options.micro_batches * least_layer_s]
     most_s = min([timed_N[0][0] / MICRO_BATCHES_PAY, *(seconds * TIE for seconds, _ in long_N)])
     chosen = next((each for seconds, each in long_N if seconds <= most_s), one)
-    said = ", ".join(f"{_micro_batches_of(each)} {seconds:.4g} s" for seconds, each in timed_N)
+    said = ", ".join(f"{_micro_batches_of(each)} {seconds * 1e3:.4g} ms" for seconds, each in timed_N)
     note = f"micro-batches: {_micro_batches_of(chosen)}; in the simulator {said}"
     if len(long_N) < len(timed_N):
         note += f"; a layer takes {layer_s * 1e3:.2g} ms, and {least_layer_s * 1e3:g} ms for each micro-batch were expected"
@@ -293,9 +295,10 @@ def worthwhile_slots(
         more_gain = 1 - then_s / now_s if now_s else 0.0
         if slots > fitting.slots or more_gain <= SLOT_PAYS:
             break
-        per_gpu, now_s, fewer, more_gain = slots, then_s, f"; one fewer would take {now_s / then_s - 1:.1%} longer", None
+        fewer = f"; {'no replicas' if per_gpu is None else 'one fewer'} would take {now_s / then_s - 1:.1%} longer"
+        per_gpu, now_s, more_gain = slots, then_s, None
     drawn = ", of drawn traffic" if profile.provenance.get("tool") == SYNTHETIC_TOOL else ""
-    taken = "every expert is held once" if per_gpu is None else f"{per_gpu} are taken"
+    taken = "every expert is held once" if per_gpu is None else f"{per_gpu} per GPU are taken"
     why = f"{taken}, by steps simulated on {aside}{drawn}{fewer}"
     return WorthwhileSlots(per_gpu, more_gain, (f"`slots_per_gpu`: {fitting}", f"`slots_per_gpu`: {why}"))
 

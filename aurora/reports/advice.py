@@ -24,8 +24,9 @@ from aurora.advisor.two_models import TwoModels, takes_turns
 from aurora.planner.simulated_choice import TIE
 from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.numbers import ReportNumbers, skew
-from aurora.reports.plan_tables import gap_line
+from aurora.reports.plan_tables import expectation_lines, gap_line
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES, Summary
+from aurora.types import Plan
 from aurora.types.arrays import gap
 
 # thresholds for a sentence, each a part of the quantity named
@@ -64,31 +65,32 @@ def _control(found: ReportNumbers) -> Iterator[str]:
 
 def _prediction(found: ReportNumbers) -> Iterator[str]:
     both = found.comparison
-    if both is None or abs(both.error) <= OFF:
+    if both is None or found.predicted is None or found.measured is None or abs(both.error) <= OFF:
         return
     if found.why_incomparable is not None:
         yield f"Compare the run with a prediction of its own traffic: {found.why_incomparable}."
         return
-    differs = dict.fromkeys(TIMED_PHASES, 0.0)
-    for one in both.phases:
-        differs["gate" if one.phase == "head" else one.phase] += one.measured_s - one.predicted_s
-    phase = max(differs, key=lambda p: abs(differs[p]))
+    slower = both.measured_s > both.predicted_s
+    more, less = (found.summaries[n].phases for n in (found.measured, found.predicted)[:: 1 if slower else -1])
+    differs = {phase: more[phase] - less[phase] for phase in TIMED_PHASES}
+    differs["gate"] += differs.pop("head")
+    phase = max(differs, key=differs.__getitem__)
     mend = "what delays ranks (other processes on their cores?)"
-    if phase in EXCHANGES:
-        mend = "ports and start-up costs in the cluster file"
-    elif phase in COMPUTE:
+    if phase in COMPUTE:
         mend = "compute times (aurora profile on this machine, as many processes at a time)"
+    elif phase in EXCHANGES or not slower:
+        mend = "ports and start-up costs in the cluster file"
     yield (
         f"Check {mend} before trusting predictions to better than {percent(abs(both.error))}: the run took "
-        f"{seconds(both.measured_s)}, {seconds(both.predicted_s)} were predicted, and the largest difference is in {phase}, "
-        f"{seconds(abs(differs[phase]))} {'more' if differs[phase] > 0 else 'less'} per rank (mean)."
+        f"{seconds(both.measured_s)}, {seconds(both.predicted_s)} were predicted, and the largest difference this way is in "
+        f"{phase}, {seconds(differs[phase])} {'more' if slower else 'less'} (mean over ranks; models in it at once count once)."
     )
 
 
 def _placement(found: ReportNumbers) -> Iterator[str]:
     """Yields a verdict on the placement by the plan's bounds, and the gain of one more slot per GPU that planning tried."""
     plan = found.of.plan
-    saved = 1 - plan.bound_s / plan.objective_s if plan.objective_s > plan.bound_s else 0.0
+    saved = _left_to_save(plan)
     if saved <= SLACK:
         shorter = f"no placement is more than {percent(saved)} shorter on the traffic that was planned for"
         yield f"Moving experts has no more to give: {shorter}."
@@ -96,7 +98,12 @@ def _placement(found: ReportNumbers) -> Iterator[str]:
     yield f"Placements may have more to give: {gap_line(plan)}."
     if plan.slot_gain is not None and plan.slot_gain > LEAST:
         slots = max(len(held) for layer in plan.models[0].placement.slots_LG for held in layer) + 1
-        yield f"Try aurora plan --slots-per-gpu {slots}: in the simulator a step takes {percent(plan.slot_gain)} less time."
+        yield f"Try aurora plan --slots-per-gpu {slots}: {expectation_lines(plan)[-1]}."
+
+
+def _left_to_save(plan: Plan) -> float:
+    """The share of a plan's objective that other placements save at most."""
+    return 1 - plan.bound_s / plan.objective_s if plan.objective_s > plan.bound_s else 0.0
 
 
 def _ports(found: ReportNumbers) -> Iterator[str]:
@@ -126,11 +133,11 @@ def _ports(found: ReportNumbers) -> Iterator[str]:
 
 
 def _experts(found: ReportNumbers) -> Iterator[str]:
-    """Lines on what slow GPUs cost."""
+    """Lines on what slow GPUs cost, where other placements may cost less."""
     for model, flows in zip(found.of.models, found.traffic_M, strict=False):
         before_s, after_s = flows.expert_s_BLG.max(axis=2).sum(axis=1).tolist()
         over = gap(after_s, float(flows.expert_bound_s_L.sum()))
-        if over > LOPSIDED:
+        if over > LOPSIDED and _left_to_save(found.of.plan) > SLACK:
             layer = int((flows.expert_s_BLG[1].max(axis=1) - flows.expert_bound_s_L).argmax())
             yield (
                 f"Experts of {model} are uneven: the slowest GPUs compute {seconds(after_s)} over all layers, "
@@ -294,10 +301,11 @@ def _drawn_line(found: Recommendation) -> str:
     assert recorded is not None
     least, most = (f"{ratio - 1:.0%}" for ratio in recorded.ratios["linear"])
     gains = found.at_most
-    bring = f", and here perfect balance would bring {gains[0]:.2f}x to {gains[1]:.2f}x" if gains else ""
+    bring = f": with such imbalance perfect balance would bring {gains[0]:.2f}x to {gains[1]:.2f}x here" if gains else ""
     return (
-        f"No recommendation: this traffic is drawn, and says nothing about your experts. Over {len(recorded.models)} recorded "
-        f"models on about as many GPUs ({', '.join(recorded.models)}) the slowest GPU's experts take {least} to {most} longer "
+        "No recommendation: this traffic is drawn, and says nothing about your experts, whose imbalance also decides between "
+        f"layouts and exchanges. Over {len(recorded.models)} recorded models on about as many GPUs "
+        f"({'; '.join(recorded.models)}) the slowest GPU's experts take {least} to {most} longer "
         f"than in perfect balance{bring}. Record yours: {how}."
     )
 

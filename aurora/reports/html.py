@@ -120,8 +120,9 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
     ]
     columns = {key: np.array([*phases.values()]) for _, key, phases in shown}
     words = " ".join(
-        f"{name}: of {seconds(one.seconds)} a rank exchanges for {seconds(one.exchanging_s)}, computes for "
-        f"{seconds(one.computing_s)} and waits for {seconds(one.phases['waiting'])}."
+        f"{name}: of {seconds(one.seconds)} a rank exchanges tokens for {seconds(one.exchanging_s)}, their counts for "
+        f"{seconds(one.phases['counts'])}, computes for {seconds(one.computing_s)} and waits for "
+        f"{seconds(one.phases['waiting'])}."
         for (name, _), one in zip(found.of.traces, found.summaries, strict=True)
     )
     series = [[name, key] for name, key, _ in shown]

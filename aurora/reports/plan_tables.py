@@ -92,7 +92,8 @@ def expectation_lines(plan: Plan) -> list[str]:
         model = plan.models[0]
         what = f"one more slot per GPU ({size(model.expert_bytes * len(model.dispatch_L))}, fits)"
         gain = percent(plan.slot_gain) if plan.slot_gain >= LEAST_GAIN else "nothing"
-        lines.append(f"{what} would save {gain}")
+        chosen = any("`slots_per_gpu`: " in note for note in plan.notes)  # by aurora, in the simulator
+        lines.append(f"{what} would save {gain} of {'a simulated step' if chosen else 'the time expected on unseen windows'}")
     return lines
 
 
@@ -107,7 +108,7 @@ def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Ta
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
     on_fabric = plan.cluster.fabric is not None
     bounds = ("fluid bound", "one-to-one bound", "cut bound")[: 2 + on_fabric] if explain else ()
-    columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("dispatch", *bounds), seconds)}
+    columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("dispatch of all windows", *bounds), seconds)}
     if explain:
         columns = {**columns, "gap": percent}
     rows = []
@@ -135,7 +136,7 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
     Args:
         plan: the plan.
         evaluation: the evaluation of `plan` on the other traffic.
-        most: number of layers to show, with the largest slowdowns of the dispatch; None: all.
+        most: number of layers to show, the slowest; None: all.
     """
     own, served_s = evaluation.replanned, float(evaluation.served_s_L.sum())
     times = ("objective of the layer", "dispatch in the plan's order", "in its own plan")
@@ -149,7 +150,7 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
         rows,
         title=f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.between_s)}; a plan of its own takes "
         f"{seconds(own.objective_s)}{estimated(own.between_s)}: slowdown {percent(evaluation.slowdown)}",
-        worst=lambda row: row[3] - row[4],
+        worst=lambda row: row[2],
         most=most,
     )
 

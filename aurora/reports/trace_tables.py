@@ -91,23 +91,22 @@ def p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
     return [percentiles(seconds_X)[name] for seconds_X in times for name in ("p50", "p99")]
 
 
-def summary_table(
-    summary: Summary, bounded: bool = True, most: int | None = None, between_s: tuple[float, float] | None = None
-) -> Table:
+def summary_table(summary: Summary, most: int | None = None, between_s: tuple[float, float] | None = None) -> Table:
     """Returns a table with one row per layer: its seconds, exchange seconds of the busiest port, and mean waiting of a rank.
 
     Args:
         summary: the summary of a trace.
-        bounded: True: show fluid bounds and gaps, which are valid only if the run's ports had the cluster's rates.
         most: number of layers to show, the slowest; None: all.
         between_s: lower and upper limit of the run's seconds, if they are estimated from counts; None: they are exact.
     """
     spent = ", ".join(f"{phase} {seconds(value)}" for phase, value in summary.phases.items() if value)
     caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
+    caption += "; dispatch and combine: of the busiest port; ranks may be in several layers at once"
     columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("time", "dispatch", "combine", "waiting"), seconds)}
-    if bounded:
+    if summary.kind == "predicted":  # a run's ports may have other rates than the cluster's
         caption += f", busiest ports {percent(summary.exchange_gap)} above the fluid bound"
-        caption += "; gaps count the time in which another model has the port" if len(summary.models) > 1 else ""
+        together = sum(model.seconds for model in summary.models) > summary.seconds * (1 + 1e-9)
+        caption += "; gaps count the time in which another model has the port" if together else ""
         columns = {**columns, "fluid bound": seconds, "gap": percent}
     rows = [
         (row.model, row.layer, row.seconds, row.dispatch_s, row.combine_s, row.waiting_s, row.bound_s, row.gap)[: len(columns)]

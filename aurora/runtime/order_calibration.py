@@ -85,9 +85,11 @@ class OrderCalibration:
     def __str__(self) -> str:
         rows = []
         for size, seconds in zip(self.sizes_C.tolist(), self.seconds_CW.tolist(), strict=True):
-            took = ", ".join(f"{method} {s * 1e3:.3g} ms" for method, s in zip(self.methods, seconds, strict=True))
+            took = ", ".join(
+                f"{method} {float(f'{s * 1e3:.3g}'):g} ms" for method, s in zip(self.methods, seconds, strict=True)
+            )
             rows.append(f"{size / 1e6:.2g} MB a rank: {self.method(size)} ({took})")
-        return "; ".join(rows)
+        return "\n".join(rows)
 
 
 def planned_method(plan: Plan) -> str | Order:

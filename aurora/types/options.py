@@ -216,7 +216,7 @@ class PlanOptions:
             several plans by simulation.
         time_limit_s: seconds after which exact searches stop and return the best plan found, with its bound.
         slots_per_gpu: experts that each GPU holds, replicas included; 0, auto: with replicas where these pay; None, memory: as
-            many as its memory holds.
+            memory allows, each expert once unless place or min_replicas asks for replicas.
         aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
         coactivation: count a token once per GPU, and put experts chosen together on one GPU, where this is faster.
         min_replicas: minimum replicas of each expert, each on another node (on one node: another GPU); None: one.

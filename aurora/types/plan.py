@@ -133,7 +133,7 @@ class Plan(Value):
         survival_LK: (L, D-1) float64: with `options.min_replicas`, the probability that every expert is still held after 1, 2,
             ... of the D nodes failed; None if failures were not planned for.
         unseen_s: expected seconds on future windows of the same traffic (drawn from a forecast), weighted as `objective_s`;
-            None if not estimated: for several models, and for deduplicated tokens.
+            None if not estimated: for several models or domains, and for deduplicated tokens.
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; if aurora chose the slots, share of the
             simulated step on held-out windows. None if memory has no room for a slot, or if not estimated.
         notes: remarks on how the plan was made.

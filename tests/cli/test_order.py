@@ -1,6 +1,7 @@
 """aurora order: matrices in, schedules out, and what it refuses."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_on_a_fabric_the_binding_cut_is_named(aurora, tmp_path):
     assert found["gap"] == pytest.approx(found["makespan_s"] / found["cut_bound_s"] - 1)
     code, out, _ = aurora("order", tmp_path / "m.npy", "--method", "all-at-once", *where)
     assert code == 0
-    assert "cut" in out.splitlines()[1]
+    assert "cut bound" in out
     assert "bound by " in out
     assert "48000000 bytes must cross, 1.92 ms at least" in out
 
@@ -114,7 +115,7 @@ def test_all_methods_in_one_table(aurora, csv):
     code, out, _ = aurora("order", csv, "--method", "all")
     assert code == 0
     for method in ORDER:
-        assert f" {method} " in out
+        assert re.search(rf"│ ?{method} *│", out)
 
 
 def test_the_json_goes_to_a_file(aurora, csv, tmp_path):

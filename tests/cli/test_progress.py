@@ -1,4 +1,4 @@
-"""That functions are compiled is told."""
+"""That functions are compiled is told, and tables fit the terminal."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import pytest
 import aurora
 from aurora.cli import output
 from aurora.cli.output import COMPILING, progress_bars
+from aurora.reports.formatting import table_of, text
 
 
 def test_that_functions_are_compiled_is_told_once(monkeypatch, capsys):
@@ -19,6 +20,20 @@ def test_that_functions_are_compiled_is_told_once(monkeypatch, capsys):
     with progress_bars():
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_tables_have_all_they_say_in_80_columns_and_titles_in_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    heads = ("makespan", "fluid bound", "one-to-one bound", "cut bound", "gap", "rows", "one to one")
+    title = "exclusive, equal GPUs: place swap-search, assign exact, order openshop, all-to-all flat, aim mean"
+    columns = {"method": text, **dict.fromkeys(heads, str)}
+    row = ("openshop-best", "12.7 ms", "8.13 ms", "8.13 ms", "11.7 ms", "8.5%", "614", "yes")
+    output.show(False, {}, table_of(columns, [row], title=title))
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == title
+    assert [tuple(map(str.strip, line.strip("│").split("│"))) for line in lines if "openshop" in line] == [row]
+    assert "makespan" in "".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.full

@@ -1,6 +1,7 @@
 """`aurora recommend` writes what it prints, or nothing."""
 
 import json
+import re
 import shlex
 
 import numpy as np
@@ -52,6 +53,9 @@ def test_drawn_traffic_advises_nothing_and_writes_nothing(aurora, tmp_path):
     told = " ".join(printed.split())
     assert "No recommendation: this traffic is drawn" in told
     assert "aurora record" in told
+    assert "OLMoE; Mixtral, web and code; " in told
+    assert re.search(r"in perfect balance: with such imbalance perfect balance would bring [0-9.]+x to [0-9.]+x here", told)
+    assert "SGLang" not in told
     assert not [word for word in ("Serve with", "Serve by", "Share these", "Cut each", "start the engine") if word in told]
     assert list(tmp_path.iterdir()) == []
     found = json.loads(aurora(*line, "--json")[1])

@@ -81,6 +81,7 @@ def test_recorded_routing_is_planned_for_and_drifts(aurora, shape, tmp_path):
     assert found["replan"] == (found["slowdown"] > found["threshold"])
     assert len(found["layers"]) == 2
     code, out, _ = aurora("evaluate", "--before", tmp_path / "a.npz", "--profile", tmp_path / "a.npz")
+    assert "of a plan balanced for the earlier traffic: keep the plan" in " ".join(out.split())
     assert (code, "keep the plan: shares differ by 0.00%" in out) == (0, True)
 
 

@@ -70,6 +70,7 @@ def test_few_options_and_only_registered_placeholders():
         assert sum(not is_further(param) for param in flags) <= 13, name  # and --help
         for param in command.params:
             assert set(re.findall(r"\{(\w+)\}", param.help or "")) <= set(options.CHOICES)
+            assert not re.search(r"\b(0|None), \w+:", param.help or ""), "users type the word alone"
     for kind in options.CHOICES:
         assert options.names(kind)
 

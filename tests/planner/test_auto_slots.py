@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import aurora
-from aurora.errors import BadInput
+from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_profile, save
 from aurora.planner.placement.gpu_slots import SlotRoom
 from aurora.planner.plan import make_plan
@@ -85,6 +85,13 @@ def test_a_further_slot_is_taken_while_it_saves_more_than_a_hundredth(seconds, r
     slots = worthwhile_slots(replace(SlotRoom.of(on, source, PlanOptions()), slots=room), on, source, seconds.__getitem__, "a")
     assert slots.per_gpu == expected
     assert slots.more_gain == (None if more is None else pytest.approx(more))
+    told = "one fewer would take" if (expected or 0) > 3 else "no replicas would take" if expected else "held once"
+    assert told in slots.notes[-1]
+
+
+def test_a_cache_beside_which_no_expert_fits_is_refused():
+    with pytest.raises(InfeasiblePlan, match=r"`kv_tokens`: expected fewer, .* found room for 0 slots"):
+        aurora.plan(machines(10**9), traffic(), PlanOptions(kv_tokens=999999999))
 
 
 def test_replicas_are_taken_where_there_is_room_and_they_pay():
@@ -96,7 +103,7 @@ def test_replicas_are_taken_where_there_is_room_and_they_pay():
     assert chosen == replace(same, notes=chosen.notes, slot_gain=chosen.slot_gain)
     held = aurora.plan(machines(10**9), source, PlanOptions(slots_per_gpu=None))
     assert chosen.objective_s < held.objective_s
-    assert any("drawn traffic" in note and "one fewer would take" in note for note in chosen.notes)
+    assert any("drawn traffic" in note and " would take" in note for note in chosen.notes)
     assert any("KV cache for" in note for note in chosen.notes)
 
 

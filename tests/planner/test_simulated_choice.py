@@ -95,7 +95,9 @@ def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
     assert best == min(number for number, seconds in in_s.items() if seconds <= min(in_s.values()) * TIE)
     assert chosen.options.time_slice in AUTO_TIME_SLICES
     (note,) = chosen.notes
-    assert note.startswith(f"micro-batches: {best} (by {chosen.options.time_slice}); in the simulator 1 {in_s[1]:.4g} s, 2 (by")
+    assert note.startswith(
+        f"micro-batches: {best} (by {chosen.options.time_slice}); in the simulator 1 {in_s[1] * 1e3:.4g} ms, 2 (by"
+    )
     monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 2 * 2 * 8)  # one layer
     assert with_micro_batches(plan, [shared]).options.micro_batches > 1
     starts = replace(plan, cluster=cluster(1.0, 1.0, startup_s=100.0))  # of which micro-batches have more

@@ -20,6 +20,7 @@ from aurora.advisor.sharing import (
 )
 from aurora.planner.plan import make_plan
 from aurora.reports.advice import advice, sharing_advice
+from aurora.reports.formatting import seconds
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.plan_tables import gap_line
 from aurora.reports.report import ReportInputs
@@ -60,8 +61,11 @@ def test_a_hot_experts_gpu_is_the_bottleneck():
 def test_a_further_slot_is_advised_where_planning_found_that_it_saves_time():
     hot = hot_expert()
     plan = make_plan(cluster(*[1e6] * 4), [hot])
+    what = f"one more slot per GPU ({hot.expert_bytes} bytes, fits)"
+    chosen = replace(plan, slot_gain=0.031, notes=("`slots_per_gpu`: room for 3",))
+    assert told(ReportInputs(chosen, (), (hot,)), "would save 3.1% of a simulated step.")
     for gain, advised in (
-        (0.031, ["Try aurora plan --slots-per-gpu 2: in the simulator a step takes 3.1% less time."]),
+        (0.031, [f"Try aurora plan --slots-per-gpu 2: {what} would save 3.1% of the time expected on unseen windows."]),
         (0.0, []),
     ):
         assert told(ReportInputs(replace(plan, slot_gain=gain), (), (hot,)), "slots-per-gpu") == advised
@@ -182,6 +186,25 @@ def test_a_second_model_is_advised_where_ports_and_gpus_have_time_left(sent_s, s
         recorder.add(rank, 0, 0, 0, "combine", 10 - sent_s, 10.0, (1 - rank, False, 6))
     plan = make_plan(cluster(1e6, 1e6), [profile(sources=2)])
     assert told(ReportInputs(plan, (("p", recorder.trace()),)), says)
+
+
+@pytest.mark.parametrize(("slower", "differs"), [(0.5, "less"), (1.5, "more")])
+def test_the_largest_difference_is_of_the_ranks_time_and_in_the_runs_direction(together, slower, differs):
+    """Not the sum over models, in which a rank waits for itself; and a run that was faster was not delayed."""
+    ((name, trace),) = together.traces
+    inputs = replace(together, traces=((name, trace), ("b.npz", measured(trace, slower))))
+    (sentence,) = told(inputs, "were predicted")
+    assert sentence.startswith("Check ports and start-up costs")
+    predicted, found = (summary.phases["combine"] for summary in ReportNumbers(inputs).summaries)
+    assert f"is in combine, {seconds(abs(found - predicted))} {differs} (mean over ranks" in sentence
+
+
+def test_uneven_experts_are_told_only_where_placements_have_more_to_give():
+    tokens_SE = np.tile([200, 200, 10, 10], (2, 1))
+    traffic = Profile("m", "", tokens_SE[None, None], 1, 100, 100, 10, 10, profile().curves)
+    plan = make_plan(cluster(1e6, 1e6), [traffic], PlanOptions(place="contiguous"))
+    for bound_s, uneven in ((plan.objective_s / 2, 1), (plan.objective_s, 0)):
+        assert len(told(ReportInputs(replace(plan, bound_s=bound_s), (), (traffic,)), "are uneven")) == uneven
 
 
 def test_waiting_is_not_taken_for_the_network():

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from aurora.reports.formatting import seconds
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.report import Baseline, ReportInputs
 
@@ -75,6 +76,11 @@ def test_the_page_stands_alone(shown):
     assert [a["href"] for a, _ in outline.all("link")] == ["data:,"]
     assert "@import" not in text
     assert "url(" not in text
+
+
+def test_where_the_time_goes_tells_of_counts(together):
+    (summary,) = ReportNumbers(together).summaries
+    assert f"their counts for {seconds(summary.phases['counts'])}, computes" in page(together)
 
 
 def test_every_chart_has_a_name_a_table_and_its_numbers(shown):

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.evaluate import evaluate
 from aurora.planner.network.switch import timed
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.formatting import DASH, as_text
-from aurora.reports.plan_tables import plan_table, profile_table
+from aurora.reports.plan_tables import evaluation_table, plan_table, profile_table
 from aurora.reports.trace_tables import comparison_table, models_table, summary_table
 from aurora.reports.trace_times import (
     TIMED_PHASES,
@@ -172,6 +173,30 @@ def test_tables_show_every_layer_of_every_model():
     text = as_text([profile_table(p), plan_table(plan), summary_table(summarise(trace, plan.cluster))])
     assert text.count("synthetic") == 1 + 4 + 4
     assert "colocated, equal GPUs" in text
+
+
+def test_an_evaluation_shows_its_slowest_layers():
+    planned_for, served = (
+        draw_profile("zipf:1", CONFIG | {"num_hidden_layers": 6}, SyntheticOptions(sources=2, window_tokens=32, seed=seed))
+        for seed in (0, 1)
+    )
+    plan = make_plan(cluster(1e6, 1e6), [planned_for])
+    found = evaluate(plan, [served])
+    slowest = sorted(np.argsort(-found.served_s_L)[:2].tolist())
+    assert list(evaluation_table(plan, found, most=2).columns[1].cells) == [str(layer) for layer in slowest]
+
+
+def test_tables_bound_predictions_alone_and_tell_which_times_do_not_add_up():
+    p = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32))
+    plan = make_plan(cluster(1e6, 1e6), [p, p])
+    shared, apart = (simulate_plan(plan, [p, p], interleave=each) for each in ("on", "off"))
+    texts = [
+        " ".join(as_text([summary_table(summarise(trace, plan.cluster))], 500).split())
+        for trace in (shared, apart, replace(shared, kind="measured"))
+    ]
+    assert ["another model has the port" in text for text in texts] == [True, False, False]
+    assert ["fluid bound" in text for text in texts] == [True, True, False]
+    assert all("dispatch and combine: of the busiest port; ranks may be in several layers at once" in text for text in texts)
 
 
 def test_pieces_that_touch_are_one_transfer():

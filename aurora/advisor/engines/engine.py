@@ -110,8 +110,8 @@ EXCHANGES = {
         "all GPUs hold the same tokens (attention is cut by tensor parallelism); their sums are added up", "reduce",
         source="vLLM config/parallel.py (use_all2all); SGLang arg_groups/parallel_hook.py"),
     "allgather": EngineExchange(
-        "allgather of all tokens, and reduce-scatter (SGLang: or all-reduce) of the sums, by NCCL", "gather",
-        source="vLLM all2all.py (AgRsAll2AllManager); SGLang layers/dp_attention.py"),
+        "allgather of all tokens, and reduce-scatter of the sums, by NCCL", "gather",
+        source="vLLM all2all.py (AgRsAll2AllManager); SGLang layers/dp_attention.py (or an all-reduce)"),
     "deepep-ht": EngineExchange(
         "DeepEP's high-throughput (normal) kernels; between servers a token goes once to a server, and on by NVLink", "route",
         "server", graphs=False, processors=20 / 132, nvlink="server", needs="deep_ep, RDMA between servers",

@@ -145,8 +145,8 @@ class Exclusive(Scenario):
         return costs_M[0].value_s(split_MEG[0])
 
     def unseen_s(self, placements_M: Sequence[Placement]) -> float | None:
-        """Returns the expected seconds of all layers on draws of the forecast; None if tokens are deduplicated."""
-        if self.deduplicated:
+        """Returns the expected seconds of all layers on draws of the forecast; None with deduplicated tokens or domains."""
+        if self.deduplicated or self.domains:  # domains may have compute times of their own, draws have the profile's
             return None
         layers = range(self.layers)
         return sum(self._unseen(self._forecast(l), l).value_s(placements_M[0].split_EG(l)) for l in layers)
@@ -191,7 +191,7 @@ class Exclusive(Scenario):
             sum(layer.objective_s for layer in layers),
             sum(layer.bound_s for layer in layers),
             sum_if_all([layer.assignment_bound_s for layer in layers]),
-            unseen_s=sum(layer.unseen_s for layer in layers),
+            unseen_s=None if self.domains else sum(layer.unseen_s for layer in layers),
             slot_gain=1 - then_s / now_s if now_s else None,
         )
 

@@ -143,6 +143,7 @@ def test_seconds_on_unseen_windows_are_those_of_windows_drawn_alike():
         found.append(evaluate(plan, [unseen]).served_s_L.sum())
         assert plan.unseen_loss == pytest.approx(plan.unseen_s / plan.objective_s - 1)
     assert np.mean(expected) == pytest.approx(np.mean(found), rel=0.06)
+    assert make_plan(cluster(*[1e6] * 4), [recorded], domains=[unseen]).unseen_s is None
 
 
 def test_the_gain_of_one_more_slot_is_told_where_memory_has_one():
