@@ -266,7 +266,7 @@ def lose_a_flag(rank_info, folder):
     return said[0] if said[1:] == said[:1] else "nothing"
 
 
-def is_hierarchical(rank_info, folder):
+def over_servers(rank_info, folder):
     """A hierarchical dispatch and combine of 4 ranks on 2 servers. Returns how many values differ."""
     module = in_interpreter()
     from aurora.runtime.transports.symmetric_memory import shared_memory
