@@ -40,6 +40,20 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def shown(value: object) -> str:
+    """Returns a value as messages show what was found: in words where it is None, and cut to what fits a sentence."""
+    try:
+        return "none" if value is None else repr(value)[:60]
+    except ValueError:  # more digits than Python writes
+        return "a number of too many digits"
+
+
+def network_reason(error: BaseException) -> str:
+    """Returns why nothing answers at an address, such as "Connection refused", by the error of asking there."""
+    why = getattr(error, "reason", error)  # of a URLError
+    return str(getattr(why, "strerror", None) or why)
+
+
 def need(*modules: str, extra: str = "run") -> None:
     """Check that all of `modules` can be imported.
 
@@ -62,4 +76,4 @@ def check_one_of(option: str, value: str, known: Collection[str]) -> None:
         known: the names.
     """
     if value not in known:
-        raise BadInput(f"`{option}`: expected one of {', '.join(known)}, found {value!r}")
+        raise BadInput(f"`{option}`: expected one of {', '.join(known)}, found {shown(value)}")

@@ -19,7 +19,7 @@ from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase,
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
-from aurora.io.clusters import MOST_GPUS, load_gpus
+from aurora.io.clusters import MOST_GPUS, load_gpus, named_kind
 from aurora.io.engine_placements import export_placement
 from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
@@ -237,7 +237,7 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
         name, _, number = part.strip().partition(":")
         if not name or not re.fullmatch(r"[1-9][0-9]{0,3}", number):
             raise BadInput(f"`gpus`: expected KIND:NUMBER,..., such as h20:8,a100:8, found {part!r}")
-        kind = _kind(name, kinds)
+        kind = named_kind("gpus", name, kinds)
         for index in range(int(number)):
             at = node + index // per_server
             members.append(Gpu(f"{name}-{len(members)}", kind.kind, at, kind.port_Bps, kind.port_Bps, kind.memory_bytes))
@@ -247,15 +247,6 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
     rates = [gpu.out_Bps for gpu in members]
     fabric = servers([gpu.node for gpu in members], rates, rates, nic_Bps) if node > 1 else None
     return Cluster(gpus.replace(":", "x").replace(",", "+"), tuple(members), fabric)
-
-
-def _kind(name: str, kinds: dict[str, GpuKind]) -> GpuKind:
-    """The datasheet that a short name means."""
-    words = set(re.split(r"[\s_-]+", name.lower()))
-    fits = [kind for kind in kinds.values() if words <= set(re.split(r"[\s_-]+", kind.kind.lower()))]
-    if not fits:
-        raise BadInput(f"`gpus`: expected words of one of {', '.join(kinds)}, found {name!r}")
-    return max(fits, key=lambda kind: (kind.port_Bps, kind.memory_bytes))
 
 
 def with_datasheet_curves(profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind]) -> Profile:

@@ -39,10 +39,12 @@ def export(
         dense_layers: number of the model's first layers without experts; the engine counts them too; default: the plan's.
     """
     from aurora.advisor.engines import command_with
-    from aurora.io.engine_placements import export_placement
+    from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement
     from aurora.reports.plan_tables import padding_line
 
     check_output(output=output)
+    if form in PLACEMENT_FORMATS and not PLACEMENT_FORMATS[form].by_decoder:
+        refuse_given(("dense_layers",), f"none with `form` {form}, which has no numbers of layers without experts")
     layers, path = None if dense_layers is None else range(dense_layers), output and output.resolve()
     expert_bytes = None
     if load_json(plan).get("format") == PLAN_FORMAT:

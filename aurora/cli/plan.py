@@ -51,10 +51,10 @@ def plan(
     if len(profile) == 1:
         colocated_only = ("colocate", *(["objective"] if options.objective in (*TABLE_2, BUSIEST_RESOURCE) else []))
         refuse_given(colocated_only, "with two `profile` or more, of models that share the GPUs")
+    machines = load_cluster(cluster)
     check_output(output=output)
     if max_move_bytes is not None and previous is None:
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
-    machines = load_cluster(cluster)
     profiles, further = (traffic_of(each, len(machines)) for each in (profile, domain or []))
     in_force = None if previous is None else load_plan(previous)
     paths = [relative(path, output) for path in profile]

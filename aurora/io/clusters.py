@@ -1,6 +1,7 @@
 """Cluster TOML files, with the fabric and link curves of a cluster; datasheet figures of kinds of GPU (TOML)."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, shown
 from aurora.io.files import check_keys, check_schema, load_toml, naming, shipped, typed, write_text
 from aurora.types import Cluster, Fabric, Gpu, GpuKind, Link, TransferCurve, leaf_spine, servers
 from aurora.types.arrays import FloatArray
@@ -71,7 +72,7 @@ def cluster_table(cluster: Cluster) -> dict[str, Any]:
 def _rows(path: Path | str, what: str, found: Any) -> list[tuple[str, dict[str, Any]]]:
     """The tables of an array of tables, each with its name in messages; `what` names the array."""
     if not isinstance(found, list):
-        raise BadInput(f"{path}: expected {what} tables, found {found!r}")
+        raise BadInput(f"{path}: expected {what} tables, found {shown(found)}")
     for index, row in enumerate(found):
         if not isinstance(row, dict):
             raise BadInput(f"{path}: {what} {index}: expected a table, found {row!r}")
@@ -183,7 +184,7 @@ def _fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
     """
     kind = table.get("kind") if isinstance(table, dict) else table
     if not isinstance(kind, str) or kind not in FABRIC_KINDS:
-        raise BadInput(f"{path}: [fabric]: expected kind = {' or '.join(map(repr, FABRIC_KINDS))}, found {kind!r}")
+        raise BadInput(f"{path}: [fabric]: expected kind = {' or '.join(map(repr, FABRIC_KINDS))}, found {shown(kind)}")
     with naming(path):
         return FABRIC_KINDS[kind](path, table, gpus)
 
@@ -249,7 +250,7 @@ def _vertex(path: str, where: str, row: dict[str, Any], end: str, ranks: dict[st
     """A GPU by its name or rank; any other name is a switch."""
     name = row.get(end)
     if not isinstance(name, str | int) or isinstance(name, bool):
-        raise BadInput(f"{path}: {where}: {end} must be the name of a GPU or a switch, found {name!r}")
+        raise BadInput(f"{path}: {where}: {end} must be the name of a GPU or a switch, found {shown(name)}")
     if isinstance(name, int) or name not in ranks:
         return name
     if len(ranks[name]) > 1:
@@ -330,3 +331,16 @@ def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
             raise BadInput(f"{path}: expected each kind once, found {kind.kind!r} twice")
         kinds[kind.kind] = kind
     return kinds
+
+
+def named_kind(option: str, name: str, kinds: Mapping[str, GpuKind]) -> GpuKind:
+    """Returns the datasheet that a name or some of its words mean, such as "h100"; of several the one of the fastest ports.
+
+    Raises:
+        BadInput: if there is none; the message names the option.
+    """
+    words = set(re.split(r"[\s_-]+", name.lower()))
+    fits = [kind for kind in kinds.values() if words <= set(re.split(r"[\s_-]+", kind.kind.lower()))]
+    if not fits:
+        raise BadInput(f"`{option}`: expected words of one of {', '.join(kinds)}, found {name!r}")
+    return kinds.get(name) or max(fits, key=lambda kind: (kind.port_Bps, kind.memory_bytes))

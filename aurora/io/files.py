@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aurora.errors import AuroraError, BadInput
+from aurora.errors import AuroraError, BadInput, shown
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 from aurora.types.placement import expert_loads
 from aurora.types.read_numbers import finite_number, whole_number
@@ -111,7 +111,7 @@ def reason(error: Exception) -> str:
     said = " ".join(str(error).split())[:200]
     if isinstance(error, KeyError) and isinstance(error.args[0], str):
         return f"{said} is missing"
-    return said if isinstance(error, (*DAMAGED, ValueError)) else f"{type(error).__name__}: {said}"
+    return said if isinstance(error, (*DAMAGED, ValueError)) else "a value in it is missing, or of another kind"
 
 
 def check_ends(*paths: Path | str) -> None:
@@ -178,12 +178,13 @@ def numbered_lines(path: Path) -> list[tuple[int, str]]:
 
 def load_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON object. Raises BadInput if the file holds anything else."""
+    text = read_text(Path(path), "JSON")
     try:
-        value = json.loads(read_text(Path(path), "JSON"))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not JSON: {error}") from None
+        raise BadInput(f"{path}: not JSON: {error if text.strip() else 'the file is empty'}") from None
     if not isinstance(value, dict):
-        raise BadInput(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise BadInput(f"{path}: expected a JSON object, found {shown(value)}")
     return value
 
 
@@ -372,7 +373,7 @@ def typed(path: Path | str, where: str, found: Mapping[str, Any], key: str, kind
     """
     value = found.get(key, default)
     if type(value) is not kind and not (kind is float and type(value) is int):
-        raise BadInput(f"{path}: {where}: {key} must be {SPOKEN[kind]}, found {value!r}")
+        raise BadInput(f"{path}: {where}: {key} must be {SPOKEN[kind]}, found {shown(value)}")
     try:
         return kind(value)  # type: ignore[call-arg]
     except OverflowError:
@@ -489,7 +490,7 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
     Raises:
         BadInput: if the file is missing, damaged, of another format or schema, or holds an array that the reader did not read.
     """
-    what = " or ".join(readers)
+    what = " or ".join(form if form.endswith("s") else f"an {form}" for form in readers)
     with naming(path), ExitStack() as stack:
         try:
             arrays = NpzArrays(stack.enter_context(zipfile.ZipFile(path)))
@@ -498,9 +499,9 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
         except (OSError, BadInput):
             raise
         except Exception:  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
-            raise BadInput(f"expected an {what}, found {kind_of(path, 'a zip')}") from None
+            raise BadInput(f"expected {what}, found {kind_of(path, 'a zip')}") from None
         if form not in readers:
-            raise BadInput(f"{path}: expected an {what}, found format {form!r}")
+            raise BadInput(f"{path}: expected {what}, found format {form!r}")
         check_schema(path, about, form)
         about.pop("schema")
         with naming(path, f"a whole {form}"):

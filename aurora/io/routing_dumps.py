@@ -185,7 +185,7 @@ def _check_sent(used_P: BoolArray, rank: int) -> None:
 def _sglang_csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """SGLang's older recorder: expert_distribution_rank<R>_timestamp<T>.csv, the model's layer numbers."""
     routing = _csv(path, shape, where, ("layer_id", "expert_id", "count"))
-    return replace(routing, rank=_rank(path, r"expert_distribution_rank([0-9]+)_timestamp.*\.csv"))
+    return replace(routing, rank=_rank(path, "expert_distribution_rank<R>_timestamp<T>.csv"))
 
 
 def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
@@ -193,7 +193,7 @@ def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     need("safetensors")
     from safetensors import SafetensorError, safe_open
 
-    rank = _rank(path, r"rank([0-9]+)\.safetensors")
+    rank = _rank(path, "rank<R>.safetensors")
     check_size("the file", path.stat().st_size)
     found: dict[tuple[int, int], IntArray] = {}
     beyond = set[int]()
@@ -222,11 +222,11 @@ def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     return RecordedRouting(counts_TLE, rank=rank, pass_T=np.array(numbers, dtype=np.int64), left_out=left_out)
 
 
-def _rank(path: Path, pattern: str) -> int:
-    """The rank in a file's name, or BadInput."""
-    matched = re.fullmatch(pattern, path.name)
+def _rank(path: Path, form: str) -> int:
+    """The rank <R> in a file's name, which has the form, with or without a time <T>; or BadInput."""
+    matched = re.fullmatch(re.escape(form).replace("<R>", "([0-9]+)").replace("<T>", ".*"), path.name)
     if not matched:
-        raise BadInput(f"expected the engine's name of the file, {pattern}, which tells the rank")
+        raise BadInput(f"expected the engine's name of the file, {form}, which tells the rank R")
     return int(matched[1])
 
 
@@ -249,8 +249,8 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
                 continue
             load_LP, logical_LP = counts("expert_load", record["expert_load"], 2), counts("p2l_map", record["p2l_map"], 2)
         except (ValueError, KeyError, TypeError, RecursionError, BadInput) as error:
-            reason = error if isinstance(error, BadInput) else f"not a record of loads: {type(error).__name__}"
-            raise BadInput(f"line {number}: {reason}") from None
+            why = error if isinstance(error, BadInput) else f"not a record of loads: {reason(error)}"
+            raise BadInput(f"line {number}: {why}") from None
         if load_LP.shape != logical_LP.shape or logical_LP.max(initial=0) >= shape.experts:
             raise BadInput(
                 f"line {number}: expected for each of {load_LP.shape} loads one of {shape.experts} experts, found "

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, shown
 from aurora.planner import scenarios
 from aurora.planner.alltoall.hierarchical import carriers
 from aurora.planner.alltoall.schedule import order_exchanges
@@ -64,6 +64,8 @@ def plan(
         >>> plan.scenario, plan.bound_s <= plan.objective_s
         ('exclusive, mixed GPUs', True)
     """
+    if not isinstance(cluster, Cluster):
+        raise BadInput(f"`cluster`: expected a Cluster, as aurora.load reads it, found {shown(cluster)}")
     profiles = [profiles] if isinstance(profiles, Profile) else profiles
     options, progress = options or PlanOptions(), progress or no_progress
     if options.objective == SIMULATED and domains:

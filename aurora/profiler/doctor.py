@@ -13,7 +13,7 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from aurora.errors import BadInput, MissingDependency, RankFailed, first_line
+from aurora.errors import BadInput, MissingDependency, RankFailed, first_line, network_reason
 from aurora.planner.layers_in_threads import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -86,9 +86,8 @@ def examine_server(url: str) -> list[Finding]:
         with urlopen(f"{url.rstrip('/')}/metrics", timeout=SERVER_S) as reply:
             lines, date = reply.read().decode().splitlines(), reply.headers["Date"]
     except (OSError, ValueError, HTTPException) as error:
-        why = getattr(error, "reason", error)  # of a URLError
-        said = getattr(why, "strerror", None) or why
-        raise BadInput(f"--vllm: expected the address of a vLLM server, found {url}: {said}") from None
+        why = network_reason(error)
+        raise BadInput(f"--vllm: expected the address of a vLLM server that answers, found {url}: {why}") from None
     now_s = time.time() if date is None else parsedate_to_datetime(date).timestamp()
     found = [match for line in lines if (match := SAMPLE.fullmatch(line)) is not None]
     shown = [(match[1], dict(LABEL.findall(match[2])), float(match[3])) for match in found]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, network_reason
 from aurora.io.engine_records import load_records
 from aurora.io.files import naming
 from aurora.io.routing_dumps import RecordedRouting, Where, read_dump
@@ -211,7 +211,7 @@ def _send_command(url: str, *words: str) -> str:
         }
         raise BadInput(f"{url}: the server {why.get(error.code, f'answers {error.code}')}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise BadInput(f"{url}: no server answers: {error}") from None
+        raise BadInput(f"{url}: no server answers: {network_reason(error)}") from None
     except (KeyError, TypeError):
         raise BadInput(f"{url}: expected the answers of vLLM's ranks, found something else") from None
     if not isinstance(answers, list):

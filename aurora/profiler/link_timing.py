@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aurora.errors import BadInput, check_one_of
+from aurora.errors import BadInput, check_one_of, shown
 from aurora.io import load_gpus
 from aurora.moe.transport import Observe, Transport
 from aurora.planner.network.measured_links import find_servers, fit_link
@@ -209,7 +209,7 @@ def measure_links(
     if rank_info is not None and ranks not in (None, found):
         raise BadInput(f"`ranks`: expected as many as torchrun started, {found}, or none, found {ranks}")
     if found is None or found < 2:
-        raise BadInput(f"`ranks`: expected two or more, found {found}")
+        raise BadInput(f"`ranks`: expected two or more, found {shown(found)}")
     if rank_info is None:
         links, device_G, over = launch(_measure_rank, found, transport, timeout_s=timeout_s)[0]
     else:

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aurora.errors import BadInput
-from aurora.io.clusters import load_gpus
+from aurora.io.clusters import load_gpus, named_kind
 from aurora.io.files import load_model_config
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import GpuKind, Profile, SyntheticOptions
@@ -40,7 +39,5 @@ def synthetic_profile(
         (1, 4, 8, 8)
     """
     known = load_gpus()
-    if unknown := [kind for kind in gpu_kinds if isinstance(kind, str) and kind not in known]:
-        raise BadInput(f"`gpu_kinds`: expected one of {', '.join(known)}, found {unknown[0]!r}")
-    shape = config if isinstance(config, Mapping) else load_model_config(config)
-    return draw_profile(skew, shape, options, [known[kind] if isinstance(kind, str) else kind for kind in gpu_kinds])
+    kinds = [named_kind("gpu_kinds", kind, known) if isinstance(kind, str) else kind for kind in gpu_kinds]
+    return draw_profile(skew, config if isinstance(config, Mapping) else load_model_config(config), options, kinds)

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, shown
 from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays, check_name, gap, layer_numbers
 from aurora.types.cluster import Cluster
 from aurora.types.network import Cut
@@ -194,7 +194,7 @@ class Plan(Value):
         chosen = [each for number, each in enumerate(self.models) if model in (None, each.model, str(number))]
         if len(chosen) != 1:
             names = ", ".join(f"{number} ({each.model})" for number, each in enumerate(self.models))
-            raise BadInput(f"`model`: expected one of {names}, found {model!r}")
+            raise BadInput(f"`model`: expected one of {names}, found {shown(model)}")
         return chosen[0]
 
     @cached_property

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, shown
 
 WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python reads 1_0 and the digits of all scripts, too
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -21,7 +21,7 @@ def whole_number(value: Any) -> int:
         return int(value)
     if isinstance(value, str) and WHOLE.fullmatch(value.strip(SPACES)):
         return int(value)
-    raise BadInput(f"expected a whole number, found {_shown(value)}")
+    raise BadInput(f"expected a whole number, found {shown(value)}")
 
 
 def finite_number(value: Any) -> float:
@@ -38,12 +38,4 @@ def finite_number(value: Any) -> float:
             found = float("inf")
         if abs(found) < float("inf"):
             return found
-    raise BadInput(f"expected a number, found {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    """A value in words, cut to what fits a sentence."""
-    try:
-        return repr(value)[:60]
-    except ValueError:  # more digits than Python writes
-        return "a number of too many digits"
+    raise BadInput(f"expected a number, found {shown(value)}")

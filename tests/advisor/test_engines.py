@@ -123,6 +123,7 @@ def test_an_exported_placement_comes_with_the_engines_own_command(form):
     if form == "vllm-map":
         assert f'"num_redundant_experts": 2, "initial_mapping_path": "{file}"' in said
     if form == "trtllm":
+        assert f"\n# write this to {FOLDER / 'options.yaml'}:\n" in said
         assert yaml.safe_load(said.partition("\n")[2])["moe_config"]["load_balancer"] == str(file)
     assert "redundant" in said or form == "trtllm"
 

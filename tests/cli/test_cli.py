@@ -296,6 +296,11 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["--hang: expected with --survive"],
         ),
         (["synthetic", "fat", "MIXTRAL/config.json"], ["SKEW: expected uniform or zipf:EXPONENT, found 'fat'"]),
+        (
+            ["synthetic", "zipf:100", "MIXTRAL/config.json"],
+            ["SKEW: expected an exponent of zero or more and below 100, found 100"],
+        ),
+        (["plan", "--cluster", ".", "--profile", "a.npz", "-o", "plan.json"], [r"\.: (no such|cannot be read|expected)"]),
         (["plan", "--cluster", "none.toml", "--profile", "a.npz"], [r"none\.toml: no such file"]),
         (["plan", "--cluster", "text.txt", "--profile", "a.npz"], [r"text\.txt: not TOML"]),
         (["plan", "--cluster", "small.toml", "--profile", "a.npz"], ["has 4 expert slots a layer for 'mixtral-topics', its 8"]),

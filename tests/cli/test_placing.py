@@ -215,7 +215,7 @@ def test_what_an_export_costs_and_how_the_engine_is_started(aurora, planned, fol
     assert sum(found["added_bytes"]) == 8 * 2 * 3 * 64 * 64
     assert (found["redundant_experts"], found["text"]) == (4, None)
     refused(aurora(*given, "synthetic"), r"--model: expected one of 0 \(synthetic\), 1 \(synthetic\), found 'synthetic'")
-    refused(aurora(*given[:-1]), "--model: expected one of .*, found None")
+    refused(aurora(*given[:-1]), "--model: expected one of .*, found none")
     refused(
         aurora("export", folder / "plan.json", "--format", "sglang", "--model", 0, "-o", folder / "e"),
         r"a name that ends in \.json",
@@ -242,6 +242,10 @@ def test_what_aurora_place_prints_can_be_exported_and_uneven_shares_are_told(aur
         (["export", "{folder}/plan.json", "--format", "best"], "--format: expected one of vllm-map"),
         (["export", "{folder}/plan.json", "--format", "eplb", "--model", "x"], "--model: expected one of"),
         (["export", "{folder}/plan.json", "--format", "eplb", "--dense-layers", "-1"], "--dense-layers: expected zero or more"),
+        (
+            ["export", "{folder}/plan.json", "--format", "eplb", "--dense-layers", 1],
+            "--dense-layers: expected none with --format eplb",
+        ),
         (["export", "{folder}/plan.json", "--format", "eplb", "-o", "{folder}/plan.json"], "it would replace"),
         (["import", "{folder}/e.json", "--format", "eplb"], "does not say the number of GPUs; give --gpus"),
         (["import", "{folder}/e.json", "--format", "eplb", "--gpus", 3], "on 3 GPUs evenly, found"),

@@ -53,14 +53,14 @@ def test_two_kinds_of_gpu_measure_each_their_own(aurora, here):
 
 def test_a_synthetic_profile_may_have_kinds_by_their_datasheets(aurora, here):
     synthetic = ("synthetic", "zipf:1", "config.json", "-o", "p.npz")
-    assert aurora(*synthetic, "--gpu-kind", "NVIDIA H200", "--gpu-kind", "NVIDIA L4")[0] == 0
+    assert aurora(*synthetic, "--gpu-kind", "H200", "--gpu-kind", "NVIDIA L4")[0] == 0
     assert list(load_profile("p.npz").curves) == ["reference", "NVIDIA H200", "NVIDIA L4"]
     kind = {"kind": "mine", "memory_bytes": 10**10, "memory_Bps": 1e12, "half_flops": 1e14, "pcie": 5, "source": "me"}
     lines = [f"{key} = {value!r}".replace("'", '"') for key, value in kind.items()]
     (here / "mine.toml").write_text("schema = 1\n[[gpu]]\n" + "\n".join(lines))
     assert aurora(*synthetic, "--gpu-kind", "mine.toml")[0] == 0
     assert list(load_profile("p.npz").curves) == ["reference", "mine"]
-    refused(aurora(*synthetic, "--gpu-kind", "H2OO"), "--gpu-kind: expected one of .*NVIDIA H200.*, found 'H2OO'")
+    refused(aurora(*synthetic, "--gpu-kind", "H2OO"), "--gpu-kind: expected words of one of .*NVIDIA H200.*, found 'H2OO'")
 
 
 def test_curves_of_a_model_are_measured_into_a_file(aurora, here, mixtral):
@@ -92,8 +92,8 @@ def test_curves_of_another_model_are_refused(aurora, here, changed, says):
     ("options", "says"),
     [
         (("compute",), "expected a model folder, or --add"),
-        (("compute", "--add", "config.json"), "expected an aurora curves"),
-        (("links",), "--ranks: expected two or more, found None"),
+        (("compute", "--add", "config.json"), "expected aurora curves"),
+        (("links",), "--ranks: expected two or more, found none"),
         (("links", "--ranks", "2", "--transport", "pigeon"), "--transport: expected one of auto, gloo, nccl"),
         (("devices", "-o", "nowhere/c.toml"), "no such folder"),
     ],

@@ -283,6 +283,8 @@ def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
     plan = plan_for([mixtral], 2)
     with pytest.raises(BadInput, match="`survive`: expected gloo, nccl or the shaped transport"):
         RunOptions(transport="memory", survive=True)
+    with pytest.raises(BadInput, match="`survive`: expected no `compare`"):
+        RunOptions(survive=True, predictable=True)
     with pytest.raises(BadInput, match="`respawn`: is for a run with `survive`, found 1 without"):
         RunOptions(respawn=1)
     with pytest.raises(BadInput, match="vocabulary"):

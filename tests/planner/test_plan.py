@@ -239,6 +239,11 @@ def test_inputs_that_do_not_fit(change, error, message):
         make_plan(cluster(1.0, 1.0), [profile(tokens, **change)])
 
 
+def test_a_clusters_name_is_no_cluster():
+    with pytest.raises(BadInput, match=r"`cluster`: expected a Cluster, as aurora\.load reads it, found 'demo-4'"):
+        aurora.plan("demo-4", profile([[[[1, 1]]]]))
+
+
 @pytest.mark.parametrize("name", ["place", "assign", "colocate", "order", "objective"])
 def test_an_unknown_strategy_names_the_known_ones(name):
     with pytest.raises(BadInput, match=f"`{name}`: expected one of .*(random|paper).*, found 'best'"):

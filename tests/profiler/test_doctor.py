@@ -149,5 +149,5 @@ def test_a_server_is_examined_by_its_metrics(server):
 
 def test_where_no_server_is_one_sentence_says_so():
     for url in ("http://127.0.0.1:9", "nowhere", "http://[", "http://127.0.0.1:9/\x00"):
-        with pytest.raises(BadInput, match="--vllm: expected the address of a vLLM server, found "):
+        with pytest.raises(BadInput, match="--vllm: expected the address of a vLLM server that answers, found "):
             doctor.examine_server(url)

@@ -27,7 +27,8 @@ def command_with(form: str, file: Path, gpus: int, experts: int, redundant: int)
     for engine in SERVING_ENGINES.values():
         if engine.form == form:
             way = replace(engine.default(gpus, gpus, experts), placement="plan", redundant=redundant)
-            return "\n".join([engine.command(way, "MODEL", file), *engine.files(way, file).values()])
+            files = (f"# write this to {file.with_name(name)}:\n{text}" for name, text in engine.files(way, file).items())
+            return "\n".join([engine.command(way, "MODEL", file), *files])
     if form == "eplb":
         return f"the arrays of {file} are what rebalance_experts returns with num_gpus={gpus} and {redundant} redundant experts"
     config = {"num_redundant_experts": redundant, "initial_mapping_path": str(file), "disable_online_rebalancing": True}

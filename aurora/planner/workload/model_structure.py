@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, shown
 from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
 from aurora.types.read_numbers import whole_number
 
@@ -389,4 +389,5 @@ def number(config: Mapping[str, Any], *names: str) -> int:
             value = value[0]
         if isinstance(value, int) and value > 0:
             return value
-    raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found none: not a MoE model?")
+    found = next((shown(config[name]) for name in names if config.get(name) is not None), "none: not a MoE model?")
+    raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found {found}")

@@ -198,5 +198,5 @@ def _exponent(skew: str) -> float:
     except (KeyError, BadInput):
         raise BadInput(f"`skew`: expected uniform or zipf:EXPONENT, found {skew!r}") from None
     if not 0 <= exponent < 100:
-        raise BadInput(f"`skew`: expected an exponent of zero or more, found {value}")
+        raise BadInput(f"`skew`: expected an exponent of zero or more and below 100, found {value}")
     return exponent

@@ -3,13 +3,14 @@
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.model_structure import dense_layers, model_structure
+from aurora.planner.workload.model_structure import dense_layers, model_structure, number
 
 PAGE = Path(__file__).parents[3] / "docs/reference/models.md"
 REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared/data")) / "reports"
@@ -149,6 +150,12 @@ def test_experts_of_two_kinds_of_tokens_are_refused():
     config = json.loads((REPORTS / "07-ernie45-vl/config.json").read_text())
     with pytest.raises(BadInput, match=r"moe_layer_end_index does not say which of 28 layers have experts: \[29, 28\]"):
         Shape.of(config)
+
+
+@pytest.mark.parametrize(("config", "found"), [({"hidden_size": "a"}, "'a'"), ({}, "none: not a MoE model?")])
+def test_a_size_that_is_no_number_is_shown(config, found):
+    with pytest.raises(BadInput, match=f"above zero under hidden_size, found {re.escape(found)}"):
+        number(config, "hidden_size")
 
 
 @pytest.mark.parametrize("names", [("language_model_cfg",), ("backbone", "decoder_config"), ("thinker_config", "text_config")])
