@@ -101,13 +101,13 @@ def summary_table(summary: Summary, most: int | None = None, between_s: tuple[fl
     """
     spent = ", ".join(f"{phase} {seconds(value)}" for phase, value in summary.phases.items() if value)
     caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
-    caption += "; dispatch and combine: of the busiest port; ranks may be in several layers at once"
     columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("time", "dispatch", "combine", "waiting"), seconds)}
     if summary.kind == "predicted":  # a run's ports may have other rates than the cluster's
         caption += f", busiest ports {percent(summary.exchange_gap)} above the fluid bound"
         together = sum(model.seconds for model in summary.models) > summary.seconds * (1 + 1e-9)
         caption += "; gaps count the time in which another model has the port" if together else ""
         columns = {**columns, "fluid bound": seconds, "gap": percent}
+    caption += "; dispatch and combine: of the busiest port; ranks may be in several layers at once"
     rows = [
         (row.model, row.layer, row.seconds, row.dispatch_s, row.combine_s, row.waiting_s, row.bound_s, row.gap)[: len(columns)]
         for row in summary.layers

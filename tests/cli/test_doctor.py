@@ -19,6 +19,14 @@ def test_exit_code_and_table(aurora, monkeypatch, basic, code, says):
     assert "pip install vllm" in out
 
 
+def test_long_paths_are_whole_in_80_columns(aurora, monkeypatch):
+    path = "/a" * 60
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(doctor, "examine", lambda _: [Finding("compiled functions", WORKS, path)])
+    _, out, _ = aurora("doctor")
+    assert "".join(line.split("│")[3].strip() for line in out.splitlines() if line.count("│") > 3) == path
+
+
 def test_json(aurora, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda _: PARTS)
     code, out, _ = aurora("doctor", "--json")

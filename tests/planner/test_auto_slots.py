@@ -46,6 +46,7 @@ def test_room_is_what_memory_holds_beside_weights_activations_and_cache():
             held = SlotRoom.of(on, source, PlanOptions(kv_tokens=tokens))
             assert held.slots == max(0, 2 * EXPERT_BYTES + spare * EXPERT_BYTES - tokens * CACHED_BYTES) // EXPERT_BYTES
             assert f"KV cache for {tokens:,} tokens" in str(held)
+            assert len(str(held)) < 130  # without the formula, which is in the docs
     unknown = replace(source, kv_bytes=None)
     assert SlotRoom.of(on, unknown, PlanOptions()).slots == room.slots
     assert "KV cache (bytes of a token unknown)" in str(SlotRoom.of(on, unknown, PlanOptions()))

@@ -56,12 +56,11 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
 
 @dataclass(frozen=True)
 class SlotRoom:
-    """Number of expert slots that fit on a GPU beside its other weights, activations and KV cache; `str` shows the formula.
+    """Number of expert slots that fit on a GPU beside its other weights, activations and KV cache; `str` shows it.
 
     Attributes:
         slots: number of slots.
         memory_bytes: memory of the smallest GPU.
-        other_bytes: bytes of non-expert weights.
         activation_bytes: bytes of the rows that a GPU sends and receives in the largest step, in dispatch and combine.
         cache_bytes: bytes reserved for the KV cache.
         cache_tokens: number of tokens that fit into the KV cache; None if the profile does not have its bytes per token.
@@ -70,7 +69,6 @@ class SlotRoom:
 
     slots: int
     memory_bytes: int
-    other_bytes: int
     activation_bytes: int
     cache_bytes: int
     cache_tokens: int | None
@@ -102,15 +100,13 @@ class SlotRoom:
             cache_bytes = round(options.kv_tokens * profile.kv_bytes)
         slots = max(0, free_bytes - cache_bytes) // slot_bytes if slot_bytes else profile.experts
         tokens = int(cache_bytes / profile.kv_bytes) if profile.kv_bytes else None
-        return cls(slots, memory_bytes, profile.other_bytes, activation_bytes, cache_bytes, tokens, slot_bytes)
+        return cls(slots, memory_bytes, activation_bytes, cache_bytes, tokens, slot_bytes)
 
     def __str__(self) -> str:
-        parts = self.memory_bytes, self.other_bytes, self.activation_bytes, self.cache_bytes, self.slot_bytes
-        memory, other, activations, cache, slot = (f"{part / 1e9:.4g}" for part in parts)
         told = f"for {self.cache_tokens:,} tokens" if self.cache_tokens is not None else "(bytes of a token unknown)"
         return (
-            f"room for {self.slots} slots per GPU = ({memory} x {USABLE} - {other} other weights - {activations} activations - "
-            f"{cache} KV cache {told}) / {slot} an expert in all layers, in GB"
+            f"room for {self.slots} slots per GPU of {self.memory_bytes / 1e9:.4g} GB, beside other weights, activations and "
+            f"{self.cache_bytes / 1e9:.4g} GB KV cache {told}"
         )
 
 
