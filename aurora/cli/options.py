@@ -173,7 +173,8 @@ def _parameter(
     if names is None and "{" not in text and not (how.one_of and all(re.search(rf"\b{each}\b", text) for each in how.one_of)):
         names = f": {', '.join(how.one_of)}" if how.one_of else f": {{{how.choices.split()[0]}}}" if how.choices else ""
     spoken = re.sub(r"\b(0|None), (?=\w+:)", "", text)  # what Python has for the word that users type
-    help_ = spoken.replace("; None:", "; default:") + (names or "") + instead
+    spoken = spoken.replace("; None:", "; default:") if default is None else re.sub(r"; None:[^;]*", "", spoken)
+    help_ = spoken + (names or "") + instead
     complete, metavar = completed(*how.choices.split(), one_of=how.one_of), how.metavar or None
     kind = next((each for each in READ if each in (hint, *get_args(hint), *map(_element, get_args(hint)))), None)
     parser = None if kind is None else READ[kind]

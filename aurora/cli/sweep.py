@@ -46,7 +46,7 @@ def sweep(
 
     Args:
         grid: one or two of {sweep_key}; COUNT steps, or with :logCOUNT steps of equal ratio; none with --ways.
-        output: folder for the tables, as text and as JSON.
+        output: folder for the tables, as text and as JSON; default: they are only shown.
         shape: a model's config.json or folder; default: a shipped Mixtral.
         cluster: cluster TOML, or a shipped cluster's name; `bandwidth` replaces its rates; default: paper-equal-8, with --ways
             demo-4.
@@ -66,8 +66,6 @@ def sweep(
         refuse_given(OF_WAYS, "with `ways`")
         if not grid:
             raise BadInput("`grid`: expected one or two axes, or `ways`, found neither")
-        if output is None:
-            raise BadInput("`output`: expected a folder for the maps, found none")
     name = "colocate" if ways else "sweep"
     if output is not None:
         check_folder(output, f"{name}.json", f"{name}.txt")

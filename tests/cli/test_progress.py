@@ -6,6 +6,7 @@ import numba
 import pytest
 
 import aurora
+from aurora.advisor.two_models import recommend_for_two
 from aurora.cli import output
 from aurora.cli.output import COMPILING, progress_bars
 from aurora.reports.formatting import table_of, text
@@ -43,6 +44,7 @@ def test_recommending_and_reporting_tell_how_far_they_are(tmp_path):
     drawn = aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(windows=4))
     traffic, cluster = replace(drawn, provenance={"tool": "recorder"}), aurora.load("demo-4")
     aurora.recommend(cluster, "sglang", profile=traffic, progress=lambda *each: told.append(each))
+    recommend_for_two(cluster, "vllm", [traffic] * 2, lambda *each: told.append(each))
     plan = aurora.plan(cluster, traffic)
     traces = {"p": aurora.simulate(plan, traffic)}
     aurora.report(plan, traces, [traffic], output=tmp_path / "r.html", progress=lambda *each: told.append(each))
