@@ -48,6 +48,11 @@ def shown(value: object) -> str:
         return "a number of too many digits"
 
 
+def plural(count: int, noun: str) -> str:
+    """Returns a number with its noun, such as "1 step" and "2 steps"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def network_reason(error: BaseException) -> str:
     """Returns why nothing answers at an address, such as "Connection refused", by the error of asking there."""
     why = getattr(error, "reason", error)  # of a URLError

@@ -18,7 +18,7 @@ import aurora
 from aurora.cli.inputs import check_model, check_output, profiles_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import show
-from aurora.errors import AuroraError, BadInput, RankFailed, need
+from aurora.errors import AuroraError, BadInput, RankFailed, need, plural
 from aurora.io import load_plan, load_trace, save, write_text
 from aurora.io.journals import load_journal
 from aurora.io.prompts import load_arriving
@@ -178,9 +178,9 @@ def _join(path: Path, models: list[Path], options: Callable[..., RunOptions], as
 def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: Sequence[Path] = (), ranks: int | None = None) -> None:
     """Raises BadInput unless there are as many models, files of prompts (or one, or none) and ranks as the plan is for."""
     if ranks is not None and ranks != len(plan.cluster):
-        raise BadInput(f"--ranks {ranks}: {path} is for {len(plan.cluster)} ranks")
+        raise BadInput(f"--ranks {ranks}: {path} is for {plural(len(plan.cluster), 'rank')}")
     if len(models) != len(plan.models):
-        raise BadInput(f"{path}: has {len(plan.models)} models, expected as many --model, found {len(models)}")
+        raise BadInput(f"{path}: has {plural(len(plan.models), 'model')}, expected as many --model, found {len(models)}")
     if len(prompts) not in (0, 1, len(models)):
         raise BadInput(f"run: expected one --prompts file or one for each of {len(models)} models, found {len(prompts)}")
 

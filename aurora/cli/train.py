@@ -13,7 +13,7 @@ import aurora
 from aurora.cli.inputs import check_folder, check_model
 from aurora.cli.options import RUNNING, refuse_given
 from aurora.cli.output import show
-from aurora.errors import need
+from aurora.errors import need, plural
 from aurora.reports.formatting import seconds, table_of
 from aurora.types import TrainOptions
 from aurora.types.run_options import OF_EACH_HOST
@@ -59,7 +59,8 @@ def train(
         *result.remarks,
         *_paused(result),
         *_not_waited_for(result),
-        f"{len(result.steps)} steps of {result.tokens} tokens on {result.ranks} ranks over {result.transport}, experts on "
+        f"{plural(len(result.steps), 'step')} of {result.tokens} tokens on {plural(result.ranks, 'rank')} "
+        f"over {result.transport}, experts on "
         f"at least {result.min_replicas}: {result.tokens_per_s:.0f} tokens/s",
         f"wrote {result.model}",
     )

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from aurora.io.clusters import load_gpus, named_kind
-from aurora.io.files import load_model_config
+from aurora.io.files import load_model_config, naming
+from aurora.planner.workload.model_config import Shape
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import GpuKind, Profile, SyntheticOptions
 
@@ -40,4 +41,8 @@ def synthetic_profile(
     """
     known = load_gpus()
     kinds = [named_kind("gpu_kinds", kind, known) if isinstance(kind, str) else kind for kind in gpu_kinds]
-    return draw_profile(skew, config if isinstance(config, Mapping) else load_model_config(config), options, kinds)
+    if not isinstance(config, Mapping):
+        path, config = config, load_model_config(config)
+        with naming(path):  # also in what its contents are refused for
+            Shape.of(config)
+    return draw_profile(skew, config, options, kinds)

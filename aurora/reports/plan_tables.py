@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
+from aurora.errors import plural
 from aurora.io.engine_placements import Export
 from aurora.planner.network.bounds import nics_of
 from aurora.planner.network.delivery import chosen
@@ -302,7 +303,7 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: 
         at = layer, int(load_E.argmax())
         share = [] if loads is None else [f"{percent(loads.low_LE[at])} to {percent(loads.high_LE[at])}"]
         rows.append((layer, load_E.sum(), float(skew), at[1], *share))
-    title = f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}"
+    title = f"{profile.model}: {plural(profile.windows, 'window')}, {plural(profile.sources, 'source')}, top-{profile.top_k}"
     return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
 
 
@@ -332,7 +333,7 @@ def cluster_table(cluster: Cluster) -> Table:
         )
         for rank, gpu in enumerate(cluster.gpus)
     ]
-    title = f"{cluster.name}: {len(cluster)} GPUs" + (f", incast {percent(cluster.incast)}" if cluster.incast else "")
+    title = f"{cluster.name}: {plural(len(cluster), 'GPU')}" + (f", incast {percent(cluster.incast)}" if cluster.incast else "")
     return table_of({**columns, "speed": "{:.3g}".format, "start-up": seconds}, rows, title=title)
 
 

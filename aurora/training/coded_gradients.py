@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, plural
 from aurora.models.loading import MoeModel, expert_parameters, load_model
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
@@ -96,7 +96,7 @@ class CodedGradients:
                 slow.add(worker)
             elif worker in lost:
                 if not any(said.startswith(f"rank {worker} ") for said in self.lost):
-                    self.lost.append(f"rank {worker} was lost after {step} steps: {lost[worker]}")
+                    self.lost.append(f"rank {worker} was lost after {plural(step, 'step')}: {lost[worker]}")
             elif state not in NORMAL:
                 self.remarks.append(f"rank {worker}, step {step}: {state}")
         return result.total

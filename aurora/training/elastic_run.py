@@ -21,7 +21,7 @@ from aurora.elastic.lighthouse import check_torchft
 from aurora.elastic.member import HANG_S, Member, keep_collections_short, own_address
 from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses, StartedRank
 from aurora.elastic.steps import Pause, Version, run_elastic
-from aurora.errors import AuroraError, BadInput, RankFailed
+from aurora.errors import AuroraError, BadInput, RankFailed, plural
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.training.checkpoint import newest_checkpoint, remove_newer
 from aurora.training.data import read_samples, samples_digest
@@ -135,7 +135,9 @@ class Launcher:
     def _lose(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank, and restarts it if that is left."""
         self._processes.kill(rank)
-        self._steps.lost.append(f"{self._names.get(rank, f'rank {rank}')} was lost after {len(self._steps)} steps: {reason}")
+        self._steps.lost.append(
+            f"{self._names.get(rank, f'rank {rank}')} was lost after {plural(len(self._steps), 'step')}: {reason}"
+        )
         if self._ended_s is not None:
             return
         if self._respawns_left.get(rank):
@@ -250,7 +252,7 @@ class JoinedTraining(JoiningHost):
     def ended(self, rank: int, reason: str) -> None:
         """Records that a rank was lost."""
         if rank not in self._finished:
-            self._steps.lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
+            self._steps.lost.append(f"rank {rank % MOST_RANKS} was lost after {plural(len(self._steps), 'step')}: {reason}")
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
         """Returns (rank, message) pairs with the final steps that are missing in the present leader's log."""

@@ -353,7 +353,7 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--ranks", "2"], ["--ranks 2: .* is for 4 ranks"]),
         (
             ["run", "plan.json", "--model", "MIXTRAL", "--model", "QWEN", "--prompts", "text.txt"],
-            ["has 1 models, expected as many"],
+            ["has 1 model, expected as many"],
         ),
         (["run", "plan.json", "--model", "MIXTRAL"], ["--prompts: expected a file, found none"]),
         (

@@ -51,6 +51,11 @@ def test_two_kinds_of_gpu_measure_each_their_own(aurora, here):
     assert list(load_curves("both.npz").kinds) == ["fast", "slow"]  # nothing to add to: curves alone
 
 
+def test_a_wrong_configuration_is_named(aurora, here):
+    (here / "odd.json").write_text(CONFIG.replace('"hidden_size": 8', '"hidden_size": "a"'))
+    refused(aurora("synthetic", "zipf:1", "odd.json"), r"odd\.json: config: expected .* under hidden_size.*, found 'a'")
+
+
 def test_a_synthetic_profile_may_have_kinds_by_their_datasheets(aurora, here):
     synthetic = ("synthetic", "zipf:1", "config.json", "-o", "p.npz")
     assert aurora(*synthetic, "--gpu-kind", "H200", "--gpu-kind", "NVIDIA L4")[0] == 0
