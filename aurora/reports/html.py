@@ -13,7 +13,7 @@ import numpy as np
 
 from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.reports.advice import advice
-from aurora.reports.charts import Chart, Frame, Sheet, sheet
+from aurora.reports.chart_data import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.plan_tables import cluster_table, gap_line, gap_text

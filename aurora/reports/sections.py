@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet, ticks
+from aurora.reports.chart_data import Chart, Frame, Section, Selector, Sheet, sheet, ticks
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers, relative_loads
 from aurora.reports.plan_tables import plan_table
