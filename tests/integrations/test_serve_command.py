@@ -69,7 +69,7 @@ def test_every_rank_has_a_server_of_its_own(command):
     assert (found.given.host, found.given.port) == ("0.0.0.0", 9)
     for rank in range(2):
         words, environ = found.command(rank, 700 + rank, "", 600)
-        assert words[3:5] == ["serve", str(found.model)]
+        assert words[4:6] == ["serve", str(found.model)]
         expected = rank_words([], rank, 2, 700 + rank, ("127.0.0.1", 600))
         assert words[-len(expected) :] == expected
         assert [word for word in words if word == "--port"] == ["--port"]
