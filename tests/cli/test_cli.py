@@ -182,10 +182,8 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
     assert found["comparison"]["predicted_s"] > 0
     assert found["answers"] is None
     for served in found["models"]:
-        assert served["ranks"]
-        for times in (served, *served["ranks"]):
-            assert set(times["ttft_s"]) == set(times["tpot_s"]) == {"p50", "p90", "p99"}
-        assert sum(each["requests"] for each in served["ranks"]) == served["requests"]
+        assert set(served["ttft_s"]) == set(served["tpot_s"]) == {"p50", "p90", "p99"}
+        assert served["requests"] > 0
     refused(aurora(*run, "--predicted", "x.npz"), "run: --predicted goes with --compare")
     refused(aurora(*run, "--compare", "--orders", "auto"), "run --compare: simulates the plan alone and as planned")
     refused(aurora(*run, "--period-s", "1"), "--period-s: expected with --adapt")
