@@ -31,7 +31,7 @@ plan: aurora.Plan = aurora.plan(cluster, traffic, aurora.PlanOptions(order="open
 assert aurora.plan(cluster, [traffic], aurora.PlanOptions(order="openshop")) == plan
 later = aurora.synthetic_profile("zipf:0.8", CONFIG, aurora.SyntheticOptions(sources=4, seed=1))
 evaluation = aurora.evaluate(plan, later)
-print(f"{evaluation.loss:.1%} lost", plan.gap >= 0)
+print(f"{evaluation.slowdown:.1%} longer", plan.gap >= 0)
 moved, migration = aurora.migrate(aurora.plan(cluster, later), plan, later)
 print(moved.epoch, int(migration.bytes_GG.sum()) >= 0, aurora.drift(traffic, later).replan)
 trace = aurora.simulate(plan, traffic, orders="batch")
