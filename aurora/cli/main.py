@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aurora.cli import demo, engines, measure, place, plan, profile, recommend, report, run, simulate, sweep, train, vllm
+from aurora.cli import demo, engines, measure, order, place, plan, profile, recommend, report, run, simulate, sweep, train, vllm
 from aurora.cli.options import Subcommand, with_options
 from aurora.errors import AuroraError
 
@@ -25,7 +25,7 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
     "report": report.report,
     "vllm": vllm.vllm,
-    "order": place.order,
+    "order": order.order,
     "place": place.place,
     "export": engines.export,
     "demo": demo.demo,

@@ -1,17 +1,15 @@
-"""aurora order and place: an all-to-all -> its schedule; loads of experts -> how many replicas each has, and where."""
+"""aurora place: loads of experts -> how many replicas each has, which GPUs hold them, and how the load splits."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import aurora
-from aurora.cli.inputs import check_output
-from aurora.cli.options import names, refuse_given
-from aurora.cli.output import json_text, show
+from aurora.cli.options import refuse_given
+from aurora.cli.output import show
 from aurora.errors import BadInput
-from aurora.io import load_cluster, load_loads, load_matrix, load_profile, write_text
-from aurora.types import Cluster, FailureDomains, GpuSlots
-from aurora.types.arrays import IntArray, square_bytes
+from aurora.io import load_loads
+from aurora.types import FailureDomains, GpuSlots
 from aurora.types.options import OptionField
 
 TARGET = 0.95  # mean / largest load that --survive adds slots for
@@ -114,68 +112,3 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise BadInput(f"{option}: expected {what} with commas between, found {text!r}") from None
-
-
-def order(
-    traffic: Path,
-    *,
-    cluster: Path | None = None,
-    method: Annotated[str, OptionField(choices="order")] = "openshop",
-    startup_s: Annotated[float | None, OptionField(flag="--startup")] = None,
-    layer: int | None = None,
-    seed: int = 0,
-    on_gpus: bool = False,
-    output: Path | None = None,
-    as_json: bool = False,
-) -> None:
-    """Order one all-to-all. Show its time, its bounds, and the `gap` to the larger of the fluid and the cut bound.
-
-    Args:
-        traffic: bytes from row to column (.csv without header, or .npy); or a profile, with --layer.
-        cluster: cluster TOML, or a shipped cluster's name; default: every port has 12.5e9 Bps.
-        method: {order}; or all, to compare them.
-        startup_s: fixed seconds per message; default: the cluster's.
-        layer: for a profile: the MoE layer, whose experts are placed contiguously.
-        seed: random seed of random orders and random priorities.
-        on_gpus: also estimate how long GPUs take: by pushes into peers' memory, ordered or not, and by NCCL; and from how many
-            bytes of a rank an order pays.
-        output: write the JSON to a file.
-    """
-    from aurora.reports.json_objects import deliveries_json, schedule_json
-    from aurora.reports.plan_tables import cut_line, delivery_table, order_table
-
-    check_output(output=output)
-    machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
-    methods = [name for name in names("order") if name != "auto"] if method == "all" else [method]
-    made = [aurora.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
-    each = [schedule_json(one, len(bytes_GG)) for one in made]
-    found, priced = {"schedules": each} if method == "all" else each[0], None
-    if on_gpus:
-        priced = _prices(bytes_GG, machines)
-        found |= deliveries_json(*priced)
-    if output is not None:
-        write_text(output, json_text(found) + "\n")
-    cut, wrote = made[0].cut, None if output is None else f"wrote {output}"
-    deliveries = None if priced is None else delivery_table(*priced)
-    show(as_json, found, order_table(made), None if cut is None else cut_line(cut), deliveries, wrote)
-
-
-def _prices(bytes_GG: IntArray, machines: Cluster | None) -> tuple[dict[str, float], dict[str, float]]:
-    from aurora.planner.alltoall.schedule import equal_network
-    from aurora.planner.network.delivery import delivery_prices
-
-    matrix = square_bytes("traffic", bytes_GG)
-    return delivery_prices(matrix, equal_network(len(matrix)) if machines is None else machines.network)
-
-
-def _bytes(traffic: Path, layer: int | None) -> IntArray:
-    from aurora.planner.workload.traffic import contiguous_bytes
-
-    if traffic.suffix != ".npz":
-        if layer is not None:
-            raise BadInput(f"{traffic}: --layer is for a profile (.npz)")
-        return load_matrix(traffic)
-    profile = load_profile(traffic)
-    if layer is None or not 0 <= layer < profile.layers:
-        raise BadInput(f"{traffic}: expected --layer from 0 to {profile.layers - 1}, found {layer}")
-    return contiguous_bytes(profile, layer)

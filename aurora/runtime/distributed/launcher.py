@@ -173,14 +173,15 @@ def start_fork_server(preload: list[str] = PRELOAD) -> ForkServerContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preload)
-    before, safe = signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.environ.get("PYTHONSAFEPATH", "")
+    before, safe = signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"  # or files of the working folder would be taken for modules
     try:
         multiprocessing.resource_tracker.ensure_running()  # which would unblock signals if it were started next
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         multiprocessing.forkserver.ensure_running()
     finally:
-        os.environ["PYTHONSAFEPATH"] = safe
+        del os.environ["PYTHONSAFEPATH"]
+        os.environ.update({} if safe is None else {"PYTHONSAFEPATH": safe})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
