@@ -41,7 +41,7 @@ class PluginStatus:
     def __init__(
         self, settings: Settings, model_name: str, rank: int, reports: bool, registry: CollectorRegistry = REGISTRY
     ) -> None:
-        self._settings, self._reports, self._falls_short = settings, reports, False
+        self._settings, self._reports, self._degraded = settings, reports, False
         self._metrics = RankMetrics("the plugin", model_name, rank, registry)
         try:
             if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
@@ -56,7 +56,7 @@ class PluginStatus:
         Args:
             how: text for the log on placement and order of all-to-alls, from `ServedPlan.summary`.
         """
-        if not self._falls_short:
+        if not self._degraded:
             self._metrics.of("engaged", reason="").set(1)
         if self._reports:
             LOG.info("aurora: %s", how)
@@ -76,7 +76,7 @@ class PluginStatus:
         Raises:
             RankFailed: if the setting `required` is True.
         """
-        self._falls_short = True
+        self._degraded = True
         self._metrics.of("engaged", reason=reason).set(0)
         if self._settings.required:
             raise RankFailed(f'aurora: {reason}; the setting "required" ends a server that would serve without the plugin')
