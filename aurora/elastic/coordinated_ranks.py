@@ -159,7 +159,7 @@ class CoordinatedRanks:
                 self._waiting.add(rank)
                 if lost is not None:
                     self._last_loss = f"rank {rank}: {lost}"
-            case Joined(epoch, members, state) if epoch > self._epoch:
+            case Joined(epoch, members, state) if epoch > self._epoch and not self._coordinator.finished:
                 if self._joined is None or epoch > self._joined.number:
                     self._joined = _JoinedEpoch(epoch, members, time.monotonic())
                 if epoch == self._joined.number:

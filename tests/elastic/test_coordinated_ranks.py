@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aurora.elastic import coordinated_ranks
-from aurora.elastic.control_channel import Joined, Stop, Waits
+from aurora.elastic.control_channel import Joined, Progress, Stop, Waits
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
 from aurora.elastic.processes import RankProcess
 from aurora.errors import BadInput, RankFailed
@@ -182,6 +182,20 @@ def test_one_that_is_lost_after_it_has_joined_keeps_the_epoch_from_beginning(mon
     assert coordinator.epochs == [(0, 2)]
     assert [(start.epoch, start.number, start.members) for start in sent] == [(9, 1, (0, 2))] * 2
     assert coordinator.losses == {1: "killed"}
+
+
+def test_ranks_that_meet_again_when_all_is_done_begin_no_epoch():
+    """On a busy machine they do so before they hear that it is."""
+    coordinator = Counting(goal=1)
+    ranks = CoordinatedRanks(meets, 2, coordinator, (), timeout_s=9.0, hang_s=9.0)
+    sent = []
+    ranks._processes = SimpleNamespace(running={rank: SimpleNamespace(pid=rank, send=sent.append) for rank in range(2)})
+    for epoch in (7, 9):
+        for rank in range(2):
+            ranks._handle(rank, Joined(epoch, (0, 1), "here"))
+        ranks._handle(0, Progress(7, ("work of 0", [0, 1])))
+    assert coordinator.finished
+    assert (coordinator.epochs, [start.epoch for start in sent]) == ([(0, 1)], [7, 7])
 
 
 def test_no_collection_goes_over_what_ranks_have_loaded():
