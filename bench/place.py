@@ -16,7 +16,7 @@ from machine import machine
 from order import recorded_counts
 
 from aurora.io import load_cluster, shipped
-from aurora.planner.check.replicas import check_layout
+from aurora.planner.check.plans import check_layout
 from aurora.planner.plan import layer_seconds, make_plan
 from aurora.planner.replication import bounds
 from aurora.planner.replication.registry import REPLICAS, place

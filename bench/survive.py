@@ -15,8 +15,8 @@ from machine import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from aurora.moe.local_first import LocalFirst
-from aurora.planner.check.replicas import check_resilient
+from aurora.moe.expert_map import LocalFirst
+from aurora.planner.check.plans import check_resilient
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, place_for_failures
 from aurora.types import FailureDomains
 from tests.planner.replication.brute_force import cases

@@ -69,9 +69,9 @@ from aurora.types import (
     SlicePolicy,
 )
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.control import ControlWindow, PlacementChange
 from aurora.types.program import Barrier, Compute, Exchange
 from aurora.types.run_options import parse_address
+from aurora.types.trace import ControlWindow, PlacementChange
 
 
 class RequestJournal:

@@ -6,7 +6,6 @@ from aurora.lazy_names import fetcher
 
 NAMES = {  # those that each module defines
     "cluster": "Cluster Gpu GpuKind",
-    "control": "ControlReport ControlWindow PlacementChange",
     "network": "Cut Fabric Link Network TransferCurve leaf_spine servers",
     "options": "ControlOptions DriftOptions PlanOptions ProfileOptions SyntheticOptions",
     "placement": "FailureDomains GpuSlots Placement Rebalanced ReplicaPlacement ResilientPlacement SurvivalProbability",
@@ -18,12 +17,11 @@ NAMES = {  # those that each module defines
     "run_options": "RunOptions TrainOptions",
     "schedule": "Hierarchy Order Schedule",
     "token_routing": "TokenRouting",
-    "trace": "TRACE_PHASES Trace TraceRecorder",
+    "trace": "TRACE_PHASES ControlReport ControlWindow PlacementChange Trace TraceRecorder",
 }
 
 if TYPE_CHECKING:
     from aurora.types.cluster import *
-    from aurora.types.control import *
     from aurora.types.network import *
     from aurora.types.options import *
     from aurora.types.placement import *

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from aurora.moe.local_first import LocalFirst
+from aurora.moe.expert_map import LocalFirst
 from bench.gpu.device import Cuda, chosen, report
 
 SHAPE = (8192, 7168, 8)  # rows, width, choices of a token

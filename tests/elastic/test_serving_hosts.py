@@ -26,7 +26,7 @@ from aurora.planner.compile import compile_plan
 from aurora.runtime.result import Answers, RankResult, Token, TokenTimes
 from aurora.runtime.weight_messages import expert_transfers
 from aurora.types import Cluster, ControlOptions, ControlReport, PlanOptions, RunOptions
-from aurora.types.control import ControlWindow, PlacementChange
+from aurora.types.trace import ControlWindow, PlacementChange
 from tests.elastic.certificates import certificate_file
 from tests.runtime.test_run import plan_for
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.moe import permutation as token_permutation
-from aurora.moe.expert_map import ExpertMap
+from aurora.moe.expert_map import ExpertMap, LocalFirst
 from aurora.moe.layouts import RowPerExpert, RowPerRank
-from aurora.moe.local_first import LocalFirst
 from aurora.moe.permutation import (
     MessageFormat,
     gather_rows,

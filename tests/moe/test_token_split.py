@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.moe.local_first import LocalFirst
+from aurora.moe.expert_map import LocalFirst
 from tests.moe.reference_token_split import capacities, local_first
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aurora.errors import BrokenPlan
-from aurora.planner.check.replicas import check_layout
+from aurora.planner.check.plans import check_layout
 from aurora.types import GpuSlots, Placement, ReplicaPlacement
 
 LOAD = np.array([[6.0, 2.0]])

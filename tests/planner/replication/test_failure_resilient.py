@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.check.replicas import check_resilient
+from aurora.planner.check.plans import check_resilient
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, compact, mro, place_for_failures, spread
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.types import FailureDomains

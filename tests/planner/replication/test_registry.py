@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.check.replicas import check_layout
+from aurora.planner.check.plans import check_layout
 from aurora.planner.placement.grouping import balanced
 from aurora.planner.replication import bounds
 from aurora.planner.replication.registry import REPLICAS, place
