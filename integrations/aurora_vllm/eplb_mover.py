@@ -167,7 +167,7 @@ class EplbMover:
         """The map that rank 0 makes of (L, G, P), the one in force, on all ranks; and whether more is to come."""
         with self.heartbeat.step():
             now_LP = physical_LP.to("cpu", torch.int64, copy=True)
-            told = torch.zeros(now_LP.numel() + 1, dtype=torch.int64)
+            message = torch.zeros(now_LP.numel() + 1, dtype=torch.int64)
             if self._facts.rank == 0:
                 held_LGP = now_LP.numpy().reshape(len(now_LP), self._facts.ranks, -1)
                 try:
@@ -175,15 +175,15 @@ class EplbMover:
                 except Exception as error:
                     next_LGP = held_LGP
                     self._failed(error, held_LGP)
-                told = torch.from_numpy(np.append(next_LGP, len(self._rounds) + (self._asked_s is not None)))
+                message = torch.from_numpy(np.append(next_LGP, len(self._rounds) + (self._asked_s is not None)))
             try:
-                self._broadcast(told)
+                self._broadcast(message)
             except Exception as error:  # the group is broken, so the engine will say more
                 self._failed(error)
                 self.under_way = False
                 return now_LP
-            self.under_way = bool(told[-1])
-            return told[:-1].view(now_LP.shape)
+            self.under_way = bool(message[-1])
+            return message[:-1].view(now_LP.shape)
 
     def _decide(self, load_LE: IntArray, held_LGP: IntArray) -> IntArray:
         """(L, G, P) the first map after a window, on which the follower decides from now on."""
@@ -246,23 +246,23 @@ class EplbMover:
         """The follower, which has been told what became of its last decision: what EPLB holds is in force."""
         if self._controller is None or self._follower is None:
             self._controller, self._follower = self._made_follower(held_LGP)
-        follower, wanted, self._wanted = self._follower, self._wanted, None
-        if wanted is None and not self._late:
+        follower, decision, self._wanted = self._follower, self._wanted, None
+        if decision is None and not self._late:
             _wait(lambda: not follower.busy)
         if self._late:
             self._late = False
             self._handover.give_up(MovesGivenUp("the decision came too late", held_LGP))
         elif not self._settings.dry_run:
-            in_force_LGP = self._controller.held_LGP if wanted is None else wanted.held_LGP
+            in_force_LGP = self._controller.held_LGP if decision is None else decision.held_LGP
             if not np.array_equal(_filled(in_force_LGP, held_LGP), held_LGP):
                 LOG.warning("aurora: vLLM has other experts in place than were decided on")
-                if wanted is None:
+                if decision is None:
                     self._controller.failed(held_LGP)
                 else:
                     self._handover.give_up(MovesGivenUp("vLLM has moved other experts", held_LGP))
-            elif wanted is not None:
+            elif decision is not None:
                 self._handover.commit(Moved(seconds=self._move_s))
-                self._metrics.moved(wanted.bytes, self._move_s)
+                self._metrics.moved(decision.bytes, self._move_s)
         self._move_s = 0.0
         _wait(lambda: not follower.busy)
         return follower
@@ -276,8 +276,8 @@ class EplbMover:
             width_G = np.full(self._facts.ranks, held_LGP.shape[2])
             slots = GpuSlots(width_G, load_cost_G(cluster, self._profile))
             move_Bps = slowest_port_Bps(cluster) * len(cluster)
-        made_of = held_LGP, self._facts.expert_bytes, options, slots, move_Bps, self._clock
-        controller = Controller(*made_of, stalls=self._stalls)
+        inputs = held_LGP, self._facts.expert_bytes, options, slots, move_Bps, self._clock
+        controller = Controller(*inputs, stalls=self._stalls)
         return controller, Follower(controller, self._handover.perform, self._settings.dry_run, self._say, self._clock)
 
     def _failed(self, error: Exception, held_LGP: IntArray | None = None) -> None:
@@ -302,10 +302,10 @@ class EplbMover:
             self._metrics.beat()
 
 
-def _wait(done: Callable[[], bool]) -> None:
-    """Waits until something is done in another thread, for PATIENCE_S at most."""
+def _wait(condition: Callable[[], bool]) -> None:
+    """Waits until a condition that another thread fulfils holds, for PATIENCE_S at most."""
     until_s = time.monotonic() + PATIENCE_S
-    while not done() and time.monotonic() < until_s:
+    while not condition() and time.monotonic() < until_s:
         time.sleep(WAIT_S)
 
 

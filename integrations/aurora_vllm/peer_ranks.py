@@ -86,7 +86,7 @@ def folders_here(store: Any, key: str, ranks: int) -> dict[int, str] | None:
     keys = [f"{key}/host/{rank}" for rank in range(ranks)]
     if not store.check(keys):
         return None
-    published = [store.get(each).decode().partition(" ") for each in keys]
+    published = [store.get(host_key).decode().partition(" ") for host_key in keys]
     return {rank: folder for rank, (host, _, folder) in enumerate(published) if host == socket.gethostname()}
 
 

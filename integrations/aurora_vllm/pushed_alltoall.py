@@ -103,16 +103,16 @@ class PushedLayer:
         rank_NK, tail = self.rank_E[index.long()], packing.tail(weights, index)
         rounds, parts = [], []
         for first in range(0, max(most_tokens, 1), push.round_tokens):
-            own = slice(first, first + push.round_tokens)
+            tokens = slice(first, first + push.round_tokens)
             slots = min(max(most_tokens, 1) - first, push.round_tokens)
-            came = push.dispatch(self._tables[way], hidden[own], rank_NK[own], packing, tail[own], slots)
+            came = push.dispatch(self._tables[way], hidden[tokens], rank_NK[tokens], packing, tail[tokens], slots)
             rows, weights_PK, index_PK = packing.parts(came.rows)
             filled = came.filled_X[:, None]
             here_PK = self.rank_E[torch.where(filled, index_PK.long(), -1)] == push.rank
             experts_PK = torch.where(here_PK, index_PK, self._elsewhere).to(index.dtype)
             parts.append((torch.where(filled, rows, 0), torch.where(here_PK, weights_PK, 0).to(weights.dtype), experts_PK))
             rounds.append(came)
-        joined = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
+        joined = parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
         return joined[0], joined[1], joined[2], PushedRounds(rounds, len(joined[0]))
 
     def combine(self, way: str, answers: torch.Tensor, batch: PushedRounds) -> torch.Tensor:
@@ -149,12 +149,12 @@ def pushed_layers(
     try:
         push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, 1, tables, lanes, stages)
         numbered = enumerate(orders.items())
-        made = {layer: PushedLayer(push, at, len(orders), engine.slots_LG[layer], order) for at, (layer, order) in numbered}
-        check_answers(next(iter(made.values())), engine)
+        layers = {layer: PushedLayer(push, at, len(orders), engine.slots_LG[layer], order) for at, (layer, order) in numbered}
+        check_answers(next(iter(layers.values())), engine)
     except RuntimeError as error:  # of torch, whose symmetric memory a machine may not have
         failed = str(error)
-    failures = [each for each in told(transport, failed) if each]
-    return failures[0] if failures else (push, made)
+    failures = [failure for failure in told(transport, failed) if failure]
+    return failures[0] if failures else (push, layers)
 
 
 def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
@@ -203,5 +203,5 @@ def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> Make
 
 def told(transport: Transport, text: str) -> list[str]:
     """All-gathers a short text, cut to NAME_BYTES. Returns the ranks' texts, by rank. A collective call."""
-    told_RX = transport.gather(torch.tensor([*text.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")], dtype=torch.uint8))
-    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in told_RX.tolist()]
+    text_RX = transport.gather(torch.tensor([*text.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")], dtype=torch.uint8))
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in text_RX.tolist()]

@@ -135,11 +135,11 @@ class RankProgress:
 
     def publish_links(self) -> None:
         """Publishes the addresses of this rank's TCP connections, and of peers that do not acknowledge or answer."""
-        own, peers, silent = connections()
+        local, peers, silent = connections()
         if self._asked != self._exchanges:
             self._asked, self._unanswering = self._exchanges, unanswering(peers)
-        for start, length, found in ((OWN, ADDRESSES, own), (SILENT, MOST_PEERS, silent | self._unanswering)):
-            digests = sorted(zlib.crc32(address.encode()) + 1 for address in found)
+        for start, length, addresses in ((OWN, ADDRESSES, local), (SILENT, MOST_PEERS, silent | self._unanswering)):
+            digests = sorted(zlib.crc32(address.encode()) + 1 for address in addresses)
             for number, digest in enumerate([*digests, *[0] * length][:length]):
                 self._words[start + number] = digest
 
@@ -183,8 +183,8 @@ class RankFiles:
             if rank not in self._words:
                 with suppress(OSError, ValueError):
                     self._words[rank] = _mapped(file_of(self._folder, rank))
-        words = [self._words.get(rank) for rank in self.ranks]
-        return all(each is not None and each[SERVES] and not each[LEFT] for each in words)
+        words_R = [self._words.get(rank) for rank in self.ranks]
+        return all(words is not None and words[SERVES] and not words[LEFT] for words in words_R)
 
     def states(self, window_s: float) -> dict[int, RankState]:
         """Returns the state of each rank, including its forward passes of the last `window_s` seconds."""
@@ -228,18 +228,18 @@ def naming_lost_ranks(files: RankFiles | None) -> Iterator[None]:
 
 def connections() -> tuple[set[str], set[str], set[str]]:
     """Returns IP addresses of this process's TCP connections: (local ones, peers, peers that acknowledge nothing)."""
-    own, peers, silent = set[str](), set[str](), set[str]()
+    addresses, peers, silent = set[str](), set[str](), set[str]()
     inodes = {str(number) for number, _ in tcp_connections()}
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/thread-self/net/{name}") as file:
             for line in file.readlines()[1:]:
                 _, local, remote, state, _, timer, resent, _, _, inode, *_ = line.split()
                 if inode in inodes and state == "01":
-                    own.add(_address(local))
+                    addresses.add(_address(local))
                     peers.add(_address(remote))
                     if timer.startswith("01:") and int(resent, 16) >= RESENT:
                         silent.add(_address(remote))
-    return own, peers - own, silent
+    return addresses, peers - addresses, silent
 
 
 def unanswering(addresses: set[str]) -> set[str]:
@@ -332,7 +332,7 @@ def _state(
     silent = set(words[SILENT : SILENT + MOST_PEERS]) - {0}
     mine = owners[rank]
     return RankState(
-        process=next((each for each in (GONE, STOPPED) if each in processes), RUNS),
+        process=next((process for process in (GONE, STOPPED) if process in processes), RUNS),
         silent_s=(now_ns - words[BEAT]) / 1e9,
         phase=PHASES[doing & 255],
         since_s=(now_ns - since_ns) / 1e9,

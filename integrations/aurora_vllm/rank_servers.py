@@ -159,9 +159,9 @@ class ServingRanks:
         """
         again = self.change > 0 and any(looks[r].status == "unhealthy" and looks[r].change == self.change for r in self.alive)
         self._healthy_s = self._healthy_s if again else now_s
-        if found := now_s - self._healthy_s > FAULT_S:
+        if fault := now_s - self._healthy_s > FAULT_S:
             self.change, self._healthy_s = self.change + 1, now_s
-        return found
+        return fault
 
     def complete(self, looks: dict[int, Look]) -> bool:
         """Returns True if all ranks in `alive` are healthy and have completed the last change."""
@@ -284,31 +284,31 @@ class RankServers:
 
     async def watch(self) -> str:
         """Monitors the servers, and handles lost and joining ranks, until serving ends. Returns why it ended."""
-        asked: dict[int, asyncio.Task[Any]] = {}
+        requests: dict[int, asyncio.Task[Any]] = {}
         try:
-            while not (ended := await self._watch_once(asked)):
+            while not (ended := await self._watch_once(requests)):
                 began_s = time.monotonic()
                 await asyncio.sleep(LOOK_S)
                 if (stalled_s := time.monotonic() - began_s - LOOK_S) > STALLED_S:
                     self._ranks_now.stalled(stalled_s)
             return ended
         finally:
-            for task in asked.values():
+            for task in requests.values():
                 task.cancel()
 
-    async def _watch_once(self, asked: dict[int, asyncio.Task[Any]]) -> str:
+    async def _watch_once(self, requests: dict[int, asyncio.Task[Any]]) -> str:
         """Looks at all ranks once. Returns why they do not serve any more, or nothing.
 
         Args:
-            asked: by rank, what its server is asked, which may take longer than until the next look; it is brought up to date.
+            requests: by rank, the request to its server, which may take longer than until the next look; brought up to date.
         """
         ranks = self._ranks_now
         self._relay()
-        groups, answers = process_groups(), {rank: task.result() for rank, task in asked.items() if task.done()}
+        groups, answers = process_groups(), {rank: task.result() for rank, task in requests.items() if task.done()}
         looks = {rank: self._look(rank, groups, answers.get(rank)) for rank in ranks.alive}
         for rank in ranks.alive:
-            if rank in answers or rank not in asked:
-                asked[rank] = asyncio.create_task(self._status(rank))
+            if rank in answers or rank not in requests:
+                requests[rank] = asyncio.create_task(self._status(rank))
         reasons = ranks.lost(looks, time.monotonic())
         for rank, why in reasons.items():
             self.say(f"{self._name(rank)} is lost: {why}")
@@ -346,19 +346,19 @@ class RankServers:
             ranks.give_up(joined)
             await self._begin_change([joined])
         elif self.changes.serving.is_set() and self.rejoin:
-            await self._bring_back(asked, answers)
+            await self._bring_back(requests, answers)
         if self.port is None and self._others[-1].returncode is not None:
             await self._start_router()
         return ""
 
-    async def _bring_back(self, asked: dict[int, asyncio.Task[Any]], answers: dict[int, Any]) -> None:
+    async def _bring_back(self, requests: dict[int, asyncio.Task[Any]], answers: dict[int, Any]) -> None:
         """Starts a lost rank again, one after the other, and has it join once its server answers; see `_watch_once`."""
         ranks, rank = self._ranks_now, self._newcomer
         if rank is None:
-            again = [each for each in ranks.dead if self._tries.get(each, 0) < TRIES]
+            again = [lost for lost in ranks.dead if self._tries.get(lost, 0) < TRIES]
             if again and time.monotonic() >= self._pause_until_s:
                 self._newcomer = rank = again[0]
-                if (task := asked.pop(rank, None)) is not None:  # of the server before
+                if (task := requests.pop(rank, None)) is not None:  # of the server before
                     task.cancel()
                 self._tries[rank], self._starts = self._tries.get(rank, 0) + 1, self._starts + 1
                 await self.servers[rank].process.wait()
@@ -378,8 +378,8 @@ class RankServers:
         elif time.monotonic() > self._late_s:
             phase, log = self.servers[rank].phase, self.servers[rank].log
             self._give_up(rank, f"did not come back within {self._patience_s:.0f} s, and was ended while {phase} (see {log})")
-        elif rank in answers or rank not in asked:
-            asked[rank] = asyncio.create_task(self._ask("GET", f"{self.servers[rank].url}/health", self.hang_s))
+        elif rank in answers or rank not in requests:
+            requests[rank] = asyncio.create_task(self._ask("GET", f"{self.servers[rank].url}/health", self.hang_s))
 
     def _give_up(self, rank: int, why: str) -> None:
         """Ends the newest server of a lost rank, which is tried again after a pause unless it has been too often."""
@@ -413,8 +413,8 @@ class RankServers:
         """Tells what the plugin writes into the servers' logs."""
         for server in self.servers.values():
             for line in server.new_lines():
-                if (found := re.search(r"(?<= )aurora: .*", line)) is not None:
-                    self.say(found[0].removeprefix("aurora: "))
+                if (match := re.search(r"(?<= )aurora: .*", line)) is not None:
+                    self.say(match[0].removeprefix("aurora: "))
 
     async def _start_server(self, rank: int, port: int, more: dict[str, str]) -> None:
         words, environ = self.command(rank, port, self._store)
@@ -463,10 +463,10 @@ class RankServers:
         states = groups.get(process.pid, {})
         engine = frozenset(pid for pid, (name, _) in states.items() if name.startswith(OF_ENGINE))
         stopped, runnable = (any(state in some for _, state in states.values()) for some in ("Tt", "R"))
-        (found,) = ({"status": None},) if answer is None else answer.get("engines", ({"status": "healthy"},))
-        failed = str(found.get("last_ft_request_id", ""))
-        change = int(found.get("change") or 0)
-        return Look(process.returncode, engine, stopped, runnable, found["status"], change, failed)
+        (report,) = ({"status": None},) if answer is None else answer.get("engines", ({"status": "healthy"},))
+        failed = str(report.get("last_ft_request_id", ""))
+        change = int(report.get("change") or 0)
+        return Look(process.returncode, engine, stopped, runnable, report["status"], change, failed)
 
     async def _ask(self, method: str, url: str, within_s: float, body: Any = None) -> Any:
         """Returns the answer, {} if it is no JSON; None if there is none."""
@@ -490,9 +490,9 @@ class RankServers:
             self._keeper.stdin.write(f"{ranks.change}\n".encode())  # frees survivors that wait for a lost rank
         params = {"change": ranks.change, "dead": sorted(ranks.dead), "alive": ranks.alive, "within_s": WITHIN_S}
         body = {"instruction": "change_ranks", "params": params}
-        told: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
-        told += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]
-        answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url, body in told))
+        posts: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
+        posts += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]
+        answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url, body in posts))
         self._asked = {str(answer["request_id"]) for answer in answers if answer and "request_id" in answer}
 
     def _refused(self, looks: dict[int, Look]) -> list[int]:
@@ -502,8 +502,8 @@ class RankServers:
     def _stuck(self, looks: dict[int, Look]) -> list[int]:
         """The ranks that have not left their step for the failed change: others that wait for it are not healthy."""
         refused, late = self._refused(looks), time.monotonic() - self._told_s > WITHIN_S
-        here = {rank: looks[rank] for rank in self._ranks_now.alive if late or rank in refused}
-        return [rank for rank, look in here.items() if look.status == "healthy" and look.change != self._ranks_now.change]
+        suspects = {rank: looks[rank] for rank in self._ranks_now.alive if late or rank in refused}
+        return [rank for rank, look in suspects.items() if look.status == "healthy" and look.change != self._ranks_now.change]
 
     def _failure(self, looks: dict[int, Look]) -> str:
         """Returns why the change cannot be completed; empty while it can."""
@@ -522,22 +522,22 @@ def free_ports(number: int) -> list[int]:
         if len(sockets) < number:
             with suppress(OSError):
                 sockets.append(socket.create_server(("127.0.0.1", port)))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 
 def process_groups() -> dict[int, dict[int, tuple[str, str]]]:
     """Returns all live processes as {process group: {process id: (name, state letter)}}, from /proc/PID/stat."""
-    found: dict[int, dict[int, tuple[str, str]]] = {}
+    groups: dict[int, dict[int, tuple[str, str]]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
             name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(") ")
             state, _, group, *_ = rest.split()
             if state not in "ZX":
-                found.setdefault(int(group), {})[int(folder.name)] = (name, state)
-    return found
+                groups.setdefault(int(group), {})[int(folder.name)] = (name, state)
+    return groups
 
 
 def reason(log: Path) -> str:

@@ -99,15 +99,15 @@ class ServeCommand:
             store: address of the keeper's store; empty without `survive`.
             rpc_port: data-parallel RPC port, equal for all ranks.
         """
-        given, environ = self.given, dict[str, str]()
-        own = given.additional_config["aurora"] | ({"fault_store": store} if store else {})
-        config = {**given.additional_config, "aurora": own}
+        options, environ = self.given, dict[str, str]()
+        settings = options.additional_config["aurora"] | ({"fault_store": store} if store else {})
+        config = {**options.additional_config, "aurora": settings}
         words = [self.model, *self.words, "--tensor-parallel-size", str(self.tensor), "--additional-config", json.dumps(config)]
         if self.several:
-            meeting = given.data_parallel_address, given.data_parallel_rpc_port or rpc_port
+            meeting = options.data_parallel_address, options.data_parallel_rpc_port or rpc_port
             words = rank_words(words, rank, self.size, port, meeting)
         else:
-            words += ["--host", given.host, "--port", str(port)]
+            words += ["--host", options.host, "--port", str(port)]
         if self.cpu:
             threads = str(max(1, (os.cpu_count() or 1) // (len(self.ranks) * self.tensor)))
             environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
@@ -150,7 +150,7 @@ def prepare(
         raise BadInput(f"`model`: expected the model first and vLLM's own arguments after it, found {model}")
     if find_spec("vllm") is None:
         raise MissingDependency('vllm is needed: pip install "aurora-moe[vllm]"')
-    given, words = _read(words)
+    options, words = _read(words)
     if refused := [name for name in REFUSED if _has(words, name)]:
         raise BadInput(f"{refused[0]}: expected none, since one server is started for each data-parallel rank")
     if HUB_NAME.fullmatch(model) and not Path(model).exists() and not os.environ.get("HF_HUB_OFFLINE"):
@@ -163,15 +163,15 @@ def prepare(
     shape = Shape.of(config)
     if cpu and (width := int(config.get("head_dim") or CPU_HEAD)) < CPU_HEAD:
         raise BadInput(f"`model`: expected attention heads of {CPU_HEAD} or more, which vLLM has on CPUs, found {width}")
-    found = None if cpu else find_devices().cluster
+    machine = None if cpu else find_devices().cluster
     described = load_cluster(cluster) if cluster is not None else None
-    size, tensor, parallel = given.data_parallel_size, given.tensor_parallel_size or 1, "--pipeline-parallel-size"
-    if size is None and given.tensor_parallel_size is None and not _has(words, parallel) and not _has(words, "-pp"):
-        size = len(described or found or range(CPU_RANKS))
+    size, tensor, parallel = options.data_parallel_size, options.tensor_parallel_size or 1, "--pipeline-parallel-size"
+    if size is None and options.tensor_parallel_size is None and not _has(words, parallel) and not _has(words, "-pp"):
+        size = len(described or machine or range(CPU_RANKS))
         say(f"{size} data-parallel ranks, one on each {'CPU rank' if cpu else 'GPU'}; --data-parallel-size chooses otherwise")
     size = size or 1
-    first, local = given.data_parallel_start_rank, given.data_parallel_size_local or size
-    whole = described or _cluster(found, size * tensor)
+    first, local = options.data_parallel_start_rank, options.data_parallel_size_local or size
+    whole = described or _cluster(machine, size * tensor)
     if len(whole) != size * tensor:
         raise BadInput(f"`cluster`: expected {size * tensor} GPUs, one for each rank, found {len(whole)}")
     if described is None:
@@ -182,9 +182,9 @@ def prepare(
     if size > 1 and find_spec("vllm_router") is None:
         raise MissingDependency('vllm-router is needed for data-parallel ranks: pip install "aurora-moe[vllm]"')
     try:
-        socket.create_server((given.host, given.port)).close()
+        socket.create_server((options.host, options.port)).close()
     except OSError as error:
-        raise BadInput(f"--port: expected a free one on {given.host}, found {given.port}: {error.strerror}") from None
+        raise BadInput(f"--port: expected a free one on {options.host}, found {options.port}: {error.strerror}") from None
     slug = re.sub(r"[^\w.-]+", "-", served).strip("-.")[-80:]
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (state or base / "aurora-vllm" / f"{slug}-{size}x{tensor}").resolve()
@@ -200,10 +200,10 @@ def prepare(
     settings = {"record": str(folder / "seen"), "record_every_s": RECORD_EVERY_S}
     settings |= {"plan": str(plan), "order": "stock"} if plan else {}
     settings |= {"adapt": True} if apply and not survive and size * tensor > 1 else {}
-    given.additional_config["aurora"] = settings | given.additional_config.get("aurora", {})
-    read_settings(given.additional_config["aurora"], os.environ)
+    options.additional_config["aurora"] = settings | options.additional_config.get("aurora", {})
+    read_settings(options.additional_config["aurora"], os.environ)
     ranks = range(first, first + local) if size > 1 else range(1)
-    return ServeCommand(served, given, (*added, *words), ranks, size, tensor, whole, folder, plan, survive, cpu)
+    return ServeCommand(served, options, (*added, *words), ranks, size, tensor, whole, folder, plan, survive, cpu)
 
 
 def _read(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -213,14 +213,14 @@ def _read(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         names = [name, "--" + name[2:].replace("-", "_"), *([short] if short else [])]
         parser.add_argument(*dict.fromkeys(names), type=_value(name, kind), default=default)
     try:
-        given, rest = parser.parse_known_args(words)
+        options, rest = parser.parse_known_args(words)
     except argparse.ArgumentError as error:  # without its value
         raise BadInput(f"{str(error.argument_name).partition('/')[0]}: {error.message}") from None
-    config = given.additional_config
+    config = options.additional_config
     if not isinstance(config, dict) or not isinstance(config.get("aurora", {}), dict):
         raise BadInput(f"--additional-config: expected a JSON object, found {config}")
-    given.additional_config = dict(config)
-    return given, rest
+    options.additional_config = dict(config)
+    return options, rest
 
 
 def _value(name: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -241,14 +241,14 @@ def _has(words: list[str], name: str) -> bool:
     return any(word.partition("=")[0].replace("_", "-") == alike for word in words)
 
 
-def _cluster(found: Cluster | None, ranks: int) -> Cluster:
+def _cluster(machine: Cluster | None, ranks: int) -> Cluster:
     """Returns the first GPUs of this machine, or CPU ranks with what is a default."""
-    if found is None:
+    if machine is None:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
         return Cluster("cpu", tuple(Gpu(f"rank-{rank}", "cpu", 0, CPU_Bps, CPU_Bps, memory) for rank in range(ranks)))
-    if ranks > len(found):
-        raise BadInput(f"expected {ranks} GPUs for as many ranks, found {len(found)}; --cluster describes those of all hosts")
-    return Cluster(found.name, found.gpus[:ranks])
+    if ranks > len(machine):
+        raise BadInput(f"expected {ranks} GPUs for as many ranks, found {len(machine)}; --cluster describes those of all hosts")
+    return Cluster(machine.name, machine.gpus[:ranks])
 
 
 def _survives(plan: Plan) -> bool:
@@ -265,10 +265,10 @@ def _options(words: list[str], experts: int, gpus: int, cpu: bool, apply: bool, 
     if gpus > 1 and (survive or padded or (apply and not cpu)):
         added += [("--enable-eplb", "")]
         redundant = survive * experts + -experts * (1 + survive) % gpus
-        own = _has(words, "--eplb-config")
-        if redundant and plan is None and not own:
+        configured = _has(words, "--eplb-config")
+        if redundant and plan is None and not configured:
             added += [("--eplb-config.num_redundant_experts", str(redundant))]
-        if survive and not own:  # EPLB moves replicas to busy experts, and the others then have one holder
+        if survive and not configured:  # EPLB moves replicas to busy experts, and the others then have one holder
             added += [("--eplb-config.step_interval", NEVER)]
     if survive:
         added += [("--enable-fault-tolerance", "")]
@@ -301,7 +301,7 @@ async def serve(
     (rpc_port,) = free_ports(1)
     async with ClientSession() as session:
         servers = RankServers(
-            lambda rank, own, store: command.command(rank, own, store, rpc_port), command.ranks,
+            lambda rank, rank_port, store: command.command(rank, rank_port, store, rpc_port), command.ranks,
             None if command.several else port, command.state, hang_s, command.survive, session, say,
             command.survive and command.tensor == 1,
         )  # fmt: skip
@@ -340,16 +340,16 @@ async def serve(
             await servers.end()
             if advice is not None and not advice.done():
                 advice.cancel()
-    told = advice is not None and advice.done() and not advice.cancelled()
+    advised = advice is not None and advice.done() and not advice.cancelled()
     if advice is None or lost:
-        return lost, advice.result() if told and advice is not None else None
-    return lost, advice.result() if told else await advise(command, as_json, say)
+        return lost, advice.result() if advised and advice is not None else None
+    return lost, advice.result() if advised else await advise(command, as_json, say)
 
 
 async def _first(*tasks: asyncio.Task[Any]) -> asyncio.Task[Any]:
     """Waits for the first of the tasks, and returns it."""
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    return next(task for task in tasks if task in done)
+    finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return next(task for task in tasks if task in finished)
 
 
 async def _context_tokens(session: ClientSession, url: str) -> int:
@@ -373,8 +373,8 @@ async def _tokens(session: ClientSession, url: str) -> float:
     """Returns the tokens that a server has computed; 0 if it does not answer."""
     with suppress(ClientError):
         async with session.get(f"{url}/metrics") as answer:
-            found = re.findall(r"^vllm:(?:prompt|generation)_tokens_total\{.*\} (\S+)$", await answer.text(), re.MULTILINE)
-            return sum(map(float, found))
+            counts = re.findall(r"^vllm:(?:prompt|generation)_tokens_total\{.*\} (\S+)$", await answer.text(), re.MULTILINE)
+            return sum(map(float, counts))
     return 0.0
 
 

@@ -113,8 +113,8 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
         BadInput: if a name is unknown, a value has the wrong type, or a setting needs another `order` than the one given.
     """
     names = [field.name for field in fields(Settings)]
-    asked: dict[str, Any] = {name: environ[key] for name in names if (key := PREFIX + name.upper()) in environ}
-    if given is None and not asked:
+    values: dict[str, Any] = {name: environ[key] for name in names if (key := PREFIX + name.upper()) in environ}
+    if given is None and not values:
         return None
     if given is not None and not isinstance(given, Mapping):
         raise BadInput(f'additional_config: expected "aurora" to be an object, found {given!r}')
@@ -123,8 +123,8 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
             raise BadInput(
                 f"additional_config: aurora knows no {name!r}; expected {_meant(name, names, 0.6) or ', '.join(names)}"
             )
-    asked |= given or {}
-    settings = Settings(**{name: _value(name, value) for name, value in asked.items()})
+    values |= given or {}
+    settings = Settings(**{name: _value(name, value) for name, value in values.items()})
     stock = settings.order == "stock" or (settings.order == "auto" and settings.plan is None)
     if settings.colocate is not None and stock:
         raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which has no time slices")

@@ -111,8 +111,8 @@ def _ended(states: Mapping[int, RankState]) -> StuckRank | None:
             return StuckRank(rank, "gone", f"is gone: its process has ended{waiting}")
     for rank, state in states.items():
         if state.process == STOPPED or state.silent_s >= SILENT_S:
-            found = "its process is stopped" if state.process == STOPPED else "its process gives no sign of life"
-            return StuckRank(rank, "stopped", f"is stopped: {found}{waiting}")
+            evidence = "its process is stopped" if state.process == STOPPED else "its process gives no sign of life"
+            return StuckRank(rank, "stopped", f"is stopped: {evidence}{waiting}")
     return None
 
 
@@ -124,7 +124,7 @@ def _late(states: Mapping[int, RankState], complete: bool) -> StuckRank | None:
     arrived, where = max(state.exchanges for state in waiting.values()), _where(waiting)
     late = [rank for rank, state in states.items() if state.exchanges < arrived and state.phase not in EXCHANGES]
     if late:
-        rank = min(late, key=lambda each: (states[each].exchanges, -states[each].since_s))
+        rank = min(late, key=lambda late_rank: (states[late_rank].exchanges, -states[late_rank].since_s))
         if states[rank].phase == IDLE:
             return StuckRank(rank, "late", f"is late: its engine has begun no forward pass{where}")
         return StuckRank(rank, "slow", f"is slow: it still computes{where}")
@@ -148,20 +148,20 @@ def _late(states: Mapping[int, RankState], complete: bool) -> StuckRank | None:
 def _slow(states: Mapping[int, RankState]) -> StuckRank | None:
     """The rank that computes the same passes longest, if that is SLOW times as long as the others, in the median of passes."""
     ratios: dict[int, float] = {}
-    mean_s = {rank: fmean(each.compute_s for each in s.passes.values()) for rank, s in states.items() if s.passes}
+    mean_s = {rank: fmean(p.compute_s for p in s.passes.values()) for rank, s in states.items() if s.passes}
     for rank, state in states.items():
         if mean_s.get(rank, 0.0) < SLOW * min(mean_s.values(), default=0.0):
             continue  # as it is with most, without a comparison pass by pass
-        others = [other.passes for each, other in states.items() if each != rank]
+        others = [other.passes for peer, other in states.items() if peer != rank]
         pairs: list[tuple[float, float]] = []
         for number, mine in state.passes.items():
-            alike = [found.compute_s for passes in others if (found := passes.get(number)) and found.size == mine.size]
+            alike = [theirs.compute_s for passes in others if (theirs := passes.get(number)) and theirs.size == mine.size]
             if alike:
                 usual_s = median(alike)
                 pairs.append((mine.compute_s / max(usual_s, 1e-9), (mine.compute_s - usual_s) / max(mine.seconds, 1e-9)))
         if len(pairs) >= LEAST_PASSES and median(share for _, share in pairs) >= LEAST_SHARE:
             ratios[rank] = median(ratio for ratio, _ in pairs)
-    slowest = max(ratios, key=lambda each: ratios[each], default=None)
+    slowest = max(ratios, key=ratios.__getitem__, default=None)
     if slowest is None or ratios[slowest] < SLOW:
         return None
     return StuckRank(slowest, "slow", f"is slow: it computes {ratios[slowest]:.1f} times as long as ranks with as many tokens")
@@ -175,14 +175,14 @@ def _balancer(states: Mapping[int, RankState]) -> StuckRank | None:
     still = [s for s in states.values() if s.balancer_s >= WAIT_S and s.balancer_passes >= LEAST_PASSES]
     if len(still) < len(states) or not any(state.balancer in (WAITS, MOVES, READY) for state in still):
         return None
-    done = {rank: (state.balancer_layers, BALANCERS.index(state.balancer)) for rank, state in states.items()}
-    rank = min(done, key=lambda each: done[each])
-    what = f"stands still: EPLB's background thread {_DOES[states[rank].balancer]}"
-    if len(set(done.values())) > 1:
-        return StuckRank(rank, "balancer", f"{what}, and the others' are further")
+    progress = {rank: (state.balancer_layers, BALANCERS.index(state.balancer)) for rank, state in states.items()}
+    rank = min(progress, key=progress.__getitem__)
+    reason = f"stands still: EPLB's background thread {_DOES[states[rank].balancer]}"
+    if len(set(progress.values())) > 1:
+        return StuckRank(rank, "balancer", f"{reason}, and the others' are further")
     if any(state.balancer_s < BALANCER_S for state in still):  # moves of a large layer take long
         return None
-    return StuckRank(rank, "balancer", f"{what}, as on all ranks")
+    return StuckRank(rank, "balancer", f"{reason}, as on all ranks")
 
 
 def _where(states: Mapping[int, RankState]) -> str:
@@ -192,6 +192,6 @@ def _where(states: Mapping[int, RankState]) -> str:
         return ""
     last = max(waiting.values(), key=lambda state: state.exchanges)
     layer = "" if last.layer is None else f" of MoE layer {last.layer}"
-    what = "beginning of a forward pass" if last.phase == STEP else f"{last.phase}{layer}"
+    exchange = "beginning of a forward pass" if last.phase == STEP else f"{last.phase}{layer}"
     ranks = ", ".join(map(str, sorted(waiting)))
-    return f"; rank {ranks} waits in the {what}" if len(waiting) == 1 else f"; ranks {ranks} wait in the {what}"
+    return f"; rank {ranks} waits in the {exchange}" if len(waiting) == 1 else f"; ranks {ranks} wait in the {exchange}"

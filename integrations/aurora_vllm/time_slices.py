@@ -46,10 +46,10 @@ class TimeSlices:
 
     def release_gpu(self) -> bool:
         """Releases the GPU to other servers, if it is held. Returns True if it was held."""
-        if (held := self._holds_gpu) and self.arbiter is not None:
+        if (was_held := self._holds_gpu) and self.arbiter is not None:
             self._holds_gpu = False
             self.arbiter.stop_compute()
-        return held
+        return was_held
 
     @contextmanager
     def exchanging(self, transport: Transport) -> Iterator[None]:

@@ -231,13 +231,13 @@ class _Pass:
 
 def _timings(layers: Sequence[LayerMarks]) -> Iterator[tuple[int, str, Span | float, int, int]]:
     """Yields the times between a thread's MoE layers, and those of the experts of layers whose all-to-all was vLLM's own."""
-    left: dict[int, Mark | None] = {}
+    last_end: dict[int, Mark | None] = {}
     for layer, thread, (rows, top_k), stock, began, ended in layers:
-        before = left.get(thread)
+        before = last_end.get(thread)
         for phase, start, end, tokens, active in (("gate", before, began, rows, 1), ("expert", began, ended, rows * top_k, 0)):
             if start is not None and end is not None and (phase == "gate" or stock):
                 yield layer, phase, end - start if isinstance(end, float) else Span(start, end), tokens, active
-        left[thread] = ended
+        last_end[thread] = ended
 
 
 class TrafficRecorder:
@@ -298,10 +298,10 @@ class TrafficRecorder:
         """Waits for the counts of all queued passes, and adds them to the record."""
         timings = []
         while self._passes:
-            each = self._passes.popleft()
-            self.count(each.step, range(self.facts.layers), each.own.read())
-            active_L = np.count_nonzero(each.local.read(), axis=1).tolist()
-            for layer, phase, took, tokens, active in (*each.timings, *_timings(each.layers)):
+            forward_pass = self._passes.popleft()
+            self.count(forward_pass.step, range(self.facts.layers), forward_pass.own.read())
+            active_L = np.count_nonzero(forward_pass.local.read(), axis=1).tolist()
+            for layer, phase, took, tokens, active in (*forward_pass.timings, *_timings(forward_pass.layers)):
                 seconds = took.seconds if isinstance(took, Span) else took
                 timings.append((layer, TIMED.index(phase), seconds, tokens, active or active_L[layer]))
         self._add_up(np.array(timings, dtype=np.float64).reshape(-1, 5))

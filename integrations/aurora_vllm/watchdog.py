@@ -92,11 +92,11 @@ class Watchdog:
 
     def _tell(self, verdict: StuckRank | None) -> None:
         """Says what CONFIRMED looks in a row have found, if that is new."""
-        found = None if verdict is None else (verdict.rank, verdict.cause)
-        self._seen = [*self._seen, found][-CONFIRMED:]
-        told = None if self.told is None else (self.told.rank, self.told.cause)
+        fault = None if verdict is None else (verdict.rank, verdict.cause)
+        self._seen = [*self._seen, fault][-CONFIRMED:]
+        reported = None if self.told is None else (self.told.rank, self.told.cause)
         certain = verdict is not None and verdict.cause == "gone"
-        if found == told or not (certain or self._seen == [found] * CONFIRMED):
+        if fault == reported or not (certain or self._seen == [fault] * CONFIRMED):
             return
         if self.told is not None:
             self._gauge(self.told).set(0)

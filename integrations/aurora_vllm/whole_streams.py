@@ -76,7 +76,7 @@ class ResumedStream:
     def __init__(self, path: str, body: dict[str, Any], context_tokens: int) -> None:
         self._path, self._body, self._chat, self._context = path, body, path == CHAT, context_tokens
         several = any((body.get(name) or 1) > 1 for name in ("n", "best_of")) or any(
-            not isinstance(each, int) for each in body.get("prompt", ()) if isinstance(body["prompt"], list)
+            not isinstance(token, int) for token in body.get("prompt", ()) if isinstance(body["prompt"], list)
         )
         self._whole = not several and not any(body.get(name) for name in NOT_RESUMED)  # else nothing is changed or resumed
         self._textless = body.get("detokenize") is False  # the client is told token ids alone
@@ -105,10 +105,10 @@ class ResumedStream:
             self._drop, self._base, self._converted = (len(self._tokens), self._text), 0, False
             return self.first()
         self._drop, self._base, self._converted = (0, 0), len(self._tokens), self._chat
-        kept = {name: body[name] for name in SAMPLING if name in body}
-        kept |= {"min_tokens": max(0, body["min_tokens"] - self._base)} if body.get("min_tokens") else {}
-        kept |= {"prompt": self._prompt + self._tokens, "max_tokens": self.left, "stream": True, "return_token_ids": True}
-        return COMPLETIONS, kept
+        new_body = {name: body[name] for name in SAMPLING if name in body}
+        new_body |= {"min_tokens": max(0, body["min_tokens"] - self._base)} if body.get("min_tokens") else {}
+        new_body |= {"prompt": self._prompt + self._tokens, "max_tokens": self.left, "stream": True, "return_token_ids": True}
+        return COMPLETIONS, new_body
 
     @property
     def resumable(self) -> bool:
@@ -120,8 +120,8 @@ class ResumedStream:
     def left(self) -> int:
         """Number of tokens that may still be generated."""
         most = self._context - len(self._prompt) if self._chat else DEFAULT_TOKENS
-        asked = self._body.get("max_completion_tokens") or self._body.get("max_tokens") or most
-        return max(0, int(asked) - len(self._tokens))
+        limit = self._body.get("max_completion_tokens") or self._body.get("max_tokens") or most
+        return max(0, int(limit) - len(self._tokens))
 
     @property
     def complete(self) -> bool:
@@ -135,10 +135,10 @@ class ResumedStream:
             "finish_reason": "length",
             "delta" if self._chat else "text": {} if self._chat else "",
         }
-        told = [] if self.finished else [{**self._head, "choices": [choice]}]
+        events = [] if self.finished else [{**self._head, "choices": [choice]}]
         if (self._body.get("stream_options") or {}).get("include_usage"):
-            told += [{**self._head, "choices": [], "usage": self._usage(len(self._tokens))}]
-        return b"".join(map(event, told)) + DONE
+            events += [{**self._head, "choices": [], "usage": self._usage(len(self._tokens))}]
+        return b"".join(map(event, events)) + DONE
 
     def _usage(self, answer: int) -> dict[str, int]:
         prompt = len(self._prompt)
@@ -158,7 +158,7 @@ class ResumedStream:
         self._head = self._head or {name: chunk.get(name) for name in ("id", "object", "created", "model")}
         passed = {name: value for name, value in chunk.items() if name != "prompt_token_ids"} | self._head
         self._prompt = self._prompt or chunk.get("prompt_token_ids") or []  # of chats
-        passed["choices"] = [told for choice in choices if (told := self._choice(dict(choice))) is not None]
+        passed["choices"] = [outgoing for choice in choices if (outgoing := self._choice(dict(choice))) is not None]
         if usage := chunk.get("usage"):
             passed["usage"] = usage | self._usage(usage["completion_tokens"] + self._base)
         return passed if passed["choices"] or not choices else None
@@ -217,10 +217,10 @@ class ResumingProxy:
         app.router.add_route("*", "/{path:.*}", self._pass)
         return app
 
-    def _send(self, request: web.Request, path: str, **given: Any) -> Any:
+    def _send(self, request: web.Request, path: str, **options: Any) -> Any:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         return self._session.request(
-            request.method, self._upstream() + path, headers=headers, timeout=ClientTimeout(total=None), **given
+            request.method, self._upstream() + path, headers=headers, timeout=ClientTimeout(total=None), **options
         )
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
@@ -269,11 +269,11 @@ class ResumingProxy:
     async def _stream_whole(self, request: web.Request, stream: ResumedStream) -> web.StreamResponse:
         """Streams an answer, over as many upstream streams as it takes."""
         response = None
-        path, asked = stream.first()
+        path, body = stream.first()
         while True:
             number, failed = self._changes.number, failure(502, "no rank answers")
             try:
-                async with self._send(request, path, json=asked) as answer:
+                async with self._send(request, path, json=body) as answer:
                     if answer.status != 200:
                         failed = web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
                         if answer.status < 500 and response is None:
@@ -291,7 +291,7 @@ class ResumingProxy:
                 return response
             fault = stream.fault
             if (resumed := stream.resumed() if await self._changes.after(number) else None) is not None:
-                path, asked = resumed
+                path, body = resumed
                 continue
             if response is None:
                 return failed
@@ -353,8 +353,8 @@ async def chunks(content: StreamReader) -> AsyncIterator[dict[str, Any] | None]:
     buffer = b""
     async for part in content.iter_any():
         *events, buffer = (buffer + part).split(b"\n\n")
-        for each in events:
-            data = each.strip().removeprefix(b"data:").strip()
+        for message in events:
+            data = message.strip().removeprefix(b"data:").strip()
             if data == b"[DONE]":
                 yield None
             elif data.startswith(b"{"):

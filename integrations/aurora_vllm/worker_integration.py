@@ -170,8 +170,8 @@ class WorkerIntegration:
         if self.served.order != "stock" or choices is not None:
             self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
         if choices is not None:
-            told = () if self.metrics is None else (self.metrics.update_drift, self.metrics.add_lost_record)
-            self.records.begin(facts, *told)
+            callbacks = () if self.metrics is None else (self.metrics.update_drift, self.metrics.add_lost_record)
+            self.records.begin(facts, *callbacks)
         if self.status is not None and not self.served.disabled:
             self.status.engaged(f"{served_name} on {self.ranks} expert-parallel ranks: {self.served.summary()}")
 
@@ -201,10 +201,10 @@ class WorkerIntegration:
                 if self.moving is not None and real_tokens:
                     self.moving.count(self._own_rows(real_tokens, False))
                 if self._choices is not None and self._recorded:
-                    own = local = self._choices.count(slice(0, real_tokens))
+                    counts = local = self._choices.count(slice(0, real_tokens))
                     if self._row_share[1] > 1:
-                        own = self._choices.count(self._own_rows(real_tokens, False))
-                    self.records.end_pass(self._step, own, local, self._layers)
+                        counts = self._choices.count(self._own_rows(real_tokens, False))
+                    self.records.end_pass(self._step, counts, local, self._layers)
             finally:
                 self.progress.idle()  # also after an error
                 self._real_tokens, self._recorded = outer, False
@@ -359,7 +359,7 @@ class WorkerIntegration:
     def alltoalls(self, layer: int) -> list[LayerAllToAll | PushedLayer]:
         """Returns the all-to-all objects (by messages, by push) that aurora has built so far for a MoE layer."""
         of_layer = self._alltoall_of_layer.get(layer), self._pushed_of_layer.get(layer)
-        return [each for each in of_layer if each is not None]
+        return [alltoall for alltoall in of_layer if alltoall is not None]
 
     def _layer_alltoall(self, layer: int, slots_G: Slots, device: torch.device) -> LayerAllToAll:
         served, transport = self.served, self.transport()
@@ -376,19 +376,19 @@ class WorkerIntegration:
         vLLM's own is kept unless another one is faster.
         """
         served, settings, memory = self.served, self.settings, self.peers_memory
-        made: MakeMemory | tuple[OrderedPush, dict[int, PushedLayer]] | str = memory
+        push: MakeMemory | tuple[OrderedPush, dict[int, PushedLayer]] | str = memory
         auto = settings.order == "auto" and served.plan is not None
         ways = [MESSAGES] if auto and (engine is None or not engine.graphs) else []
         if engine is not None and not isinstance(memory, str) and (auto or served.order == "push"):
             from aurora_vllm.pushed_alltoall import pushed_layers
 
-            made = pushed_layers(self.transport(), memory, engine, served.plan)
-        if isinstance(made, tuple):
-            self._push, self._pushed_of_layer = made
+            push = pushed_layers(self.transport(), memory, engine, served.plan)
+        if isinstance(push, tuple):
+            self._push, self._pushed_of_layer = push
             self._way_of, ways = (lambda _: ORDERED), [*PUSHES, *ways]
         elif served.order == "push":
             assert self.status is not None
-            self.status.report_degraded(f"order push: {made}; all-to-alls are vLLM's own")
+            self.status.report_degraded(f"order push: {push}; all-to-alls are vLLM's own")
             served.use_stock_alltoall()
         if MESSAGES in ways and served.order == "auto":
             self._watched = self._measured_orders(served_name)
@@ -399,7 +399,7 @@ class WorkerIntegration:
             return
         served.use_stock_alltoall()
         if self.rank == 0:
-            LOG.info("aurora: all-to-alls are vLLM's own: messages need CUDA graphs off; push: %s", made)
+            LOG.info("aurora: all-to-alls are vLLM's own: messages need CUDA graphs off; push: %s", push)
 
     def _keep_fastest(self, engine: EngineAllToAll, ways: Sequence[str]) -> None:
         """Times these ways of all-to-alls and vLLM's own, and keeps those that are the fastest for some number of tokens."""
@@ -438,8 +438,8 @@ class WorkerIntegration:
         hierarchical_plan = with_servers(plan, True) if self.served.measures_hops else None
         calibration, (servers,) = calibrate_plan(self.transport(), plan, hierarchical_plan, device)
         if self.rank == 0:
-            for each in [calibration] + ([] if servers is None else [servers]):
-                LOG.info("aurora: all-to-alls measured before serving: %s", each)
+            for measurement in [calibration] + ([] if servers is None else [servers]):
+                LOG.info("aurora: all-to-alls measured before serving: %s", measurement)
         say = partial(LOG.info, "aurora: %s") if self.rank == 0 else None
         watch = OrderWatch(calibration, served_name, plan.cluster.gpus[self.rank], say, servers)
         began_s = time.perf_counter()

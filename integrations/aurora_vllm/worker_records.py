@@ -102,8 +102,8 @@ class WorkerRecords:
     def _parsed(self, words: tuple[Any, ...]) -> tuple[str, Path | None]:
         """The command's name and the folder that it names. Raises BadInput for what is no command."""
         if not words or words[0] not in COMMANDS or len(words) > 2 or not isinstance(words[-1], str):
-            found = " ".join(map(str, words)) or "nothing"
-            raise BadInput(f"expected start, write or stop, and at most one folder, found {found}")
+            line = " ".join(map(str, words)) or "nothing"
+            raise BadInput(f"expected start, write or stop, and at most one folder, found {line}")
         if self._folder is None:
             raise BadInput('expected "record" among the settings of the server, the folder that it may write to, found none')
         if len(words) == 1:

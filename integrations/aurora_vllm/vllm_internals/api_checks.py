@@ -35,13 +35,13 @@ class ApiCheck:
     def missing(self) -> str | None:
         """Returns a part of a sentence on what vLLM lacks; None if the requirement is met."""
         try:
-            found = find(self.where)
+            target = find(self.where)
         except (ImportError, AttributeError):
             return f"{self.what}: there is no {self.where}"
-        if isinstance(found, property):
-            has: tuple[str, ...] = found.fget.__code__.co_names if found.fget is not None else ()
+        if isinstance(target, property):
+            has: tuple[str, ...] = target.fget.__code__.co_names if target.fget is not None else ()
         else:
-            has = tuple(inspect.signature(found).parameters)
+            has = tuple(inspect.signature(target).parameters)
         lacks = [name for name in self.needs if name not in has]
         if lacks:
             return f"{self.what}: {self.where} has no {', '.join(lacks)}"
@@ -67,9 +67,9 @@ class ApiCheck:
 
 def calls(node: ast.AST, name: str) -> bool:
     """Returns True if code calls a function or method named `name`, or passes that name as a string to a call."""
-    for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
+    for call in (child for child in ast.walk(node) if isinstance(child, ast.Call)):
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
-        if name == called or any(isinstance(each, ast.Constant) and each.value == name for each in call.args):
+        if name == called or any(isinstance(argument, ast.Constant) and argument.value == name for argument in call.args):
             return True
     return False
 
@@ -82,14 +82,14 @@ def groups() -> dict[str, dict[str, dict[str, list[str]]]]:
 
 def needed(*names: str) -> tuple[ApiCheck, ...]:
     """Returns the checks of the groups with these names in needed.toml, each once."""
-    found = [
+    checks = [
         _check(purpose, module, place)
         for name in names
         for purpose, modules in groups()[name].items()
         for module, places in modules.items()
         for place in places
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(checks))
 
 
 def _check(purpose: str, module: str, place: str) -> ApiCheck:
@@ -119,18 +119,18 @@ def check_api(*names: str) -> None:
         BadInput: if it is too old or lacks something.
     """
     try:
-        found = version("vllm")
+        release = version("vllm")
     except PackageNotFoundError:
-        found = str(find("vllm:__version__"))
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+        release = str(find("vllm:__version__"))
+    numbers = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
     if len(numbers) == 2 and numbers < OLDEST:
-        raise BadInput(f"vLLM {found} is older than {'.'.join(map(str, OLDEST))}, the first that the plugin knows")
+        raise BadInput(f"vLLM {release} is older than {'.'.join(map(str, OLDEST))}, the first that the plugin knows")
     missing: dict[str, str] = {}
     for check in needed(*names):
         if lack := check.missing():
             missing.setdefault(check.what, lack)
     if missing:
-        raise BadInput(f"vLLM {found} lacks what the plugin needs: {'; '.join(missing.values())}")
+        raise BadInput(f"vLLM {release} lacks what the plugin needs: {'; '.join(missing.values())}")
 
 
 def lacks(*names: str) -> Iterator[str]:

@@ -23,20 +23,20 @@ def repair_cpu() -> None:
     @functools.wraps(original)
     def apply(*args: Any, **named: Any) -> None:
         call = parameters.bind(*args, **named)
-        given = call.arguments
-        if given["expert_map"] is None:
+        arguments = call.arguments
+        if arguments["expert_map"] is None:
             original(*args, **named)
             return
-        local_NK = given["expert_map"][given["topk_ids"].long()]
+        local_NK = arguments["expert_map"][arguments["topk_ids"].long()]
         is_local_NK = local_NK >= 0
         row_P = is_local_NK.nonzero()[:, 0]
-        output, answers = given["output"], given["output"].new_empty(len(row_P), given["output"].shape[1])
+        output, answers = arguments["output"], arguments["output"].new_empty(len(row_P), arguments["output"].shape[1])
         if len(row_P):  # each choice as a token of its own, so that only local experts compute
             call.arguments |= {
                 "output": answers,
-                "hidden_states": given["hidden_states"][row_P],
-                "topk_weights": given["topk_weights"][is_local_NK][:, None].contiguous(),
-                "topk_ids": local_NK[is_local_NK][:, None].to(given["topk_ids"].dtype).contiguous(),
+                "hidden_states": arguments["hidden_states"][row_P],
+                "topk_weights": arguments["topk_weights"][is_local_NK][:, None].contiguous(),
+                "topk_ids": local_NK[is_local_NK][:, None].to(arguments["topk_ids"].dtype).contiguous(),
                 "expert_map": None,
             }
             original(*call.args, **call.kwargs)
@@ -44,7 +44,7 @@ def repair_cpu() -> None:
 
     def all_gatherv(self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
         if isinstance(input_, list | tuple):
-            return [all_gatherv(self, each, dim, sizes) for each in input_]
+            return [all_gatherv(self, tensor, dim, sizes) for tensor in input_]
         sizes = [len(input_)] * self.world_size if sizes is None else sizes
         gathered = input_.new_empty(sum(sizes), *input_.shape[1:])
         copies = input_.repeat(self.world_size, *[1] * (input_.dim() - 1))
@@ -53,10 +53,10 @@ def repair_cpu() -> None:
 
     def reduce_scatterv(self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
         sizes = [len(input_) // self.world_size] * self.world_size if sizes is None else sizes
-        own = sizes[self.rank_in_group]
-        parts = input_.new_empty(own * self.world_size, *input_.shape[1:])
-        dist.all_to_all_single(parts, input_.contiguous(), [own] * self.world_size, sizes, group=self.device_group)
-        return parts.view(self.world_size, own, *input_.shape[1:]).sum(dim=0)
+        rows = sizes[self.rank_in_group]
+        parts = input_.new_empty(rows * self.world_size, *input_.shape[1:])
+        dist.all_to_all_single(parts, input_.contiguous(), [rows] * self.world_size, sizes, group=self.device_group)
+        return parts.view(self.world_size, rows, *input_.shape[1:]).sum(dim=0)
 
     @functools.wraps(gather)
     def all_gather(self: Any, input_: torch.Tensor, dim: int = -1) -> Any:

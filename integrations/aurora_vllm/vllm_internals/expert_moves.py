@@ -47,13 +47,13 @@ def follow_by_expert_maps(
     integration = worker.integration
     assert integration is not None
     slots_LG, layers = [], []
-    for experts in sorted(worker.layers, key=lambda each: each.aurora_layer):
+    for experts in sorted(worker.layers, key=lambda layer: layer.aurora_layer):
         number = experts.aurora_layer
         slots_LG.append(worker.slots(number))
         maps = [experts.expert_map, experts.expert_map_manager.expert_map]
         orders = integration.served.planned_orders(number)
-        held = slots_LG[-1][facts.rank]
-        layers.append(ExpertSlots(held, [*experts.get_expert_weights()], maps, orders, partial(integration.alltoalls, number)))
+        slots = slots_LG[-1][facts.rank]
+        layers.append(ExpertSlots(slots, [*experts.get_expert_weights()], maps, orders, partial(integration.alltoalls, number)))
     integration.moving = ExpertMapMover(
         integration.settings, facts, integration.served.cluster, layers, Placement(tuple(slots_LG)), choices,
         integration.transport(), integration.time_slices, ControlMetrics(served_name, facts.rank), integration.served.profile,
@@ -172,7 +172,7 @@ def _move_in_pieces(worker: PatchedWorker) -> None:
             return  # nothing is left, or this pass had its moves
         call = last[0].arguments
         held_LP, weights_L = call["old_global_expert_indices"], call["expert_weights"]
-        (model,) = (each for each in self.model_states.values() if each.physical_to_logical_map is held_LP)
+        (model,) = (candidate for candidate in self.model_states.values() if candidate.physical_to_logical_map is held_LP)
         next_LP = worker.live.next_piece(held_LP)
         layers = (next_LP != held_LP.to("cpu", torch.int64)).any(dim=1).nonzero().flatten().tolist()
         if not layers:
@@ -195,8 +195,8 @@ def move_in_rounds() -> None:
     flow = find("vllm.distributed.eplb.migration_scheduler:MigrationFlow")
 
     def schedule(num_local_experts: int, old_indices: IntArray, new_indices: IntArray) -> list[list[Any]]:
-        held_RP, wanted_RP = (np.asarray(each).reshape(-1, num_local_experts) for each in (old_indices, new_indices))
-        return [[flow(*each) for each in moves] for moves in buffered_rounds(held_RP, wanted_RP)]
+        held_RP, wanted_RP = (np.asarray(indices).reshape(-1, num_local_experts) for indices in (old_indices, new_indices))
+        return [[flow(*move) for move in moves] for moves in buffered_rounds(held_RP, wanted_RP)]
 
     def schedule_layers(num_local_experts: int, old_indices: IntArray, new_indices: IntArray) -> list[list[list[Any]]]:
         return [schedule(num_local_experts, *layer) for layer in zip(old_indices, new_indices, strict=True)]
@@ -211,10 +211,10 @@ def _once_for_unchanged(move_to_buffer: Callable[..., Any]) -> Callable[..., Any
     parameters, known = inspect.signature(move_to_buffer), {}
 
     def move(*args: Any, **named: Any) -> Any:
-        given = parameters.bind(*args, **named).arguments
-        if not np.array_equal(given["old_indices"], given["new_indices"]):
+        arguments = parameters.bind(*args, **named).arguments
+        if not np.array_equal(arguments["old_indices"], arguments["new_indices"]):
             return move_to_buffer(*args, **named)
-        width = given["num_local_experts"]
+        width = arguments["num_local_experts"]
         if width not in known:
             known[width] = move_to_buffer(*args, **named)
         return known[width]

@@ -222,8 +222,8 @@ def install_in_engine(address: str) -> None:
             if self.status_type == message.EngineStatusType.UNHEALTHY:
                 status["fault_info"] = self.fault_info
             result = find("vllm.v1.serial_utils:UtilityResult")(status)
-            told = message.UtilityOutput(call_id=message.FT_STATUS_CALL_ID, result=result)
-            outputs = message.EngineCoreOutputs(utility_output=told)
+            output = message.UtilityOutput(call_id=message.FT_STATUS_CALL_ID, result=result)
+            outputs = message.EngineCoreOutputs(utility_output=output)
             outputs.engine_index = self.engine_index
             self.engine.output_queue.put_nowait((0, outputs))
 
@@ -279,14 +279,14 @@ def install_in_worker(address: str) -> None:
             end_alone()
             connections.keep(dist.distributed_c10d._world.pg_map)
             size, part = parallel.world_size, worker.rank
-            before = {each: place * size for place, each in enumerate(self._alive)}
+            before = {peer: place * size for place, peer in enumerate(self._alive)}
             form_groups(worker, change.store(address, "workers"), change.within)
-            held = gather_slots(worker, before[self.dp_rank] + part, moving.is_set())
+            slots = gather_slots(worker, before[self.dp_rank] + part, moving.is_set())
             self._alive = change.alive  # from here to `connect_balancer` no other rank is waited for
-            hold_slots(worker, held)
+            hold_slots(worker, slots)
             moving.clear()
             if (ranks_changed := getattr(worker, "ranks_changed", None)) is not None:
-                ranks_changed([before[each] + n if each in before else None for each in change.alive for n in range(size)])
+                ranks_changed([before[peer] + n if peer in before else None for peer in change.alive for n in range(size)])
             connect_balancer(worker)
             if torch.cuda.is_available() and ranks > 1:
                 worker.elastic_ep_executor.warm_and_capture()  # graphs know the old communicators
@@ -340,15 +340,15 @@ def gather_slots(worker: Any, rank: int, torn: bool) -> dict[str, tuple[torch.Te
     """
     if torn:
         raise BadInput(f"{INSTRUCTION}: the loss has interrupted a rearrangement of experts")
-    ranks, held = find("vllm.distributed.parallel_state:get_ep_group")(), {}
+    ranks, slots = find("vllm.distributed.parallel_state:get_ep_group")(), {}
     for key, model in worker.model_runner.eplb_state.model_states.items():
         local = model.model.num_local_physical_experts
         own_LP = model.physical_to_logical_map.cpu().long().unflatten(1, (-1, local))[:, rank].contiguous()
-        found_GLP = [torch.empty_like(own_LP) for _ in range(ranks.world_size)]
-        dist.all_gather(found_GLP, own_LP, group=ranks.cpu_group)
-        held_LP = torch.cat(found_GLP, dim=1)
-        held[key] = held_LP, [fill_slots(held_P, model.logical_replica_count.shape[1]) for held_P in held_LP.numpy()]
-    return held
+        held_GLP = [torch.empty_like(own_LP) for _ in range(ranks.world_size)]
+        dist.all_gather(held_GLP, own_LP, group=ranks.cpu_group)
+        held_LP = torch.cat(held_GLP, dim=1)
+        slots[key] = held_LP, [fill_slots(held_P, model.logical_replica_count.shape[1]) for held_P in held_LP.numpy()]
+    return slots
 
 
 def hold_slots(worker: Any, held: Mapping[str, tuple[torch.Tensor, list[set[int]]]]) -> None:
@@ -375,9 +375,9 @@ def hold_slots(worker: Any, held: Mapping[str, tuple[torch.Tensor, list[set[int]
         model.expert_load_window = window.new_zeros(*window.shape[:2], held_LP.shape[1])
         model.model.update_physical_experts_metadata(held_LP.shape[1], local)
         find("vllm.distributed.eplb.eplb_state:_commit_eplb_maps")(model, new_physical_to_logical_map=held_LP)
-        own = range(rank * local, (rank + 1) * local)
-        held_NP = {layer: held_LP[layer].numpy() for layer, filled in enumerate(filled_L) if not filled.isdisjoint(own)}
-        read_experts(worker, held_NP, slice(own.start, own.stop), layers)
+        span = range(rank * local, (rank + 1) * local)
+        held_NP = {layer: held_LP[layer].numpy() for layer, filled in enumerate(filled_L) if not filled.isdisjoint(span)}
+        read_experts(worker, held_NP, slice(span.start, span.stop), layers)
         model.rebalanced, model.pending_result = False, None
     balancer.expert_rearrangement_step = balancer.expert_load_window_step = 0  # equal on all ranks
 
@@ -439,12 +439,12 @@ def read_experts(worker: Any, held_NP: Mapping[int, IntArray], own: slice, layer
     loader.local_expert_ids = {int(expert) for held_P in held_NP.values() for expert in held_P[own]}  # others it need not read
     weights_N = defaultdict[int, list[tuple[str, Any]]](list)
     for name, weight in loader.get_all_weights(config.model_config, worker.model_runner.get_model()):
-        if (found := EXPERT.search(name)) is None or (index := of_layer.get(int(found[1]))) is None:
+        if (match := EXPERT.search(name)) is None or (index := of_layer.get(int(match[1]))) is None:
             continue
-        if found[3] is None:
+        if match[3] is None:
             raise BadInput(f"expected a weight for each expert in the checkpoint, found {name}")
-        if int(found[3]) in held_NP[index][own]:
-            weights_N[index].append((found[2], weight))
+        if int(match[3]) in held_NP[index][own]:
+            weights_N[index].append((match[2], weight))
     on_cpu = find("vllm.platforms:current_platform").is_cpu()
     for index, held_P in held_NP.items():
         experts = layers[index].routed_experts
@@ -479,8 +479,8 @@ def install_in_server(address: str) -> None:
         """The coordinator of the keeper's, as vLLM's server of rank 0 sees its own: it does not end with that server."""
 
         def __init__(self, *_args: Any, **_named: Any) -> None:
-            found = json.loads(connect(address, timedelta(seconds=30)).get("coordinator"))
-            self._front, self._output, self._input = found
+            addresses = json.loads(connect(address, timedelta(seconds=30)).get("coordinator"))
+            self._front, self._output, self._input = addresses
             self._pipe = multiprocessing.Pipe(duplex=False)  # never ready
             self.proc = self
             self.pid, self.name, self.exitcode, self.sentinel = 0, "coordinator", None, self._pipe[0].fileno()

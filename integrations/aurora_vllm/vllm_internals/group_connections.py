@@ -18,7 +18,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from aurora_vllm.rank_progress import tcp_connections
 from aurora_vllm.vllm_internals.api_checks import find
 
-POINT_TO_POINT = {int(each) for each in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
+POINT_TO_POINT = {int(kind) for kind in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
 PART = timedelta(seconds=1)  # of a wait for a collective, after which it may be given up
 
 
@@ -76,9 +76,9 @@ class GroupConnections:
         wait = dist.Work.wait
 
         @functools.wraps(wait)
-        def wait_in_parts(work: Any, *given: Any, **named: Any) -> Any:
-            if given or named or work._get_op_type() in POINT_TO_POINT:
-                return wait(work, *given, **named)
+        def wait_in_parts(work: Any, *args: Any, **named: Any) -> Any:
+            if args or named or work._get_op_type() in POINT_TO_POINT:
+                return wait(work, *args, **named)
             while True:
                 try:
                     return wait(work, PART)

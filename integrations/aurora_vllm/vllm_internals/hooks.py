@@ -167,8 +167,8 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
 def serve_on_without_lost_ranks(config: Any, address: str) -> None:
     """Prepares a server to continue without lost ranks. Raises BadInput if its configuration or this vLLM prevents it."""
     parallel = config.parallel_config
-    for flag, given in (("--enable-fault-tolerance", parallel.enable_fault_tolerance), ("--enable-eplb", parallel.enable_eplb)):
-        if not given:
+    for flag, value in (("--enable-fault-tolerance", parallel.enable_fault_tolerance), ("--enable-eplb", parallel.enable_eplb)):
+        if not value:
             raise BadInput(f"fault_store: expected {flag}, found none")
     if parallel.all2all_backend != BACK_END or parallel.pipeline_parallel_size > 1:
         raise BadInput(f"fault_store: expected --all2all-backend {BACK_END} and no pipeline parallelism, found another")
@@ -233,16 +233,16 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
     Raises:
         RankFailed: if an API check fails, and the settings say that the plugin is required.
     """
-    given = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
+    section = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
     settings, refusal = Settings(), None
     try:
-        configured = read_settings(given, os.environ)
+        configured = read_settings(section, os.environ)
         if configured is None:
             refuse_eplb(config)
             return None
         settings = configured
     except BadInput as error:
-        settings, refusal = Settings(required=isinstance(given, dict) and given.get("required") is True), str(error)
+        settings, refusal = Settings(required=isinstance(section, dict) and section.get("required") is True), str(error)
     try:
         check_api("workers")
         check_api("V2" if config.use_v2_model_runner else "V1")

@@ -44,12 +44,12 @@ def start_without_others(coordinator: tuple[str, str, str]) -> None:
         """Starts engines that know their own server alone."""
 
         def __init__(self, *args: Any, **named: Any) -> None:
-            own = named.get("client_handshake_address") or named["handshake_address"]
-            super().__init__(*args, **named | {"handshake_address": own, "client_handshake_address": None})
+            address = named.get("client_handshake_address") or named["handshake_address"]
+            super().__init__(*args, **named | {"handshake_address": address, "client_handshake_address": None})
 
     def wait_for_own(socket: Any, engines: list[Any], parallel: Any, coordinated: bool, cache: Any, launch: Any) -> None:
-        told = launch.addresses
-        told.frontend_stats_publish_address, told.coordinator_output, told.coordinator_input = coordinator
+        addresses = launch.addresses
+        addresses.frontend_stats_publish_address, addresses.coordinator_output, addresses.coordinator_input = coordinator
         wait(socket, [engine for engine in engines if engine.local], parallel, coordinated, cache, launch)
 
     module.CoreEngineProcManager, module.wait_for_engine_startup = OwnEngines, wait_for_own

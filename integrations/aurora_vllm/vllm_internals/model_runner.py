@@ -112,9 +112,9 @@ def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
     doing, begun = RESTS, 0
 
     @contextmanager
-    def at(what: str) -> Iterator[None]:
+    def at(activity: str) -> Iterator[None]:
         nonlocal doing, begun
-        doing, begun = what, begun + (what == MOVES)
+        doing, begun = activity, begun + (activity == MOVES)
         yield
         doing = RESTS
 
@@ -126,10 +126,10 @@ def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
         if (thread := balancer.async_worker) is None:
             return NO_BALANCER, 0
         models = balancer.model_states.values()
-        found = READY if any(model.pending_result is not None for model in models) else doing
-        if found == RESTS and any(model.rebalanced for model in models):
-            found = WAITS
-        return found if thread.is_alive() else ENDED, begun
+        activity = READY if any(model.pending_result is not None for model in models) else doing
+        if activity == RESTS and any(model.rebalanced for model in models):
+            activity = WAITS
+        return activity if thread.is_alive() else ENDED, begun
 
     return state
 
@@ -159,21 +159,21 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     integration = patched.integration
     assert integration is not None
     assert integration.status is not None
-    patched.layers = [each for each in model.modules() if getattr(each, "aurora_layer", None) is not None]
-    apart = [each for each in model.modules() if hasattr(each, "capture_fn") and hasattr(each, "layer_id")]  # as MegaMoE's
+    patched.layers = [layer for layer in model.modules() if getattr(layer, "aurora_layer", None) is not None]
+    apart = [layer for layer in model.modules() if hasattr(layer, "capture_fn") and hasattr(layer, "layer_id")]  # as MegaMoE's
     by_maps = not config.parallel_config.enable_eplb and (integration.served.plan is not None or integration.settings.adapt)
     sources = patched.layers or ([] if by_maps else apart)
     if not sources:
         integration.served.disable()
         integration.status.report_disabled("the model's experts are of a kind that the plugin does not know")
         return
-    decoder_layers = {} if patched.layers else {number: each.layer_id for number, each in enumerate(apart)}
-    for number, each in enumerate(patched.layers):
+    decoder_layers = {} if patched.layers else {number: layer.layer_id for number, layer in enumerate(apart)}
+    for number, layer in enumerate(patched.layers):
         if (checkpoint := integration.served.checkpoint) is None:
-            decoder_layers[number], each.aurora_layer = each.aurora_layer, number
+            decoder_layers[number], layer.aurora_layer = layer.aurora_layer, number
         else:
-            decoder_layers[each.aurora_layer] = checkpoint.layers[each.aurora_layer]
-    unplanned = [each for each in sources if getattr(each, "planned_physical_P", None) is None]
+            decoder_layers[layer.aurora_layer] = checkpoint.layers[layer.aurora_layer]
+    unplanned = [source for source in sources if getattr(source, "planned_physical_P", None) is None]
     if integration.served.physical_LP is not None and patched.late_LP is not None:
         late = "follow the traffic from vLLM's placement" if integration.settings.adapt else "move to the plan's places then"
         LOG.info("aurora: experts are loaded together, so they stay until EPLB first rearranges them, and %s", late)
@@ -212,7 +212,7 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, recorded, engine)
     if integration.settings.colocate is not None:
 
-        def release_gpu(*_given: Any) -> None:  # what a hook returns takes the place of the answer
+        def release_gpu(*_args: Any) -> None:  # what a hook returns takes the place of the answer
             integration.time_slices.release_gpu()
 
         model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
@@ -232,13 +232,13 @@ def _choice_counter(
     check_api("record")
     if config.aux_output_config.enable_return_routed_experts:
         raise BadInput("--enable-return-routed-experts takes the routers' choices")
-    runners = [each for each in model.modules() if hasattr(each, "do_naive_dispatch_combine")]
+    runners = [runner for runner in model.modules() if hasattr(runner, "do_naive_dispatch_combine")]
     on_host = find("vllm.platforms:current_platform").is_cpu() and config.parallel_config.tensor_parallel_size == 1
-    if on_host and {each.layer_id for each in runners if _gives_own_rows(each)} == set(decoder_layers.values()):
-        kept = KeptCounter(decoder_layers, facts.layers, facts.experts)
-        for each in runners:
-            each.router.set_capture_fn(kept.keeper(each.layer_id))
-        return kept
+    if on_host and {runner.layer_id for runner in runners if _gives_own_rows(runner)} == set(decoder_layers.values()):
+        counter = KeptCounter(decoder_layers, facts.layers, facts.experts)
+        for runner in runners:
+            runner.router.set_capture_fn(counter.keeper(runner.layer_id))
+        return counter
     module = find(f"{MOE}.routed_experts_capturer:")
     capturer = module.RoutedExpertsCapturer(config.scheduler_config.max_num_batched_tokens, config)
     module.bind_routed_experts_capturer(model, capturer)
@@ -258,7 +258,7 @@ def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any]
 
     first, checkpoint = layers[0], integration.served.checkpoint
     shape = getattr(first, "moe_config", first)
-    of_experts = [each for name, each in first.named_parameters() if name != ROUTER_BIAS]
+    of_experts = [parameter for name, parameter in first.named_parameters() if name != ROUTER_BIAS]
     weights = of_experts or list(first.get_expert_weights())
     local = first.local_num_experts if shape is not first else first.num_local_experts
     expert_parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}

@@ -98,7 +98,7 @@ class PatchedWorker:
         """
         from aurora.runtime.transports.gloo import GlooTransport
 
-        experts = next(each for each in self.layers if each.aurora_layer == layer)
+        experts = next(candidate for candidate in self.layers if candidate.aurora_layer == layer)
         local_E = experts.expert_map.to("cpu", torch.int64)
         local_GE = GlooTransport(self.group.cpu_group).gather(local_E).tolist()
         return tuple(
@@ -119,8 +119,8 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
 
 def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
     """Registers planned experts in place of a class of vLLM's, or of a model's that inherits from it."""
-    taken = find("vllm.model_executor.custom_op:op_registry_oot")
-    if hasattr(vllm_experts, "planned_physical_P") or vllm_experts.__name__ in taken:
+    registry = find("vllm.model_executor.custom_op:op_registry_oot")
+    if hasattr(vllm_experts, "planned_physical_P") or vllm_experts.__name__ in registry:
         return  # it is planned itself, or another plugin has taken it
 
     class PlannedExperts(vllm_experts):  # type: ignore[misc]
@@ -251,23 +251,23 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
             self, hidden_states: Any, topk_weights: Any, topk_ids: Any, is_sequence_parallel: bool = False,
             extra_tensors: Any = None,
         ) -> Any:  # fmt: skip
-            given = hidden_states, topk_weights, topk_ids, is_sequence_parallel
+            arguments = hidden_states, topk_weights, topk_ids, is_sequence_parallel
             if (integration := worker.integration) is None:
-                return super().dispatch(*given, extra_tensors=extra_tensors)
+                return super().dispatch(*arguments, extra_tensors=extra_tensors)
             integration.progress.arrive(_DISPATCH)
             if (
                 not integration.stock
                 and extra_tensors is None
                 and self._aurora_takes(integration, hidden_states, is_sequence_parallel)
             ):
-                found = integration.dispatch(hidden_states, topk_weights, topk_ids, worker.slots)
+                received = integration.dispatch(hidden_states, topk_weights, topk_ids, worker.slots)
             else:
-                held = integration.time_slices.release_gpu()
-                found = super().dispatch(*given, extra_tensors=extra_tensors)
-                if held:
+                was_held = integration.time_slices.release_gpu()
+                received = super().dispatch(*arguments, extra_tensors=extra_tensors)
+                if was_held:
                     integration.time_slices.hold_gpu()
             integration.progress.leave()
-            return found
+            return received
 
         def _aurora_takes(self, integration: WorkerIntegration, hidden_states: Any, is_sequence_parallel: bool) -> bool:
             group = self._get_comm_group(is_sequence_parallel)
@@ -279,14 +279,14 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
                 return super().combine(hidden_states, is_sequence_parallel)
             integration.progress.arrive(_COMBINE)
             if not integration.stock and integration.dispatched:
-                found = integration.combine(hidden_states)
+                summed = integration.combine(hidden_states)
             else:
-                held = integration.time_slices.release_gpu()
-                found = super().combine(hidden_states, is_sequence_parallel)
-                if held:
+                was_held = integration.time_slices.release_gpu()
+                summed = super().combine(hidden_states, is_sequence_parallel)
+                if was_held:
                     integration.time_slices.hold_gpu()
             integration.progress.leave()
-            return found
+            return summed
 
         def allocate_combine_input(self, *args: Any, **named: Any) -> Any:
             if worker.integration is None or not worker.integration.dispatched:
@@ -330,7 +330,7 @@ def engine_alltoall(worker: PatchedWorker, most_tokens: int, graphs: bool) -> En
         finally:
             worker.even = False
 
-    slots_LG = {each.aurora_layer: worker.slots(each.aurora_layer) for each in worker.layers}
+    slots_LG = {experts.aurora_layer: worker.slots(experts.aurora_layer) for experts in worker.layers}
     row = MessageFormat(shape.hidden_dim, first.top_k, worker.config.model_config.dtype)
     return EngineAllToAll(exchange, slots_LG, row, most_tokens, graphs, next(first.parameters()).device)
 

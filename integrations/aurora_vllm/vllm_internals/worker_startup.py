@@ -216,8 +216,8 @@ class WorkerStartup:
     def _eplb_refusals(self) -> Iterator[str]:
         """Yields why EPLB cannot begin with a plan."""
         if getattr(self._config.parallel_config, "enable_elastic_ep", False):
-            what = "adapt" if self._settings.plan is None else "a plan"
-            yield f"{what} is for a fixed number of ranks, found --enable-elastic-ep"
+            setting = "adapt" if self._settings.plan is None else "a plan"
+            yield f"{setting} is for a fixed number of ranks, found --enable-elastic-ep"
         runner = "V2" if self._config.use_v2_model_runner else "V1"
         yield from lacks("EPLB", f"EPLB-of-{runner}", *(("adapt",) if self._settings.adapt else ()))
 
