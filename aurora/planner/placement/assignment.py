@@ -36,11 +36,11 @@ def bottleneck_matching(weight_GJ: FloatArray) -> IntArray:
     assert best is not None, "a complete bipartite graph has a perfect matching"
     while low < high:
         middle = (low + high) // 2
-        found = _within(weight_GJ, levels[middle])
-        if found is None:
+        match = _within(weight_GJ, levels[middle])
+        if match is None:
             low = middle + 1
         else:
-            best, high = found, middle
+            best, high = match, middle
     return best
 
 
@@ -94,16 +94,16 @@ def _least_sum(first_GJ: FloatArray, second_GJ: FloatArray, best: float) -> tupl
     """
     n = len(first_GJ)
     matching = Matching(np.full(n, -1), np.full(n, -1))
-    found_G, value, threshold = np.full(n, -1), np.inf, 0.0
+    best_G, value, threshold = np.full(n, -1), np.inf, 0.0
     while True:
         free_row = _drop_edges(second_GJ, matching, best, threshold)
         if free_row < 0:
             value = best = _bottleneck_sum(first_GJ, second_GJ, matching)
-            found_G[:] = matching.column_G
+            best_G[:] = matching.column_G
             continue
         threshold, end, via_J = _bottleneck_path(first_GJ, second_GJ, matching, free_row, threshold, best)
         if end < 0:
-            return value, found_G
+            return value, best_G
         _augment(matching, via_J, free_row, end)
 
 

@@ -56,14 +56,14 @@ def _ports_s(costs: LayerCosts, slots_G: IntArray) -> float:
         return phase_program(layer, least_YW, np.arange(gpus)).relaxed_s()
     large = gpus * experts > SMALL or gpus * experts * cases > MOST
     block_G = blocks(costs, max(1, SMALL // experts)) if large else np.arange(gpus)
-    each = (phase_program(_case(layer, w), least_YW[:, w : w + 1], block_G) for w in range(cases))
-    return float(np.sort([program.relaxed_s() for program in each])[-layer.worst :].mean())
+    programs = (phase_program(_case(layer, w), least_YW[:, w : w + 1], block_G) for w in range(cases))
+    return float(np.sort([program.relaxed_s() for program in programs])[-layer.worst :].mean())
 
 
 def _by_nics(costs: LayerCosts, nics: Nics, layer: PhaseSums) -> PhaseSums:
     """The layer as its GPUs' NICs see it, which carry the tokens of other servers alone."""
     near_WGE = nics.members_NG.T @ (nics.members_NG @ costs.own_WGE)
-    far_GEW, expert_GEW = (np.moveaxis(each, 0, 2) for each in (costs.load_WE[:, None] - near_WGE, costs.expert_s_WGE))
+    far_GEW, expert_GEW = (np.moveaxis(part_WGE, 0, 2) for part_WGE in (costs.load_WE[:, None] - near_WGE, costs.expert_s_WGE))
     there_GEW, back_GEW = (far_GEW * (size / nics.Bps_G)[:, None, None] for size in (costs.dispatch_bytes, costs.combine_bytes))
     back_GEW += expert_GEW
     return layer._replace(part_s_GEXW=np.stack([there_GEW, there_GEW, back_GEW, back_GEW], axis=2))
@@ -144,7 +144,7 @@ def _colocated_ports_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas
     numbers = {term: number for number, term in enumerate(formula.parts)}
     parts = [(numbers[term], part) for term in formula.moved for part in formula.parts[term]]
     summed = [_summed(part, costs_M) for _, part in parts]
-    least_X = np.array([max(_least_s(part, costs_M, replicas) for part in each) for each in formula.parts.values()])
+    least_X = np.array([max(_least_s(part, costs_M, replicas) for part in term_parts) for term_parts in formula.parts.values()])
     term_K, fixed_KG = np.array([number for number, _ in parts]), np.stack([fixed_G for fixed_G, _ in summed])
     cost_KGE = np.stack([cost_GE for _, cost_GE in summed])
     _, gpus, experts = cost_KGE.shape
@@ -243,9 +243,9 @@ def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders:
     if holders > 1:
         own_GE, fewest_GEE = -np.sort(-own_GE, axis=0).cumsum(axis=0), np.sort(counts_SEE, axis=0).cumsum(axis=0)
         others_G = np.sort(slots_G - 1)[::-1].cumsum()
-    for held in range(1, holders):
-        far_E = total_E - own_GE[held]
-        common_E = _busiest(_others(total_EE - fewest_GEE[held]), int(others_G[held]))
+    for holder in range(1, holders):
+        far_E = total_E - own_GE[holder]
+        common_E = _busiest(_others(total_EE - fewest_GEE[holder]), int(others_G[holder]))
         parts.append(_divided(far_E, common_E, top_k))
     return np.stack(parts)
 
@@ -261,14 +261,14 @@ def least_sent(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
         top_k: experts per token.
         slots_G: (G,) int64, how many experts each GPU can hold.
     """
-    left, own_GE = [], np.diagonal(counts_SEE, axis1=1, axis2=2)
+    sent, own_GE = [], np.diagonal(counts_SEE, axis1=1, axis2=2)
     for own_E, own_EE, slots in zip(own_GE, counts_SEE, slots_G.tolist(), strict=True):
         stay = int(_busiest(own_E, slots)) // top_k
         if top_k > 1:
             pairs_E = _busiest(_others(own_EE), slots - 1)
             stay = min(stay, int(_busiest(pairs_E, slots)) // (top_k * (top_k - 1)))
-        left.append(int(own_E.sum()) // top_k - (stay if slots >= top_k else 0))
-    return np.array(left, dtype=np.int64)
+        sent.append(int(own_E.sum()) // top_k - (stay if slots >= top_k else 0))
+    return np.array(sent, dtype=np.int64)
 
 
 def _others(counts_EE: IntArray) -> IntArray:
@@ -340,7 +340,7 @@ def hierarchical_bound_s(
         slots_MG: for each model (G,) int64, how many experts each GPU can hold.
         replicas: whether the bound covers placements with replicas, where slots are left for any.
     """
-    least_M = [least_times(*each, replicas) for each in zip(costs_M, counts_M, top_k_M, slots_MG, strict=True)]
+    least_M = [least_times(*model, replicas) for model in zip(costs_M, counts_M, top_k_M, slots_MG, strict=True)]
     if len(least_M) == 1:
         return exclusive_s(least_M[0])
     of = formula(objective, len(least_M), nics=True)
@@ -376,7 +376,6 @@ def least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: In
         alone_s_NE = rows.alone_NE / to_Bps_N[:, None]
         return every_X * max(float(sides_X.max()), float(alone_s_NE.min(axis=0).max()))
 
-    there, back = costs.dispatch_bytes, costs.combine_bytes
     there_2X, back_2X = np.stack([sending(out_Bps_N), receiving(in_Bps_N)]), np.stack([receiving(out_Bps_N), sending(in_Bps_N)])
     several = replicas and np.minimum(slots_G, experts).sum() > experts
     computed_s = spread(costs.expert_s_WGE[0], replicas=several)
@@ -385,8 +384,8 @@ def least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: In
         np.zeros((4, 1)),
         every_X * computed_s,
         every_X * costs.aggregate_s_WG.max(),
-        np.concatenate([there_2X * there, back_2X * back]),
-        np.stack([steps(in_Bps_N, there_2X) * there, steps(out_Bps_N, back_2X) * back]),
+        np.concatenate([there_2X * costs.dispatch_bytes, back_2X * costs.combine_bytes]),
+        np.stack([steps(in_Bps_N, there_2X) * costs.dispatch_bytes, steps(out_Bps_N, back_2X) * costs.combine_bytes]),
     )
 
 

@@ -67,18 +67,18 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
     """
     aim_s = value_s * (1 - SLACK)
     open_MGJ = problem.open_MGJ
-    first = found = lp_bound(problem, open_MGJ)
-    while found.seconds < aim_s:
-        kept_MGJ = open_MGJ & (found.seconds + found.spare_MGJ < aim_s)
+    first = lp = lp_bound(problem, open_MGJ)
+    while lp.seconds < aim_s:
+        kept_MGJ = open_MGJ & (lp.seconds + lp.spare_MGJ < aim_s)
         for model in range(len(kept_MGJ)):
-            term_XGJ = np.maximum(found.least_X[:, None, None], _least_XGJ(problem, kept_MGJ, model))
+            term_XGJ = np.maximum(lp.least_X[:, None, None], _least_XGJ(problem, kept_MGJ, model))
             term_XGJ = np.minimum(term_XGJ, HUGE)  # infinite without a partner, but a path may hold it zero times
             path_PGJ = np.tensordot(problem.count_PX, term_XGJ, axes=1) + problem.base_P[:, None, None]
             kept_MGJ[model] &= path_PGJ.max(axis=0) < aim_s
         if kept_MGJ.sum() > WORTHWHILE * open_MGJ.sum():
-            return OptimalityProof(found.seconds, False, kept_MGJ, found)
+            return OptimalityProof(lp.seconds, False, kept_MGJ, lp)
         open_MGJ = kept_MGJ
-        found = lp_bound(problem, open_MGJ)
+        lp = lp_bound(problem, open_MGJ)
     return OptimalityProof(max(aim_s, first.seconds), True, np.zeros_like(open_MGJ), first)
 
 
@@ -132,8 +132,8 @@ def _least_XGJ(problem: ColocationProblem, open_MGJ: BoolArray, model: int) -> F
     term_N = arrays.term_K[arrays.part_N]
     least_XGJ = np.zeros((problem.count_PX.shape[1], *open_MGJ.shape[1:]))
     for term in np.unique(term_N[arrays.model_N == model]).tolist():
-        rows = {each: (term_N == term) & (arrays.model_N == each) for each in range(len(open_MGJ))}
-        others = [each for each in rows if each != model and rows[each].any()]
+        rows = {m: (term_N == term) & (arrays.model_N == m) for m in range(len(open_MGJ))}
+        others = [m for m in rows if m != model and rows[m].any()]
         for g, seconds_NJ in enumerate(arrays.seconds_GNJ):
             own_KJ = seconds_NJ[rows[model]]
             beside = [seconds_NJ[rows[other]][:, open_MGJ[other, g]] for other in others]  # (K, open groups) of each
@@ -165,9 +165,9 @@ def branch_and_bound(problem: ColocationProblem, group_MG: IntArray) -> tuple[In
         return group_MG, proof.bound_s
     share_V, bound_s = _program(problem, proof.open_MGJ, proof.lp.least_X).whole(limit_s)
     if share_V is not None:
-        found_MGJ = np.zeros(proof.open_MGJ.shape)
-        found_MGJ[proof.open_MGJ] = share_V
-        found_MG = found_MGJ.argmax(axis=2)
-        if (found_s := problem.value_s(found_MG)) < value_s:
-            group_MG, value_s = found_MG, found_s
+        best_MGJ = np.zeros(proof.open_MGJ.shape)
+        best_MGJ[proof.open_MGJ] = share_V
+        best_MG = best_MGJ.argmax(axis=2)
+        if (best_s := problem.value_s(best_MG)) < value_s:
+            group_MG, value_s = best_MG, best_s
     return group_MG, max(proof.bound_s, min(bound_s, value_s * (1 - SLACK)))

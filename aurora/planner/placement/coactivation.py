@@ -57,20 +57,20 @@ def coactivation_groups(counts_EE: IntArray, slots_G: IntArray) -> IntArray:
     gpu_E = np.full(experts, -1, dtype=np.int64)
     for gpu, slots in enumerate(slots_G.tolist()):
         later = int(slots_G[gpu + 1 :].sum())
-        near_E, held, load = np.zeros(experts, dtype=np.int64), 0, 0
+        near_E, size, load = np.zeros(experts, dtype=np.int64), 0, 0
         fair = load_E[gpu_E < 0].sum() / (len(slots_G) - gpu)
-        while held < slots and (left := np.flatnonzero(gpu_E < 0)).size:
-            must = left.size > later
-            if held:
-                left = left[np.argsort(-(near_E[left] / np.maximum(load_E[left], 1)), kind="stable")]
-                if not must and load + load_E[left[0]] / 2 > fair:
+        while size < slots and (expert_X := np.flatnonzero(gpu_E < 0)).size:
+            must = expert_X.size > later
+            if size:
+                expert_X = expert_X[np.argsort(-(near_E[expert_X] / np.maximum(load_E[expert_X], 1)), kind="stable")]
+                if not must and load + load_E[expert_X[0]] / 2 > fair:
                     break
             else:
-                left = left[np.argsort(-load_E[left], kind="stable")]
-            chosen = int(left[0])
+                expert_X = expert_X[np.argsort(-load_E[expert_X], kind="stable")]
+            chosen = int(expert_X[0])
             gpu_E[chosen] = gpu
             near_E += counts_EE[chosen]
-            held, load = held + 1, load + int(load_E[chosen])
+            size, load = size + 1, load + int(load_E[chosen])
     return gpu_E
 
 
@@ -169,9 +169,9 @@ def coactivation_search(
     """
     experts, gpus = len(gpu_E), len(costs.slots_G)
     shakes_XX2 = np.stack([rng.integers(0, experts, (kicks, SHAKES)), rng.integers(0, experts + gpus, (kicks, SHAKES))], axis=2)
-    found_E = gpu_E.copy()
-    _search(tokens, costs, found_E, shakes_XX2)
-    return found_E
+    best_E = gpu_E.copy()
+    _search(tokens, costs, best_E, shakes_XX2)
+    return best_E
 
 
 @njit(cache=True)
@@ -196,32 +196,32 @@ def _tables(tokens: Tokens, costs: Costs, gpu_E: IntArray) -> Tables:
     """The tables of a placement, counted from its tokens."""
     experts, gpus = len(gpu_E), len(costs.slots_G)
     experts_VK, source_V, count_V, _, _ = tokens
-    hits = np.zeros((len(experts_VK), gpus), dtype=np.uint8)
-    rows = np.zeros((gpus, gpus), dtype=np.int64)
-    total = np.zeros((experts, gpus), dtype=np.int64)
-    joint = np.zeros((experts, gpus, gpus), dtype=np.int64)
-    sole = np.zeros((experts, experts, gpus), dtype=np.int64)
-    held = np.zeros(gpus, dtype=np.int64)
-    work = np.zeros(gpus)
+    hits_VG = np.zeros((len(experts_VK), gpus), dtype=np.uint8)
+    rows_SG = np.zeros((gpus, gpus), dtype=np.int64)
+    total_ES = np.zeros((experts, gpus), dtype=np.int64)
+    joint_ESG = np.zeros((experts, gpus, gpus), dtype=np.int64)
+    sole_EES = np.zeros((experts, experts, gpus), dtype=np.int64)
+    held_G = np.zeros(gpus, dtype=np.int64)
+    work_s_G = np.zeros(gpus)
     for e in range(experts):
-        held[gpu_E[e]] += 1
-        work[gpu_E[e]] += costs.expert_s_GE[gpu_E[e], e]
+        held_G[gpu_E[e]] += 1
+        work_s_G[gpu_E[e]] += costs.expert_s_GE[gpu_E[e], e]
     for v in range(len(experts_VK)):
         s, many = source_V[v], count_V[v]
         for e in experts_VK[v]:
-            hits[v, gpu_E[e]] += 1
-            total[e, s] += many
+            hits_VG[v, gpu_E[e]] += 1
+            total_ES[e, s] += many
         for g in range(gpus):
-            if hits[v, g]:
-                rows[s, g] += many
+            if hits_VG[v, g]:
+                rows_SG[s, g] += many
                 for e in experts_VK[v]:
-                    if hits[v, g] > (gpu_E[e] == g):
-                        joint[e, s, g] += many
+                    if hits_VG[v, g] > (gpu_E[e] == g):
+                        joint_ESG[e, s, g] += many
         for e in experts_VK[v]:
-            if hits[v, gpu_E[e]] == 1:
+            if hits_VG[v, gpu_E[e]] == 1:
                 for f in experts_VK[v]:
-                    sole[e, f, s] += many
-    return Tables(gpu_E, held, work, total, hits, rows, joint, sole)
+                    sole_EES[e, f, s] += many
+    return Tables(gpu_E, held_G, work_s_G, total_ES, hits_VG, rows_SG, joint_ESG, sole_EES)
 
 
 @njit(cache=True)
@@ -306,17 +306,17 @@ def _best_step(costs: Costs, tables: Tables, everywhere: bool) -> tuple[float, f
 def _change_traffic(sent_G, received_G, a, g, b, h, total_ES, joint_ESG, sole_EES):
     """Adds the change of traffic when expert a moves from GPU g to h and expert b, unless NONE, from h to g."""
     for s in range(len(sent_G)):
-        here = joint_ESG[a, s, g] - total_ES[a, s]
-        there = total_ES[a, s] - joint_ESG[a, s, h]
+        at_g = joint_ESG[a, s, g] - total_ES[a, s]
+        at_h = total_ES[a, s] - joint_ESG[a, s, h]
         if b != NONE:
-            here += total_ES[b, s] - joint_ESG[b, s, g] + sole_EES[a, b, s]
-            there += joint_ESG[b, s, h] - total_ES[b, s] + sole_EES[b, a, s]
+            at_g += total_ES[b, s] - joint_ESG[b, s, g] + sole_EES[a, b, s]
+            at_h += joint_ESG[b, s, h] - total_ES[b, s] + sole_EES[b, a, s]
         if s != g:
-            sent_G[s] += here
-            received_G[g] += here
+            sent_G[s] += at_g
+            received_G[g] += at_g
         if s != h:
-            sent_G[s] += there
-            received_G[h] += there
+            sent_G[s] += at_h
+            received_G[h] += at_h
 
 
 @njit(cache=True)
@@ -345,26 +345,26 @@ def _shift(tokens: Tokens, costs: Costs, tables: Tables, a: int, h: int) -> None
         return
     for v in of_expert_X[start_E[a] : start_E[a + 1]]:
         s, many = source_V[v], count_V[v]
-        left, came = hits_VG[v, g] - 1, hits_VG[v, h]
-        if left == 0:
+        hits_g, hits_h = hits_VG[v, g] - 1, hits_VG[v, h]
+        if hits_g == 0:
             rows_SG[s, g] -= many
-        if came == 0:
+        if hits_h == 0:
             rows_SG[s, h] += many
-        turned = (came == 0) * many - (left == 0) * many  # whether a is the only one of the token's experts on its GPU
+        turned = (hits_h == 0) * many - (hits_g == 0) * many  # whether a is the only one of the token's experts on its GPU
         for e in experts_VK[v]:
             if e == a:
                 continue
             sole_EES[a, e, s] += turned
-            if left == (gpu_E[e] == g):
+            if hits_g == (gpu_E[e] == g):
                 joint_ESG[e, s, g] -= many
-            if came == (gpu_E[e] == h):
+            if hits_h == (gpu_E[e] == h):
                 joint_ESG[e, s, h] += many
-            becomes = many if gpu_E[e] == g and left == 1 else -many if gpu_E[e] == h and came == 1 else 0
+            becomes = many if gpu_E[e] == g and hits_g == 1 else -many if gpu_E[e] == h and hits_h == 1 else 0
             if becomes:
                 for f in experts_VK[v]:
                     sole_EES[e, f, s] += becomes
-        hits_VG[v, g] = left
-        hits_VG[v, h] = came + 1
+        hits_VG[v, g] = hits_g
+        hits_VG[v, h] = hits_h + 1
     gpu_E[a] = h
     held_G[g] -= 1
     held_G[h] += 1

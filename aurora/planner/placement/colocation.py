@@ -118,8 +118,8 @@ def local_search(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
     for model in set(range(len(own_optima))) - set(problem.movers_M.tolist()):
         own_optima[model] = problem.held[model]
     starts = decoupled(problem, rng).group_MG, matching(problem, rng).group_MG, np.stack(own_optima)
-    found = [*(anneal(problem, start_MG, rng) for start_MG in starts), *starts]
-    return ColocatedPlacement(min(found, key=lambda group_MG: (problem.value_s(group_MG), problem.sequential_s(group_MG))))
+    candidates = [*(anneal(problem, start_MG, rng) for start_MG in starts), *starts]
+    return ColocatedPlacement(min(candidates, key=lambda group_MG: (problem.value_s(group_MG), problem.sequential_s(group_MG))))
 
 
 def exact(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:

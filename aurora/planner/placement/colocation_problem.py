@@ -111,14 +111,14 @@ class ColocationProblem:
 
     def _by_model(self, parts: tuple[Part, ...]) -> list[dict[int, FloatArray]]:
         """For each part of a term, the seconds (G, J) that each model adds. Parts of a single model become their maximum."""
-        found: list[dict[int, FloatArray]] = []
+        by_part: list[dict[int, FloatArray]] = []
         for part in parts:
-            found.append({})
+            by_part.append({})
             for model, phase in part:
-                found[-1][model] = self.costs_M[model].phase_s_GJ(phase) + found[-1].get(model, 0.0)
+                by_part[-1][model] = self.costs_M[model].phase_s_GJ(phase) + by_part[-1].get(model, 0.0)
         if len(models := {model for part in parts for model, _ in part}) > 1:
-            return found
-        return [{model: np.maximum.reduce([each[model] for each in found]) for model in models}]
+            return by_part
+        return [{model: np.maximum.reduce([by_model[model] for by_model in by_part]) for model in models}]
 
     @cached_property
     def count_PX(self) -> IntArray:

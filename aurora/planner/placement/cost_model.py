@@ -243,7 +243,7 @@ class LayerCosts(PortCosts):
         return replace(
             self,
             own_WGE=members_NG @ self.own_WGE,
-            expert_s_WGE=np.stack([self.expert_s_WGE[:, own].min(axis=1) / len(own) for own in inside], axis=1),
+            expert_s_WGE=np.stack([self.expert_s_WGE[:, gpu_X].min(axis=1) / len(gpu_X) for gpu_X in inside], axis=1),
             gate_s_WG=self.gate_s_WG @ members_NG.T / size_N,
             aggregate_s_WG=self.aggregate_s_WG @ members_NG.T / size_N,
             out_Bps=self.nics.server_Bps_N,
@@ -331,15 +331,15 @@ class LayerCosts(PortCosts):
         else:
             rows_SGG = hierarchical_steps(self.routing, split_EG, hierarchy)
             served_EG = served_split(self.own_WGE[0], split_EG, hierarchy.server_G)
-        each = [_both_ways(rows_SGG.sum(axis=2), rows_SGG.sum(axis=1), self.port_s_XG)]
+        seconds = [_both_ways(rows_SGG.sum(axis=2), rows_SGG.sum(axis=1), self.port_s_XG)]
         if self.nics is not None:
             far_SGG = self.nics.across(rows_SGG)
-            each.append(self._by_nic(self.nics, far_SGG.sum(axis=2), far_SGG.sum(axis=1)))
+            seconds.append(self._by_nic(self.nics, far_SGG.sum(axis=2), far_SGG.sum(axis=1)))
         steps_2G = np.zeros((2, gpus))
         if len(rows_SGG) > 1:
-            longest_4S = np.max(each, axis=(0, 3))
+            longest_4S = np.max(seconds, axis=(0, 3))
             steps_2G += longest_4S.reshape(2, 2, -1).max(axis=1).sum(axis=1, keepdims=True)
-        port_4G, *nic_4G = (seconds_4SG.sum(axis=1) for seconds_4SG in each)
+        port_4G, *nic_4G = (seconds_4SG.sum(axis=1) for seconds_4SG in seconds)
         expert_s_G = self._expert_s_WG(np.ascontiguousarray(served_EG.T), slice(1))[0]
         gate_s_G, aggregate_s_G = self.gate_s_WG[0], self.aggregate_s_WG[0]
         return PhaseTimes(gate_s_G, port_4G, expert_s_G, aggregate_s_G, nic_4G[0] if nic_4G else np.zeros((4, 1)), steps_2G)
@@ -455,7 +455,7 @@ def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], 
         aim: a name of AIMS.
     """
     windows = [slice(None)] if domains or aim in SUMMED else [slice(t, t + 1) for t in range(profile.windows)]
-    parts = [(each, window) for each in (profile, *domains) for window in windows]
+    parts = [(domain, window) for domain in (profile, *domains) for window in windows]
     costs = _scenario_costs(cluster, parts, layer)
     return costs.summed if aim in SUMMED else replace(costs, worst=AIMS[aim](len(parts)))
 
@@ -473,8 +473,8 @@ def expected_costs(
         aim: a name of AIMS.
         cases: number of cases of the forecast, of which the W are equally many draws each.
     """
-    each_WSE = tokens_WSE / windows_W[:, None, None]
-    seconds = [(each.T * windows_W).T for each in _window_seconds(cluster, profile, each_WSE, expected=True)]
+    window_WSE = tokens_WSE / windows_W[:, None, None]
+    seconds = [(seconds_W.T * windows_W).T for seconds_W in _window_seconds(cluster, profile, window_WSE, expected=True)]
     worst = AIMS[aim](cases) * len(windows_W) // cases
     return replace(_layer_costs(cluster, profile, tokens_WSE, seconds), worst=worst)
 
@@ -483,7 +483,7 @@ def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], la
     """The LayerCosts of several traffic cases, each the windows of a profile, whose tokens are summed. All are of one model."""
     distinct = {id(profile): profile for profile, _ in parts}
     of = {key: _window_seconds(cluster, profile, profile.tokens_TLSE[:, layer]) for key, profile in distinct.items()}
-    sums_W = [[each[windows].sum(axis=0) for each in of[id(profile)]] for profile, windows in parts]
+    sums_W = [[seconds_T[windows].sum(axis=0) for seconds_T in of[id(profile)]] for profile, windows in parts]
     own_WGE = np.stack([profile.tokens_TLSE[windows, layer].sum(axis=0) for profile, windows in parts])
     return _layer_costs(cluster, parts[0][0], own_WGE, [np.stack(column) for column in zip(*sums_W, strict=True)])
 
@@ -525,8 +525,8 @@ def _window_seconds(
     all_T1 = tokens_TE.sum(axis=1, keepdims=True) / profile.top_k
     of_T1, fixed_XTG = None if profile.step_tokens is None else all_T1, np.empty((2, *own_TG.shape))
     for kind, gpu in enumerate(gpus):
-        here = kind_G == kind
-        fixed_XTG[:, :, here] = [profile.seconds(phase, gpu, own_TG[:, here], of_T1) for phase in ("gate", "aggregate")]
-        fixed_XTG[1][:, here] += profile.seconds(OVERHEAD, gpu, tokens_TE.sum(axis=1, keepdims=True), of_T1)
+        alike_G = kind_G == kind
+        fixed_XTG[:, :, alike_G] = [profile.seconds(phase, gpu, own_TG[:, alike_G], of_T1) for phase in ("gate", "aggregate")]
+        fixed_XTG[1][:, alike_G] += profile.seconds(OVERHEAD, gpu, tokens_TE.sum(axis=1, keepdims=True), of_T1)
     expert_TE = [profile.seconds("expert", gpu, tokens_TE, all_T1 if expected else of_T1) for gpu in gpus]
     return np.stack(expert_TE, axis=1), *fixed_XTG

@@ -64,13 +64,13 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
 
 def unexplained(plan: Plan) -> str | None:
     """Returns the reason why `explain` does not support a plan, as text for an error message; None if it does."""
-    for holds, what, found in (
+    for holds, expected, actual in (
         (all(model.placement.split_LG is None for model in plan.models), "that holds every expert once", "replicas"),
         (all(model.hierarchy is None for model in plan.models), "with flat all-to-alls", "hierarchical ones"),
         (plan.colocated or plan.options.aim in ("mean", *SUMMED), "for windows as one", f"`aim` {plan.options.aim}"),
     ):
         if not holds:
-            return f"expected a plan {what}, found {found}"
+            return f"expected a plan {expected}, found {actual}"
     return None
 
 

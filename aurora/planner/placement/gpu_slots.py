@@ -22,13 +22,13 @@ def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
     Raises:
         InfeasiblePlan: if the non-expert weights exceed a GPU's memory.
     """
-    profile, others = profiles[0], sum(p.other_bytes for p in profiles)
+    profile, other_bytes = profiles[0], sum(p.other_bytes for p in profiles)
     slot_bytes = profile.expert_bytes * profile.layers
-    spare_G = np.array([gpu.memory_bytes - others for gpu in cluster.gpus])
+    spare_G = np.array([gpu.memory_bytes - other_bytes for gpu in cluster.gpus])
     if (spare_G < 0).any():
         weakest = cluster.gpus[int(spare_G.argmin())]
         raise InfeasiblePlan(
-            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but the weights outside experts need {others}"
+            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but the weights outside experts need {other_bytes}"
         )
     return np.minimum(spare_G // slot_bytes, profile.experts) if slot_bytes else np.full(len(spare_G), profile.experts)
 
@@ -41,7 +41,7 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
     """
     memory_G = memory_slots_G(cluster, [profile])
     if not options.slots_per_gpu:
-        found_G = memory_G
+        count_G = memory_G
     elif (short_G := memory_G < min(options.slots_per_gpu, profile.experts)).any():
         gpu = int(short_G.argmax())
         raise InfeasiblePlan(
@@ -49,9 +49,9 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
             f"experts of {profile.model!r} in every layer"
         )
     else:
-        found_G = np.full(len(cluster.gpus), min(options.slots_per_gpu, profile.experts))
-    check_slots(cluster, profile, found_G)
-    return found_G
+        count_G = np.full(len(cluster.gpus), min(options.slots_per_gpu, profile.experts))
+    check_slots(cluster, profile, count_G)
+    return count_G
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class SlotRoom:
         return cls(slots, memory_bytes, activation_bytes, cache_bytes, tokens, slot_bytes)
 
     def __str__(self) -> str:
-        told = f"for {self.cache_tokens:,} tokens" if self.cache_tokens is not None else "(bytes of a token unknown)"
+        tokens = f"for {self.cache_tokens:,} tokens" if self.cache_tokens is not None else "(bytes of a token unknown)"
         return (
             f"room for {self.slots} slots per GPU of {self.memory_bytes / 1e9:.4g} GB, beside other weights, activations and "
-            f"{self.cache_bytes / 1e9:.4g} GB KV cache {told}"
+            f"{self.cache_bytes / 1e9:.4g} GB KV cache {tokens}"
         )
 
 
@@ -127,8 +127,8 @@ def shared_slots_MG(cluster: Cluster, profiles: Sequence[Profile]) -> list[IntAr
 
 def replicas_fit(cluster: Cluster, profiles: Sequence[Profile]) -> bool:
     """Returns whether the memory of all GPUs together holds all experts of all models, and at least one replica."""
-    others = sum(profile.other_bytes for profile in profiles)
-    spare = sum(gpu.memory_bytes - others for gpu in cluster.gpus)
+    other_bytes = sum(profile.other_bytes for profile in profiles)
+    spare = sum(gpu.memory_bytes - other_bytes for gpu in cluster.gpus)
     once = sum(profile.layers * profile.experts * profile.expert_bytes for profile in profiles)
     return spare - once >= min(profile.expert_bytes for profile in profiles)
 
@@ -140,12 +140,12 @@ def even_slots(experts: int, slots_G: IntArray) -> IntArray:
         BadInput: if the experts outnumber the slots.
     """
     own_G = np.zeros_like(slots_G)
-    while (left := experts - int(own_G.sum())) > 0:
+    while (rest := experts - int(own_G.sum())) > 0:
         open_G = np.flatnonzero(own_G < slots_G)
         if not len(open_G):
             raise BadInput(f"expected slots for {experts} experts, found {slots_G.sum()}")
-        share = max(1, min(left // len(open_G), int((slots_G - own_G)[open_G].min())))
-        own_G[open_G[: left if share == 1 else None]] += share
+        share = max(1, min(rest // len(open_G), int((slots_G - own_G)[open_G].min())))
+        own_G[open_G[: rest if share == 1 else None]] += share
     return own_G
 
 
@@ -192,7 +192,7 @@ def filled(
 
 def redundant_experts(placement: Placement) -> int:
     """Returns vLLM's `num_redundant_experts`: slots minus experts of a layer, all GPUs with the slots of the fullest one."""
-    return max(len(held) for layer in placement.slots_LG for held in layer) * placement.gpus - placement.experts
+    return max(len(experts) for layer in placement.slots_LG for experts in layer) * placement.gpus - placement.experts
 
 
 def _filled(holds_EG: BoolArray, load_E: IntArray, speed_G: FloatArray, most: int) -> BoolArray:

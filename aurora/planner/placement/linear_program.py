@@ -96,14 +96,14 @@ class PathProgram(NamedTuple):
         """Solves the program by a method of scipy's `linprog`; returns None if the solver gives up."""
         cost_V, at_most_RV, limit_R, sum_EV, lower_V = self._matrices()
         bounds_V2 = np.column_stack([lower_V, np.full(len(lower_V), np.inf)])
-        found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
+        solution = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
             cost_V, at_most_RV, limit_R, sum_EV, np.ones(sum_EV.shape[0]), bounds_V2, method=method
         )
-        if found.status != 0:
+        if solution.status != 0:
             return None
         edges, terms = len(self.gpu_V), self.count_PX.shape[1]
-        term_X, price_R = found.x[edges : edges + terms] * self.unit_s, np.maximum(0.0, -found.ineqlin.marginals)
-        return Solution(found.x[:edges], term_X, price_R, found.eqlin.marginals * self.unit_s)
+        term_X, price_R = solution.x[edges : edges + terms] * self.unit_s, np.maximum(0.0, -solution.ineqlin.marginals)
+        return Solution(solution.x[:edges], term_X, price_R, solution.eqlin.marginals * self.unit_s)
 
     def whole(self, limit_s: float) -> tuple[FloatArray | None, float]:
         """Solves the program for shares of zero or one, for up to limit_s seconds.
@@ -114,16 +114,16 @@ class PathProgram(NamedTuple):
         """
         cost_V, at_most_RV, limit_R, sum_EV, lower_V = self._matrices()
         edges = len(self.gpu_V)
-        found = milp(
+        solution = milp(
             cost_V,
             integrality=(np.arange(len(cost_V)) < edges).astype(np.int64),
             bounds=Bounds(lower_V, np.inf),
             constraints=[LinearConstraint(at_most_RV, -np.inf, limit_R), LinearConstraint(sum_EV, 1.0, 1.0)],
             options={"time_limit": limit_s, "mip_rel_gap": 0.0},
         )
-        bound = np.inf if found.status == 2 else found.mip_dual_bound or 0.0
+        bound = np.inf if solution.status == 2 else solution.mip_dual_bound or 0.0
         base_s = float(self.base_P.mean()) if self.worst == len(self.base_P) else 0.0  # no row has it
-        return None if found.x is None else found.x[:edges], base_s + bound * self.unit_s * (1 - ROUNDED)
+        return None if solution.x is None else solution.x[:edges], base_s + bound * self.unit_s * (1 - ROUNDED)
 
     def _matrices(self) -> tuple[FloatArray, csr_array, FloatArray, csr_array, FloatArray]:
         """(cost_V, at_most_RV, limit_R, sum_EV, lower_V): minimise cost_V @ v with at_most_RV @ v <= limit_R, sum_EV @ v = 1.
@@ -134,9 +134,9 @@ class PathProgram(NamedTuple):
         (edges, (paths, terms)), (parts, gpus) = (len(self.gpu_V), self.count_PX.shape), self.fixed_KG.shape
         part, edge = np.nonzero(self.cost_KV)
         at = self.gpu_V[edge] * parts + part, edge
-        held = coo_array((self.cost_KV[part, edge] / self.unit_s, at), shape=(parts * gpus, edges))
+        of_part = coo_array((self.cost_KV[part, edge] / self.unit_s, at), shape=(parts * gpus, edges))
         of_term = np.tile(self.term_K[:, None] == np.arange(terms), (gpus, 1)).astype(np.float64)
-        rows, limits = [[held, coo_array(-of_term), None]], [-self.fixed_KG.T.ravel() / self.unit_s]
+        rows, limits = [[of_part, coo_array(-of_term), None]], [-self.fixed_KG.T.ravel() / self.unit_s]
         if self.slots_G is not None:
             rows.append([coo_array((np.ones(edges), (self.gpu_V, np.arange(edges))), shape=(gpus, edges)), None, None])
             limits.append(self.slots_G.astype(np.float64))
@@ -215,19 +215,19 @@ def shares_program(
         fixed_KG, term_K, count_PX, base_P, least_X, worst, slots_G: as in `PathProgram`, of GPUs.
     """
     members = [block_G == block for block in range(int(block_G.max()) + 1)]
-    cost_KBE = np.stack([cost_KGE[:, own].min(axis=1) / own.sum() for own in members], axis=1)
+    cost_KBE = np.stack([cost_KGE[:, member_G].min(axis=1) / member_G.sum() for member_G in members], axis=1)
     parts, gpus, experts = cost_KBE.shape
     return PathProgram(
         cost_KBE.reshape(parts, -1),
         np.repeat(np.arange(gpus), experts),
-        np.stack([fixed_KG[:, own].mean(axis=1) for own in members], axis=1),
+        np.stack([fixed_KG[:, member_G].mean(axis=1) for member_G in members], axis=1),
         term_K,
         count_PX,
         base_P,
         least_X,
         csr_array(kron(np.ones((1, gpus)), eye_array(experts))),
         worst,
-        None if slots_G is None else np.array([slots_G[own].sum() for own in members]),
+        None if slots_G is None else np.array([slots_G[member_G].sum() for member_G in members]),
     )
 
 

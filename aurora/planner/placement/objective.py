@@ -151,9 +151,9 @@ def _table_2(nics: bool) -> dict[str, tuple[Part, ...]]:
 
     def exchange(way: str) -> dict[str, tuple[Part, ...]]:
         sides, alone = _sides(way, nics)
-        own = {f"{way}_{name}": tuple(((model, side),) for side in (*sides, *alone)) for name, model in (("a", a), ("b", b))}
+        separate = {f"{way}_{name}": tuple(((m, side),) for side in (*sides, *alone)) for name, m in (("a", a), ("b", b))}
         of_each = (((model, side),) for model in (a, b) for side in alone)
-        return {**own, f"{way}_ab": (*(((a, side), (b, side)) for side in sides), *of_each)}
+        return {**separate, f"{way}_ab": (*(((a, side), (b, side)) for side in sides), *of_each)}
 
     moved = {**exchange("dispatch"), **single("expert"), **exchange("combine")}
     return {**single("gate"), **single("aggregate"), **moved}
@@ -181,5 +181,5 @@ def _busiest_resource(models: int, nics: bool) -> Formula:
             ("compute", (("gate", "expert", "aggregate"),)),
         )
     }
-    own = tuple(zip(first, second, aggregate, strict=True))
-    return Formula({**aggregate, **first, **second, **shared}, (*own, *((term,) for term in shared)))
+    model_paths = tuple(zip(first, second, aggregate, strict=True))
+    return Formula({**aggregate, **first, **second, **shared}, (*model_paths, *((term,) for term in shared)))

@@ -109,9 +109,9 @@ def server_search(
     slack_s = MARGIN * min(limits.most_gpu_s, limits.most_server_s)
     lower = limits._replace(most_gpu_s=(1 - MARGIN) * limits.most_gpu_s, most_server_s=(1 - MARGIN) * limits.most_server_s)
     for _ in range(int(np.clip(MOST_STEPS // steps, 1, RUNS)) if gpus > 1 else 0):
-        found_E = gpu_E.copy()
-        if (found := _anneal(*tokens, lower, slack_s, found_E, steps, rng)) < best:
-            best_E, best = found_E, found
+        next_E = gpu_E.copy()
+        if (cost := _anneal(*tokens, lower, slack_s, next_E, steps, rng)) < best:
+            best_E, best = next_E, cost
     _level(limits, best_E)
     return best_E
 
@@ -218,8 +218,8 @@ def _count(tables: ServerTables, n: int, chosen_W: NDArray[np.uint64], less: np.
             if b > 0:
                 none_W[w] |= digit_W[w]
     for w in range(len(none_W)):
-        more, one = none_W[w], hits_BW[0, w]
-        none_W[w], sole_W[w] = ~(one | more), one & ~more
+        more, lowest = none_W[w], hits_BW[0, w]
+        none_W[w], sole_W[w] = ~(lowest | more), lowest & ~more
 
 
 @njit(cache=True, nogil=True)
@@ -443,21 +443,21 @@ def _within_limit(layer: Homes, serving_NE: IntArray, kept_NE: BoolArray) -> Flo
     return share_NE
 
 
-def _given_away(share_N: FloatArray, weight_N: FloatArray, full: int, server_s_N: FloatArray, kept: bool) -> list[FloatArray]:
-    """Shares (N,) of an expert with less for a full server: it serves one server less or, unless kept, gives its replica up."""
+def _given_away(share_N: FloatArray, weight_N: FloatArray, full: int, server_s_N: FloatArray, fixed: bool) -> list[FloatArray]:
+    """Shares (N,) of an expert that relieve a full server: it serves one server less or, unless fixed, gives its replica up."""
     others_N = np.where((share_N > 0) & (np.arange(len(share_N)) != full), server_s_N, np.inf)
-    to, found = int(others_N.argmin()), []
+    to, shares = int(others_N.argmin()), []
     served = serving_servers(share_N[None], weight_N)[:, 0] == full
     if len(foreign := np.flatnonzero(served & (share_N == 0))):
         moved = share_N.copy()
         moved[[full, to]] += [-weight_N[foreign[-1]], weight_N[foreign[-1]]]
-        found.append(moved)
-    if not kept:
+        shares.append(moved)
+    if not fixed:
         moved = share_N.copy()
         moved[to] += moved[full]
         moved[full] = 0
-        found.append(moved)
-    return found
+        shares.append(moved)
+    return shares
 
 
 def levelled(layer: Homes, share_NE: FloatArray, make: ReplicaStrategy, rng: np.random.Generator) -> Placement:
@@ -485,9 +485,9 @@ def levelled(layer: Homes, share_NE: FloatArray, make: ReplicaStrategy, rng: np.
         cost_G = speed_G / speed_G[0] if speed_G.all() else np.ones(len(gpu_X))
         load_X = np.maximum(gpu_s_GE[0] * part_NE[server, expert_X], 0.0)
         held_GP, share_GP = make(load_X, GpuSlots(limits.slots_G[gpu_X], cost_G), None, rng)
-        for gpu, held, share in zip(gpu_X, held_GP, share_GP, strict=True):
-            own_X = expert_X[held[held >= 0]]
-            split_EG[own_X, gpu] = share[held >= 0] * own_E[own_X]
+        for gpu, held_P, share_P in zip(gpu_X, held_GP, share_GP, strict=True):
+            own_X = expert_X[held_P[held_P >= 0]]
+            split_EG[own_X, gpu] = share_P[held_P >= 0] * own_E[own_X]
     return Placement.divided(tuple(tuple(np.flatnonzero(split_G).tolist()) for split_G in split_EG.T), split_EG)
 
 

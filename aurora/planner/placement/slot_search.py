@@ -50,13 +50,13 @@ def best_swap(layer, slots, scratch, g, best_s):
     ours_PXW, theirs_QXW, rest_YW = scratch.ours_PXW, scratch.theirs_QXW, scratch.rest_YW
     seconds_W, ranked_W, top_YWR, top_s_YWR = scratch.seconds_W, scratch.ranked_W, slots.top_YWR, slots.top_s_YWR
     cases = len(weight_W)
-    found_p, found_h, found_q, priced = EMPTY, EMPTY, EMPTY, 0
+    best_p, best_h, best_q, priced = EMPTY, EMPTY, EMPTY, 0
     for p in range(layer.slots_G[g]):
         if held_GP[g, p] != EMPTY:
             copy_with_share(part_s_GEXW, sum_s_GXW, ours_PXW, p, g, held_GP[g, p], -share_GP[g, p])
     for step in range(1, len(layer.slots_G)):
         h = (g + step) % len(layer.slots_G)
-        if step > ENOUGH_GPUS and found_p != EMPTY:
+        if step > ENOUGH_GPUS and best_p != EMPTY:
             break
         find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW)
         least_s = 0.0
@@ -92,8 +92,8 @@ def best_swap(layer, slots, scratch, g, best_s):
                     seconds_W[w] = larger(rest_YW[0, w], first_s) + larger(rest_YW[1, w], second_s) + aggregate_s_W[w]
                 value_s = objective(seconds_W, weight_W, ranked_W, layer.worst, best_s)
                 if value_s < best_s:
-                    best_s, found_p, found_h, found_q = value_s, p, h, q
-    return best_s, found_p, found_h, found_q, priced
+                    best_s, best_p, best_h, best_q = value_s, p, h, q
+    return best_s, best_p, best_h, best_q, priced
 
 
 @njit(cache=True, nogil=True)
@@ -104,16 +104,16 @@ def best_exchange(layer, slots, scratch, g, best_s):
     """
     held_GP, slots_G, base_s_GXW, row_GXW = slots.held_GP, layer.slots_G, layer.base_s_GXW, scratch.row_GXW
     rest_YW, seconds_W = scratch.rest_YW, scratch.seconds_W
-    found, priced = EMPTY, 0
+    best_gpu, priced = EMPTY, 0
     for h in range(len(slots_G)):
         if h == g or _held(held_GP, g) > slots_G[h] or _held(held_GP, h) > slots_G[g]:
             continue
         priced += 1
-        for at, own, other in ((0, g, h), (1, h, g)):
-            copy_with_share(layer.part_s_GEXW, base_s_GXW, row_GXW, at, own, FIRST, 0.0)
-            for p in range(slots_G[other]):
-                if held_GP[other, p] != EMPTY:
-                    add_share(layer.part_s_GEXW, row_GXW, at, own, held_GP[other, p], slots.share_GP[other, p])
+        for at, gpu, source in ((0, g, h), (1, h, g)):
+            copy_with_share(layer.part_s_GEXW, base_s_GXW, row_GXW, at, gpu, FIRST, 0.0)
+            for p in range(slots_G[source]):
+                if held_GP[source, p] != EMPTY:
+                    add_share(layer.part_s_GEXW, row_GXW, at, gpu, held_GP[source, p], slots.share_GP[source, p])
         find_rest_of_two(slots.top_YWR, slots.top_s_YWR, g, h, rest_YW)
         for w in range(len(seconds_W)):
             seconds_W[w] = layer.aggregate_s_W[w]
@@ -123,8 +123,8 @@ def best_exchange(layer, slots, scratch, g, best_s):
                 seconds_W[w] += larger(rest_YW[y, w], larger(ours_s, theirs_s))
         value_s = objective(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)
         if value_s < best_s:
-            best_s, found = value_s, h
-    return found, priced
+            best_s, best_gpu = value_s, h
+    return best_gpu, priced
 
 
 @njit(cache=True, nogil=True)
@@ -269,10 +269,10 @@ def _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, g, e, share
 @njit(cache=True, nogil=True)
 def _held(held_GP, g):
     """Number of experts on GPU g."""
-    held = 0
+    experts = 0
     for e in held_GP[g]:
-        held += e != EMPTY
-    return held
+        experts += e != EMPTY
+    return experts
 
 
 SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this number, then one again
@@ -376,11 +376,11 @@ def search_in_rounds(
         return full(slot_search(layer, held_GP, rng, kicks, replicas)[0])
 
     begun = [full(start_GP) for start_GP in starts]
-    found = [refined(held_GP, 0) for held_GP in begun]
-    candidates = [*found, *begun]
+    improved = [refined(held_GP, 0) for held_GP in begun]
+    candidates = [*improved, *begun]
     value_s = [judged_s(candidate) for candidate in candidates]
     best_GP, best_s = candidates[int(np.argmin(value_s))], min(value_s)
-    held_GP = found[int(np.argmin(value_s[: len(found)]))]
+    held_GP = improved[int(np.argmin(value_s[: len(improved)]))]
     for _ in range(ROUNDS):
         held_GP = refined(held_GP, KICKS)
         if (now_s := judged_s(held_GP)) < best_s * (1 - 1e-12):
@@ -402,15 +402,14 @@ def _search(layer, held_GP, share_GP, draws_KXD, replicas, effort):
     slots, scratch = start_slots(layer, held_GP.copy(), share_GP.copy()), scratch_memory(layer, held_GP.shape[1])
     least_s = ROUNDING * max(np.abs(layer.base_s_GXW).max(), np.abs(layer.part_s_GEXW).max())
     best_s, _ = _descend(layer, slots, scratch, replicas, DESCENT * effort, least_s)
-    left = effort
     held_GP[:], share_GP[:] = slots.held_GP, slots.share_GP
     for k in range(draws_KXD.shape[0]):
-        if left <= 0:
+        if effort <= 0:
             break
         load_slots(layer, slots, held_GP, share_GP)
         for x in range(1 + k % SHAKES):
             _shake(layer, slots, replicas, draws_KXD[k, x])
-        value_s, left = _descend(layer, slots, scratch, replicas, left, least_s)
+        value_s, effort = _descend(layer, slots, scratch, replicas, effort, least_s)
         if value_s < best_s * (1 - 1e-12):
             best_s = value_s
             held_GP[:], share_GP[:] = slots.held_GP, slots.share_GP

@@ -251,14 +251,14 @@ def price(layer, slots, scratch):
     for w in range(len(seconds_W)):
         seconds_W[w] = top_s_YWR[0, w, 0] + top_s_YWR[1, w, 0] + layer.aggregate_s_W[w]
     value_s = _tail_mean(seconds_W, ranked_W, layer.worst)
-    least_s, left = ranked_W[layer.worst - 1], layer.worst
+    least_s, places = ranked_W[layer.worst - 1], layer.worst
     for w in range(len(seconds_W)):
         weight_W[w] = 1.0 / layer.worst if seconds_W[w] > least_s else 0.0
-        left -= seconds_W[w] > least_s
+        places -= seconds_W[w] > least_s
     for w in range(len(seconds_W)):
-        if left > 0 and seconds_W[w] == least_s:
+        if places > 0 and seconds_W[w] == least_s:
             weight_W[w] = 1.0 / layer.worst
-            left -= 1
+            places -= 1
     return value_s
 
 
