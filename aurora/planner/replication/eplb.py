@@ -43,7 +43,7 @@ def eplb(
         replica_X = np.repeat(np.arange(len(expert_E)), own_E)
         gpu_X = node * within + balanced((load_E[expert_E] / own_E)[replica_X], np.full(within, per_gpu), rng)
         for gpu in range(node * within, (node + 1) * within):
-            found, times = np.unique(replica_X[gpu_X == gpu], return_counts=True)
-            held_GP[gpu, : len(found)] = expert_E[found]
-            split_GP[gpu, : len(found)] = times / own_E[found]
+            distinct_X, times = np.unique(replica_X[gpu_X == gpu], return_counts=True)
+            held_GP[gpu, : len(distinct_X)] = expert_E[distinct_X]
+            split_GP[gpu, : len(distinct_X)] = times / own_E[distinct_X]
     return held_GP, split_GP

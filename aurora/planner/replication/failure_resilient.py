@@ -56,12 +56,12 @@ def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min
     check_min_replicas(experts, failure_domains, min_replicas)
     loads = [Fraction(load) for load in np.asarray(load_E).tolist()] if load_E.any() else [Fraction(1)] * experts
     count_E = np.zeros(experts, dtype=np.int64)
-    rest, left = sum(loads, start=Fraction(0)), int(failure_domains.slots_N.sum())
+    rest, slots = sum(loads, start=Fraction(0)), int(failure_domains.slots_N.sum())
     for expert in np.argsort(load_E, kind="stable").tolist():
-        share = loads[expert] * left / rest  # every later load is as large, so rest is above zero
+        share = loads[expert] * slots / rest  # every later load is as large, so rest is above zero
         count_E[expert] = max(int(share), min_replicas)
         rest -= loads[expert]
-        left -= int(count_E[expert])
+        slots -= int(count_E[expert])
     return count_E
 
 
@@ -193,12 +193,12 @@ def compact(count_E: IntArray, slots_N: IntArray) -> IntArray:
     held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
     empty_N = slots_N.copy()
     for expert in ranked(count_E):
-        left = int(count_E[expert])
-        while left:
-            fits = np.flatnonzero(empty_N >= left)
+        replicas = int(count_E[expert])
+        while replicas:
+            fits = np.flatnonzero(empty_N >= replicas)
             node = int(fits[empty_N[fits].argmin()]) if len(fits) else int(empty_N.argmax())
-            held_EN[expert, node] = min(left, empty_N[node])
-            left -= int(held_EN[expert, node])
+            held_EN[expert, node] = min(replicas, empty_N[node])
+            replicas -= int(held_EN[expert, node])
             empty_N[node] -= held_EN[expert, node]
     return held_EN
 
@@ -276,14 +276,14 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
         starts += [make(count_E, failure_domains.slots_D) for make in BASELINES.values()]
     starts.append(_guaranteed(count_E, failure_domains, aim))
     candidates = [*starts, *_improved(starts, failure_domains, aim, rng)]
-    kept = [count_ED for count_ED in candidates if _keeps_min_replicas(count_ED, failure_domains, aim)]
-    if not kept:
+    feasible = [count_ED for count_ED in candidates if _keeps_min_replicas(count_ED, failure_domains, aim)]
+    if not feasible:
         distinct = min(aim.min_replicas, failure_domains.domains)
         raise InfeasiblePlan(
             f"`min_replicas` {aim.min_replicas}: {len(count_E)} experts on {distinct} distinct failure domains each do not fit "
             f"into {', '.join(map(str, failure_domains.slots_D.tolist()))} slots"
         )
-    return _deal_to_nodes(_best(kept, starts[0], failure_domains, aim), failure_domains)
+    return _deal_to_nodes(_best(feasible, starts[0], failure_domains, aim), failure_domains)
 
 
 def _on_nodes(make: NodePlacement) -> FailureStrategy:
@@ -402,11 +402,11 @@ def _guaranteed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim) ->
     empty_D = failure_domains.slots_D
     for wanted_E in (np.minimum(count_E, min(aim.min_replicas, failure_domains.domains)), count_E):
         for expert in ranked(count_E):
-            while (left := int(wanted_E[expert] - count_ED[expert].sum())) > 0:
+            while (lack := int(wanted_E[expert] - count_ED[expert].sum())) > 0:
                 crowded_D = count_ED[expert] // failure_domains.nodes_D
                 open_D = np.lexsort((np.arange(failure_domains.domains), -empty_D, count_ED[expert], crowded_D))
                 open_D = open_D[empty_D[open_D] > 0]
-                least = open_D[count_ED[expert, open_D] == count_ED[expert, open_D[0]]][:left]
+                least = open_D[count_ED[expert, open_D] == count_ED[expert, open_D[0]]][:lack]
                 count_ED[expert, least] += 1
                 empty_D[least] -= 1
     return count_ED
@@ -470,7 +470,7 @@ def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: F
     if not counted:
         return min(
             candidates,
-            key=lambda each: np.bincount([bits.bit_count() for bits in minimal_holders(each)], minlength=99).tolist(),
+            key=lambda count_ED: np.bincount([bits.bit_count() for bits in minimal_holders(count_ED)], minlength=99).tolist(),
         )
     never_below = [pair for pair in counted if base and all(a >= b * (1 - 1e-12) for a, b in zip(pair[0], base, strict=True))]
     return max(never_below or counted, key=lambda pair: [pair[0][failures - 1] for failures in aim.failures])[1]

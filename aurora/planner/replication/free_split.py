@@ -66,18 +66,18 @@ def _opened_group(load_E, opener, falling_E, slots, most, group_E):
 @njit(cache=True)
 def _add_companions(load_E, falling_E, small, spare, group, group_E, companions_X):
     """Give `group` its companions: each the largest expert beside which the smallest ones still fit into the `spare` load."""
-    for taken in range(len(companions_X), 0, -1):
-        small -= load_E[companions_X[taken - 1]]
+    for count in range(len(companions_X), 0, -1):
+        small -= load_E[companions_X[count - 1]]
         for expert in falling_E:
             if group_E[expert] < 0 and load_E[expert] + small <= spare:
                 break
         group_E[expert] = group
         spare -= load_E[expert]
         # The smallest companions of the remaining slots change only if the chosen expert is one of them.
-        for at in range(taken - 1):
+        for at in range(count - 1):
             if companions_X[at] == expert:
-                small += load_E[companions_X[taken - 1]] - load_E[expert]
-                for later in range(at, taken - 1):
+                small += load_E[companions_X[count - 1]] - load_E[expert]
+                for later in range(at, count - 1):
                     companions_X[later] = companions_X[later + 1]
                 break
 
@@ -121,8 +121,8 @@ def wrap_around(load_E, members_X, caps_G, slots_G, gpus_X, held_GP, part_GP):
             if left_X[cut] <= cap * CLOSE:
                 part_GP[gpu, slot] += left_X[cut]
                 chosen_X[cut] = True
-        kept = np.flatnonzero(~chosen_X)
-        rising = kept[np.argsort(left_X[kept], kind="mergesort")]
+        rest_X = np.flatnonzero(~chosen_X)
+        rising = rest_X[np.argsort(left_X[rest_X], kind="mergesort")]
         expert_X = expert_X[rising].copy()
         left_X = left_X[rising].copy()
     last, count = gpus_X[-1], expert_X.shape[0]

@@ -112,13 +112,13 @@ def spill(load_DE, home_E, gpus, factor, threshold, least, fetched_most):
         stays = coming_G.max() <= threshold * mean
         most = max(np.floor(factor * np.floor(mean)), 1.0) if mean >= 1 else mean * gpus
         for e in np.argsort(-load_DE[d], kind="mergesort"):
-            left, home = load_DE[d, e], home_E[e]
-            if left <= 0:
+            tokens, home = load_DE[d, e], home_E[e]
+            if tokens <= 0:
                 break
-            coming_G[home] -= left
-            at_home = left if stays else min(left, max(most - given_G[home] - coming_G[home], 0.0))
-            left -= at_home
-            while left > 0:
+            coming_G[home] -= tokens
+            at_home = tokens if stays else min(tokens, max(most - given_G[home] - coming_G[home], 0.0))
+            tokens -= at_home
+            while tokens > 0:
                 best, least_loaded = -1, -1
                 for g in range(gpus):
                     if g == home or (fetched_most >= 0 and fetched_G[g] >= fetched_most):
@@ -126,19 +126,19 @@ def spill(load_DE, home_E, gpus, factor, threshold, least, fetched_most):
                     full = given_G[g] + coming_G[g]
                     if least_loaded < 0 or full < given_G[least_loaded] + coming_G[least_loaded]:
                         least_loaded = g
-                    chunk = min(left, most - full)
-                    worth = chunk > 0 and (chunk >= least or chunk == left)
+                    chunk = min(tokens, most - full)
+                    worth = chunk > 0 and (chunk >= least or chunk == tokens)
                     if worth and (best < 0 or full < given_G[best] + coming_G[best]):
                         best = g
                 if best < 0 and (fetched_most >= 0 or least_loaded < 0):
-                    at_home += left
+                    at_home += tokens
                     break
                 to = best if best >= 0 else least_loaded
-                chunk = min(left, most - given_G[to] - coming_G[to]) if best >= 0 else left
+                chunk = min(tokens, most - given_G[to] - coming_G[to]) if best >= 0 else tokens
                 given_G[to] += chunk
                 active_DG[d, to] += 1
                 fetched_G[to] += 1
-                left -= chunk
+                tokens -= chunk
             if at_home > 0:
                 given_G[home] += at_home
                 active_DG[d, home] += 1

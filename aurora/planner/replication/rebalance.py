@@ -162,17 +162,17 @@ def checked_min_replicas(min_replicas: int, domain_G: ArrayLike | None, gpus: in
         raise BadInput(f"`min_replicas`: expected a whole number of one or more, found {min_replicas}")
     if domain_G is None:
         return int(min_replicas), np.arange(gpus)
-    found_G = counts("`domain_G`", domain_G, 1)
-    if len(found_G) != gpus:
-        raise BadInput(f"`domain_G`: expected a failure domain for each of {gpus} GPUs, found {len(found_G)}")
-    return int(min_replicas), np.unique(found_G, return_inverse=True)[1].astype(np.int64)
+    number_G = counts("`domain_G`", domain_G, 1)
+    if len(number_G) != gpus:
+        raise BadInput(f"`domain_G`: expected a failure domain for each of {gpus} GPUs, found {len(number_G)}")
+    return int(min_replicas), np.unique(number_G, return_inverse=True)[1].astype(np.int64)
 
 
-def _table(held: Placement | ArrayLike) -> IntArray:
+def _table(placement: Placement | ArrayLike) -> IntArray:
     """(L, G, P) whole numbers: the expert in each slot, EMPTY for none, of a placement or a table."""
-    if isinstance(held, Placement):
-        return held.held_LGP()
-    table = as_array("`held`", held)
+    if isinstance(placement, Placement):
+        return placement.held_LGP()
+    table = as_array("`held`", placement)
     if table.dtype.kind not in "iu" or table.ndim != 3 or not table.size:
         raise BadInput(f"`held`: expected whole numbers by layer, GPU and slot, found {table.dtype} of shape {table.shape}")
     return table
@@ -323,18 +323,18 @@ def _largest_time(load_E, cost_G, held_GP):
 
 
 @njit(cache=True, nogil=True)
-def _best_step(layer, slots, g, left, target):
+def _best_step(layer, slots, g, max_moves, target):
     """The step that relieves GPU g, the slowest, most for each move."""
     over_G, step = np.empty(len(layer.cost_G)), Step(NO_STEP, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 0, 0.0)
     for h in range(len(over_G)):
         over_G[h] = _over(slots.sum_s_GXW[h, 0, 0], target)
-    step = _best_swap(layer, slots, g, left, target, over_G, step)
-    step = _best_further(layer, slots, g, left, target, over_G, step)
-    return _best_instead(layer, slots, g, left, target, over_G, step)
+    step = _best_swap(layer, slots, g, max_moves, target, over_G, step)
+    step = _best_further(layer, slots, g, max_moves, target, over_G, step)
+    return _best_instead(layer, slots, g, max_moves, target, over_G, step)
 
 
 @njit(cache=True, nogil=True)
-def _best_swap(layer, slots, g, left, target, over_G, step):
+def _best_swap(layer, slots, g, max_moves, target, over_G, step):
     """`step`, or a better one: an expert of GPU g swaps with one of a faster GPU, or moves to an empty slot."""
     cost_G, was_GE, slots_G, bound_E = layer.cost_G, layer.was_GE, layer.times.slots_G, layer.least_domains_E > 1
     held_GP, holds_GE, time_G = slots.held_GP, slots.holds_GE, slots.sum_s_GXW[:, 0, 0]
@@ -358,7 +358,7 @@ def _best_swap(layer, slots, g, left, target, over_G, step):
                 continue
             moves_a = _moves(was_GE, h, a, EMPTY) - _moves(was_GE, g, a, EMPTY)
             fewest = max(moves_a + least, FEWEST_MOVES)
-            if most <= best * fewest or fewest > left + FEWEST_MOVES:
+            if most <= best * fewest or fewest > max_moves + FEWEST_MOVES:
                 continue
             for q in range(slots_G[h]):
                 less = size_E[a] - size_P[q]
@@ -367,7 +367,7 @@ def _best_swap(layer, slots, g, left, target, over_G, step):
                 if relief <= best * fewest or less <= 0 or slower >= limit:
                     continue
                 b, moves = held_GP[h, q], moves_a + moves_P[q]
-                if moves > left or relief <= best * max(moves, FEWEST_MOVES):
+                if moves > max_moves or relief <= best * max(moves, FEWEST_MOVES):
                     continue
                 if b != EMPTY and (holds_GE[g, b] or (bound_E[b] and not _keeps(layer, slots, b, h, g))):
                     continue
@@ -378,7 +378,7 @@ def _best_swap(layer, slots, g, left, target, over_G, step):
 
 
 @njit(cache=True, nogil=True)
-def _best_further(layer, slots, g, left, target, over_G, step):
+def _best_further(layer, slots, g, max_moves, target, over_G, step):
     """`step`, or a better one: an expert of GPU g gets a further replica, in an empty slot or in place of a shared expert."""
     load_E, cost_G, was_GE, slots_G = layer.load_E, layer.cost_G, layer.was_GE, layer.times.slots_G
     held_GP, count_E, gpu_EG, time_G = slots.held_GP, slots.count_E, slots.gpu_EG, slots.sum_s_GXW[:, 0, 0]
@@ -415,14 +415,14 @@ def _best_further(layer, slots, g, left, target, over_G, step):
             slowed = alone + more_X[at] * cost_G[g]
             relief, moves = relief_a - worse_X[at] - _over(slower, target), _moves(was_GE, h, a, x)
             relief -= _over(slowed, target) - _over(alone, target)
-            if max(slower, slowed) < limit and moves <= left and relief > best * max(moves, FEWEST_MOVES):
+            if max(slower, slowed) < limit and moves <= max_moves and relief > best * max(moves, FEWEST_MOVES):
                 best = relief / max(moves, FEWEST_MOVES)
                 step = Step(REPLACE, EMPTY, EMPTY, h, q, a, moves, best)
     return step
 
 
 @njit(cache=True, nogil=True)
-def _best_instead(layer, slots, g, left, target, over_G, step):
+def _best_instead(layer, slots, g, max_moves, target, over_G, step):
     """`step`, or a better one: another expert takes the place of a shared one of GPU g."""
     load_E, cost_G, was_GE = layer.load_E, layer.cost_G, layer.was_GE
     held_GP, holds_GE, count_E, gpu_EG, time_G = (
@@ -449,7 +449,7 @@ def _best_instead(layer, slots, g, left, target, over_G, step):
             for i in range(count_E[e]):
                 k = gpu_EG[e, i]
                 relief += over_G[k] - _over(time_G[k] - (load_E[e] / count_E[e] - size) * cost_G[k], target)
-            if slower < limit and moves <= left and relief > best * max(moves, FEWEST_MOVES):
+            if slower < limit and moves <= max_moves and relief > best * max(moves, FEWEST_MOVES):
                 best = relief / max(moves, FEWEST_MOVES)
                 step = Step(REPLACE, EMPTY, EMPTY, g, p, e, moves, best)
     return step
@@ -553,13 +553,13 @@ def rebalance_inside(
         count_L = np.array(list(map(len, expert_LX)))
         for count in sorted(set(count_L.tolist()) - {0}):
             layers = np.flatnonzero(count_L == count)
-            held = [(held_LGP[each][gpus], expert_LX[each]) for each in layers]
-            numbered = [np.where(held_XP == EMPTY, EMPTY, np.searchsorted(expert_X, held_XP)) for held_XP, expert_X in held]
-            loads = [_load_X(load_LE[each], held_LGP[each][gpus], part_LGP[each][gpus], expert_LX[each]) for each in layers]
-            found = rebalance(np.array(loads), np.array(numbered), mine, None, 0.0, enough, min_replicas, domains).held_LGP
-            for each, after_XP in zip(layers, found, strict=True):
-                named_XP = np.where(after_XP == EMPTY, EMPTY, expert_LX[each][after_XP])
-                next_LGP[each, gpus, : after_XP.shape[1]] = named_XP
+            tables = [(held_LGP[l][gpus], expert_LX[l]) for l in layers]
+            numbered = [np.where(held_XP == EMPTY, EMPTY, np.searchsorted(expert_X, held_XP)) for held_XP, expert_X in tables]
+            loads = [_load_X(load_LE[l], held_LGP[l][gpus], part_LGP[l][gpus], expert_LX[l]) for l in layers]
+            after_LXP = rebalance(np.array(loads), np.array(numbered), mine, None, 0.0, enough, min_replicas, domains).held_LGP
+            for l, after_XP in zip(layers, after_LXP, strict=True):
+                named_XP = np.where(after_XP == EMPTY, EMPTY, expert_LX[l][after_XP])
+                next_LGP[l, gpus, : after_XP.shape[1]] = named_XP
     return next_LGP
 
 

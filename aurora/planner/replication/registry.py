@@ -72,12 +72,12 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
         top = pack_with_best_counts(load_E, useful_G, slots.cost_G, sizes_X, draws_X3, enough, count_E, held_GP)
         fill_slots(load_E, useful_G, slots.cost_G, top, count_E, held_GP)
     else:
-        wanted, count_E = count_E, count_E.copy()
+        target_E, count_E = count_E, count_E.copy()
         pack(load_E, count_E, useful_G, slots.cost_G, enough, held_GP)
-        if (wanted != count_E).any():
+        if (target_E != count_E).any():
             raise InfeasiblePlan(
-                f"{int(wanted.sum())} replicas on distinct GPUs: no place found for {int((wanted - count_E).sum())} of them "
-                f"in {int(useful_G.sum())} slots"
+                f"{int(target_E.sum())} replicas on distinct GPUs: no place found for {int((target_E - count_E).sum())} "
+                f"of them in {int(useful_G.sum())} slots"
             )
     return held_GP, np.where(held_GP >= 0, 1 / count_E[held_GP], 0.0)
 
@@ -149,7 +149,7 @@ def place(
     began = time.perf_counter()
     tables = slot_tables(load_LE, slots, method, count_E, seed)
     seconds = time.perf_counter() - began
-    top_L = [_max_time(split * load[held], slots) for (held, split), load in zip(tables, load_LE, strict=True)]
+    top_L = [_max_time(split_GP * load_E[held_GP], slots) for (held_GP, split_GP), load_E in zip(tables, load_LE, strict=True)]
     if count_E is None:
         bound_L = [bounds.any_split(load_E, slots, top) for load_E, top in zip(load_LE, top_L, strict=True)]
     else:
@@ -230,13 +230,13 @@ def _wrapped_around(load_E: FloatArray, slots: GpuSlots) -> SlotTables | None:
     part_GP = np.zeros(held_GP.shape)
     if slots.alike:
         bound = max(bounds.mean_load(load_E, slots), bounds.by_counting(load_E, slots)) / slots.cost_G[0]
-        done = np.isfinite(place_by_groups(load_E, slots.gpus, int(useful_G[0]), bound, held_GP, part_GP))
+        fits = np.isfinite(place_by_groups(load_E, slots.gpus, int(useful_G[0]), bound, held_GP, part_GP))
     else:
         caps_G = bounds.mean_load(load_E, slots) / slots.cost_G
-        done = wrap_around(
+        fits = wrap_around(
             load_E, np.arange(len(load_E)), caps_G, useful_G, np.argsort(caps_G, kind="stable"), held_GP, part_GP
         )
-    if not done:
+    if not fits:
         return None
     count_E = np.bincount(held_GP[held_GP >= 0], minlength=len(load_E))
     fill_slots(load_E, useful_G, slots.cost_G, np.inf, count_E, held_GP)

@@ -67,8 +67,8 @@ def greedy_max_time(load_E, slots_G, cost_G):
 @njit(cache=True)
 def _holds(held_P, expert):
     """Returns whether the slots held_P, (P,) int64, of a GPU hold the expert."""
-    for held in held_P:  # noqa: SIM110 (numba compiles no generators)
-        if held == expert:
+    for other in held_P:  # noqa: SIM110 (numba compiles no generators)
+        if other == expert:
             return True
     return False
 
@@ -211,12 +211,12 @@ def _counts_by_size(load_E, size, slots, most):
         count_E[:] = 0
     for _ in range(spare):
         chosen = -1
-        most_left = -1.0
+        most_gain = -1.0
         for expert in range(load_E.shape[0]):
-            left = load_E[expert] / (count_E[expert] * count_E[expert])
-            if count_E[expert] < most and left > most_left * (1.0 + CLOSE):
+            gain = load_E[expert] / (count_E[expert] * count_E[expert])
+            if count_E[expert] < most and gain > most_gain * (1.0 + CLOSE):
                 chosen = expert
-                most_left = left
+                most_gain = gain
         if chosen < 0:
             break
         count_E[chosen] += 1

@@ -50,11 +50,11 @@ def minimal_holders(count_ED: NDArray[Any]) -> tuple[int, ...]:
 
 def _without_supersets(sets: set[int]) -> tuple[int, ...]:
     """The sets that contain no other of the sets, ascending."""
-    kept: list[int] = []
-    for each in sorted(sets, key=lambda bits: (bits.bit_count(), bits)):
-        if all(other & ~each for other in kept):
-            kept.append(each)
-    return tuple(sorted(kept))
+    minimal: list[int] = []
+    for mask in sorted(sets, key=lambda bits: (bits.bit_count(), bits)):
+        if all(other & ~mask for other in minimal):
+            minimal.append(mask)
+    return tuple(sorted(minimal))
 
 
 class _TooManyBranches(Exception):
@@ -76,32 +76,32 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
     spent = 0
 
     @cache
-    def counted(sets: tuple[int, ...], left: int) -> Polynomial:
-        """The odds of the failures of at most `left` of the domains in `sets` alone that lose no item."""
+    def counted(sets: tuple[int, ...], limit: int) -> Polynomial:
+        """The odds of the failures of at most `limit` of the domains in `sets` alone that lose no item."""
         nonlocal spent
         spent += 1
         if spent > branches:
             raise _TooManyBranches
         union = reduce(or_, sets)
         if len(sets) == 1:
-            return [odd * (number < union.bit_count()) for number, odd in enumerate(subset_odds(union, odds, left))]
+            return [odd * (number < union.bit_count()) for number, odd in enumerate(subset_odds(union, odds, limit))]
         parts = _components(sets)
         if len(parts) > 1:
-            return _product([within(part, reduce(or_, part), left) for part in parts], left)
+            return _product([within(part, reduce(or_, part), limit) for part in parts], limit)
         pivot = _most_frequent_domain(sets)
         rest = union & ~pivot
-        alive = within(tuple(each for each in sets if not each & pivot), rest, left)
-        if pivot in sets or not left:
+        alive = within(tuple(mask for mask in sets if not mask & pivot), rest, limit)
+        if pivot in sets or not limit:
             return alive
-        failed = within(_without_supersets({each & ~pivot for each in sets}), rest, left - 1)
+        failed = within(_without_supersets({mask & ~pivot for mask in sets}), rest, limit - 1)
         odd = odds[pivot.bit_length() - 1]
         return _sum(alive, [0, *(odd * value for value in failed)])
 
-    def within(sets: tuple[int, ...], universe: int, left: int) -> Polynomial:
+    def within(sets: tuple[int, ...], universe: int, limit: int) -> Polynomial:
         """The same over all domains of `universe`."""
-        short = tuple(each for each in sets if each.bit_count() <= left)  # larger sets cannot fail entirely
-        free = subset_odds(universe & ~reduce(or_, short, 0), odds, left)
-        return _product([counted(short, left), free], left) if short else free
+        short = tuple(mask for mask in sets if mask.bit_count() <= limit)  # larger sets cannot fail entirely
+        free = subset_odds(universe & ~reduce(or_, short, 0), odds, limit)
+        return _product([counted(short, limit), free], limit) if short else free
 
     try:
         return within(holders, (1 << len(odds)) - 1, most)
@@ -111,18 +111,18 @@ def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int,
 
 def subset_odds(bits: int, odds: Sequence[float], most: int) -> Polynomial:
     """Returns, for k = 0..most, the summed odds of all sets of k of the domains in `bits`; odds multiply within a set."""
-    found: Polynomial = [1]
+    product: Polynomial = [1]
     for domain, odd in enumerate(odds):
         if bits >> domain & 1:
-            found = _sum(found, [0, *(odd * value for value in found)])[: most + 1]
-    return found
+            product = _sum(product, [0, *(odd * value for value in product)])[: most + 1]
+    return product
 
 
 def _components(sets: tuple[int, ...]) -> list[tuple[int, ...]]:
     """The sets in groups, so that sets of different groups share no domain."""
     groups: list[tuple[int, list[int]]] = []
-    for each in sets:
-        union, joined = each, [each]
+    for mask in sets:
+        union, joined = mask, [mask]
         apart = []
         for other, members in groups:
             if other & union:
@@ -136,11 +136,11 @@ def _components(sets: tuple[int, ...]) -> list[tuple[int, ...]]:
 def _most_frequent_domain(sets: tuple[int, ...]) -> int:
     """The domain, as a bit, that is in most sets; the last of several."""
     times: dict[int, int] = {}
-    for each in sets:
-        while each:
-            low = each & -each
+    for mask in sets:
+        while mask:
+            low = mask & -mask
             times[low] = times.get(low, 0) + 1
-            each ^= low
+            mask ^= low
     return max(times, key=lambda bit: (times[bit], bit))
 
 
@@ -151,14 +151,14 @@ def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
 
 def _product(factors: Sequence[Polynomial], most: int) -> Polynomial:
     """The product of polynomials, up to coefficient `most`."""
-    found: Polynomial = [1]
+    product: Polynomial = [1]
     for factor in factors:
-        longer: Polynomial = [0] * min(len(found) + len(factor) - 1, most + 1)
-        for i, a in enumerate(found[: most + 1]):
+        longer: Polynomial = [0] * min(len(product) + len(factor) - 1, most + 1)
+        for i, a in enumerate(product[: most + 1]):
             for j, b in enumerate(factor[: most + 1 - i]):
                 longer[i + j] += a * b
-        found = longer
-    return found
+        product = longer
+    return product
 
 
 BRANCHES = 20_000  # limit of an exact count
@@ -169,8 +169,8 @@ Z_95 = 1.96  # standard deviations of a 95 % interval
 def held_by(slots_N: Sequence[Sequence[int]], failure_domains: FailureDomains, experts: int) -> IntArray:
     """Returns (E, D) int64, the replicas of each expert in each failure domain; slots_N[n] are the experts on node n."""
     count_ED = np.zeros((experts, failure_domains.domains), dtype=np.int64)
-    for held, domain in zip(slots_N, failure_domains.domain_N.tolist(), strict=True):
-        np.add.at(count_ED, (list(held), domain), 1)
+    for node_experts, domain in zip(slots_N, failure_domains.domain_N.tolist(), strict=True):
+        np.add.at(count_ED, (list(node_experts), domain), 1)
     return count_ED
 
 
@@ -193,14 +193,14 @@ def survival(count_ED: IntArray, failure_domains: FailureDomains, rng: np.random
     """
     domains = failure_domains.domains
     odds = relative_odds(failure_domains)
-    found: Polynomial = []
+    odds_K: Polynomial = []
     for most in dict.fromkeys((domains, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)):
         counted = recoverable_odds(minimal_holders(count_ED), odds, most, BRANCHES) if most <= domains else []
-        found = counted or found
+        odds_K = counted or odds_K
         if (most == domains) == bool(counted):  # all is counted, or a part takes too long
             break
     return SurvivalProbability(
-        *_with_samples(found, count_ED, failure_domains, odds, rng), _upper_bound_K(count_ED.sum(axis=1), failure_domains)
+        *_with_samples(odds_K, count_ED, failure_domains, odds, rng), _upper_bound_K(count_ED.sum(axis=1), failure_domains)
     )
 
 
@@ -217,24 +217,24 @@ def plan_survival(cluster: Cluster, options: PlanOptions, placement: Placement) 
     """
     if options.min_replicas is None:
         return None
-    domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
+    domains = failure_domains(cluster, np.array([max(1, len(experts)) for experts in placement.slots_LG[0]]))
     rng = np.random.default_rng(options.seed)
     return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
 
 
 def _with_samples(
-    found: Polynomial, count_ED: IntArray, failure_domains: FailureDomains, odds: Sequence[float], rng: np.random.Generator
+    odds_K: Polynomial, count_ED: IntArray, failure_domains: FailureDomains, odds: Sequence[float], rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
-    """(D - 1,) probabilities and half-widths: the exact counts in `found`, and samples beyond."""
+    """(D - 1,) probabilities and half-widths: the exact ones of `odds_K`, and samples beyond."""
     domains = failure_domains.domains
     whole = subset_odds((1 << domains) - 1, odds, domains)
-    exact = domains if len(found) > domains else len(found)
+    exact = domains if len(odds_K) > domains else len(odds_K)
     p_K, half_K = np.zeros(domains - 1), np.zeros(domains - 1)
     held_DE = count_ED.T > 0
     most_held = np.sort(held_DE.sum(axis=1))[::-1].cumsum()  # by how many are left
     for failures in range(1, domains):
         if failures < exact:
-            p_K[failures - 1] = found[failures] / whole[failures]
+            p_K[failures - 1] = odds_K[failures] / whole[failures]
         elif most_held[domains - failures - 1] >= len(count_ED):
             p = float(all_held(held_DE, ~sample_failures(failure_domains.odds_D, failures, DRAWS, rng)).mean())
             p_K[failures - 1], half_K[failures - 1] = wilson(p, DRAWS)
@@ -284,9 +284,9 @@ def _upper_bound_K(count_E: IntArray, failure_domains: FailureDomains) -> FloatA
     all_K = subset_odds((1 << domains) - 1, odds, domains)
     slots = np.sort(failure_domains.slots_D)[::-1].cumsum()
     lost: dict[int, Polynomial] = {}  # by replicas: the odds that as many of the safest domains all fail
-    for held in np.unique(np.minimum(count_E, domains)).tolist():
-        others = subset_odds((1 << domains) - (1 << held), odds, domains)
-        lost[held] = [0.0] * held + [float(np.prod(odds[:held])) * value for value in others]
+    for replicas in np.unique(np.minimum(count_E, domains)).tolist():
+        others = subset_odds((1 << domains) - (1 << replicas), odds, domains)
+        lost[replicas] = [0.0] * replicas + [float(np.prod(odds[:replicas])) * value for value in others]
     bound_K = np.ones(domains - 1)
     for failures in range(1, domains):
         lost_E = np.array([lost[min(int(count), domains)][failures] / all_K[failures] for count in count_E])
@@ -357,16 +357,16 @@ def _search(expert_X, domain_X, experts, aim, kick_R2, most):
     mark_F = np.zeros(len(aim.odds_F), np.bool_)
     now_V, next_V = np.empty(aim.rank_K.max() + 1), np.empty(aim.rank_K.max() + 1)
     _measure(state, aim, mark_F, now_V)
-    best_V, taken = now_V.copy(), 0
+    best_V, evaluations = now_V.copy(), 0
     for kick in range(len(kick_R2) + 1):
-        taken = _descend(state, aim, mark_F, now_V, next_V, taken, most)
+        evaluations = _descend(state, aim, mark_F, now_V, next_V, evaluations, most)
         if _compare(now_V, best_V) <= 0:
             best_V[:] = now_V
             expert_X[:] = state.expert_X
         elif kick < len(kick_R2):
             state.expert_X[:] = expert_X
             _refresh(state, aim)
-        if kick == len(kick_R2) or taken >= most:
+        if kick == len(kick_R2) or evaluations >= most:
             break
         for part in range(2):
             x = int(kick_R2[kick, part] * slots)
@@ -428,46 +428,46 @@ def _compare(a_V, b_V):
 
 
 @njit(cache=True)
-def _descend(state, aim, mark_F, now_V, next_V, taken, most):
+def _descend(state, aim, mark_F, now_V, next_V, evaluations, most):
     """Try all pairs of slots again and again; keep each swap that lowers the measure.
 
-    Returns the evaluations of the measure so far; `taken` are those before.
+    Returns the evaluations of the measure so far; `evaluations` are those before.
     """
     slots = len(state.expert_X)
     lowered = True
-    while lowered and taken < most:
+    while lowered and evaluations < most:
         lowered = False
         for x in range(slots):
             for y in range(x + 1, slots):
-                if state.domain_X[x] == state.domain_X[y] or state.expert_X[x] == state.expert_X[y] or taken >= most:
+                if state.domain_X[x] == state.domain_X[y] or state.expert_X[x] == state.expert_X[y] or evaluations >= most:
                     continue
                 if not _swap(x, y, state, aim):
                     continue  # the measure does not change
-                taken += 1
+                evaluations += 1
                 _measure(state, aim, mark_F, next_V)
                 if _compare(next_V, now_V) < 0:
                     now_V[:] = next_V
                     lowered = True
                 else:
                     _swap(x, y, state, aim)
-    return taken
+    return evaluations
 
 
 @njit(cache=True)
 def _swap(x, y, state, aim):
     """Exchange the experts of two slots. Returns whether that changed any expert's domains or what it lacks."""
-    a, b, here, there = state.expert_X[x], state.expert_X[y], state.domain_X[x], state.domain_X[y]
+    a, b, domain_a, domain_b = state.expert_X[x], state.expert_X[y], state.domain_X[x], state.domain_X[y]
     state.expert_X[x], state.expert_X[y] = b, a
-    state.held_ED[a, here] -= 1
-    state.held_ED[a, there] += 1
-    state.held_ED[b, there] -= 1
-    state.held_ED[b, here] += 1
+    state.held_ED[a, domain_a] -= 1
+    state.held_ED[a, domain_b] += 1
+    state.held_ED[b, domain_b] -= 1
+    state.held_ED[b, domain_a] += 1
     changed = False
     experts = len(state.held_ED) - 1
     for expert in (a, b):
         if expert < experts:
             mask = state.mask_E[expert]
-            for domain in (here, there):
+            for domain in (domain_a, domain_b):
                 mask = mask | (1 << domain) if state.held_ED[expert, domain] else mask & ~(1 << domain)
             lack = _lack(state.held_ED[expert], aim)
             changed = changed or mask != state.mask_E[expert] or lack != state.lack_E[expert]
