@@ -159,7 +159,7 @@ class ExpertMap(nn.Module):
         for physical, expert in enumerate(expert for slots in slots_G for expert in slots):
             replicas_of.setdefault(expert, []).append(physical)
         self.max_replicas = most = max(map(len, replicas_of.values()))
-        physical_EM = torch.tensor([(own + own[-1:] * most)[:most] for _, own in sorted(replicas_of.items())])
+        physical_EM = torch.tensor([(replicas + replicas[-1:] * most)[:most] for _, replicas in sorted(replicas_of.items())])
         share_until_EM = torch.ones(len(physical_EM), most, dtype=torch.float64)
         self.local_first = None
         if local_first and most > 1:

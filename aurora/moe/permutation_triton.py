@@ -60,8 +60,8 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
     out = rows.new_empty(tokens, rows.shape[1])
     if out.numel():
         weights = row_NK if weights_NK is None else weights_NK
-        for each in (rows, *([] if weights_NK is None else [weights_NK])):
-            assert each.stride(1) == 1 or each.shape[1] == 1, "expected rows that are contiguous"
+        for tensor in (rows, *([] if weights_NK is None else [weights_NK])):
+            assert tensor.stride(1) == 1 or tensor.shape[1] == 1, "expected rows that are contiguous"
         strides = (rows.stride(0), weights.stride(0))
         grid = (tokens, triton.cdiv(rows.shape[1], BLOCK))
         _weighted_sum[grid](

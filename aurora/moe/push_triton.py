@@ -67,11 +67,11 @@ def _await(word, stamp, lost, peer, polls):
 
     Once a peer is lost nothing waits any more.
     """
-    left = tl.where(tl.load(lost, volatile=True) == 0, polls, 0)
+    looks = tl.where(tl.load(lost, volatile=True) == 0, polls, 0)
     seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    while (seen < stamp) & (left > 0):
+    while (seen < stamp) & (looks > 0):
         seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-        left -= 1
+        looks -= 1
     if seen < stamp:
         tl.atomic_cas(lost, tl.full((), 0, tl.int64), peer.to(tl.int64) + 1)
 
@@ -104,8 +104,8 @@ def _sum(into, source, stride, places, weights, columns, K: tl.constexpr, BLOCK:
         total = tl.full((BLOCK,), 0.0, tl.float32)
         for k in tl.static_range(K):
             place = tl.load(places + k).to(tl.int64)
-            there = at < tl.where(place >= 0, columns, 0)
-            total += tl.load(source + place * stride + at, mask=there, other=0.0).to(tl.float32) * tl.load(weights + k)
+            inside = at < tl.where(place >= 0, columns, 0)
+            total += tl.load(source + place * stride + at, mask=inside, other=0.0).to(tl.float32) * tl.load(weights + k)
         tl.store(into + at, total.to(source.dtype.element_ty), mask=at < columns)
 
 
@@ -114,11 +114,11 @@ def _await_all(words, goal, lost, ranks, polls, LANES: tl.constexpr, RANKS: tl.c
     """Waits until the words of all peers have come to a stamp; see `_await`."""
     peer, zero = tl.arange(0, RANKS), tl.full((RANKS,), 0, tl.int64)
     inside = peer < ranks
-    left = tl.where(tl.load(lost, volatile=True) == 0, polls, 0)
+    looks = tl.where(tl.load(lost, volatile=True) == 0, polls, 0)
     seen = tl.where(inside, tl.atomic_add(words + peer * LANES, zero, mask=inside, sem="acquire", scope="sys"), goal)
-    while (tl.reduce(seen, 0, _least) < goal) & (left > 0):
+    while (tl.reduce(seen, 0, _least) < goal) & (looks > 0):
         seen = tl.where(inside, tl.atomic_add(words + peer * LANES, zero, mask=inside, sem="acquire", scope="sys"), goal)
-        left -= 1
+        looks -= 1
     silent = tl.reduce(tl.where(seen < goal, peer, ranks), 0, _least)
     if silent < ranks:
         tl.atomic_cas(lost, tl.full((), 0, tl.int64), (silent + 1).to(tl.int64))
@@ -135,7 +135,7 @@ def _push(
     lane = tl.program_id(0)
     epoch, lost = tl.load(state), state + 1
     begun, words, number = epoch * stages, ranks * LANES, tl.arange(0, TOLD)
-    own = tl.load(address + rank).to(tl.pointer_type(tl.int64))
+    local = tl.load(address + rank).to(tl.pointer_type(tl.int64))
     for stage in range(first_stage, stages):
         entry = table + (lane * stages + stage) * COLUMNS
         peer, sender, gated = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
@@ -143,7 +143,7 @@ def _push(
         if sender >= 0:  # it may write here now: whoever came before it has ended
             _set(tl.load(address + sender).to(tl.pointer_type(tl.int64)) + words + rank * LANES + lane, stamp)
         if gated > 0:
-            _await(own + words + peer * LANES + lane, stamp, lost, peer, polls)
+            _await(local + words + peer * LANES + lane, stamp, lost, peer, polls)
         if (peer >= 0) & (tl.load(lost, volatile=True) == 0):
             buffer = tl.load(address + peer)
             rows = tl.load(count + peer * count_stride).to(tl.int64)
@@ -152,27 +152,27 @@ def _push(
             for row in range(begin + lane, end, LANES):
                 choice = tl.load(row_of + peer * slots + row).to(tl.int64)
                 slot = first + row * row_bytes
-                taken = source + choice // choices * source_stride
+                origin = source + choice // choices * source_stride
                 if SUMMED > 0:
                     into = tl.multiple_of(slot.to(tl.pointer_type(source.dtype.element_ty)), 16)
                     of_choice = choice * SUMMED
                     _sum(into, source, source_stride, places + of_choice, weights + of_choice, elements, SUMMED, BLOCK)
                 elif QUANTIZED:
                     scales = (slot + scales_at).to(tl.pointer_type(tl.float32))
-                    _quantize(slot.to(tl.pointer_type(tl.float8e4nv)), scales, taken, elements, BLOCK)
+                    _quantize(slot.to(tl.pointer_type(tl.float8e4nv)), scales, origin, elements, BLOCK)
                 else:
                     into = slot.to(tl.pointer_type(source.dtype.element_ty))
-                    _copy(tl.multiple_of(into, 16), taken, elements, BLOCK)  # else stores are narrower than loads
+                    _copy(tl.multiple_of(into, 16), origin, elements, BLOCK)  # else stores are narrower than loads
                 of_tail = tail + choice // tail_choices * tail_stride
                 _copy(tl.multiple_of((slot + tail_at).to(tl.pointer_type(tl.int32)), 16), of_tail, tail_words, BLOCK)
-            there = buffer.to(tl.pointer_type(tl.int64))
+            remote = buffer.to(tl.pointer_type(tl.int64))
             counts = tl.load(count + peer * count_stride + number, mask=number < counted, other=0).to(tl.int64)
-            tl.store(there + 2 * words + (half * ranks + rank) * told + number, counts, mask=number < counted)
-            _set(there + rank * LANES + lane, tl.where(tl.load(entry + 5) > 0, begun + stages, stamp))
+            tl.store(remote + 2 * words + (half * ranks + rank) * told + number, counts, mask=number < counted)
+            _set(remote + rank * LANES + lane, tl.where(tl.load(entry + 5) > 0, begun + stages, stamp))
         if sender >= 0:
-            _await(own + sender * LANES + lane, stamp, lost, sender, polls)
+            _await(local + sender * LANES + lane, stamp, lost, sender, polls)
     if WAITS:
-        _await_all(own + lane, begun + stages, lost, ranks, polls, LANES, RANKS)
+        _await_all(local + lane, begun + stages, lost, ranks, polls, LANES, RANKS)
         tl.debug_barrier()
         # All lanes have read the epoch, on which what they waited for depends.
         if tl.atomic_add(state + 2, 1, sem="acquire", scope="sys") == LANES - 1:
@@ -183,10 +183,10 @@ def _push(
 @triton.jit
 def _ranks_at(chosen, rank_of, at, inside, BY_EXPERT: tl.constexpr):
     """The ranks of choices, which are given as ranks or as physical experts."""
-    found = tl.load(chosen + at, mask=inside, other=-1)
+    ranks = tl.load(chosen + at, mask=inside, other=-1)
     if BY_EXPERT:
-        found = tl.load(rank_of + found, mask=inside, other=-1)
-    return found
+        ranks = tl.load(rank_of + ranks, mask=inside, other=-1)
+    return ranks
 
 
 @triton.jit(do_not_specialize=["length", "slots"])
@@ -206,25 +206,25 @@ def _lay_out(
                 for k in tl.static_range(1, K):
                     before = _ranks_at(chosen, rank_of, at - k, inside & (at % K >= k), BY_EXPERT)
                     goes = goes & (before != rank)
-            one = goes.to(tl.int32)
-            row = number + tl.associative_scan(one, 0, _plus) - one
+            flag = goes.to(tl.int32)
+            row = number + tl.associative_scan(flag, 0, _plus) - flag
             tl.store(row_of + rank * slots + row, at, mask=goes)
             writer = tl.where((to < 0) | (to >= ranks), 0, to)  # of the choice's place
             tl.store(place + at, tl.where(goes, rank * slots + row, -1), mask=inside & (writer == rank))
-            number += tl.reduce(one, 0, _plus)
+            number += tl.reduce(flag, 0, _plus)
         tl.store(count + rank * told, number)
     else:  # one program for each physical expert, and one for choices of none
         expert = rank - ranks
         for first in range(0, length, BLOCK):
             at = first + tl.arange(0, BLOCK)
             of_expert = tl.load(chosen + at, mask=at < length, other=-1) == expert
-            one = of_expert.to(tl.int32)
-            nth = number + tl.associative_scan(one, 0, _plus) - one
+            flag = of_expert.to(tl.int32)
+            nth = number + tl.associative_scan(flag, 0, _plus) - flag
             into, weight = tail + at // K * tail_words + at % K, weights + at // K * weight_stride + at % K
             tl.store(into + codes_at, tl.where(expert < experts, nth * experts + expert, -1), mask=of_expert)
             value = tl.load(weight, mask=of_expert, other=0.0).to(tl.float32)
             tl.store(into.to(tl.pointer_type(tl.float32)), value, mask=of_expert)
-            number += tl.reduce(one, 0, _plus)
+            number += tl.reduce(flag, 0, _plus)
         if expert < experts:
             tl.store(count + tl.load(rank_of + expert) * told + 1 + tl.load(slot_of + expert), number)
 
@@ -232,16 +232,16 @@ def _lay_out(
 @triton.jit(do_not_specialize=["slots", "most"])
 def _arrange(
     arrived, count, out, places, weights, ends,
-    slots, row_bytes, weights_at, codes_at, ranks, told, held, first, experts, most, elements,
+    slots, row_bytes, weights_at, codes_at, ranks, told, local_experts, first, experts, most, elements,
     RANKS: tl.constexpr, TOLD: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     peer, row = tl.program_id(0) // slots, tl.program_id(0) % slots
     sender, number = tl.arange(0, RANKS), tl.arange(0, TOLD)
-    known = (sender < ranks)[:, None] & ((number > 0) & (number <= held))[None, :]
+    known = (sender < ranks)[:, None] & ((number > 0) & (number <= local_experts))[None, :]
     counts = tl.load(count + sender[:, None] * told + number[None, :], mask=known, other=0).to(tl.int32)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         until = tl.associative_scan(tl.reduce(counts, 0, _plus), 0, _plus)
-        tl.store(ends + number - 1, tl.minimum(until, most), mask=(number > 0) & (number <= held))
+        tl.store(ends + number - 1, tl.minimum(until, most), mask=(number > 0) & (number <= local_experts))
     if row < tl.load(count + peer * told):
         slot = tl.program_id(0).to(tl.int64)
         begin = arrived + slot * row_bytes
@@ -252,10 +252,10 @@ def _arrange(
             expert = tl.where(code < 0, -1, code % experts - first)
             before = (number[None, :] <= expert) | ((number[None, :] == expert + 1) & (sender[:, None] < peer))
             place = tl.reduce(tl.reduce(tl.where(before, counts, 0), 1, _plus), 0, _plus) + code // experts
-            here = (expert >= 0) & (expert < held) & (place < most)  # counts of a lost peer may be of another epoch
-            tl.store(out + place.to(tl.int64) * elements + at, value, mask=at < tl.where(here, elements, 0))
+            local = (expert >= 0) & (expert < local_experts) & (place < most)  # counts of a lost peer may be of another epoch
+            tl.store(out + place.to(tl.int64) * elements + at, value, mask=at < tl.where(local, elements, 0))
             if tl.program_id(1) == 0:
-                tl.store(places + slot * K + k, tl.where(here, place, -1))
+                tl.store(places + slot * K + k, tl.where(local, place, -1))
                 tl.store(weights + slot * K + k, tl.load((begin + weights_at).to(tl.pointer_type(tl.float32)) + k))
 
 
@@ -421,16 +421,16 @@ def arrange(
         choices' router weights.
     """
     ranks, local, top_k = len(count_RT), expert_map.local, packing.top_k
-    held = int(local.stop - local.start)
-    most = len(arrived) * min(top_k, max(held, 1))
+    local_experts = int(local.stop - local.start)
+    most = len(arrived) * min(top_k, max(local_experts, 1))
     rows = torch.empty(most, packing.width, dtype=packing.dtype, device=arrived.device)
     place_XK = torch.empty(len(arrived), top_k, dtype=torch.int32, device=arrived.device)
-    weight_XK, ends_E = torch.empty_like(place_XK, dtype=torch.float32), place_XK.new_empty(held)
+    weight_XK, ends_E = torch.empty_like(place_XK, dtype=torch.float32), place_XK.new_empty(local_experts)
     out, power = words(rows), triton.next_power_of_2
     _arrange[(len(arrived), triton.cdiv(out.shape[1], BLOCK))](
         arrived, count_RT, out, place_XK, weight_XK, ends_E, len(arrived) // ranks, packing.row_bytes, packing.weights_at,
-        packing.physical_at, ranks, count_RT.stride(0), held, int(local.start), expert_map.num_physical, most, out.shape[1],
-        RANKS=power(ranks), TOLD=power(held + 1), K=top_k, BLOCK=BLOCK,
+        packing.physical_at, ranks, count_RT.stride(0), local_experts, int(local.start), expert_map.num_physical, most,
+        out.shape[1], RANKS=power(ranks), TOLD=power(local_experts + 1), K=top_k, BLOCK=BLOCK,
     )  # fmt: skip
     return rows, ends_E, place_XK, weight_XK
 

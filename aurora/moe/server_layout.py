@@ -160,8 +160,8 @@ class RowPerServer(RowPerRank):
             sends = _inward(step, out, partial, relayed)
             relayed = _blocks(answers, relays)
             _perform(exchange, sends, _outward(step, inside, sums, relays, relayed), self._map.rank)
-            pool_sums, own = weighted_sum(inside, row_XM), step.own.stop - step.own.start
-            sums[step.own], partial = pool_sums[:own], pool_sums[own:]
+            pool_sums, rows = weighted_sum(inside, row_XM), step.own.stop - step.own.start
+            sums[step.own], partial = pool_sums[:rows], pool_sums[rows:]
         return sums
 
 
@@ -170,7 +170,7 @@ def _outward(
 ) -> list[list[torch.Tensor]]:
     """For each rank, what goes to it in a dispatch: of the pool, of `rows`, and what peers handed over in the step before."""
     pool_R = inside.split_with_sizes(step.inside_out)
-    tensors_R = [[part, *(rows[each] for each in own)] for part, own in zip(pool_R, step.carried_out, strict=True)]
+    tensors_R = [[part, *(rows[span] for span in spans)] for part, spans in zip(pool_R, step.carried_out, strict=True)]
     for relay, block in zip(relays, relayed, strict=True):
         tensors_R[relay.gateway].append(block)
     return tensors_R
@@ -181,8 +181,8 @@ def _inward(
 ) -> list[list[torch.Tensor]]:
     """For each rank, what comes from it in a dispatch: for this rank, for its server, and to be relayed."""
     tensors_R = [
-        list(each)
-        for each in zip(arrived.split_with_sizes(step.inside_in), forwarded.split_with_sizes(step.between_in), strict=True)
+        list(pair)
+        for pair in zip(arrived.split_with_sizes(step.inside_in), forwarded.split_with_sizes(step.between_in), strict=True)
     ]
     for relay, block in zip(step.relays, relayed, strict=True):
         tensors_R[relay.source].append(block)
@@ -199,17 +199,17 @@ def _perform(
     exchange: ExchangeStep, sends_R: Sequence[Sequence[torch.Tensor]], recvs_R: Sequence[Sequence[torch.Tensor]], rank: int
 ) -> None:
     """Performs an exchange in which several tensors for a rank travel as one."""
-    there_R, here_R = ([_bytes(each) for each in tensors_R] for tensors_R in (sends_R, recvs_R))
-    sends = [each[0] if len(each) == 1 else torch.cat(each) for each in there_R]
-    recvs = [each[0] if len(each) == 1 else each[0].new_empty(sum(map(len, each)), each[0].shape[1]) for each in here_R]
+    there_R, here_R = ([_bytes(tensors) for tensors in tensors_R] for tensors_R in (sends_R, recvs_R))
+    sends = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in there_R]
+    recvs = [parts[0] if len(parts) == 1 else parts[0].new_empty(sum(map(len, parts)), parts[0].shape[1]) for parts in here_R]
     recvs[rank].copy_(sends[rank])
     exchange(sends, recvs)
-    for whole, each in zip(recvs, here_R, strict=True):
-        if len(each) > 1:
-            for part, found in zip(each, whole.split_with_sizes([*map(len, each)]), strict=True):
-                part.copy_(found)
+    for whole, parts in zip(recvs, here_R, strict=True):
+        if len(parts) > 1:
+            for part, block in zip(parts, whole.split_with_sizes([*map(len, parts)]), strict=True):
+                part.copy_(block)
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Views of those that are not empty, as bytes; of the first if all are."""
-    return [each.view(torch.uint8) for each in tensors if len(each)] or [tensors[0].view(torch.uint8)]
+    return [tensor.view(torch.uint8) for tensor in tensors if len(tensor)] or [tensors[0].view(torch.uint8)]

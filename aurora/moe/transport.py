@@ -32,25 +32,25 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
         BadInput: if the order leaves out a part of a tensor.
     """
     rows_X, peers_X = order.rows_of(rank, sending)
-    left = [tensor.shape[0] for tensor in tensors]
+    rows_left = [tensor.shape[0] for tensor in tensors]
     if order.share_X2 is None:
-        found = [(row, peer, tensors[peer]) for row, peer in zip(rows_X.tolist(), peers_X.tolist(), strict=True)]
+        transfers = [(row, peer, tensors[peer]) for row, peer in zip(rows_X.tolist(), peers_X.tolist(), strict=True)]
     else:
-        cuts_X2 = order.cuts(np.array(left, dtype=np.int64)[peers_X], rows_X)
+        cuts_X2 = order.cuts(np.array(rows_left, dtype=np.int64)[peers_X], rows_X)
         some_X = cuts_X2[:, 0] < cuts_X2[:, 1]
         cut = zip(rows_X[some_X].tolist(), peers_X[some_X].tolist(), cuts_X2[some_X].tolist(), strict=True)
-        found = [  # a slice takes longer than all else
-            (row, peer, tensors[peer] if end - begin == left[peer] else tensors[peer][begin:end])
+        transfers = [  # a slice takes longer than all else
+            (row, peer, tensors[peer] if end - begin == rows_left[peer] else tensors[peer][begin:end])
             for row, peer, (begin, end) in cut
         ]
-    for _, peer, each in found:
-        left[peer] -= each.shape[0]
-    left[rank] = 0
-    if any(left):
-        peer = next(peer for peer, missing in enumerate(left) if missing)
+    for _, peer, part in transfers:
+        rows_left[peer] -= part.shape[0]
+    rows_left[rank] = 0
+    if any(rows_left):
+        peer = next(peer for peer, missing in enumerate(rows_left) if missing)
         way, whole = f"{rank} -> {peer}" if sending else f"{peer} -> {rank}", tensors[peer].shape[0]
-        raise BadInput(f"order {order.method}: carries {whole - left[peer]} of the {whole} rows of {way}")
-    return [each for each in found if each[2].numel()]
+        raise BadInput(f"order {order.method}: carries {whole - rows_left[peer]} of the {whole} rows of {way}")
+    return [transfer for transfer in transfers if transfer[2].numel()]
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
