@@ -45,9 +45,9 @@ def advice(found: ReportNumbers) -> list[str]:
     return [sentence for kind in kinds for sentence in kind(found)]
 
 
-def _control(found: ReportNumbers) -> Iterator[str]:
+def _control(numbers: ReportNumbers) -> Iterator[str]:
     """Yields sentences on what kept experts from following their traffic, and on what a dry run would have done."""
-    for model, report in found.control.items():
+    for model, report in numbers.control.items():
         if report.failures or report.stuck:
             yield (
                 f"Read the log of {model}'s control loop: planning, moving or writing a line failed {report.failures} times, "
@@ -65,15 +65,15 @@ def _control(found: ReportNumbers) -> Iterator[str]:
             )
 
 
-def _prediction(found: ReportNumbers) -> Iterator[str]:
-    both = found.comparison
-    if both is None or found.predicted is None or found.measured is None or abs(both.error) <= OFF:
+def _prediction(numbers: ReportNumbers) -> Iterator[str]:
+    both = numbers.comparison
+    if both is None or numbers.predicted is None or numbers.measured is None or abs(both.error) <= OFF:
         return
-    if found.why_incomparable is not None:
-        yield f"Compare the run with a prediction of its own traffic: {found.why_incomparable}."
+    if numbers.why_incomparable is not None:
+        yield f"Compare the run with a prediction of its own traffic: {numbers.why_incomparable}."
         return
     slower = both.measured_s > both.predicted_s
-    more, less = (found.summaries[n].phases for n in (found.measured, found.predicted)[:: 1 if slower else -1])
+    more, less = (numbers.summaries[n].phases for n in (numbers.measured, numbers.predicted)[:: 1 if slower else -1])
     differs = {phase: more[phase] - less[phase] for phase in TIMED_PHASES}
     differs["gate"] += differs.pop("head")
     phase = max(differs, key=differs.__getitem__)
@@ -89,9 +89,9 @@ def _prediction(found: ReportNumbers) -> Iterator[str]:
     )
 
 
-def _placement(found: ReportNumbers) -> Iterator[str]:
+def _placement(numbers: ReportNumbers) -> Iterator[str]:
     """Yields a verdict on the placement by the plan's bounds, and the gain of one more slot per GPU that planning tried."""
-    plan = found.of.plan
+    plan = numbers.of.plan
     saved = _left_to_save(plan)
     if saved <= SLACK:
         shorter = f"no placement is more than {percent(saved)} shorter on the traffic that was planned for"
@@ -99,7 +99,7 @@ def _placement(found: ReportNumbers) -> Iterator[str]:
         return
     yield f"Placements may have more to give: {gap_line(plan)}."
     if plan.slot_gain is not None and plan.slot_gain > LEAST:
-        slots = max(len(held) for layer in plan.models[0].placement.slots_LG for held in layer) + 1
+        slots = max(len(experts) for layer in plan.models[0].placement.slots_LG for experts in layer) + 1
         yield f"Try aurora plan --slots-per-gpu {slots}: {expectation_lines(plan)[-1]}."
 
 
@@ -108,22 +108,22 @@ def _left_to_save(plan: Plan) -> float:
     return 1 - plan.bound_s / plan.objective_s if plan.objective_s > plan.bound_s else 0.0
 
 
-def _ports(found: ReportNumbers) -> Iterator[str]:
+def _ports(numbers: ReportNumbers) -> Iterator[str]:
     """The port that costs most above its layer's mean, over all models, and what it is busy with."""
     lost = []
-    for number, flows in enumerate(found.traffic_M):
+    for number, flows in enumerate(numbers.traffic_M):
         lost_L = flows.port_s_BLG[1].max(axis=1) - flows.port_s_BLG[1].mean(axis=1)
         lost.append((float(lost_L.max()), number, int(lost_L.argmax())))
     _, number, layer = max(lost, default=(0.0, 0, 0))
-    if not lost or skew(found.traffic_M[number].port_s_BLG[1, layer]) <= LOPSIDED:
+    if not lost or skew(numbers.traffic_M[number].port_s_BLG[1, layer]) <= LOPSIDED:
         return
-    port_s_G, cluster = found.traffic_M[number].port_s_BLG[1, layer], found.of.plan.cluster
+    port_s_G, cluster = numbers.traffic_M[number].port_s_BLG[1, layer], numbers.of.plan.cluster
     gpu = int(port_s_G.argmax())
-    split_E = found.of.plan.models[number].placement.split_EG(layer)[:, gpu]
-    tokens_SE = found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=0)
+    split_E = numbers.of.plan.models[number].placement.split_EG(layer)[:, gpu]
+    tokens_SE = numbers.of.profiles[number].tokens_TLSE[:, layer].sum(axis=0)
     into_E = np.delete(tokens_SE, gpu, axis=0).sum(axis=0) * split_E
     sends, own_S = tokens_SE[gpu].sum() - (tokens_SE[gpu] * split_E).sum(), tokens_SE.sum(axis=1)
-    model, over = found.of.models[number], percent(skew(port_s_G))
+    model, over = numbers.of.models[number], percent(skew(port_s_G))
     at = f"The port of GPU {gpu} is the bottleneck of {model}, layer {layer}: {over} above the mean"
     if into_E.sum() / cluster.in_Bps_G[gpu] >= sends / cluster.out_Bps_G[gpu]:
         expert = int(into_E.argmax())
@@ -134,12 +134,12 @@ def _ports(found: ReportNumbers) -> Iterator[str]:
         yield f"{at}, by what it sends."
 
 
-def _experts(found: ReportNumbers) -> Iterator[str]:
+def _experts(numbers: ReportNumbers) -> Iterator[str]:
     """Lines on what slow GPUs cost, where other placements may cost less."""
-    for model, flows in zip(found.of.models, found.traffic_M, strict=False):
+    for model, flows in zip(numbers.of.models, numbers.traffic_M, strict=False):
         before_s, after_s = flows.expert_s_BLG.max(axis=2).sum(axis=1).tolist()
         over = gap(after_s, float(flows.expert_bound_s_L.sum()))
-        if over > LOPSIDED and _left_to_save(found.of.plan) > SLACK:
+        if over > LOPSIDED and _left_to_save(numbers.of.plan) > SLACK:
             layer = int((flows.expert_s_BLG[1].max(axis=1) - flows.expert_bound_s_L).argmax())
             yield (
                 f"Experts of {model} are uneven: the slowest GPUs compute {seconds(after_s)} over all layers, "
@@ -147,56 +147,56 @@ def _experts(found: ReportNumbers) -> Iterator[str]:
             )
 
 
-def _orders(found: ReportNumbers) -> Iterator[str]:
+def _orders(numbers: ReportNumbers) -> Iterator[str]:
     """Yields how far dispatches are from their bounds, and another order if it is shorter on the given traffic."""
-    plan = found.of.plan
+    plan = numbers.of.plan
     others = [name for name in auto_orders(len(plan.cluster)) if plan.options.order not in ("auto", name)]
-    for number, (model, planned) in enumerate(zip(found.of.models, plan.models, strict=True)):
+    for number, (model, planned) in enumerate(zip(numbers.of.models, plan.models, strict=True)):
         over = gap(float(planned.dispatch_s_L.sum()), float(planned.bound_s_L.sum()))
         if over <= SLACK:
             continue
         layer = int((planned.dispatch_s_L - planned.bound_s_L).argmax())
         yield f"Dispatches of {model} take {percent(over)} longer than their bounds, most in layer {layer}."
-        if found.of.profiles and planned.hierarchy is None:
-            now_s = sum(there.seconds for there, _ in found.planned_MLW[number])
-            other_s, name = min(((_dispatch_s(found, number, name), name) for name in others), default=(now_s, ""))
+        if numbers.of.profiles and planned.hierarchy is None:
+            now_s = sum(dispatch.seconds for dispatch, _ in numbers.planned_MLW[number])
+            other_s, name = min(((_dispatch_s(numbers, number, name), name) for name in others), default=(now_s, ""))
             if other_s < now_s * (1 - LEAST):
                 less = percent(1 - other_s / now_s)
                 yield f"Try --order {name}: dispatches of {model} take {less} less time on this traffic."
 
 
-def _dispatch_s(found: ReportNumbers, number: int, order: str) -> float:
+def _dispatch_s(numbers: ReportNumbers, number: int, order: str) -> float:
     """Returns the seconds of the dispatches of a model, given by its number, in another order on the given traffic."""
-    plan, planned = found.of.plan, found.of.plan.models[number]
-    rng, given = np.random.default_rng(plan.options.seed), found.of.profiles[number : number + 1]
-    other = order_model(plan.cluster, given, planned.placement, order, rng, "", deduplicated=planned.deduplicated)
+    plan, planned = numbers.of.plan, numbers.of.plan.models[number]
+    rng, profiles = np.random.default_rng(plan.options.seed), numbers.of.profiles[number : number + 1]
+    other = order_model(plan.cluster, profiles, planned.placement, order, rng, "", deduplicated=planned.deduplicated)
     return float(other.dispatch_s_L.sum())
 
 
-def _time(found: ReportNumbers) -> Iterator[str]:
+def _time(numbers: ReportNumbers) -> Iterator[str]:
     """Yields what sharing is worth, and sentences on the ranks' time in the measured trace, else in the predicted one."""
-    if found.shared is not None:
-        yield sharing_line(*found.shared)
-    number = found.measured if found.measured is not None else found.predicted
+    if numbers.shared is not None:
+        yield sharing_line(*numbers.shared)
+    number = numbers.measured if numbers.measured is not None else numbers.predicted
     if number is None:
         return
-    name, one = found.of.traces[number][0], found.summaries[number]
-    network, compute = (took_s / max(one.seconds, 1e-30) for took_s in (one.exchanging_s, one.computing_s))
-    what = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
+    name, summary = numbers.of.traces[number][0], numbers.summaries[number]
+    network, compute = (took_s / max(summary.seconds, 1e-30) for took_s in (summary.exchanging_s, summary.computing_s))
+    busy = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
     busiest = max(network, compute)
-    if busiest < FULL and not found.of.plan.colocated and found.sharing is not None:
-        yield f"{sharing_advice(found.sharing)} Now {what}."
-    elif busiest < FULL and not found.of.plan.colocated and not found.of.profiles:
+    if busiest < FULL and not numbers.of.plan.colocated and numbers.sharing is not None:
+        yield f"{sharing_advice(numbers.sharing)} Now {busy}."
+    elif busiest < FULL and not numbers.of.plan.colocated and not numbers.of.profiles:
         most = f" sharing is worth at most {1 / max(busiest, 1e-3):.1f} times the throughput," if busiest > MOST else ""
-        yield f"Pass --profile to learn whether to share these GPUs with a second model:{most} {what}."
+        yield f"Pass --profile to learn whether to share these GPUs with a second model:{most} {busy}."
     elif busiest > MOST:
-        yield f"Faster {'ports' if network > compute else 'GPUs'} would help most: {what}."
+        yield f"Faster {'ports' if network > compute else 'GPUs'} would help most: {busy}."
     else:
-        yield f"See the timeline for what ranks wait for: {what}."
-    if skew(one.utilisation_G) > LOPSIDED:
+        yield f"See the timeline for what ranks wait for: {busy}."
+    if skew(summary.utilisation_G) > LOPSIDED:
         yield (
-            f"GPU {int(one.utilisation_G.argmax())} computes {percent(skew(one.utilisation_G))} more than the mean in {name}, "
-            f"and GPU {int(one.utilisation_G.argmin())} least."
+            f"GPU {int(summary.utilisation_G.argmax())} computes {percent(skew(summary.utilisation_G))} more than the mean in "
+            f"{name}, and GPU {int(summary.utilisation_G.argmin())} least."
         )
 
 
@@ -210,14 +210,14 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
         apart: seconds of the models run one after the other.
     """
     network, compute = (took_s / max(summary.seconds, 1e-30) for took_s in (summary.exchanging_s, summary.computing_s))
-    apart_s, own = min(apart), apart.by_own < apart.by_plan
-    how = "each by a plan of its own" if own else "under this plan"
+    apart_s, own_plan = min(apart), apart.by_own < apart.by_plan
+    how = "each by a plan of its own" if own_plan else "under this plan"
     took = f"{seconds(summary.seconds)} at the same time, {seconds(apart_s)} one after the other, {how}"
     why = f"a rank's port is busy {percent(network)} of the time and its GPU {percent(compute)}"
     if max(summary.seconds, apart_s) <= TIE * min(summary.seconds, apart_s):
         return f"Sharing makes no difference here: {took}; {why}."
     if summary.seconds > apart_s:
-        instead = "plan and serve each model alone" if own else "serve with --interleave off"
+        instead = "plan and serve each model alone" if own_plan else "serve with --interleave off"
         scarce = "ports" if network > compute else "GPUs"
         return f"Sharing loses here: {took}. The {scarce} leave nothing to fill ({why}): {instead}."
     return f"Sharing is worth {apart_s / max(summary.seconds, 1e-30):.2f}x here: {took}; {why}."
@@ -238,11 +238,11 @@ def sharing_advice(compared: WaysCompared) -> str:
         THREE_MODELS: ("Share these GPUs between three models", "three models"),
     }
     known = sorted((way for way in ways if way in gains), key=gains.__getitem__, reverse=True)
-    told = [f"{ways[way][1]} {gains[way]:.2f}x" for way in known] + ["memory does not hold a second copy"] * (two not in gains)
+    parts = [f"{ways[way][1]} {gains[way]:.2f}x" for way in known] + ["memory does not hold a second copy"] * (two not in gains)
     at = f"the throughput of one after the other with {compared.batch} tokens of a rank in a step (simulated)"
     if not known or gains[known[0]] < WORTH:
-        return f"Leave the GPUs to this model. In parts of {at}: {'; '.join(told)}."
-    return "; ".join([f"{ways[known[0]][0]}: {gains[known[0]]:.2f}x {at}", *told[1:]]) + "."
+        return f"Leave the GPUs to this model. In parts of {at}: {'; '.join(parts)}."
+    return "; ".join([f"{ways[known[0]][0]}: {gains[known[0]]:.2f}x {at}", *parts[1:]]) + "."
 
 
 def two_models_advice(found: TwoModels) -> str:
@@ -311,12 +311,12 @@ def recommendation_lines(found: Recommendation) -> list[str]:
     ]
 
 
-def _drawn_line(found: Recommendation) -> str:
+def _drawn_line(recommendation: Recommendation) -> str:
     """A sentence in place of a recommendation: what balancing brings over recorded models, and how to record."""
-    recorded, how = found.recorded, RECORDING.get(found.engine, "aurora import reads its recordings")
+    recorded, how = recommendation.recorded, RECORDING.get(recommendation.engine, "aurora import reads its recordings")
     assert recorded is not None
     least, most = (f"{ratio - 1:.0%}" for ratio in recorded.ratios["linear"])
-    gains = found.at_most
+    gains = recommendation.at_most
     bring = f": with such imbalance perfect balance would bring {gains[0]:.2f}x to {gains[1]:.2f}x here" if gains else ""
     return (
         "No recommendation: this traffic is drawn, and says nothing about your experts, whose imbalance also decides between "
@@ -331,14 +331,14 @@ def _imbalance(served: WaysOfServing) -> str:
     said = []
     for name, split in zip(("prompts", "answers"), served.splits, strict=True):
         parts = {"stable": split.stable, "drifting": split.drifting, "per step": split.per_step}
-        shown = ", ".join(f"{part} {each.value:.1%} [{each.low:.1%}, {each.high:.1%}]" for part, each in parts.items())
+        shown = ", ".join(f"{part} {share.value:.1%} [{share.low:.1%}, {share.high:.1%}]" for part, share in parts.items())
         said.append(f"{split.whole.value:.1%} in steps of {name}, {round(split.step_tokens)} tokens ({shown})")
     return "; ".join(said)
 
 
-def _served_lines(found: Recommendation, served: WaysOfServing) -> list[str]:
+def _served_lines(recommendation: Recommendation, served: WaysOfServing) -> list[str]:
     """Says what to do, or nothing; and what balancing can bring at most, by parts of the imbalance."""
-    base, best, ceiling = served.default.service, found.best, served.ceiling
+    base, best, ceiling = served.default.service, recommendation.best, served.ceiling
     parts = (
         "Experts take longer than in perfect balance, because of what is stable (a planned placement removes it), drifts (EPLB "
         f"or a follower), or is of single steps (replicas, or methods that see each batch), "
@@ -347,7 +347,8 @@ def _served_lines(found: Recommendation, served: WaysOfServing) -> list[str]:
     at_most = f"Perfect balance of every batch would bring {ceiling.gain:.2f}x."
     if not isinstance(best, ComparedWay):
         return [
-            f"Keep {found.engine}'s default: nothing that it can be told to do is surely faster by {SURE - 1:.0%}. {at_most}",
+            f"Keep {recommendation.engine}'s default: nothing that it can be told to do is surely faster by {SURE - 1:.0%}. "
+            f"{at_most}",
             parts,
         ]
     service, needs = best.service, installs(served, best) and f" It needs {installs(served, best)}."

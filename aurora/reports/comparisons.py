@@ -27,12 +27,12 @@ LEGEND = "; ".join(f"{letter} {way}" for way, letter in LETTERS.items())
 def map_tables(cells: Sequence[GridCell]) -> Iterator[Table]:
     """Yields one table per skew (bandwidths by batch sizes), with the letter and gain of the best way of sharing GPUs."""
     for skew in _values(cells, "skew"):
-        own = [cell for cell in cells if cell.skew == skew]
+        group = [cell for cell in cells if cell.skew == skew]
         title = {0.0: "experts equally popular", 1.0: "skew as in the profiles"}.get(skew, f"skew {skew:g}")
-        table = Table("bandwidth", *right(*(str(batch) for batch in _values(own, "batch"))), title=title)
-        for bandwidth in _values(own, "bandwidth"):
-            won = (cell.compared.winner for cell in own if cell.bandwidth == bandwidth)
-            table.add_row(f"x {bandwidth:g}", *(f"{LETTERS[one.way]} {one.gain:.2f}" for one in won))
+        table = Table("bandwidth", *right(*(str(batch) for batch in _values(group, "batch"))), title=title)
+        for bandwidth in _values(group, "bandwidth"):
+            won = (cell.compared.winner for cell in group if cell.bandwidth == bandwidth)
+            table.add_row(f"x {bandwidth:g}", *(f"{LETTERS[winner.way]} {winner.gain:.2f}" for winner in won))
         yield table
 
 
@@ -79,7 +79,7 @@ def speedups_table(points: Sequence[Point], keys: Sequence[str]) -> Table:
         **dict.fromkeys(points[0].speedups, "{:.3f}".format),
         "pays": text,
     }
-    rows = [(*(getattr(each.setting, key) for key in keys), *each.speedups.values(), each.pays) for each in points]
+    rows = [(*(getattr(point.setting, key) for key in keys), *point.speedups.values(), point.pays) for point in points]
     return table_of(columns, rows)
 
 
@@ -96,11 +96,11 @@ def followed_table(followed: FollowedTraffic) -> Table:
         + "; excess: over clairvoyant, which rebalances for the window to come and is no bound; mean known does so for its "
         "mean, without its chance",
     )
-    for each in followed.ways:
-        slowest = float(each.slowest_W[counted_W].mean())
-        times = (f"{slowest:.3f}", percent(gap(slowest, best)), f"{each.worst():.3f}")
-        moved = (size(float(each.bytes_W.sum())), str(each.changes), seconds(each.stall_s))
-        table.add_row(each.name, *times, *moved)
+    for way in followed.ways:
+        slowest = float(way.slowest_W[counted_W].mean())
+        times = (f"{slowest:.3f}", percent(gap(slowest, best)), f"{way.worst():.3f}")
+        moved = (size(float(way.bytes_W.sum())), str(way.changes), seconds(way.stall_s))
+        table.add_row(way.name, *times, *moved)
     return table
 
 
@@ -144,7 +144,7 @@ def balancing_costs(served: WaysOfServing) -> Table:
         for way in (*served.others, served.default)
         if way.method and (way.way is None or way.way.layout == layout)
     }
-    for (method, _), row in sorted(rows.items(), key=lambda each: (each[0][1], each[1][3])):
+    for (method, _), row in sorted(rows.items(), key=lambda entry: (entry[0][1], entry[1][3])):
         table.add_row(called.get(method, method), *row)
     return table
 

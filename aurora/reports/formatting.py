@@ -78,8 +78,8 @@ def table_of(
     if most is not None and most < len(shown):
         note = f"the {most} worst of {len(shown)} layers; --layers shows all"
         caption = f"{caption}; {note}" if caption else note
-        kept = sorted(range(len(shown)), key=lambda row: -worst(shown[row]))[:most]
-        shown = [shown[row] for row in sorted(kept)]
+        indices = sorted(range(len(shown)), key=lambda row: -worst(shown[row]))[:most]
+        shown = [shown[row] for row in sorted(indices)]
     heads = (Column(head, justify="left" if form is text else "right") for head, form in columns.items())
     table = ModelsTable(*heads, title=title, caption=caption)
     for row in shown:
@@ -99,13 +99,13 @@ class ModelsTable(Table):
         for name in dict.fromkeys(names):
             heads = (Column(column.header, justify=column.justify) for column in self.columns[1:])
             title = f"{self.title}\n{name}" if name == names[0] and self.title else str(name)
-            own = Table(*heads, title=title, caption=self.caption if name == names[-1] else None)
-            for each, *row in zip(names, *cells, strict=True):
-                if each == name:
-                    own.add_row(*row)
-            if Measurement.get(console, wide, own).maximum > options.max_width:
-                own.padding = (0, 0)
-            yield own
+            table = Table(*heads, title=title, caption=self.caption if name == names[-1] else None)
+            for model, *row in zip(names, *cells, strict=True):
+                if model == name:
+                    table.add_row(*row)
+            if Measurement.get(console, wide, table).maximum > options.max_width:
+                table.padding = (0, 0)
+            yield table
 
 
 def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
@@ -125,5 +125,5 @@ def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
 def _with_unit(value: float, units: Mapping[str, float]) -> str:
     """Formats a number in the largest of some units, largest first, that it reaches, or else in the smallest."""
     rounded = float(f"{value:.3g}")  # 0.9996 s are a second, not a thousand milliseconds
-    unit, one = next(((unit, one) for unit, one in units.items() if rounded >= one), list(units.items())[-1])
-    return f"{value / one:.3g} {unit}" if rounded < 1000 * one else f"{value / one:.0f} {unit}"
+    unit, scale = next(((unit, scale) for unit, scale in units.items() if rounded >= scale), list(units.items())[-1])
+    return f"{value / scale:.3g} {unit}" if rounded < 1000 * scale else f"{value / scale:.0f} {unit}"

@@ -54,15 +54,15 @@ def tiles(found: ReportNumbers) -> list[Tile]:
     return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
 
 
-def _worth(found: ReportNumbers) -> Iterator[Tile]:
+def _worth(numbers: ReportNumbers) -> Iterator[Tile]:
     """Tokens processed per second, seconds per step, and the speed-up, each beside what it is compared with."""
-    served, both = found.serving, found.speedup
+    served, both = numbers.serving, numbers.speedup
     if served is not None:
         before = both[0] if both is not None and both[1].by == served.by else None
         part = "" if served.by == "measured" else "; MoE layers only"
-        many = f"a step of {' and '.join(found.of.models)}" if len(found.of.models) > 1 else "a step"
+        many = f"a step of {' and '.join(numbers.of.models)}" if len(numbers.of.models) > 1 else "a step"
         if served.tokens is None or served.tokens_per_s is None:
-            yield Tile(f"Tokens processed per second, {served.by}", DASH, found.of.without)
+            yield Tile(f"Tokens processed per second, {served.by}", DASH, numbers.of.without)
         else:
             about = "" if served.exact else "about "
             against = f"against {about}{count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
@@ -76,7 +76,7 @@ def _worth(found: ReportNumbers) -> Iterator[Tile]:
         stages = "".join(f"; {STAGE_NAMES[stage]} {seconds(value)}" for stage, value in served.stage_s.items())
         yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{stages}{part}")
     if both is None:
-        yield Tile("Speed-up", DASH, found.of.without)
+        yield Tile("Speed-up", DASH, numbers.of.without)
     else:
         first, last = both
         note = f"{last.name}, {seconds(last.seconds)}, against {first.name}, {seconds(first.seconds)}"
@@ -88,21 +88,21 @@ def count(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _prediction_error(found: ReportNumbers) -> Tile:
+def _prediction_error(numbers: ReportNumbers) -> Tile:
     title = "Prediction error"
-    if not found.of.traces:
+    if not numbers.of.traces:
         return Tile(title, DASH, "No trace was given: aurora simulate writes a predicted one, aurora run a measured one")
-    both = found.comparison
-    if both is None or found.predicted is None or found.measured is None:
-        name, trace = found.of.traces[0]
-        lacking, verb = ("predicted", "simulate") if found.predicted is None else ("measured", "run")
+    both = numbers.comparison
+    if both is None or numbers.predicted is None or numbers.measured is None:
+        name, trace = numbers.of.traces[0]
+        lacking, verb = ("predicted", "simulate") if numbers.predicted is None else ("measured", "run")
         note = f"{name}, from start to end; no {lacking} trace was given"
-        if verb == "simulate" or len(found.of.models) <= 2:
+        if verb == "simulate" or len(numbers.of.models) <= 2:
             note += f": aurora {verb} writes one"
         return Tile(f"Time, {trace.kind}", seconds(trace.seconds), note)
-    if found.why_incomparable is not None:
-        return Tile(title, DASH, f"Of other traffic: {found.why_incomparable}")
-    names = [found.of.traces[i][0] for i in (found.predicted, found.measured)]
+    if numbers.why_incomparable is not None:
+        return Tile(title, DASH, f"Of other traffic: {numbers.why_incomparable}")
+    names = [numbers.of.traces[i][0] for i in (numbers.predicted, numbers.measured)]
     took = f"{seconds(both.predicted_s)} predicted ({names[0]}), {seconds(both.measured_s)} measured ({names[1]})"
     note = f"{took}; error = predicted / measured - 1"
     return Tile(title, percent(both.error), note)
@@ -116,14 +116,14 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
         tables: tables of the chart's numbers.
     """
     shown = [
-        (name, f"s{i}", one.phases) for i, ((name, _), one) in enumerate(zip(found.of.traces, found.summaries, strict=True))
+        (name, f"s{i}", run.phases) for i, ((name, _), run) in enumerate(zip(found.of.traces, found.summaries, strict=True))
     ]
     columns = {key: np.array([*phases.values()]) for _, key, phases in shown}
     words = " ".join(
-        f"{name}: of {seconds(one.seconds)} a rank exchanges tokens for {seconds(one.exchanging_s)}, their counts for "
-        f"{seconds(one.phases['counts'])}, computes for {seconds(one.computing_s)} and waits for "
-        f"{seconds(one.phases['waiting'])}."
-        for (name, _), one in zip(found.of.traces, found.summaries, strict=True)
+        f"{name}: of {seconds(run.seconds)} a rank exchanges tokens for {seconds(run.exchanging_s)}, their counts for "
+        f"{seconds(run.phases['counts'])}, computes for {seconds(run.computing_s)} and waits for "
+        f"{seconds(run.phases['waiting'])}."
+        for (name, _), run in zip(found.of.traces, found.summaries, strict=True)
     )
     series = [[name, key] for name, key, _ in shown]
     about = {"axis": "phase", "names": list(TIMED_PHASES), "series": series, "unit": "s"}
@@ -139,7 +139,7 @@ def provenance(found: ReportNumbers) -> list[Sheet]:
         ("seed", str(plan.options.seed)),
         ("epoch", str(plan.epoch)),
     ]
-    rows += [(f"option: {what}", name) for what, name in plan.strategies.items()]
+    rows += [(f"option: {option}", name) for option, name in plan.strategies.items()]
     rows += [("note", note) for note in plan.notes]
     rows.append(("aurora", version("aurora-moe")))
     made_from = [
@@ -178,14 +178,14 @@ def page(inputs: ReportInputs, progress: Progress = no_progress) -> str:
     """Returns the report as HTML. `progress` is called with (name of the work, amount done, whole amount)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found, made = ReportNumbers(inputs, progress), []
+    numbers, sections = ReportNumbers(inputs, progress), []
     for number, make in enumerate(SECTIONS):
         progress("writing sections", number, len(SECTIONS))
-        made.append(make(found))
+        sections.append(make(numbers))
     progress("writing sections", len(SECTIONS), len(SECTIONS))
-    shown = [section for section in made if section is not None]
-    phases = phase_chart(found, phase_sheets(found)) if inputs.traces else None
-    charts = [*([phases] if phases else []), *(each for section in shown for each in section.charts)]
+    shown = [section for section in sections if section is not None]
+    phases = phase_chart(numbers, phase_sheets(numbers)) if inputs.traces else None
+    charts = [*([phases] if phases else []), *(chart for section in shown for chart in section.charts)]
     plan, models = inputs.plan, " and ".join(inputs.models)
     templates = Environment(
         loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -194,14 +194,14 @@ def page(inputs: ReportInputs, progress: Progress = no_progress) -> str:
         title=f"{models} on {plan.cluster.name}",
         heading=models,
         lead=f"{plan.scenario[:1].upper()}{plan.scenario[1:]}: {len(plan.cluster)} ranks of {plan.cluster.name}.",
-        tiles=tiles(found),
-        advice=advice(found),
+        tiles=tiles(numbers),
+        advice=advice(numbers),
         phases=phases,
         sections=shown,
-        provenance=provenance(found),
+        provenance=provenance(numbers),
         style=(PARTS / "page.css").read_text(encoding="utf-8"),
         script="\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
-        packed=_json({each.name: each.packed() for each in charts}),
+        packed=_json({chart.name: chart.packed() for chart in charts}),
     )
 
 

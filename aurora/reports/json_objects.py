@@ -74,19 +74,19 @@ def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
     """Returns each layer's terms, the slowest GPU of each term, and how often the longest path has the term."""
     return [
         {
-            "seconds": each.value_s,
-            **fields_json(each, "layer assignment_bound_s bound_term"),
-            "terms": rows_json(term=each.terms, seconds=each.seconds_X, gpu=each.gpu_X, times=each.times_X),
+            "seconds": layer.value_s,
+            **fields_json(layer, "layer assignment_bound_s bound_term"),
+            "terms": rows_json(term=layer.terms, seconds=layer.seconds_X, gpu=layer.gpu_X, times=layer.times_X),
         }
-        for each in layers
+        for layer in layers
     ]
 
 
 def evaluation_json(plan: Plan, found: Evaluation) -> Found:
     """Returns a plan's times on other traffic, beside the times of a plan made for that traffic."""
     models = [
-        {"model": model.model, "layers": rows_json(dispatch_s=dispatch_s_L, own_dispatch_s=own.dispatch_s_L)}
-        for model, own, dispatch_s_L in zip(plan.models, found.replanned.models, found.dispatch_s_ML, strict=True)
+        {"model": model.model, "layers": rows_json(dispatch_s=dispatch_s_L, own_dispatch_s=replanned.dispatch_s_L)}
+        for model, replanned, dispatch_s_L in zip(plan.models, found.replanned.models, found.dispatch_s_ML, strict=True)
     ]
     times = {
         "objective_s": found.served_s_L.sum(),
@@ -115,12 +115,12 @@ def models_json(summary: Summary) -> list[Found]:
     """Returns the seconds, the steps and the time per output token of each model or micro-batch of a trace."""
     return [
         {
-            **fields_json(each, "model seconds"),
-            "steps": len(each.step_s_T),
-            "step_s": percentiles(each.step_s_T),
-            "tpot_s": percentiles(each.between_s_X),
+            **fields_json(model, "model seconds"),
+            "steps": len(model.step_s_T),
+            "step_s": percentiles(model.step_s_T),
+            "tpot_s": percentiles(model.between_s_X),
         }
-        for each in summary.models
+        for model in summary.models
     ]
 
 
@@ -185,13 +185,13 @@ def followed_json(followed: FollowedTraffic) -> Found:
     """Returns the results of each way to follow changing traffic."""
     ways = [
         {
-            **fields_json(each, "name changes stall_s lengthened_s"),
-            "slowest": each.slowest_W[followed.counted_W].mean(),
-            "slowest_all": each.slowest_W.mean(),
-            "worst": each.worst(),
-            "bytes": each.bytes_W.sum(),
+            **fields_json(way, "name changes stall_s lengthened_s"),
+            "slowest": way.slowest_W[followed.counted_W].mean(),
+            "slowest_all": way.slowest_W.mean(),
+            "worst": way.worst(),
+            "bytes": way.bytes_W.sum(),
         }
-        for each in followed.ways
+        for way in followed.ways
     ]
     return {"change": followed.change, "windows": len(followed.counted_W), "ways": ways}
 
@@ -221,8 +221,8 @@ def served_requests_json(found: Mapping[str, RequestSimulation], names: Sequence
 def cell_json(cell: GridCell) -> Found:
     """Returns a cell of a grid: its settings, and the gain of each way of sharing GPUs."""
     ways = [asdict(outcome) for outcome in cell.compared.outcomes]
-    own = {"winner": cell.compared.winner.way, "ways": ways, "left_out": dict(cell.compared.left_out)}
-    return {**fields_json(cell, "skew bandwidth batch"), **own}
+    comparison = {"winner": cell.compared.winner.way, "ways": ways, "left_out": dict(cell.compared.left_out)}
+    return {**fields_json(cell, "skew bandwidth batch"), **comparison}
 
 
 def recommendation_json(found: Recommendation) -> Found:
@@ -236,7 +236,7 @@ def recommendation_json(found: Recommendation) -> Found:
         "simulated": found.simulated
         and {
             **fields_json(found.simulated, "default_s tokens share"),
-            "candidates": [fields_json(each, "name seconds gain low high") for each in found.simulated.candidates],
+            "candidates": [fields_json(candidate, "name seconds gain low high") for candidate in found.simulated.candidates],
         },
         "recorded": found.recorded and fields_json(found.recorded, "models gpus parts ratios"),
     }
@@ -245,9 +245,9 @@ def recommendation_json(found: Recommendation) -> Found:
 def ways_json(served: WaysOfServing) -> Found:
     """Returns ways of serving beside the engine's default and the ceiling, and the parts of the imbalance."""
 
-    def way(each: ComparedWay) -> Found:
-        numbers = fields_json(each, "name method gain low high share memory_bytes moved_bytes worst starts")
-        return {**numbers, **asdict(each.service), "way": each.way and asdict(each.way)}
+    def way(compared: ComparedWay) -> Found:
+        numbers = fields_json(compared, "name method gain low high share memory_bytes moved_bytes worst starts")
+        return {**numbers, **asdict(compared.service), "way": compared.way and asdict(compared.way)}
 
     def parts(split: ImbalanceSplit) -> Found:
         shares = {name: asdict(getattr(split, name)) for name in ("whole", "stable", "drifting", "per_step")}
@@ -260,6 +260,6 @@ def ways_json(served: WaysOfServing) -> Found:
         "imbalance": {"prompts": prompts, "answers": answers},
         "default": way(served.default),
         "ceiling": way(served.ceiling),
-        "others": [way(each) for each in served.others],
+        "others": [way(other) for other in served.others],
         **fields_json(served, "left_out layers"),
     }

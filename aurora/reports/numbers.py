@@ -191,15 +191,15 @@ class ReportNumbers:
         Empty without profiles.
         """
         cluster = self.of.plan.cluster
-        found = []
+        transfers_M = []
         for model, profile in zip(self.of.plan.models, self.of.profiles, strict=False):
             layers = []
             for layer, (dispatch, combine) in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
                 rows_SGG = planned_rows(profile, layer, model, model.placement)
                 there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, way, model.deduplicated) for way in EXCHANGES)
                 layers.append((planned(dispatch, there_SGG, cluster), planned(combine, back_SGG, cluster)))
-            found.append(tuple(layers))
-        return tuple(found)
+            transfers_M.append(tuple(layers))
+        return tuple(transfers_M)
 
     @cached_property
     def sharing(self) -> WaysCompared | None:
@@ -332,11 +332,11 @@ class ReportNumbers:
         """
         if self.predicted is None or self.measured is None:
             return None
-        (one, predicted), (other, measured) = (self.of.traces[number] for number in (self.predicted, self.measured))
+        (first, predicted), (other, measured) = (self.of.traces[number] for number in (self.predicted, self.measured))
         sent, run = (_dispatched_bytes(trace) for trace in (predicted, measured))
         if sent <= ALIKE * run and run <= ALIKE * sent:
             return None
-        return f"{one} dispatches {size(sent)}, {other} {size(run)}: aurora run --compare predicts the run's own traffic"
+        return f"{first} dispatches {size(sent)}, {other} {size(run)}: aurora run --compare predicts the run's own traffic"
 
     def copies_LE(self, model: int) -> IntArray:
         """Returns (L, E) int64: the number of GPUs that hold each expert of the model with index `model`."""

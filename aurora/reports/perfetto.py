@@ -50,7 +50,7 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
     """Rank r is process first_pid + r, flows count from first_flow; a model's tracks are its steps, sends and receives."""
     began = trace.start_s_X.min()
     start_us_X, end_us_X = ((column - began) * 1e6 for column in (trace.start_s_X, trace.end_s_X))
-    names = [f"{model}{what}" for model in models for what in ("", ": sends", ": receives")]
+    names = [f"{model}{suffix}" for model in models for suffix in ("", ": sends", ": receives")]
     track_X = trace.model_X * 3 + np.where(trace.sent_X, 1, 2)
     level_X = interval_colouring(trace.rank_X * len(names) + track_X, trace.start_s_X, trace.end_s_X)
     tid_X = 1 + track_X * MOST_LEVELS + np.minimum(level_X, MOST_LEVELS - 1)  # 0 is the idle thread to readers
@@ -69,7 +69,7 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
     for row in np.flatnonzero(moved_X):
         where = {"pid": first_pid + int(trace.rank_X[row]), "tid": int(tid_X[row])}
         times_us = float(start_us_X[row]), float(end_us_X[row])
-        args = {what: int(getattr(trace, f"{what}_X")[row]) for what in ("step", "layer", "peer", "bytes")}
+        args = {column: int(getattr(trace, f"{column}_X")[row]) for column in ("step", "layer", "peer", "bytes")}
         words = f"{TRACE_PHASES[trace.phase_X[row]]} {'to' if trace.sent_X[row] else 'from'} {args['peer']}"
         yield _slice(words, models[trace.model_X[row]], where, *times_us, args)
     ends_F2 = transfer_ends(trace)
@@ -84,24 +84,24 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
             }  # fmt: skip
 
 
-def _nested(found: Bars, models: tuple[str, ...], first_pid: int) -> Iterator[Event]:
+def _nested(spans: Bars, models: tuple[str, ...], first_pid: int) -> Iterator[Event]:
     """Slices of steps, in them those of layers, and in these those of phases; head and moves follow the last layer."""
-    after_X = np.isin(found.phase_X, [TIMED_PHASES.index(phase) for phase in ("head", "moves")])
-    layer_X = np.where(after_X, AFTER_LAYERS, found.layer_X)
-    by_worker = np.lexsort((found.start_s_X, found.model_X, found.rank_X))
-    columns = found.rank_X, found.model_X, found.step_X, layer_X, found.phase_X, found.start_s_X * 1e6, found.end_s_X * 1e6
+    after_X = np.isin(spans.phase_X, [TIMED_PHASES.index(phase) for phase in ("head", "moves")])
+    layer_X = np.where(after_X, AFTER_LAYERS, spans.layer_X)
+    by_worker = np.lexsort((spans.start_s_X, spans.model_X, spans.rank_X))
+    columns = spans.rank_X, spans.model_X, spans.step_X, layer_X, spans.phase_X, spans.start_s_X * 1e6, spans.end_s_X * 1e6
     rows: list[list[Any]] = []
     reach_us = 0.0
     for *key, start_us, end_us in zip(*(column[by_worker].tolist() for column in columns), strict=True):
         reach_us = reach_us if rows and key[:2] == rows[-1][:2] else 0.0  # a GPU's clock and its host's may differ a little
         start_us, reach_us = max(start_us, reach_us), max(end_us, reach_us)
         rows.append([*key, start_us, reach_us])
-    for depth, what in ((3, "step"), (4, "layer"), (5, "phase")):
+    for depth, name in ((3, "step"), (4, "layer"), (5, "phase")):
         for key, group in groupby(rows, key=itemgetter(*range(depth))):
             pieces, (rank, model, step, *inner) = list(group), key
             if depth == 4 and inner[0] == AFTER_LAYERS:
                 continue
-            words = TIMED_PHASES[inner[1]] if depth == 5 else f"{what} {key[-1]}"
+            words = TIMED_PHASES[inner[1]] if depth == 5 else f"{name} {key[-1]}"
             args = {"step": step} | ({"layer": inner[0]} if inner and inner[0] != AFTER_LAYERS else {})
             where = {"pid": first_pid + rank, "tid": 1 + model * 3 * MOST_LEVELS}
             yield _slice(words, models[model], where, pieces[0][5], pieces[-1][6], args)
@@ -111,5 +111,5 @@ def _slice(name: str, model: str, where: Event, start_us: float, end_us: float, 
     return {"ph": "X", "name": name, "cat": model, **where, "ts": start_us, "dur": end_us - start_us, "args": args}
 
 
-def _named(what: str, pid: int, tid: int, **args: str | int) -> Event:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+def _named(kind: str, pid: int, tid: int, **args: str | int) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}

@@ -91,10 +91,10 @@ def expectation_lines(plan: Plan) -> list[str]:
         )
     if plan.slot_gain is not None:
         model = plan.models[0]
-        what = f"one more slot per GPU ({size(model.expert_bytes * len(model.dispatch_L))}, fits)"
+        slot = f"one more slot per GPU ({size(model.expert_bytes * len(model.dispatch_L))}, fits)"
         gain = percent(plan.slot_gain) if plan.slot_gain >= LEAST_GAIN else "nothing"
         chosen = any("`slots_per_gpu`: " in note for note in plan.notes)  # by aurora, in the simulator
-        lines.append(f"{what} would save {gain} of {'a simulated step' if chosen else 'the time expected on unseen windows'}")
+        lines.append(f"{slot} would save {gain} of {'a simulated step' if chosen else 'the time expected on unseen windows'}")
     return lines
 
 
@@ -106,7 +106,7 @@ def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Ta
         most: number of layers to show: the slowest, or with `explain` the ones with the largest gaps; None: all.
         explain: True: show the bounds of each dispatch, and the gaps to them.
     """
-    strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
+    strategies = ", ".join(f"{option.replace('_', ' ')} {name}" for option, name in plan.strategies.items())
     on_fabric = plan.cluster.fabric is not None
     bounds = ("fluid bound", "one-to-one bound", "cut bound")[: 2 + on_fabric] if explain else ()
     columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("dispatch of all windows", *bounds), seconds)}
@@ -139,18 +139,18 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
         evaluation: the evaluation of `plan` on the other traffic.
         most: number of layers to show, the slowest; None: all.
     """
-    own, served_s = evaluation.replanned, float(evaluation.served_s_L.sum())
+    replanned, served_s = evaluation.replanned, float(evaluation.served_s_L.sum())
     times = ("objective of the layer", "dispatch in the plan's order", "in its own plan")
     rows = [
         (name, layer, evaluation.served_s_L[layer], took, own_model.dispatch_s_L[layer])
-        for name, own_model, dispatch_s_L in zip(_names(plan), own.models, evaluation.dispatch_s_ML, strict=True)
+        for name, own_model, dispatch_s_L in zip(_names(plan), replanned.models, evaluation.dispatch_s_ML, strict=True)
         for layer, took in enumerate(dispatch_s_L)
     ]
     return table_of(
         {"model": text, "layer": str, **dict.fromkeys(times, seconds)},
         rows,
         title=f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.between_s)}; a plan of its own takes "
-        f"{seconds(own.objective_s)}{estimated(own.between_s)}: slowdown {percent(evaluation.slowdown)}",
+        f"{seconds(replanned.objective_s)}{estimated(replanned.between_s)}: slowdown {percent(evaluation.slowdown)}",
         worst=lambda row: row[2],
         most=most,
     )
@@ -158,12 +158,12 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
 
 def order_table(schedules: Sequence[Schedule]) -> Table:
     """Returns a table of schedules: makespan, bounds, and the gap to the larger of fluid bound and cut bound."""
-    bounds = ("fluid bound", "one-to-one bound", *(("cut bound",) if any(one.cut for one in schedules) else ()))
+    bounds = ("fluid bound", "one-to-one bound", *(("cut bound",) if any(order.cut for order in schedules) else ()))
     times = dict.fromkeys(("makespan", *bounds), seconds)
     rows = []
-    for one in schedules:
-        bounds_s = (one.fluid_bound_s, one.one_to_one_bound_s, one.cut.bound_s if one.cut else None)[: len(bounds)]
-        rows.append((one.method, one.makespan_s, *bounds_s, one.gap, len(one.src_X), "yes" if one.one_to_one else "no"))
+    for order in schedules:
+        bounds_s = (order.fluid_bound_s, order.one_to_one_bound_s, order.cut.bound_s if order.cut else None)[: len(bounds)]
+        rows += [(order.method, order.makespan_s, *bounds_s, order.gap, len(order.src_X), "yes" if order.one_to_one else "no")]
     table = table_of({"method": text, **times, "gap": percent, "rows": str, "one to one": str}, rows)
     table.columns[0].no_wrap = True
     return table
@@ -194,7 +194,7 @@ def worst_cut(plan: Plan) -> str | None:
     cuts = [(cut, name, layer) for name, model in models for layer, cut in enumerate(model.cut_L)]
     if not cuts:
         return None
-    worst, name, layer = max(cuts, key=lambda each: each[0].bound_s)
+    worst, name, layer = max(cuts, key=lambda entry: entry[0].bound_s)
     return f"{name}, layer {layer}: {cut_line(worst)}"
 
 
@@ -241,22 +241,22 @@ def survive_lines(
         nodes: number of nodes, which fail as a whole; None: GPUs fail.
         fixed: a fixed number of redundant experts, for comparison.
     """
-    gpus, what, copies = made.placement.gpus, "GPUs" if nodes is None else "nodes", failures + 1
+    gpus, units, copies = made.placement.gpus, "GPUs" if nodes is None else "nodes", failures + 1
     yield (
-        f"any {failures} of {nodes or gpus} {what} may fail with {fewest} slots per GPU. Fewer are not enough: an expert on "
+        f"any {failures} of {nodes or gpus} {units} may fail with {fewest} slots per GPU. Fewer are not enough: an expert on "
         f"{failures} of them alone is lost with them, so each of {experts} needs copies on {copies}: {experts * copies} slots"
     )
     yield f"max/mean load {_worst(made):.4f}; {_worst(alone):.4f} without copies, in {-(-experts // gpus)} slots per GPU"
-    for spare, each in enumerate(more, 1):
-        if _worst(each) <= 1 / target:
-            yield f"with {fewest + spare} slots per GPU max/mean load is {_worst(each):.4f}"
+    for spare, placement in enumerate(more, 1):
+        if _worst(placement) <= 1 / target:
+            yield f"with {fewest + spare} slots per GPU max/mean load is {_worst(placement):.4f}"
             break
     yield f"{fixed} redundant experts, a fixed count, would take {-(-(experts + fixed) // gpus)} slots per GPU"
 
 
-def _worst(made: ReplicaPlacement) -> float:
+def _worst(placement: ReplicaPlacement) -> float:
     """The largest load of a GPU over the mean, of the worst layer."""
-    return float((made.max_load_L / np.maximum(made.mean_load_L, TINY)).max())
+    return float((placement.max_load_L / np.maximum(placement.mean_load_L, TINY)).max())
 
 
 def survival_table(made: ResilientPlacement) -> Table:
@@ -375,36 +375,36 @@ def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Ta
         plan: the plan.
         explained: the result of `explain` for the plan.
     """
-    return [table for one in explained for table in (_terms(plan, one), _gpus(plan, one))]
+    return [table for layer in explained for table in (_terms(plan, layer), _gpus(plan, layer))]
 
 
-def _terms(plan: Plan, one: LayerExplanation) -> Table:
-    above = gap(one.value_s, one.assignment_bound_s)
+def _terms(plan: Plan, layer: LayerExplanation) -> Table:
+    above = gap(layer.value_s, layer.assignment_bound_s)
     rows = [
         (name, value, ("no", "yes", "twice")[times], plan.cluster.gpus[gpu].name)
-        for name, value, gpu, times in zip(one.terms, one.seconds_X, one.gpu_X, one.times_X, strict=True)
+        for name, value, gpu, times in zip(layer.terms, layer.seconds_X, layer.gpu_X, layer.times_X, strict=True)
     ]
     return table_of(
         {"term": text, "slowest GPU takes": seconds, "on the longest path": str, "GPU": str},
         rows,
-        title=f"layer {one.layer}, {plan.objective}, all windows as one: {seconds(one.value_s)}",
-        caption=f"no assignment of these groups of experts below {seconds(one.assignment_bound_s)}, gap {percent(above)}; "
-        f"most of that bound is {one.bound_term}",
+        title=f"layer {layer.layer}, {plan.objective}, all windows as one: {seconds(layer.value_s)}",
+        caption=f"no assignment of these groups of experts below {seconds(layer.assignment_bound_s)}, gap {percent(above)}; "
+        f"most of that bound is {layer.bound_term}",
     )
 
 
-def _gpus(plan: Plan, one: LayerExplanation) -> Table:
+def _gpus(plan: Plan, layer: LayerExplanation) -> Table:
     named = list(zip(letters(len(plan.models)), plan.models, strict=True))
     columns: Columns = {"GPU": text, "model": text, **dict.fromkeys(("gate", "dispatch", "FFN", "combine", "aggr."), seconds)}
     rows = [
         (
             *(plan.cluster.gpus[gpu].name, letter, *phases_YG[:, gpu]),
-            " ".join(map(str, model.placement.slots_LG[one.layer % len(model.dispatch_L)][gpu])) or "none",
+            " ".join(map(str, model.placement.slots_LG[layer.layer % len(model.dispatch_L)][gpu])) or "none",
         )
-        for gpu in sorted(set(one.gpu_X.tolist()))
-        for (letter, model), phases_YG in zip(named, one.phases_MYG, strict=True)
+        for gpu in sorted(set(layer.gpu_X.tolist()))
+        for (letter, model), phases_YG in zip(named, layer.phases_MYG, strict=True)
     ]
-    title, caption = f"layer {one.layer}: the GPUs that are slowest in a term", [f"{x}: {model.model}" for x, model in named]
+    title, caption = f"layer {layer.layer}: the GPUs that are slowest in a term", [f"{x}: {model.model}" for x, model in named]
     table = table_of({**columns, "experts": text}, rows, title=title, caption=", ".join(caption))
     table.columns[0].no_wrap = True
     return table

@@ -97,8 +97,7 @@ def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
     named = {parts: plan.with_micro_batches(parts).served_names for parts in cuts}
     parts = next((parts for parts, names in named.items() if names == tuple(trace.names_M)), 1)
     names = named[parts]
-    expected, found = (names, len(plan.cluster)), (tuple(trace.names_M), trace.ranks)
-    if expected != found:
+    if (names, len(plan.cluster)) != (tuple(trace.names_M), trace.ranks):
         raise BadInput(
             f"{name}: a trace of another plan: expected {' and '.join(names)} on {len(plan.cluster)} ranks, "
             f"found {' and '.join(trace.names_M)} on {trace.ranks}"
@@ -106,9 +105,9 @@ def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
     if not len(trace):
         raise BadInput(f"{name}: expected events, found an empty trace")
     limits = {"rank": len(plan.cluster), "peer": len(plan.cluster), "model": len(names), "phase": len(TRACE_PHASES)}
-    for what, limit in limits.items():
-        if (most := int(getattr(trace, f"{what}_X").max())) >= limit:
-            raise BadInput(f"{name}: a trace of another plan: expected {what} 0 to {limit - 1}, found {most}")
+    for column, limit in limits.items():
+        if (most := int(getattr(trace, f"{column}_X").max())) >= limit:
+            raise BadInput(f"{name}: a trace of another plan: expected {column} 0 to {limit - 1}, found {most}")
     layers_M = np.array([len(model.dispatch_L) for model in plan.models] * parts)
     if (beyond := trace.layer_X >= layers_M[trace.model_X]).any():
         model, layer = int(trace.model_X[beyond][0]), int(trace.layer_X[beyond][0])

@@ -64,7 +64,7 @@ def traffic_section(found: ReportNumbers) -> Section:
         return Section("traffic", "Traffic before and after", text, missing=found.of.without)
     frames, rows = [], []
     for model, flows in zip(found.of.models, found.traffic_M, strict=True):
-        own = []
+        layers = []
         for layer in range(flows.tokens_BLGG.shape[1]):
             sides_BGG = flows.tokens_BLGG[:, layer]
             columns: dict[str, IntArray] = {"rows": np.array([len(found.of.gpus)] * 2)}
@@ -76,9 +76,9 @@ def traffic_section(found: ReportNumbers) -> Section:
                 f"{model}, layer {layer}. Busiest port before: {tops[0]}; after: {tops[1]}. "
                 f"Tokens that travel: {travel[0]} before, {travel[1]} after."
             )
-            own.append(Frame(words, columns, scale=float(flows.row_bytes)))
+            layers.append(Frame(words, columns, scale=float(flows.row_bytes)))
             rows.append((model, str(layer), *travel, *tops))
-        frames.append(own)
+        frames.append(layers)
     heads = ("model", "layer", "tokens before", "tokens after", "busiest port before", "busiest port after")
     choices = Selector("model", found.of.models), Selector("layer")
     tables = (Sheet("Traffic by layer", heads, tuple(rows)),)
@@ -111,14 +111,14 @@ def _sides(load_BLG: FloatArray) -> dict[str, FloatArray]:
     return dict(zip(SIDES, load_BLG.max(axis=2), strict=True))
 
 
-def _by_layer(found: ReportNumbers, name: str, title: str, seconds_ML: Sequence[Mapping[str, FloatArray]]) -> Chart:
+def _by_layer(numbers: ReportNumbers, name: str, title: str, seconds_ML: Sequence[Mapping[str, FloatArray]]) -> Chart:
     """A chart of every layer's seconds, given by model and label."""
     frames, rows = [], []
-    for model, seconds_L in zip(found.of.models, seconds_ML, strict=True):
+    for model, seconds_L in zip(numbers.of.models, seconds_ML, strict=True):
         sums = "; ".join(f"{label} {seconds(float(value_L.sum()))}" for label, value_L in seconds_L.items())
         frames.append(Frame(f"{model}, all layers: {sums}.", seconds_L))
         rows += [(model, str(layer), *map(seconds, row)) for layer, row in enumerate(zip(*seconds_L.values(), strict=True))]
-    labels, models = list(seconds_ML[0]), Selector("model", found.of.models)
+    labels, models = list(seconds_ML[0]), Selector("model", numbers.of.models)
     about = {"axis": "layer", "names": None, "series": [[label, label] for label in labels], "unit": "s"}
     table = Sheet(title, ("model", "layer", *labels), tuple(rows))
     return Chart(name, "bars", title, (models,), frames, about, (table,))
@@ -147,11 +147,11 @@ def schedule_section(found: ReportNumbers) -> Section:
         frames.append([])
         for layer, planned_W in enumerate(planned_LW):
             frames[-1].append([])
-            for phase, one in zip(EXCHANGES, planned_W, strict=True):
-                took, busiest, bound = map(seconds, (one.seconds, one.busiest_s, one.bound_s))
+            for phase, transfers in zip(EXCHANGES, planned_W, strict=True):
+                took, busiest, bound = map(seconds, (transfers.seconds, transfers.busiest_s, transfers.bound_s))
                 words = f"{model}, layer {layer}, {phase}: {took} from start to end, busiest port {busiest}, bound {bound}."
-                frames[-1][-1].append(_gantt(words, one, len(gpus)))
-                rows.append((model, str(layer), phase, took, busiest, bound, str(len(one.src_X))))
+                frames[-1][-1].append(_gantt(words, transfers, len(gpus)))
+                rows.append((model, str(layer), phase, took, busiest, bound, str(len(transfers.src_X))))
     choices = Selector("model", found.of.models), Selector("layer"), Selector("phase", EXCHANGES)
     about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": [], **_machine(found, 1)}
     heads = ("model", "layer", "phase", "start to end", "busiest port", "bound", "transfers")
@@ -184,7 +184,7 @@ def timeline_section(found: ReportNumbers) -> Section:
             f"all steps, {of}." if steps == of else f"steps 0 to {steps - 1} of {of}."
         )
         frames.append(_ranks(words, shown, len(found.of.gpus)))
-    names = [f"{rank} {what}" for rank in found.of.gpus for what in ("computes", "network")]
+    names = [f"{rank} {part}" for rank in found.of.gpus for part in ("computes", "network")]
     fields = [["model", list(found.of.traced)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
     about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(found)}
     about |= _machine(found, 2)
@@ -194,16 +194,16 @@ def timeline_section(found: ReportNumbers) -> Section:
     return Section("timeline", title, text, (chart,))
 
 
-def _machine(found: ReportNumbers, tracks: int) -> dict[str, list[int]]:
+def _machine(numbers: ReportNumbers, tracks: int) -> dict[str, list[int]]:
     """The rank of each track, of which every rank has `tracks`, and the node of each rank."""
-    cluster = found.of.plan.cluster
+    cluster = numbers.of.plan.cluster
     return {"ranks": np.repeat(range(len(cluster)), tracks).tolist(), "nodes": [gpu.node for gpu in cluster.gpus]}
 
 
-def _legend(found: ReportNumbers) -> list[list[object]]:
+def _legend(numbers: ReportNumbers) -> list[list[object]]:
     """Legend entries: each model's name without a colour, followed by its phases with theirs."""
     entries: list[list[object]] = []
-    for number, model in enumerate(found.of.traced):
+    for number, model in enumerate(numbers.of.traced):
         entries += [[model, None], *([phase, number * len(TIMED_PHASES) + i] for i, phase in enumerate(TIMED_PHASES))]
     return entries
 
@@ -244,8 +244,8 @@ def placement_section(found: ReportNumbers) -> Section:
         for layer, slots in enumerate(model.placement.slots_LG):
             shares = (None,) * len(slots) if model.placement.split_LG is None else model.placement.split_LG[layer]
             held_G = zip(found.of.gpus, slots, shares, strict=True)
-            rows.append((name, str(layer), "; ".join(f"GPU {gpu}: {_held(own, share)}" for gpu, own, share in held_G)))
-    held = Sheet(
+            rows.append((name, str(layer), "; ".join(f"GPU {gpu}: {_held(experts, share)}" for gpu, experts, share in held_G)))
+    table = Sheet(
         "Experts by GPU",
         ("model", "layer", "experts of each GPU"),
         tuple(rows),
@@ -254,7 +254,7 @@ def placement_section(found: ReportNumbers) -> Section:
     copies_M = [found.copies_LE(number) for number in range(len(plan.models))]
     if not any((copies_LE > 1).any() for copies_LE in copies_M):
         return Section(
-            "placement", "Placement", "The table shows where the plan puts experts. None has replicas.", sheets=(held,)
+            "placement", "Placement", "The table shows where the plan puts experts. None has replicas.", sheets=(table,)
         )
     fewest = []
     for name, copies_LE in zip(found.of.models, copies_M, strict=True):
@@ -267,13 +267,13 @@ def placement_section(found: ReportNumbers) -> Section:
         "layer survives the loss of any N - 1 GPUs."
     )
     survival = Sheet("Copies and survival", heads, tuple(fewest))
-    return Section("placement", "Replicas and survival", text, sheets=(survival, held))
+    return Section("placement", "Replicas and survival", text, sheets=(survival, table))
 
 
-def _held(held: tuple[int, ...], share: tuple[float, ...] | None) -> str:
+def _held(experts: tuple[int, ...], share: tuple[float, ...] | None) -> str:
     if share is None:
-        return " ".join(map(str, held)) or "none"
-    return " ".join(f"{e}" if part == 1 else f"{e} ({part:.0%})" for e, part in zip(held, share, strict=True)) or "none"
+        return " ".join(map(str, experts)) or "none"
+    return " ".join(f"{e}" if part == 1 else f"{e} ({part:.0%})" for e, part in zip(experts, share, strict=True)) or "none"
 
 
 MARKS = ("experts move", "a change is undone", "a change that was not performed", "traffic has changed")
@@ -298,14 +298,14 @@ def decisions_section(found: ReportNumbers) -> Section | None:
     heads = ("model", "until", *(name for name, _ in SERIES), "age of the placement", "changes of traffic")
     rows = tuple(
         (
-            name, seconds(each.at_s), f"{each.balancedness:.3f}", f"{each.expected_balancedness:.3f}",
-            seconds(each.age_s), str(each.traffic),
+            name, seconds(window.at_s), f"{window.balancedness:.3f}", f"{window.expected_balancedness:.3f}",
+            seconds(window.age_s), str(window.traffic),
         )
-        for name, report in shown.items() for each in report.series
+        for name, report in shown.items() for window in report.series
     )  # fmt: skip
     about = {
         "axis": "since the run began",
-        "series": [list(each) for each in SERIES],
+        "series": [list(line) for line in SERIES],
         "more": [["age of the placement", "age", "s"], ["changes of traffic", "traffic", ""]],
         "marks": list(MARKS),
     }
@@ -316,15 +316,15 @@ def decisions_section(found: ReportNumbers) -> Section | None:
 
 def _frame(report: ControlReport) -> Frame:
     """The series of a report's windows, and its marks."""
-    marks = [(each.at_s, 2 if each.took_s is None else int(each.action == "undo")) for each in report.changes]
-    traffic = [0] + [each.traffic for each in report.series]
-    marks += [(each.at_s, TRAFFIC) for before, each in zip(traffic, report.series, strict=False) if each.traffic > before]
+    marks = [(change.at_s, 2 if change.took_s is None else int(change.action == "undo")) for change in report.changes]
+    traffic = [0] + [window.traffic for window in report.series]
+    marks += [(window.at_s, TRAFFIC) for before, window in zip(traffic, report.series, strict=False) if window.traffic > before]
     columns = {
-        "at": np.array([each.at_s for each in report.series], dtype=np.float32),
-        "now": np.array([each.balancedness for each in report.series], dtype=np.float32),
-        "expected": np.array([each.expected_balancedness for each in report.series], dtype=np.float32),
-        "age": np.array([each.age_s for each in report.series], dtype=np.float32),
-        "traffic": np.array([each.traffic for each in report.series]),
+        "at": np.array([window.at_s for window in report.series], dtype=np.float32),
+        "now": np.array([window.balancedness for window in report.series], dtype=np.float32),
+        "expected": np.array([window.expected_balancedness for window in report.series], dtype=np.float32),
+        "age": np.array([window.age_s for window in report.series], dtype=np.float32),
+        "traffic": np.array([window.traffic for window in report.series]),
         "mark": np.array([at_s for at_s, _ in sorted(marks)], dtype=np.float32),
         "kind": np.array([kind for _, kind in sorted(marks)], dtype=np.int64),
     }

@@ -34,7 +34,7 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
     """
     requests = next(iter(found.values())).served.requests
     inputs, outputs = (int(tokens_Q.sum()) for tokens_Q in (requests.input_tokens_Q, requests.output_tokens_Q))
-    served = [each.served for each in found.values()]
+    served = [simulation.served for simulation in found.values()]
     table = Table(
         "",
         *right(*found, *(["speed-up"] if len(found) == 2 else [])),
@@ -46,18 +46,18 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
     def add(name: str, values: Sequence[float | None], cells: Sequence[str], larger_is_better: bool = False) -> None:
         factor = []
         if len(values) == 2:
-            one, other = values if larger_is_better else values[::-1]
-            factor = [DASH if one is None or other is None else speedup(one, other)]
+            above, below = values if larger_is_better else values[::-1]
+            factor = [DASH if above is None or below is None else speedup(above, below)]
         table.add_row(name, *cells, *factor)
 
-    rates = [each.tokens_per_s for each in served]
+    rates = [run.tokens_per_s for run in served]
     add("output tokens/s", rates, [f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates], larger_is_better=True)
-    ttfts, tpots = ([percentiles(each.ttft_s_Q) for each in served], [percentiles(each.tpot_s_X) for each in served])
-    for what, times in (("TTFT", ttfts), ("TPOT", tpots)):
+    ttfts, tpots = ([percentiles(run.ttft_s_Q) for run in served], [percentiles(run.tpot_s_X) for run in served])
+    for metric, times in (("TTFT", ttfts), ("TPOT", tpots)):
         for name in times[0]:
-            values = [each[name] for each in times]
-            add(f"{what} {name}", values, [DASH if value is None else seconds(value) for value in values])
-    table.add_row("steps", *(str(each.steps) for each in served), *([""] if len(found) == 2 else []))
+            values = [quantiles[name] for quantiles in times]
+            add(f"{metric} {name}", values, [DASH if value is None else seconds(value) for value in values])
+    table.add_row("steps", *(str(run.steps) for run in served), *([""] if len(found) == 2 else []))
     return table
 
 
@@ -68,20 +68,20 @@ def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
         found: {name of the plan or engine default: its simulation}.
     """
     lines = []
-    for name, each in found.items():
-        if each.served.queue_grows:
-            waiting = (each.served.waiting(*part) for part in ((0.25, 0.5), (0.75, 1.0)))
+    for name, simulation in found.items():
+        if simulation.served.queue_grows:
+            waiting = (simulation.served.waiting(*part) for part in ((0.25, 0.5), (0.75, 1.0)))
             before, after = (f"{value:.0f}" for value in waiting)
             lines.append(
                 f"{name}: overloaded. The queue grows, from {before} requests without a first token in the second quarter of "
                 f"the arrivals to {after} in the last: TTFT depends on how long requests go on arriving."
             )
-    for name, each in found.items():
-        if len(each.off_C):
-            off = np.abs(each.off_C)
+    for name, simulation in found.items():
+        if len(simulation.off_C):
+            off = np.abs(simulation.off_C)
             lines.append(
-                f"{name}: steps are interpolated between {each.points} simulated ones; of {len(off)} drawn steps the error is "
-                f"{percent(float(np.median(off)))} in the median, {percent(float(off.max()))} at most."
+                f"{name}: steps are interpolated between {simulation.points} simulated ones; of {len(off)} drawn steps the "
+                f"error is {percent(float(np.median(off)))} in the median, {percent(float(off.max()))} at most."
             )
     return [*lines, *next(iter(found.values())).assumptions]
 
@@ -125,7 +125,7 @@ def models_table(summary: Summary) -> Table | None:
     if len(summary.models) == 1:
         return None
     rows = [
-        (each.model, len(each.step_s_T), each.seconds, *p50_p99(each.step_s_T, each.between_s_X)) for each in summary.models
+        (part.model, len(part.step_s_T), part.seconds, *p50_p99(part.step_s_T, part.between_s_X)) for part in summary.models
     ]
     times = ("time", "step p50", "step p99", "TPOT p50", "TPOT p99")
     table = table_of(
@@ -166,14 +166,14 @@ def _case_line(errors: CaseErrors) -> str:
 
 def control_line(report: ControlReport) -> str:
     """Returns a line that summarises a controller's windows and decisions."""
-    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda each: -each[1]))
+    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda entry: -entry[1]))
     parts = [f"{report.model}: {'dry run, ' if report.dry_run else ''}{report.windows} windows; decisions: {counts or 'none'}"]
     if report.balancedness is not None:
         parts.append(f"balancedness {report.balancedness:.3f}, {report.expected_balancedness:.3f} expected")
     parts.append(f"placement {seconds(report.age_s)} old")
     if report.bytes:
         parts.append(f"{size(report.bytes)} {'would move' if report.dry_run else f'moved in {seconds(report.move_s)}'}")
-    parts += [f"{what} {count}" for what, count in (("failures", report.failures), ("times stuck", report.stuck)) if count]
+    parts += [f"{name} {count}" for name, count in (("failures", report.failures), ("times stuck", report.stuck)) if count]
     return "; ".join(parts)
 
 
@@ -187,10 +187,10 @@ def control_table(report: ControlReport, most: int | None = None) -> Table | Non
     shown = report.changes[-(most or len(report.changes)) :]
     if not shown:
         return None
-    left = sum(report.decisions.get(kind, 0) for kind in ("gain", "slower")) - len(shown)
+    earlier = sum(report.decisions.get(kind, 0) for kind in ("gain", "slower")) - len(shown)
     columns: Columns = {"at": "{:.1f} s".format, "action": text, "reason": text, "layers": str, "moves": str, "bytes": size}
-    rows = [(each.at_s, each.action, each.reason, len(each.layers), each.moves, each.bytes, each.took_s) for each in shown]
-    caption = f"{left} earlier ones are not shown" if left else None
+    rows = [(row.at_s, row.action, row.reason, len(row.layers), row.moves, row.bytes, row.took_s) for row in shown]
+    caption = f"{earlier} earlier ones are not shown" if earlier else None
     return table_of(
         {**columns, "in force after": seconds}, rows, title=f"{report.model}: changes of the placement", caption=caption
     )

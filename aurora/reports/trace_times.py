@@ -152,8 +152,8 @@ class Bars:
     def first_steps(self, most: int) -> "Bars":
         """Returns the bars of the first n whole steps, for the largest n with at most `most` bars in total, but at least 1."""
         upto = np.bincount(self.step_X).cumsum()
-        kept = self.step_X < max(1, int((upto <= most).sum()))
-        return Bars(*(column[kept] for column in vars(self).values()))
+        rows = self.step_X < max(1, int((upto <= most).sum()))
+        return Bars(*(column[rows] for column in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -254,10 +254,10 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
         trace: a predicted or measured trace.
         cluster: the GPUs, whose ports and server NICs determine the bounds.
     """
-    found, (case_C4, case_s_C) = bars(trace), case_seconds(trace)
-    length_X, computing = found.end_s_X - found.start_s_X, np.isin(found.phase_X, COMPUTE_INDICES)
-    busy_G = np.bincount(found.rank_X[computing], weights=length_X[computing], minlength=trace.ranks)
-    waits = found.phase_X == TIMED_PHASES.index("waiting")
+    spans, (case_C4, case_s_C) = bars(trace), case_seconds(trace)
+    length_X, computing = spans.end_s_X - spans.start_s_X, np.isin(spans.phase_X, COMPUTE_INDICES)
+    busy_G = np.bincount(spans.rank_X[computing], weights=length_X[computing], minlength=trace.ranks)
+    waits = spans.phase_X == TIMED_PHASES.index("waiting")
     layers, names_M = [], distinct(trace.names_M)
     served_X = trace.phase_X != TRACE_PHASES.index("moves")  # these belong to no layer's time
     for model, name in enumerate(names_M):
@@ -267,14 +267,14 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
             dispatch_s, combine_s = (
                 float(case_s_C[of_layer & (case_C4[:, 3] == TRACE_PHASES.index(phase))].sum()) for phase in EXCHANGES
             )
-            waiting_s = float(length_X[waits & (found.model_X == model) & (found.layer_X == layer)].sum()) / trace.ranks
+            waiting_s = float(length_X[waits & (spans.model_X == model) & (spans.layer_X == layer)].sum()) / trace.ranks
             bound_s = _fluid(trace, rows, cluster)
             layers.append(LayerSummary(name, layer, span_s(trace, rows), dispatch_s, combine_s, waiting_s, bound_s))
     models = tuple(ModelSummary(name, *step_times(trace, model)) for model, name in enumerate(names_M))
     seconds = trace.seconds
-    phases = {phase: any_model_s(found, trace.ranks, (phase,)) for phase in TRACE_PHASES}
-    phases["waiting"] = any_model_s(found, trace.ranks, TIMED_PHASES) - any_model_s(found, trace.ranks, TRACE_PHASES)
-    exchanging_s, computing_s = (any_model_s(found, trace.ranks, each) for each in (EXCHANGES, COMPUTE))
+    phases = {phase: any_model_s(spans, trace.ranks, (phase,)) for phase in TRACE_PHASES}
+    phases["waiting"] = any_model_s(spans, trace.ranks, TIMED_PHASES) - any_model_s(spans, trace.ranks, TRACE_PHASES)
+    exchanging_s, computing_s = (any_model_s(spans, trace.ranks, group) for group in (EXCHANGES, COMPUTE))
     used_G = busy_G / max(seconds, 1e-30)
     return Summary(trace.kind, seconds, phases, exchanging_s, computing_s, used_G, tuple(layers), models)
 
@@ -473,10 +473,10 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     for trace, kind in ((predicted, "predicted"), (measured, "measured")):
         if trace.kind != kind:
             raise BadInput(f"compare: expected a {kind} trace, found a {trace.kind} one")
-    expected, found = ((trace.names_M, trace.ranks) for trace in (measured, predicted))
-    if found != expected:
+    expected, simulated = ((trace.names_M, trace.ranks) for trace in (measured, predicted))
+    if simulated != expected:
         raise BadInput(f"compare: measured {', '.join(expected[0])} on {expected[1]} ranks, predicted "
-                       f"{', '.join(found[0])} on {found[1]}")  # fmt: skip
+                       f"{', '.join(simulated[0])} on {simulated[1]}")  # fmt: skip
     names = distinct(measured.names_M)
     by_model = zip(names, *(phase_seconds(trace, bars(trace)) for trace in (predicted, measured)), strict=True)
     phases = tuple(
