@@ -174,9 +174,9 @@ def _follower(case: BalancingCase) -> Served:
     maps = []
     for load_LE in windows_TLE:
         held_LGP = controller.held_LGP
-        split_LEG = np.stack([np.bincount(held[held >= 0], minlength=case.experts) for held in held_LGP])
+        copies_LE = np.stack([np.bincount(held_GP[held_GP >= 0], minlength=case.experts) for held_GP in held_LGP])
         layers = np.arange(case.layers)[:, None, None]
-        maps.append(SlotMap(held_LGP, np.where(held_LGP >= 0, 1 / split_LEG[layers, np.maximum(held_LGP, 0)], 0.0)))
+        maps.append(SlotMap(held_LGP, np.where(held_LGP >= 0, 1 / copies_LE[layers, np.maximum(held_LGP, 0)], 0.0)))
         if controller.window(load_LE).action != "keep":
             controller.moved()
     return _followed(case, maps[:1] * case.lag + maps[: len(maps) - case.lag])
@@ -186,8 +186,9 @@ def _followed(case: BalancingCase, maps_T: Sequence[SlotMap]) -> Served:
     """Served by a map for each window; fetched is the mean over the windows that are judged."""
     seconds_D = case.traffic.seconds_D(maps_T, np.arange(len(maps_T)), case.curve)
     judged_T = np.flatnonzero(case.traffic.block_T > 0)
-    width = max(experts.held_LGP.shape[2] for experts in maps_T)
-    wide = [np.pad(each.held_LGP, ((0, 0), (0, 0), (0, width - each.held_LGP.shape[2])), constant_values=-1) for each in maps_T]
+    tables = [experts.held_LGP for experts in maps_T]
+    width = max(held_LGP.shape[2] for held_LGP in tables)
+    wide = [np.pad(held_LGP, ((0, 0), (0, 0), (0, width - held_LGP.shape[2])), constant_values=-1) for held_LGP in tables]
     fetched = sum(int(moves_L(wide[t - 1], wide[t]).sum()) for t in judged_T.tolist() if maps_T[t] is not maps_T[t - 1])
     return Served(seconds_D, fetched / max(len(judged_T), 1), case.slots)
 
@@ -411,9 +412,9 @@ def recorded_range(gpus: int, step_tokens: float | None = None) -> RecordedRange
     return RecordedRange(tuple(models), tuple(of_gpus), spans("parts"), spans("ratios"))
 
 
-def _nearest(rows: list[dict[str, Any]], key: str, wanted: float | None) -> list[dict[str, Any]]:
-    """The rows whose number is nearest by its ratio to the wanted one; all, if that is None."""
-    if wanted is None:
+def _nearest(rows: list[dict[str, Any]], key: str, target: float | None) -> list[dict[str, Any]]:
+    """The rows whose number is nearest by its ratio to `target`; all, if that is None."""
+    if target is None:
         return rows
-    least = min(abs(np.log(row[key] / wanted)) for row in rows)
-    return [row for row in rows if abs(np.log(row[key] / wanted)) <= least + 1e-9]
+    least = min(abs(np.log(row[key] / target)) for row in rows)
+    return [row for row in rows if abs(np.log(row[key] / target)) <= least + 1e-9]

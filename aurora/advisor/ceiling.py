@@ -121,8 +121,8 @@ def planned_map(load_LE: FloatArray, gpus: int, slots: int | None, method: str =
     """
     once_E = np.ones(load_LE.shape[1], dtype=np.int64) if slots is None else None
     tables = slot_tables(load_LE, GpuSlots.equal(gpus, slots or -(-load_LE.shape[1] // gpus)), method, once_E, seed)
-    held, part = zip(*tables, strict=True)
-    return SlotMap(np.stack(held), np.stack(part))
+    held_L, part_L = zip(*tables, strict=True)
+    return SlotMap(np.stack(held_L), np.stack(part_L))
 
 
 def slot_seconds(tokens_DLGP: FloatArray, curve: RankCurve) -> FloatArray:
@@ -147,8 +147,8 @@ def map_seconds(load_DLE: FloatArray, experts: SlotMap, curve: RankCurve) -> Flo
     if not curve.active_s:
         tokens_DLG = gpu_loads(load_DLE, experts.held_LGP, cost_G, experts.part_LGP)
         return np.asarray(curve(tokens_DLG, np.zeros(1)).max(axis=2))
-    layers, wanted = np.arange(load_DLE.shape[1])[:, None, None], np.maximum(experts.held_LGP, 0)
-    return slot_seconds(load_DLE[:, layers, wanted] * experts.part_LGP, curve)
+    layers, expert_LGP = np.arange(load_DLE.shape[1])[:, None, None], np.maximum(experts.held_LGP, 0)
+    return slot_seconds(load_DLE[:, layers, expert_LGP] * experts.part_LGP, curve)
 
 
 def perfect_seconds(load_DLE: FloatArray, gpus: int, curve: RankCurve) -> FloatArray:

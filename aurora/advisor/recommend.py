@@ -261,9 +261,9 @@ def with_datasheet_curves(profile: Profile, config: Mapping[str, Any], kinds: Se
         BadInput: if the config is of a model with other layers, experts or top-k.
     """
     shape = Shape.of(config)
-    found, expected = (profile.layers, profile.experts, profile.top_k), (shape.layers, shape.experts, shape.top_k)
-    if found != expected:
-        raise BadInput(f"`model`: expected the profile's layers, experts and top-k {found}, found {expected}")
+    sizes, expected = (profile.layers, profile.experts, profile.top_k), (shape.layers, shape.experts, shape.top_k)
+    if sizes != expected:
+        raise BadInput(f"`model`: expected the profile's layers, experts and top-k {sizes}, found {expected}")
     missing = [kind for kind in kinds if kind.kind not in profile.curves]
     drawn = shape.profile(profile.tokens_TLSE[:1], {}, kinds=missing)
     added = {kind.kind: drawn.curves[kind.kind] for kind in missing}
@@ -478,8 +478,8 @@ def orders_of(way: ServingWay) -> str:
 def _redundant(plan: Plan, use: ServingEngine) -> int:
     """Returns the slots of a layer beyond its experts; vLLM takes a plan without replicas with unequal slots."""
     placement = plan.models[0].placement
-    held = sum(map(len, placement.slots_LG[0]))
-    return redundant_experts(placement) if use.form is not None or held > placement.experts else 0
+    slots = sum(map(len, placement.slots_LG[0]))
+    return redundant_experts(placement) if use.form is not None or slots > placement.experts else 0
 
 
 def _candidates(cluster: Cluster, profile: Profile, use: ServingEngine) -> list[tuple[str, PlanOptions]]:

@@ -175,8 +175,8 @@ class ServingCase:
             layers: number of MoE layers.
         """
         requests = self.requests(layout)
-        held = memory_bytes(self.config, layout, requests * (self.load.isl + self.load.osl), sequences=requests)
-        return held.total + more_slots * expert_bytes * layers
+        memory = memory_bytes(self.config, layout, requests * (self.load.isl + self.load.osl), sequences=requests)
+        return memory.total + more_slots * expert_bytes * layers
 
     def service(
         self, way: ServingWay, ratios: tuple[float, float] = PERFECT, fetch_bytes: tuple[float, float] = (0.0, 0.0)
@@ -345,14 +345,14 @@ class _Comparison:
     def _measure(self, layout: Layout, slots: int, methods: Iterable[str]) -> None:
         """Measures methods at the steps of prompts and of answers, on the GPUs of one copy."""
         key = layout.data, layout.expert, slots
-        wanted = [method for method in dict.fromkeys(methods) if (*key, method) not in self.reached]
+        missing = [method for method in dict.fromkeys(methods) if (*key, method) not in self.reached]
         both = []
-        for tokens in self.model.step_tokens(layout) if wanted else ():
+        for tokens in self.model.step_tokens(layout) if missing else ():
             curve = self._curve(tokens)
             window_steps = max(1.0, self.few.load_LE.sum() / self.few.layers / self.few.top_k / self.few.windows / tokens)
             every = max(1, min(round(self.use.eplb.interval / window_steps), self.few.windows // BLOCKS))  # before it is judged
             options = {"every": every, "lag": 1, "shared": self._shared}
-            both.append(reach(self.few, layout.expert, slots, wanted, tokens, curve, **options))
+            both.append(reach(self.few, layout.expert, slots, missing, tokens, curve, **options))
         for prompts, answers in zip(*both, strict=True):
             self.reached[(*key, prompts.name)] = prompts, answers
 
@@ -371,15 +371,15 @@ class _Comparison:
     def compared(self, progress: Progress) -> WaysOfServing:
         """Returns all ways beside the default."""
         fewest = self._slots(self.default)
-        wanted: dict[tuple[Layout, int], list[str]] = {(self.default.layout, fewest): [*WITHOUT_REPLICAS]}
+        settings: dict[tuple[Layout, int], list[str]] = {(self.default.layout, fewest): [*WITHOUT_REPLICAS]}
         for way in (self.default, *self.ways):
             if method := method_of(way, self.use.replicate):
-                wanted.setdefault((replace(way.layout, copies=1), self._slots(way)), []).append(method)
-        wanted.setdefault((self.default.layout, fewest + 1), []).extend(WITH_REPLICAS)
-        for number, ((layout, slots), methods) in enumerate(wanted.items()):
-            progress("comparing ways of serving", number, len(wanted))
+                settings.setdefault((replace(way.layout, copies=1), self._slots(way)), []).append(method)
+        settings.setdefault((self.default.layout, fewest + 1), []).extend(WITH_REPLICAS)
+        for number, ((layout, slots), methods) in enumerate(settings.items()):
+            progress("comparing ways of serving", number, len(settings))
             self._measure(layout, slots, methods)
-        progress("comparing ways of serving", len(wanted), len(wanted))
+        progress("comparing ways of serving", len(settings), len(settings))
         linear = self._ratios(self.default.layout, fewest, "linear")[0]
         base, perfect = (self.model.service(self.default, ratios).tokens_per_s for ratios in (linear, PERFECT))
 
@@ -393,7 +393,7 @@ class _Comparison:
         others += [priced(None, slots, name) for name, slots in lacked if (name, slots) not in by_setting]
         tokens = self.model.step_tokens(self.default.layout)
         prompts, answers = (
-            imbalance_split(self.few, self.default.layout.expert, each, curve=self._curve(each)) for each in tokens
+            imbalance_split(self.few, self.default.layout.expert, count, curve=self._curve(count)) for count in tokens
         )
         return WaysOfServing(
             self.model.load,

@@ -229,9 +229,9 @@ def compare_ways(
     """
     if not 1 <= len(profiles) <= MODELS:
         raise BadInput(f"`profile`: expected from 1 to {MODELS} models to compare, found {len(profiles)}")
-    for name, found, least in (("batch", batch, 1), ("steps", steps, 2), ("skew", skew, 0)):
-        if not found >= least:
-            raise BadInput(f"`{name}`: expected {least} or more, found {found}")
+    for name, setting, least in (("batch", batch, 1), ("steps", steps, 2), ("skew", skew, 0)):
+        if not setting >= least:
+            raise BadInput(f"`{name}`: expected {least} or more, found {setting}")
     if unknown := [way for way in ways if way not in WAYS]:
         raise BadInput(f"`way`: expected one of {', '.join(WAYS)}, found {unknown[0]!r}")
     for profile in profiles:
@@ -287,12 +287,12 @@ class _Case:
 
         So no way that shares the GPUs gains by a placement that one after the other could have too.
         """
-        own, together = self.alone.plan(self.cluster, self.planned_M[model]), max(2, model + 1)
+        own_plan, together = self.alone.plan(self.cluster, self.planned_M[model]), max(2, model + 1)
         if self.cluster.equal or self.alone is not BY_PLANS or self._short(together) is not None:
-            return own
+            return own_plan
         joint = self.plan(together)
-        part = replace(joint, models=(joint.models[model],), options=own.options)
-        return min(own, part, key=lambda plan: simulate_plan(plan, [self.requests_M[model]]).seconds)
+        part = replace(joint, models=(joint.models[model],), options=own_plan.options)
+        return min(own_plan, part, key=lambda plan: simulate_plan(plan, [self.requests_M[model]]).seconds)
 
     def _drawn(self, model: int, tokens_G: IntArray, *use: str) -> Profile:
         """Steps of a model with these tokens on each rank."""

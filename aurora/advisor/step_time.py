@@ -389,11 +389,11 @@ def _attention_s(
             cache_bytes += 2 * many * layers.state * layers.state_bits / 8 / tensor
             flops += many * new * layers.pair_flops / tensor
             continue
-        attended, held = layers.attended(before + new / 2), layers.held(before + new)
+        attended, entries = layers.attended(before + new / 2), layers.held(before + new)
         flops += many * new * attended * layers.pair_flops / tensor
         index_flops += many * new * (before + new / 2) / max(layers.ratio, 1) * layers.index_flops
         plain = entry_bytes(layers, tensor) - layers.index_bytes
-        cache_bytes += many * (min(held, attended * new) * plain + held * layers.index_bytes)
+        cache_bytes += many * (min(entries, attended * new) * plain + entries * layers.index_bytes)
     pair_share = gpu.constants.linear_share if layers.kind == "linear" else gpu.constants.attention_share
     cache_s = gpu.seconds(cache_bytes, flops, HALF_BYTES, pair_share)
     index_s = gpu.seconds(0.0, index_flops, HALF_BYTES, gpu.constants.index_share)
@@ -407,9 +407,9 @@ def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int) -> floa
         (sizes.dense, sizes.dense_weights, KERNELS["dense"]),
         (sizes.moe_layers if sizes.shared_weights else 0, sizes.shared_weights, KERNELS["shared"]),
     ):
-        held, share = weights / layout.tensor, gpu.constants.flops_share
-        passed = tokens * (2 * held / sizes.hidden + 2 * sizes.hidden)  # six times the width of three matrices
-        total += layers * gpu.seconds(held * sizes.weight_bytes, 2 * held * tokens, sizes.weight_bytes, share, kernels, passed)
+        part, share = weights / layout.tensor, gpu.constants.flops_share
+        passed = tokens * (2 * part / sizes.hidden + 2 * sizes.hidden)  # six times the width of three matrices
+        total += layers * gpu.seconds(part * sizes.weight_bytes, 2 * part * tokens, sizes.weight_bytes, share, kernels, passed)
     return total
 
 
@@ -419,14 +419,14 @@ def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbal
         return 0.0
     ranks = layout.copy_gpus
     spread = layout.expert  # ranks among which experts are spread whole; each of them is split among the others
-    held, width = sizes.experts / spread, spread / ranks
+    local, width = sizes.experts / spread, spread / ranks
     everywhere = tokens * layout.data
     rows = everywhere * sizes.top_k / spread * imbalance
     evenness = gpu.constants.evenness
-    active = min(active_experts(held, sizes.top_k, sizes.experts, everywhere * imbalance, evenness), held)
+    active = min(active_experts(local, sizes.top_k, sizes.experts, everywhere * imbalance, evenness), local)
     if spread > 1 and chance:  # the busiest of ranks on which chance does not do the same (Blom, 1958)
-        spared = active / held
-        active = min(held, active + float(ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(held * spared * (1 - spared))))
+        spared = active / local
+        active = min(local, active + float(ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(local * spared * (1 - spared))))
     passed = rows * (2 * sizes.expert_weights * width / sizes.dispatched + 3 * sizes.dispatched)
     flops = 2 * sizes.expert_weights * width * (rows + active * TILE / 2)
     number_bytes = sizes.expert_bytes / sizes.expert_weights
@@ -515,10 +515,10 @@ def _launches(
     captured = tokens <= GRAPH_TOKENS and sent.graphs
     if not step.prefill_tokens and captured:
         return 0.0, 0.0
-    broken = float(sum(each.layers * (BROKEN[each.kind] + 1) for each in sizes.attention))  # and a graph after each
+    broken = float(sum(layers.layers * (BROKEN[layers.kind] + 1) for layers in sizes.attention))  # and a graph after each
     if captured:
         return broken, 0.0
-    eager = sum(each.layers * (KERNELS[each.kind] // 2) for each in sizes.attention)  # projections and norms
+    eager = sum(layers.layers * (KERNELS[layers.kind] // 2) for layers in sizes.attention)  # projections and norms
     eager += sizes.dense * KERNELS["dense"] + sizes.moe_layers * KERNELS["routed"]
     eager += sizes.moe_layers * KERNELS["shared"] * bool(sizes.shared_weights)
     return broken, eager + COLLECTIVE_LAUNCHES * collectives
@@ -557,9 +557,9 @@ def memory_bytes(config: Mapping[str, Any], layout: Layout, kv_tokens: int, *, s
         BadInput: if the config does not describe a model.
     """
     sizes, ranks = ServedSizes.of(config), layout.copy_gpus
-    split = sum(each.layers * each.split_weights for each in sizes.attention)
+    split = sum(layers.layers * layers.split_weights for layers in sizes.attention)
     split += sizes.dense * sizes.dense_weights + sizes.moe_layers * sizes.shared_weights
-    whole = sum(each.layers * each.whole_weights for each in sizes.attention)
+    whole = sum(layers.layers * layers.whole_weights for layers in sizes.attention)
     ends = (1 if text_config(config).get("tie_word_embeddings") else 2) * sizes.vocabulary * sizes.hidden * HALF_BYTES
     ends += sizes.moe_layers * sizes.hidden * sizes.experts * HALF_BYTES * layout.tensor  # routers are whole on each rank
     cache = kv_tokens * kv_bytes_per_token(config, tensor=layout.tensor)

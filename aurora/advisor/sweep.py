@@ -130,8 +130,8 @@ def _combinations(name: str, what: str, axes: Sequence[Sequence[float]], progres
     """Yields every combination of the axes' values, the last axis fastest, and tells how many are done."""
     if (many := prod(map(len, axes))) > MOST_POINTS:
         raise BadInput(f"{name}: expected at most {MOST_POINTS} {what}, found {many}")
-    for done, values in enumerate(itertools.product(*axes)):
-        progress(what, done, many)
+    for number, values in enumerate(itertools.product(*axes)):
+        progress(what, number, many)
         yield values
     progress(what, many, many)
 

@@ -152,5 +152,5 @@ def recommend_for_two(
     if two.way != BY_EXCHANGE:
         return two
     joint = make_plan(cluster, dealt).models
-    plans = (price(cluster, *each, PlanOptions()) for each in zip(dealt, (model.placement for model in joint), strict=True))
+    plans = (price(cluster, *pair, PlanOptions()) for pair in zip(dealt, (model.placement for model in joint), strict=True))
     return replace(two, plans=tuple(plans))

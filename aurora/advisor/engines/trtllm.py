@@ -67,20 +67,20 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
         file: the placement file, for ways with a planned placement.
     """
     layout = way.layout
-    found: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
+    settings: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
     if layout.expert > 1:
-        found["moe_expert_parallel_size"] = layout.expert
-        found["moe_tensor_parallel_size"] = layout.copy_gpus // layout.expert
+        settings["moe_expert_parallel_size"] = layout.expert
+        settings["moe_tensor_parallel_size"] = layout.copy_gpus // layout.expert
     if layout.data > 1:
-        found["enable_attention_dp"] = True
+        settings["enable_attention_dp"] = True
     if way.hosts > 1:
-        found["gpus_per_node"] = way.per_server
+        settings["gpus_per_node"] = way.per_server
     balancer: str | dict[str, int] | None = str(file) if way.placement == "plan" else None
     if way.eplb:
         balancer = {"num_slots": way.experts + way.redundant, "layer_updates_per_iter": way.eplb.interval}
     if balancer is not None:  # the backend that takes a balancer on Hopper and on Blackwell GPUs
-        found["moe_config"] = {"backend": "CUTLASS", "load_balancer": balancer}
-    return found
+        settings["moe_config"] = {"backend": "CUTLASS", "load_balancer": balancer}
+    return settings
 
 
 def files(way: ServingWay, file: Path) -> dict[str, str]:
