@@ -139,11 +139,11 @@ def shipped_profiles(
     profiles = []
     for number, (name, text) in enumerate(zip(MODELS, texts, strict=True)):
         progress("profiling", number, len(MODELS))
-        held = text[-int(len(text) * HELD_OUT) :].encode("ascii", "ignore").decode()
-        half = len(held) // 2  # to profile; prompts are from the other half
-        write_text(folder / f"{name}.txt", held[:half])
+        held_out = text[-int(len(text) * HELD_OUT) :].encode("ascii", "ignore").decode()
+        half = len(held_out) // 2  # to profile; prompts are from the other half
+        write_text(folder / f"{name}.txt", held_out[:half])
         starts = range(half, half + PROMPTS * PROMPT_TOKENS, PROMPT_TOKENS)
-        lines = [json.dumps({"prompt": held[start : start + PROMPT_TOKENS]}) + "\n" for start in starts]
+        lines = [json.dumps({"prompt": held_out[start : start + PROMPT_TOKENS]}) + "\n" for start in starts]
         write_text(folder / f"{name}.prompts.jsonl", "".join(lines))
         profiles.append(_profile(folder, name, ranks, prompts))
     progress("profiling", len(MODELS), len(MODELS))

@@ -53,34 +53,34 @@ def export(
         expert_bytes = planned.expert_bytes
         numbers = planned.dense_layers if layers is None else layers
         placement = planned.placement
-        made = export_placement(placement, form, numbers, planned.load_LE, whole.cluster.equal, path)
+        exported = export_placement(placement, form, numbers, planned.load_LE, whole.cluster.equal, path)
     else:
         if model is not None:
             raise BadInput(f"{plan}: expected no --model, which is for a plan of several models, found a placement")
         placement = load_placement(plan)
-        made = export_placement(placement, form, layers or (), path=path)
-    if made.off_by > 1e-9:
-        off = f"{made.off_by:.0%}"
+        exported = export_placement(placement, form, layers or (), path=path)
+    if exported.off_by > 1e-9:
+        off = f"{exported.off_by:.0%}"
         print(f"aurora: the engine divides tokens evenly over replicas: shares are off by up to {off}", file=sys.stderr)
     if output is not None:
-        write_text(output, made.text)
-    launch = command_with(form, path or Path("FILE"), placement.gpus, placement.experts, made.redundant)
-    added_bytes_G = None if expert_bytes is None else made.added_LG.sum(axis=0) * expert_bytes
-    found = {
+        write_text(output, exported.text)
+    launch = command_with(form, path or Path("FILE"), placement.gpus, placement.experts, exported.redundant)
+    added_bytes_G = None if expert_bytes is None else exported.added_LG.sum(axis=0) * expert_bytes
+    summary = {
         "output": output,
         "format": form,
-        "redundant_experts": made.redundant,
-        "added_experts": made.added_LG.sum(axis=1),
+        "redundant_experts": exported.redundant,
+        "added_experts": exported.added_LG.sum(axis=1),
         "added_bytes": added_bytes_G,
-        "shares_off": made.off_by,
+        "shares_off": exported.off_by,
         "launch": launch,
-        "left_out": made.left_out,
-        "text": None if output else made.text,
+        "left_out": exported.left_out,
+        "text": None if output else exported.text,
     }
-    notes = (padding_line(made, added_bytes_G), made.left_out, f"to use it: {launch}")
+    notes = (padding_line(exported, added_bytes_G), exported.left_out, f"to use it: {launch}")
     if output is None and not as_json:
         print(*notes, sep="\n", file=sys.stderr)
-    show(as_json, found, *((f"wrote {output}", *notes) if output else (made.text.removesuffix("\n"),)))
+    show(as_json, summary, *((f"wrote {output}", *notes) if output else (exported.text.removesuffix("\n"),)))
 
 
 def import_(
@@ -124,14 +124,14 @@ def import_(
         _import_placement(file[0], form, target, gpus, dense_layers, shape, as_json)
         return
     if form == RECORD:
-        made = load_records(file[0])
+        profile = load_records(file[0])
     elif shape is None:
         raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
     else:
-        wheres = [_where(each) for each in where or ()]
-        made = import_profile(file, form, load_model_config(shape), sources, counted.window, wheres)
-    save(made, target)
-    shown_profile(made, target, layers, as_json)
+        wheres = [_where(selection) for selection in where or ()]
+        profile = import_profile(file, form, load_model_config(shape), sources, counted.window, wheres)
+    save(profile, target)
+    shown_profile(profile, target, layers, as_json)
 
 
 def _import_placement(
@@ -143,8 +143,8 @@ def _import_placement(
 
     model = Shape.of(load_model_config(shape)) if shape else None
     dense = model.dense_layers if model and dense_layers is None else tuple(range(dense_layers or 0))
-    found = import_placement(file, form, gpus, dense, model)
-    placement, remarks = found.placement, [*found.remarks, *(model.remarks if model else ())]
+    imported = import_placement(file, form, gpus, dense, model)
+    placement, remarks = imported.placement, [*imported.remarks, *(model.remarks if model else ())]
     save_placement(placement, f"imported from {form}", output)
     layers, slots = len(placement.slots_LG), sum(map(len, placement.slots_LG[0]))
     sizes = {"layers": layers, "experts": placement.experts, "slots": slots, "gpus": placement.gpus}
@@ -153,7 +153,7 @@ def _import_placement(
 
 
 def _where(text: str) -> dict[str, str]:
-    columns = [each.partition("=") for each in text.split(",")]
+    columns = [part.partition("=") for part in text.split(",")]
     if not all(column and equals for column, equals, _ in columns):
         raise BadInput(f"--where: expected COLUMN=VALUE, or several with commas between, found {text!r}")
     return {column.strip(): value.strip() for column, _, value in columns}

@@ -23,7 +23,7 @@ def check_output(**outputs: Path | None) -> None:
     Raises:
         BadInput: if a file cannot be written, or would replace an input or another output.
     """
-    taken: dict[Path, Path] = {}
+    targets: dict[Path, Path] = {}
     for path in outputs.values():
         if path is None:
             continue
@@ -34,9 +34,9 @@ def check_output(**outputs: Path | None) -> None:
             raise BadInput(f"{path}: cannot be written: it is a folder")
         check_regular(path)
         _check_writable(path, where.parent)
-        if where in taken:
-            raise BadInput(f"{path}: cannot be written: it would replace {taken[where]}, which this command writes too")
-        taken[where] = path
+        if where in targets:
+            raise BadInput(f"{path}: cannot be written: it would replace {targets[where]}, which this command writes too")
+        targets[where] = path
     _check_kept([path for path in outputs.values() if path is not None], set(outputs))
 
 
@@ -50,10 +50,10 @@ def check_folder(output: Path, *names: str) -> None:
     Raises:
         BadInput: if the folder cannot be created, or one of the files would replace an input.
     """
-    there = next(each for each in (output.resolve(), *output.resolve().parents) if each.exists())
-    if not there.is_dir():
-        raise BadInput(f"{output}: cannot be made a folder: {there} is a file")
-    _check_writable(output, there)
+    nearest = next(path for path in (output.resolve(), *output.resolve().parents) if path.exists())
+    if not nearest.is_dir():
+        raise BadInput(f"{output}: cannot be made a folder: {nearest} is a file")
+    _check_writable(output, nearest)
     _check_kept([output / name for name in names], {"output"})
 
 
@@ -74,8 +74,8 @@ def _check_kept(outputs: Sequence[Path], parameters: set[str]) -> None:
 def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
     """Yields the files that the command line names, all parameters `but` these, and how they are named if not by themselves."""
     for name, value in RUNNING.get().params.items():
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if name in but or not isinstance(each, str | Path) or not path_exists(path := Path(each)):
+        for argument in value if isinstance(value, list | tuple) else [value]:
+            if name in but or not isinstance(argument, str | Path) or not path_exists(path := Path(argument)):
                 continue
             yield path, ""
             inside = [*path.rglob("*")] if path.is_dir() else _profiles_named_by(path)
@@ -85,8 +85,8 @@ def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
 def _profiles_named_by(path: Path) -> list[Path]:
     """Returns the profiles that a plan's file names; none if it is no plan."""
     try:
-        found = load_json(path) if path.suffix == ".json" else {}
-        return [path.resolve().parent / str(model["profile"]["path"]) for model in found["models"]]
+        plan = load_json(path) if path.suffix == ".json" else {}
+        return [path.resolve().parent / str(model["profile"]["path"]) for model in plan["models"]]
     except (AuroraError, OSError, ValueError, KeyError, TypeError):
         return []  # the command says what is wrong with it
 
@@ -138,15 +138,15 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
         raise BadInput(f"{plan_path}: names no profile; give one --profile per model")
     if not given and (gone := [path for path in paths if not path.exists()]):
         raise BadInput(f"{plan_path}: expected its profile {gone[0]}, found no such file; give one --profile per model")
-    found = traffic_of(paths, len(plan.cluster))
+    profiles = traffic_of(paths, len(plan.cluster))
     if not given:
-        for path, profile, model in zip(paths, found, plan.models, strict=True):
+        for path, profile, model in zip(paths, profiles, plan.models, strict=True):
             if not model.made_from(profile):
                 raise BadInput(f"{plan_path}: was planned from a different version of {path}; plan again, or pass --profile")
             if profile.digest != model.profile_digest:
-                told = f"aurora: {path} has compute times measured after {plan_path} was made; times are by the new ones"
-                print(told, file=sys.stderr)
-    return found
+                note = f"aurora: {path} has compute times measured after {plan_path} was made; times are by the new ones"
+                print(note, file=sys.stderr)
+    return profiles
 
 
 def relative(path: Path, plan_path: Path) -> str:

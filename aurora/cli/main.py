@@ -68,8 +68,8 @@ for _name, _function in SUBCOMMANDS.items():
 app.add_typer(_measure, name="measure")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"aurora {version('aurora-moe')}")
@@ -115,8 +115,8 @@ def main() -> None:
 
 def _refuse(message: str) -> None:
     """Print why the command ends, on one line without control characters, and end with exit code 2."""
-    told = "".join(each if each.isprintable() else " " if each == "\n" else repr(each)[1:-1] for each in message)
-    print(f"aurora: {told}", file=sys.stderr)
+    line = "".join(letter if letter.isprintable() else " " if letter == "\n" else repr(letter)[1:-1] for letter in message)
+    print(f"aurora: {line}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -72,17 +72,17 @@ def compute(
     check_output(output=output)
     if model is not None:
         check_model(model)
-    given, made = [load_curves(path) for path in joined], load(output) if output.exists() else None
-    if made is not None and not isinstance(made, Profile | ComputeCurves):
-        raise BadInput(f"{output}: expected a profile or curves to add to, found a {type(made).__name__.lower()}")
-    found = [*([] if model is None else [_measured(model, options)]), *given]
-    for one in found:
-        made = one if made is None else one.into(made)
-    assert made is not None
-    save(made, output)
-    table = curves_table(made.model, made.curves if isinstance(made, Profile) else made.kinds)
-    said = [f"{what}: {each}" for one in found for what, each in one.provenance.items()]
-    show(as_json, {"output": output, **curves_json(made)}, table, *said, f"wrote {output}")
+    loaded, merged = [load_curves(path) for path in joined], load(output) if output.exists() else None
+    if merged is not None and not isinstance(merged, Profile | ComputeCurves):
+        raise BadInput(f"{output}: expected a profile or curves to add to, found a {type(merged).__name__.lower()}")
+    added = [*([] if model is None else [_measured(model, options)]), *loaded]
+    for curves in added:
+        merged = curves if merged is None else curves.into(merged)
+    assert merged is not None
+    save(merged, output)
+    table = curves_table(merged.model, merged.curves if isinstance(merged, Profile) else merged.kinds)
+    said = [f"{key}: {text}" for curves in added for key, text in curves.provenance.items()]
+    show(as_json, {"output": output, **curves_json(merged)}, table, *said, f"wrote {output}")
 
 
 def devices(*, output: Path = Path("cluster.toml"), as_json: bool = False) -> None:
@@ -94,8 +94,8 @@ def devices(*, output: Path = Path("cluster.toml"), as_json: bool = False) -> No
     from aurora.profiler.devices import find_devices
 
     check_output(output=output)
-    found = find_devices()
-    _write(as_json, found.cluster, output, found.remarks, {})
+    machine = find_devices()
+    _write(as_json, machine.cluster, output, machine.remarks, {})
 
 
 def _measured(model: str, options: ProfileOptions) -> ComputeCurves:
@@ -107,15 +107,15 @@ def _measured(model: str, options: ProfileOptions) -> ComputeCurves:
 
 
 def _write(
-    as_json: bool, made: Cluster, output: Path, remarks: Sequence[str], more: Mapping[str, object], *tables: "RenderableType"
+    as_json: bool, cluster: Cluster, output: Path, remarks: Sequence[str], more: Mapping[str, object], *tables: "RenderableType"
 ) -> None:
     """Write a cluster file with remarks on top, and print both."""
     from aurora.reports.json_objects import cluster_json
     from aurora.reports.plan_tables import cluster_table
 
-    save_cluster(made, output, remarks)
-    found = {"output": output, **cluster_json(made), "remarks": list(remarks), **more}
-    show(as_json, found, cluster_table(made), *remarks, f"wrote {output}", *tables)
+    save_cluster(cluster, output, remarks)
+    summary = {"output": output, **cluster_json(cluster), "remarks": list(remarks), **more}
+    show(as_json, summary, cluster_table(cluster), *remarks, f"wrote {output}", *tables)
 
 
 def doctor(*, vllm: str | None = None, as_json: bool = False) -> None:
@@ -139,6 +139,6 @@ def doctor(*, vllm: str | None = None, as_json: bool = False) -> None:
         table.add_row(finding.name, finding.state, finding.found, finding.mend, style=style)
     serving = fine if vllm else all(finding.state == WORKS for finding in findings if finding.name in SERVING)
     states = {"planning": fine, "serving with aurora run": serving} if vllm is None else {"the server": fine}
-    said = [f"{what} {'works' if well else 'does not work'}" for what, well in states.items()]
+    said = [f"{part} {'works' if well else 'does not work'}" for part, well in states.items()]
     show(as_json, {"works": fine, "serves": serving, "findings": [asdict(finding) for finding in findings]}, table, *said)
     raise typer.Exit(0 if fine else 1)

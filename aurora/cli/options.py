@@ -56,7 +56,7 @@ class Subcommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self.everything = ALL in args
-        return super().parse_args(ctx, ["--help" if each == ALL else each for each in args])
+        return super().parse_args(ctx, ["--help" if argument == ALL else argument for argument in args])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         further: list[Any] = [param for param in self.params if is_further(param)]
@@ -91,7 +91,7 @@ def as_options(message: str) -> str:
     for param in RUNNING.get().command.params:
         flag = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
         spoken |= {str(param.name): flag, flag.lstrip("-").replace("-", "_"): flag}
-    return re.sub(r"`([A-Za-z_]+)`", lambda found: spoken.get(found[1]) or found[0], message)
+    return re.sub(r"`([A-Za-z_]+)`", lambda match: spoken.get(match[1]) or match[0], message)
 
 
 def refuse_given(names: Iterable[str], expected: str) -> None:
@@ -117,31 +117,31 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
             these and further fields. `Only` selects fields. Help texts are taken from Args in the docstring, or from COMMON.
     """
     hints = get_type_hints(function, include_extras=True)
-    told, parameters = COMMON | documented(function), dict[str, inspect.Parameter]()
-    own: dict[str, OptionField] = {}
+    texts, parameters = COMMON | documented(function), dict[str, inspect.Parameter]()
+    options: dict[str, OptionField] = {}
     kinds: dict[str, tuple[Any, bool, list[Field[Any]]]] = {}
-    for name, given in inspect.signature(function).parameters.items():
+    for name, declared in inspect.signature(function).parameters.items():
         kind, how = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name], None)
         later = get_origin(kind) is Callable
         kind = get_args(kind)[-1] if later else kind
         if not is_dataclass(kind):
-            own[name] = how or OptionField()
-            argument = given.kind is not given.KEYWORD_ONLY
-            parameters[name] = _parameter(name, kind, given.default, own[name], told[name], argument=argument)
+            options[name] = how or OptionField()
+            argument = declared.kind is not declared.KEYWORD_ONLY
+            parameters[name] = _parameter(name, kind, declared.default, options[name], texts[name], argument=argument)
             continue
         only = how or Only(())
-        offered = [each for each in fields(kind) if "option" in each.metadata and each.name in (only.names or [each.name])]
+        offered = [field for field in fields(kind) if "option" in field.metadata and field.name in (only.names or [field.name])]
         kinds[name] = kind, later, offered
         for field in offered:
             parameters.setdefault(field.name, _field_parameter(kind, field, only))
 
-    def call(**given: Any) -> None:
-        for name, how in own.items():
-            check_value(name, given[name], how)
-        values = {name: given[name] for name in own}
+    def call(**arguments: Any) -> None:
+        for name, how in options.items():
+            check_value(name, arguments[name], how)
+        values = {name: arguments[name] for name in options}
         for name, (kind, later, offered) in kinds.items():
-            made = partial(kind, **{field.name: _read(field, given[field.name]) for field in offered})
-            values[name] = made if later else made()
+            build = partial(kind, **{field.name: _read(field, arguments[field.name]) for field in offered})
+            values[name] = build if later else build()
         function(**values)
 
     call.__doc__ = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0]
@@ -170,22 +170,22 @@ def _parameter(
 ) -> inspect.Parameter:
     """Returns a parameter of a subcommand for an option, or an argument, with `text` and the names that it accepts as help."""
     names = how.names
-    if names is None and "{" not in text and not (how.one_of and all(re.search(rf"\b{each}\b", text) for each in how.one_of)):
+    if names is None and "{" not in text and not (how.one_of and all(re.search(rf"\b{word}\b", text) for word in how.one_of)):
         names = f": {', '.join(how.one_of)}" if how.one_of else f": {{{how.choices.split()[0]}}}" if how.choices else ""
     spoken = re.sub(r"\b(0|None), (?=\w+:)", "", text)  # what Python has for the word that users type
     spoken = spoken.replace("; None:", "; default:") if default is None else re.sub(r"; None:[^;]*", "", spoken)
     help_ = spoken + (names or "") + instead
     complete, metavar = completed(*how.choices.split(), one_of=how.one_of), how.metavar or None
-    kind = next((each for each in READ if each in (hint, *get_args(hint), *map(_element, get_args(hint)))), None)
+    kind = next((known for known in READ if known in (hint, *get_args(hint), *map(_element, get_args(hint)))), None)
     parser = None if kind is None else READ[kind]
     if argument:
-        made = typer.Argument(help=help_, metavar=metavar, autocompletion=complete, parser=parser)
+        option = typer.Argument(help=help_, metavar=metavar, autocompletion=complete, parser=parser)
     else:
         flags = (how.flag or FLAGS.get(name, "")).split() or ([f"--{name.replace('_', '-')}"] if hint is bool else [])
-        made = typer.Option(
+        option = typer.Option(
             *flags, help=help_, metavar=metavar, rich_help_panel=how.panel, autocompletion=complete, parser=parser
         )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, made], default=default)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, option], default=default)
 
 
 def _element(hint: Any) -> Any:
@@ -228,13 +228,13 @@ def documented(described: Any) -> dict[str, str]:
 def names(kind: str) -> tuple[str, ...]:
     """Returns the currently registered names of a kind (a key of CHOICES)."""
     known = CHOICES[kind]
-    found = _at(known) if isinstance(known, str) else known
-    return tuple(found() if callable(found) else found)
+    source = _at(known) if isinstance(known, str) else known
+    return tuple(source() if callable(source) else source)
 
 
 def filled(text: str) -> str:
     """Returns `text` with each placeholder {kind}, for a key of CHOICES, replaced by the names of that kind."""
-    return re.sub(r"\{(\w+)\}", lambda found: ", ".join(names(found[1])) if found[1] in CHOICES else found[0], text)
+    return re.sub(r"\{(\w+)\}", lambda match: ", ".join(names(match[1])) if match[1] in CHOICES else match[0], text)
 
 
 def completed(*kinds: str, one_of: Sequence[str] = ()) -> Callable[[str], list[str]] | None:

@@ -45,17 +45,17 @@ def order(
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
     methods = [name for name in names("order") if name != "auto"] if method == "all" else [method]
-    made = [aurora.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
-    each = [schedule_json(one, len(bytes_GG)) for one in made]
-    found, priced = {"schedules": each} if method == "all" else each[0], None
+    schedules = [aurora.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
+    objects = [schedule_json(schedule, len(bytes_GG)) for schedule in schedules]
+    summary, priced = {"schedules": objects} if method == "all" else objects[0], None
     if on_gpus:
         priced = _prices(bytes_GG, machines)
-        found |= deliveries_json(*priced)
+        summary |= deliveries_json(*priced)
     if output is not None:
-        write_text(output, json_text(found) + "\n")
-    cut, wrote = made[0].cut, None if output is None else f"wrote {output}"
+        write_text(output, json_text(summary) + "\n")
+    cut, wrote = schedules[0].cut, None if output is None else f"wrote {output}"
     deliveries = None if priced is None else delivery_table(*priced)
-    show(as_json, found, order_table(made), None if cut is None else cut_line(cut), deliveries, wrote)
+    show(as_json, summary, order_table(schedules), None if cut is None else cut_line(cut), deliveries, wrote)
 
 
 def _prices(bytes_GG: IntArray, machines: Cluster | None) -> tuple[dict[str, float], dict[str, float]]:

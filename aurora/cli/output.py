@@ -60,9 +60,9 @@ def json_text(found: Mapping[str, Any], indent: int | None = None) -> str:
 def _plain(value: Any) -> Any:
     """Returns `value` in JSON's types: arrays as lists, null for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
@@ -84,10 +84,10 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     with bars, _compilation_told(console):
         tasks = {}
 
-        def move(what: str, done: int, total: int) -> None:
+        def move(what: str, amount: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+            bars.update(tasks[what], completed=amount, total=total)
 
         yield move
 

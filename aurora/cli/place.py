@@ -73,16 +73,16 @@ def place(
             raise BadInput("place --survive: expected --gpus, or --nodes of one GPU each")
         load_LE = load_loads(loads)
         least = fewest_slots(load_LE.shape[1], count, failures, nodes)
-        made = place_to_survive(load_LE, count, failures, nodes, slots)
+        placement = place_to_survive(load_LE, count, failures, nodes, slots)
         have = GpuSlots.equal(count, least if slots is None else slots)
-        check_layout(made, load_LE, have)
+        check_layout(placement, load_LE, have)
         alone = aurora.place(load_LE, GpuSlots.equal(count, fewest_slots(load_LE.shape[1], count, 0)))
         more = (
             place_to_survive(load_LE, count, failures, nodes, least + spare)
             for spare in range(1, MOST_SPARE + 1 if slots is None else 1)
         )
-        lines = survive_lines(made, alone, more, TARGET, load_LE.shape[1], failures, least, nodes, FIXED)
-        show(as_json, placement_json(made) | {"fewest_slots": least}, layout_table(made), *lines)
+        lines = survive_lines(placement, alone, more, TARGET, load_LE.shape[1], failures, least, nodes, FIXED)
+        show(as_json, placement_json(placement) | {"fewest_slots": least}, layout_table(placement), *lines)
         return
     refuse_given(("failures",), "with `survive`, which finds the fewest slots")
     if slots is None:
@@ -92,23 +92,23 @@ def place(
         if nodes is None:
             raise BadInput("place --for-failures: expected --nodes")
         hosts = FailureDomains.equal(nodes, slots, _numbers("--racks", racks, int), _numbers("--rates", rates, float))
-        held = aurora.place_for_failures(load_loads(loads), hosts, min_replicas=min_replicas, alive=alive, **chosen)
-        check_resilient(held, hosts, guaranteed=held.method == DEFAULT)
-        show(as_json, survival_json(held), survival_table(held))
+        resilient = aurora.place_for_failures(load_loads(loads), hosts, min_replicas=min_replicas, alive=alive, **chosen)
+        check_resilient(resilient, hosts, guaranteed=resilient.method == DEFAULT)
+        show(as_json, survival_json(resilient), survival_table(resilient))
         return
     refuse_given(BY_FAILURES, "with `for_failures`")
     if gpus is None and nodes is None:
         raise BadInput("place: expected --gpus, or --nodes of one GPU each")
     have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
     load_LE = load_loads(loads)
-    made = aurora.place(load_LE, have, **chosen)
-    check_layout(made, load_LE, have)
-    show(as_json, placement_json(made), layout_table(made))
+    placement = aurora.place(load_LE, have, **chosen)
+    check_layout(placement, load_LE, have)
+    show(as_json, placement_json(placement), layout_table(placement))
 
 
 def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
     try:
         return None if text is None else [kind(part) for part in text.split(",")]
     except ValueError:
-        what = "whole numbers" if kind is int else "numbers"
-        raise BadInput(f"{option}: expected {what} with commas between, found {text!r}") from None
+        numbers = "whole numbers" if kind is int else "numbers"
+        raise BadInput(f"{option}: expected {numbers} with commas between, found {text!r}") from None

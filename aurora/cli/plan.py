@@ -55,32 +55,32 @@ def plan(
     check_output(output=output)
     if max_move_bytes is not None and previous is None:
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
-    profiles, further = (traffic_of(each, len(machines)) for each in (profile, domain or []))
+    profiles, further = (traffic_of(files, len(machines)) for files in (profile, domain or []))
     in_force = None if previous is None else load_plan(previous)
     paths = [relative(path, output) for path in profile]
     began, moved = time.perf_counter(), None
     with progress_bars() as progress:
-        made = aurora.plan(machines, profiles, options, domains=further, profile_paths=paths, progress=progress)
+        planned = aurora.plan(machines, profiles, options, domains=further, profile_paths=paths, progress=progress)
     if in_force is not None:
-        made, moved = aurora.migrate(made, in_force, profiles, max_move_bytes=max_move_bytes, domains=further)
+        planned, moved = aurora.migrate(planned, in_force, profiles, max_move_bytes=max_move_bytes, domains=further)
     if engine is not None:
-        check_engine(made, engine)
+        check_engine(planned, engine)
     took_s = time.perf_counter() - began
-    no_progress = unexplained(made) or ("expected no `domain`" if further else None)
-    why = explained(made, profiles) if explain and no_progress is None else []
-    save(made, output)
-    found = {"output": output, "seconds": took_s, **plan_json(made), "migration": migration_json(moved)}
+    no_progress = unexplained(planned) or ("expected no `domain`" if further else None)
+    why = explained(planned, profiles) if explain and no_progress is None else []
+    save(planned, output)
+    summary = {"output": output, "seconds": took_s, **plan_json(planned), "migration": migration_json(moved)}
     show(
         as_json,
-        {**found, "explanation": explanation_json(why)},
-        plan_table(made, None if layers else WORST, explain),
+        {**summary, "explanation": explanation_json(why)},
+        plan_table(planned, None if layers else WORST, explain),
         None if moved is None else move_table(moved),
-        *explain_tables(made, why),
-        gap_line(made),
-        *(bound_lines(made) if explain else ()),
+        *explain_tables(planned, why),
+        gap_line(planned),
+        *(bound_lines(planned) if explain else ()),
         f"no terms of layers: {as_options(no_progress)}" if explain and no_progress else None,
-        *expectation_lines(made),
-        *(as_options(note) for note in made.notes),
+        *expectation_lines(planned),
+        *(as_options(note) for note in planned.notes),
         f"planned in {seconds(took_s)}",
         f"wrote {output}",
     )
@@ -121,5 +121,5 @@ def evaluate(
     if served is None:
         raise BadInput("`plan`: expected a file, or `before`, found neither")
     traffic = traffic_of(profile, len(served.cluster))
-    found = aurora.evaluate(served, traffic)
-    show(as_json, evaluation_json(served, found), evaluation_table(served, found, most), without_proof(served, traffic) or None)
+    times = aurora.evaluate(served, traffic)
+    show(as_json, evaluation_json(served, times), evaluation_table(served, times, most), without_proof(served, traffic) or None)

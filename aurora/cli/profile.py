@@ -45,9 +45,9 @@ def profile(
     if begun is not None and "interrupted" not in begun.provenance:
         begun = None
     with progress_bars() as progress:
-        made = aurora.profile(model, [*(text or []), *(more_text or [])], chosen, progress, begun)
-    save(made, output)
-    shown_profile(made, output, layers, as_json, chosen.seed)
+        counted = aurora.profile(model, [*(text or []), *(more_text or [])], chosen, progress, begun)
+    save(counted, output)
+    shown_profile(counted, output, layers, as_json, chosen.seed)
 
 
 def synthetic(
@@ -70,9 +70,9 @@ def synthetic(
     """
     check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
-    made = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds)
-    save(made, output)
-    shown_profile(made, output, layers, as_json, options.seed)
+    drawn = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds)
+    save(drawn, output)
+    shown_profile(drawn, output, layers, as_json, options.seed)
 
 
 def record(
@@ -95,9 +95,9 @@ def record(
     from aurora.profiler.import_routing import profile_vllm_server
 
     check_output(output=output)
-    made = profile_vllm_server(url, folder, seconds)
-    save(made, output)
-    shown_profile(made, output, layers, as_json)
+    recorded = profile_vllm_server(url, folder, seconds)
+    save(recorded, output)
+    shown_profile(recorded, output, layers, as_json)
 
 
 def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
@@ -106,8 +106,8 @@ def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed
     from aurora.reports.json_objects import profile_json
     from aurora.reports.plan_tables import profile_table
 
-    told = ("config", "left out", "interrupted")
-    remarks = [f"{about}: {made.provenance[about]}" for about in told if about in made.provenance]
+    keys = ("config", "left out", "interrupted")
+    remarks = [f"{about}: {made.provenance[about]}" for about in keys if about in made.provenance]
     table = profile_table(made, contiguous_load_intervals(made, seed), None if layers else WORST)
     show(
         as_json, {"output": output, **profile_json(made)}, table, made.provenance.get("precision"), *remarks, f"wrote {output}"

@@ -60,12 +60,12 @@ def recommend(
     if max(len(models), len(traffic)) > 1 and len(models) not in (0, len(traffic)):
         raise BadInput(f"recommend: expected a --profile for each --model, found {len(traffic)} and {len(models)}")
     if len(traffic) > 1:
-        here = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus(), nic_Bps, per_server)
-        kinds = [kind for name, kind in load_gpus().items() if name in {gpu.kind for gpu in here.gpus}]
+        hardware = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus(), nic_Bps, per_server)
+        kinds = [kind for name, kind in load_gpus().items() if name in {gpu.kind for gpu in hardware.gpus}]
         for number, name in enumerate(models):
             traffic[number] = with_datasheet_curves(traffic[number], load_model_config(name), kinds)
         with progress_bars() as progress:
-            two = recommend_for_two(here, engine, traffic, progress)
+            two = recommend_for_two(hardware, engine, traffic, progress)
         command = two.save(output, [served_model(name) for name in models] or ["MODEL_A", "MODEL_B"])
         advice = two_models_advice(two)
         known = {"engine": engine, "drawn": two.drawn, "recommendation": two.way, "advice": advice, "gains": two.compared.gains}
@@ -73,26 +73,26 @@ def recommend(
         show(as_json, {**known, "output": output if command else None, "launch": command}, advice, *wrote)
         return
     with progress_bars() as progress:
-        found = aurora.recommend(
+        recommendation = aurora.recommend(
             machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load, nic_Bps=nic_Bps,
             per_server=per_server, progress=progress,
         )  # fmt: skip
         sharing = None
-        if not found.drawn and (found.served is None or takes_turns(engine, found.cluster)):
-            sharing = recommend_for_two(found.cluster, engine, [found.profile] * 2, progress)
-    command = save_recommendation(found, output, served_model(models[0]) if models else "MODEL")
+        if not recommendation.drawn and (recommendation.served is None or takes_turns(engine, recommendation.cluster)):
+            sharing = recommend_for_two(recommendation.cluster, engine, [recommendation.profile] * 2, progress)
+    command = save_recommendation(recommendation, output, served_model(models[0]) if models else "MODEL")
     show(
         as_json,
         {
-            **recommendation_json(found),
+            **recommendation_json(recommendation),
             "sharing": sharing and {"advice": two_models_advice(sharing), **fields_json(sharing.compared, "batch gains")},
             "output": output if command else None,
             "launch": command,
         },
-        recommendation_table(found),
-        None if found.drawn or found.served is None else balancing_costs(found.served),
-        *([f"config: {said}"] if (said := found.profile.provenance.get("config")) else []),
-        *recommendation_lines(found),
+        recommendation_table(recommendation),
+        None if recommendation.drawn or recommendation.served is None else balancing_costs(recommendation.served),
+        *([f"config: {said}"] if (said := recommendation.profile.provenance.get("config")) else []),
+        *recommendation_lines(recommendation),
         None if sharing is None else f"A second model like it on these GPUs: {two_models_advice(sharing)}",
         *([f"wrote {output}", f"start the engine with:\n{command}"] if command else []),
     )

@@ -73,8 +73,8 @@ def run(
         resume: continue from the journal of an interrupted run with --survive.
         adapt: move experts while serving, to adapt the placement to traffic.
     """
-    given = RUNNING.get().params
-    if given["join"] is not None:
+    params = RUNNING.get().params
+    if params["join"] is not None:
         _join(plan, model, options, as_json)
         return
     if not prompts:
@@ -82,7 +82,7 @@ def run(
     from aurora.planner.resolve_options import with_priorities
     from aurora.planner.simulated_choice import with_preemption
 
-    loaded = with_priorities(load_plan(plan), instead.priorities, shared=given["colocate"] is not None)
+    loaded = with_priorities(load_plan(plan), instead.priorities, shared=params["colocate"] is not None)
     if instead.priorities and (known := _profiles_left(loaded, plan)):
         loaded = with_preemption(loaded, known)
     if is_given("micro_batches"):
@@ -90,13 +90,13 @@ def run(
     _check_counts(loaded, plan, model, prompts, ranks)
     if not adapt:
         refuse_given((field.name for field in fields(ControlOptions)), "with `adapt`")
-    if not given["survive"]:
+    if not params["survive"]:
         refuse_given(("hang_s",), "with `survive`")
     simulated = compare and predicted is None
     if (profile or predicted) and not compare:
         raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")
-    interleave = given["interleave"]
-    if simulated and (given["order"] != RunOptions.order or given["deduplicate"] is not None or interleave == "processes"):
+    interleave = params["interleave"]
+    if simulated and (params["order"] != RunOptions.order or params["deduplicate"] is not None or interleave == "processes"):
         raise BadInput(
             "run --compare: simulates the plan alone and as planned, expected none of --orders auto, --deduplicate, "
             "--interleave processes"
@@ -104,7 +104,7 @@ def run(
     check_output(trace=trace, output=output)
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
-    journal = output.with_suffix(".journal.jsonl") if given["survive"] and output is not None else None
+    journal = output.with_suffix(".journal.jsonl") if params["survive"] and output is not None else None
     if resume and journal is None:
         raise BadInput("`resume`: goes on from a run with `survive` and `output`, expected both")
     check_output(trace=target, output=output, predicted_trace=beside if simulated else None, journal=journal)
@@ -155,8 +155,8 @@ def run(
     differences = differing(result, model, requests, chosen) if verify and result.failure is None else None
     _show(as_json, loaded, result, expected, differences, {"trace": target, "answers": output}, None if layers else WORST)
     if result.failure is not None:
-        left = "what was produced until then is kept" if journal is None else f"--resume goes on from {journal}"
-        raise RankFailed(f"{result.failure}; {left}")
+        hint = "what was produced until then is kept" if journal is None else f"--resume goes on from {journal}"
+        raise RankFailed(f"{result.failure}; {hint}")
     if differences:
         raise AuroraError(f"outputs differ from the plain model's in {len(differences)} places, first: {differences[0]}")
 
@@ -193,11 +193,11 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
         return []
 
 
-def _with_micro_batches(plan: Plan, path: Path, given: list[Path] | None, parts: int) -> Plan:
+def _with_micro_batches(plan: Plan, path: Path, files: list[Path] | None, parts: int) -> Plan:
     """The plan with as many micro-batches; without the profiles that it was made from its time slice is not chosen anew."""
     from aurora.planner.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
 
-    profiles = profiles_of(plan, path, given) if given or not parts else _profiles_left(plan, path)
+    profiles = profiles_of(plan, path, files) if files or not parts else _profiles_left(plan, path)
     return with_micro_batches(plan, profiles, parts, RUNTIME_LAYER_S) if profiles else plan.with_micro_batches(parts)
 
 
@@ -251,22 +251,21 @@ def _show(
     summary = summarise(result.trace, plan.cluster)
     compared = None if expected is None else compare(expected, result.trace)
     names = [model.model for model in plan.models]
-    found = {
-        **wrote,
-        **summary_json(summary),
-        **fields_json(result, "transport start_s trace_from_s failure"),
-        "micro_batches": len(result.trace.names_M) // len(plan.models),
-        "models": [served_json(name, result, model) for model, name in enumerate(names)],
-        "orders": None if result.calibration is None else str(result.calibration),
-        "orders_used": [asdict(used) for used in result.orders_M],
-        "comparison": comparison_json(compared),
-        "changes": [asdict(change) for change in result.changes],
-        "control": [asdict(report) for report in result.control_M],
-        "differences": differences,
-    }
     show(
         as_json,
-        found,
+        {
+            **wrote,
+            **summary_json(summary),
+            **fields_json(result, "transport start_s trace_from_s failure"),
+            "micro_batches": len(result.trace.names_M) // len(plan.models),
+            "models": [served_json(name, result, model) for model, name in enumerate(names)],
+            "orders": None if result.calibration is None else str(result.calibration),
+            "orders_used": [asdict(used) for used in result.orders_M],
+            "comparison": comparison_json(compared),
+            "changes": [asdict(change) for change in result.changes],
+            "control": [asdict(report) for report in result.control_M],
+            "differences": differences,
+        },
         tables.summary_table(summary, most=most),
         None if compared is None else tables.comparison_table(compared),
         None if result.conditions is None else tables.network_line(result.conditions.cluster),

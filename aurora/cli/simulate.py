@@ -95,7 +95,7 @@ def simulate(
     chosen = [f"{name}-{value}" for name, value in others.items() if is_given(name)]
     chosen += [f"micro-batches-{instead.micro_batches or 'auto'}"] if is_given("micro_batches") else []
     chosen += ["-".join(("priority", *instead.priorities))] if instead.priorities else []
-    target = output or plan.with_suffix("".join(f".{each}" for each in [*chosen, "predicted.npz"]))
+    target = output or plan.with_suffix("".join(f".{part}" for part in [*chosen, "predicted.npz"]))
     check_output(output=target)
     traffic = profiles_of(loaded, plan, profile)
     if is_given("micro_batches"):
@@ -106,10 +106,10 @@ def simulate(
     between_s = seconds_between(
         [model.hierarchy for model in loaded.models],
         traffic,
-        lambda each: aurora.simulate(loaded, each, interleave=interleave, **how).seconds,
+        lambda profiles: aurora.simulate(loaded, profiles, interleave=interleave, **how).seconds,
     )
     save(predicted, target)
-    found, apart = summarise(predicted, loaded.cluster), None
+    summary, apart = summarise(predicted, loaded.cluster), None
     if loaded.colocated and interleave == "on":
         with progress_bars() as progress:
             apart = apart_seconds(loaded, traffic, **how, progress=progress)
@@ -121,11 +121,11 @@ def simulate(
             "one_after_the_other_s": apart and min(apart),
             "micro_batches": len(predicted.names_M) // len(loaded.models),
         }
-        | summary_json(found)
-        | {"models": models_json(found)},
-        summary_table(found, most=None if layers else WORST, between_s=between_s),
-        models_table(found),
-        None if apart is None else sharing_line(found, apart),
+        | summary_json(summary)
+        | {"models": models_json(summary)},
+        summary_table(summary, most=None if layers else WORST, between_s=between_s),
+        models_table(summary),
+        None if apart is None else sharing_line(summary, apart),
         without_proof(loaded, traffic) or None,
         f"wrote {target}",
     )
@@ -158,9 +158,9 @@ def _serve(
         except InfeasiblePlan as error:
             missing = f"default: {error}"
     simulated = {}
-    for name, each in plans.items():
+    for name, candidate in plans.items():
         with progress_bars() as progress:
-            simulated[name] = aurora.simulate_requests(each, profiles[0], requests, options, progress=progress, **how)
+            simulated[name] = aurora.simulate_requests(candidate, profiles[0], requests, options, progress=progress, **how)
     show(
         as_json,
         served_requests_json(simulated, ("plan", "default")),

@@ -70,15 +70,15 @@ def sweep(
     if output is not None:
         check_folder(output, f"{name}.json", f"{name}.txt")
     if ways:
-        found, shown, more = _compare_ways(cluster or WAYS_CLUSTER, profile or [], (batch, bandwidth, skew), steps, seed)
+        summary, shown, more = _compare_ways(cluster or WAYS_CLUSTER, profile or [], (batch, bandwidth, skew), steps, seed)
     else:
-        found, shown, more = _sweep(cluster or CLUSTER, shape or SHAPE, grid or [], seed)
+        summary, shown, more = _sweep(cluster or CLUSTER, shape or SHAPE, grid or [], seed)
     if output is not None:
         make_folder(output)
-        write_text(output / f"{name}.json", json_text(found, indent=1) + "\n")
+        write_text(output / f"{name}.json", json_text(summary, indent=1) + "\n")
         write_text(output / f"{name}.txt", as_text([*shown, *more], FILE_WIDTH))
         shown.append(f"wrote {output / name}.txt and {name}.json")
-    show(as_json, {"output": output, **found}, *shown)
+    show(as_json, {"output": output, **summary}, *shown)
 
 
 def _sweep(cluster: Path, shape: str | Path, grid: list[str], seed: int) -> Swept:
@@ -87,18 +87,18 @@ def _sweep(cluster: Path, shape: str | Path, grid: list[str], seed: int) -> Swep
     from aurora.advisor.sweep import sweep as swept
     from aurora.reports.comparisons import speedups_table
 
-    axes = [read_axis(each) for each in grid]
+    axes = [read_axis(text) for text in grid]
     machines, config = load_cluster(cluster), load_model_config(shape)
     with progress_bars() as progress:
         points = swept(machines, config, axes, seed, progress)
-    found = {"cluster": machines.name, "seed": seed, "points": [point.as_json() for point in points]}
-    return found, [speedups_table(points, [key for key, _ in axes])], []
+    summary = {"cluster": machines.name, "seed": seed, "points": [point.as_json() for point in points]}
+    return summary, [speedups_table(points, [key for key, _ in axes])], []
 
 
 def _compare_ways(
     cluster: Path,
     paths: list[Path],
-    given: tuple[Sequence[int] | None, Sequence[float] | None, Sequence[float] | None],
+    settings: tuple[Sequence[int] | None, Sequence[float] | None, Sequence[float] | None],
     steps: int,
     seed: int,
 ) -> Swept:
@@ -107,7 +107,7 @@ def _compare_ways(
     Args:
         cluster: file or shipped name.
         paths: the models' profiles; empty: the shipped models are profiled.
-        given: batches, bandwidths and skews; None: those of `compare_over_grid`.
+        settings: batches, bandwidths and skews; None: those of `compare_over_grid`.
         steps: steps of each model.
         seed: for the draws.
     """
@@ -119,19 +119,19 @@ def _compare_ways(
     profiles = traffic_of(paths, len(machines))
     if not profiles:
         need("torch", "transformers")
-    batches, bandwidths, skews = given[0] or BATCHES, given[1] or BANDWIDTHS, given[2] or SKEWS
+    batches, bandwidths, skews = settings[0] or BATCHES, settings[1] or BANDWIDTHS, settings[2] or SKEWS
     with progress_bars() as progress, TemporaryDirectory() as folder:
         if not profiles:
             from aurora.cli.demo import shipped_profiles
 
             profiles = shipped_profiles(Path(folder), len(machines), progress)
         cells = compare_over_grid(machines, profiles, batches, bandwidths, skews, steps, seed, progress=progress)
-    names = [each.model for each in profiles]
+    names = [profile.model for profile in profiles]
     head = {"models": names, "cluster": machines.name, "steps": steps, "seed": seed}
-    found: dict[str, Any] = {**head, "cells": [cell_json(cell) for cell in cells]}
+    summary: dict[str, Any] = {**head, "cells": [cell_json(cell) for cell in cells]}
     title = (
         f"{' and '.join(names)} on {machines.name}, {steps} steps of each, simulated: in each cell what wins, and its gain "
         "over the same requests one after the other; three models are compared with three. Of ways within 2 % the simplest "
         "is named."
     )
-    return found, [title, *map_tables(cells), LEGEND, *left_out_lines(cells)], [ways_table(cells)]
+    return summary, [title, *map_tables(cells), LEGEND, *left_out_lines(cells)], [ways_table(cells)]

@@ -46,10 +46,10 @@ def vllm(
         print(f"aurora: {sentence}", file=sys.stderr, flush=True)
 
     command = prepare(model, list(arguments or []), cluster, state, apply, survive, say)
-    lost, found = asyncio.run(serve(command, hang_s, after_s, as_json, say))
-    kept = command.state / "recommended/plan.json"
-    told = f"vLLM ended: {lost}" if lost else None
+    lost, advice = asyncio.run(serve(command, hang_s, after_s, as_json, say))
+    plan = command.state / "recommended/plan.json"
+    note = f"vLLM ended: {lost}" if lost else None
     show(
-        as_json, {"state": command.state, "plan": kept if kept.exists() else None, "lost": lost, "recommendation": found}, told
+        as_json, {"state": command.state, "plan": plan if plan.exists() else None, "lost": lost, "recommendation": advice}, note
     )
     raise typer.Exit(LOST if lost else 0)
