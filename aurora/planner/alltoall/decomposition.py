@@ -31,8 +31,8 @@ def slots(work_GG: IntArray, most: int) -> tuple[IntArray, IntArray, IntArray]:
     left_GG, total_GG = work_GG.copy(), work_GG + _padding(work_GG)
     todo = work_GG.sum()
     partner_G, sender_G, width_G, from_G = np.full((4, n), -1)
-    length, done = total_GG.max() if n else 0, 0
-    while todo > 0 and done < most:
+    length, slot = total_GG.max() if n else 0, 0
+    while todo > 0 and slot < most:
         for src in range(n):
             if partner_G[src] >= 0 and total_GG[src, partner_G[src]] < length:
                 sender_G[partner_G[src]] = partner_G[src] = -1
@@ -45,10 +45,10 @@ def slots(work_GG: IntArray, most: int) -> tuple[IntArray, IntArray, IntArray]:
             left_GG[src, dst] -= units
             total_GG[src, dst] -= length
             todo -= units
-            partner_XG[done, src], units_XG[done, src] = dst, units
-        length_X[done] = length
-        done += 1
-    return length_X[:done], partner_XG[:done], units_XG[:done]
+            partner_XG[slot, src], units_XG[slot, src] = dst, units
+        length_X[slot] = length
+        slot += 1
+    return length_X[:slot], partner_XG[:slot], units_XG[:slot]
 
 
 @njit(cache=True)
@@ -64,20 +64,20 @@ def _augment(total_GG, partner_G, sender_G, src, length, width_G, from_G):
         width_G[dst], from_G[dst] = total_GG[src, dst], src
     while True:
         dst = widest = -1
-        for each in range(n):
-            if width_G[each] >= length and (dst < 0 or width_G[each] < width_G[dst]):
-                dst = each
-            if widest < 0 or width_G[each] > width_G[widest]:
-                widest = each
+        for receiver in range(n):
+            if width_G[receiver] >= length and (dst < 0 or width_G[receiver] < width_G[dst]):
+                dst = receiver
+            if widest < 0 or width_G[receiver] > width_G[widest]:
+                widest = receiver
         if dst < 0:
             dst, length = widest, width_G[widest]
         if sender_G[dst] < 0:
             break
         width_G[dst] = -1
         sender = sender_G[dst]
-        for each in range(n):
-            if 0 <= width_G[each] < total_GG[sender, each]:
-                width_G[each], from_G[each] = total_GG[sender, each], sender
+        for receiver in range(n):
+            if 0 <= width_G[receiver] < total_GG[sender, receiver]:
+                width_G[receiver], from_G[receiver] = total_GG[sender, receiver], sender
     while dst >= 0:
         sender_G[dst] = from_G[dst]
         partner_G[from_G[dst]], dst = dst, partner_G[from_G[dst]]

@@ -182,10 +182,10 @@ def _add_hops(carried_SGG, forwarded_SGG, sent_GN, needed_GCG, carrier_GNC, serv
     ranks, servers, pieces = carrier_GNC.shape
     for source in range(ranks):
         for server in range(servers):
-            whole, left = sent_GN[source, server] // pieces, sent_GN[source, server] % pieces
+            whole, remainder = sent_GN[source, server] // pieces, sent_GN[source, server] % pieces
             passed = 0  # of the rows that are left, in parts of a row
             for piece in range(pieces):
-                passed += left
+                passed += remainder
                 more = passed >= pieces
                 rows, passed = whole + more, passed - pieces * more
                 if rows == 0:

@@ -41,8 +41,8 @@ def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Networ
     shared = fabric is not None and fabric.shared_nic
     seconds_NN = _server_seconds(bytes_GG, rows.pairs_X2, rows.first_P, servers, nic_Bps, startup_s, shared)
     bound_s = longest_port(seconds_NN) * (1 + 1e-12)
-    found = search(seconds_NN, TRIES if servers <= FEW_SERVERS else 0, bound_s, rng)
-    return Order("hierarchical", _in_sequence(found.pairs_X2, rows.pairs_X2, rows.first_P, servers), tier_X=rows.tier_X)
+    schedule = search(seconds_NN, TRIES if servers <= FEW_SERVERS else 0, bound_s, rng)
+    return Order("hierarchical", _in_sequence(schedule.pairs_X2, rows.pairs_X2, rows.first_P, servers), tier_X=rows.tier_X)
 
 
 def hierarchical(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
@@ -82,7 +82,7 @@ def _rows(hierarchy: Hierarchy) -> _OrderRows:
     sequence = np.lexsort((in_rails_X, ~rail_X))
     count_P = np.bincount(pair_X[rail_X], minlength=servers * servers)
     first_P = np.append(0, count_P.cumsum())
-    return _OrderRows(*(locked(each) for each in (np.stack([src_X, dst_X], axis=1)[sequence], first_P, tier_X[sequence])))
+    return _OrderRows(*map(locked, (np.stack([src_X, dst_X], axis=1)[sequence], first_P, tier_X[sequence])))
 
 
 @njit(cache=True, error_model="numpy")

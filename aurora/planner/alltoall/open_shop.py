@@ -80,8 +80,8 @@ def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) 
     Source: Gonzalez & Sahni 1976.
     """
     seconds_GG = pair_seconds(bytes_GG, network)
-    found = search(seconds_GG, SMALL_TRIES if len(bytes_GG) < SMALL else 0, longest_port(seconds_GG) * (1 + 1e-12), rng)
-    return Order("openshop", locked(with_silent_pairs(found.pairs_X2, bytes_GG)))
+    schedule = search(seconds_GG, SMALL_TRIES if len(bytes_GG) < SMALL else 0, longest_port(seconds_GG) * (1 + 1e-12), rng)
+    return Order("openshop", locked(with_silent_pairs(schedule.pairs_X2, bytes_GG)))
 
 
 def search(
@@ -105,7 +105,7 @@ def search(
     while tries > 0 and best.makespan_s > bound_s:
         draws_M3G = rng.random((min(tries, DRAWS), 3 * len(seconds_GG)))
         drawn = DenseSchedule(*_drawn(seconds_GG, draws_M3G, bound_s, best.makespan_s, dense_s, ring_s))
-        best = min(best, drawn, key=lambda made: made.makespan_s)
+        best = min(best, drawn, key=lambda schedule: schedule.makespan_s)
         tries -= DRAWS
     return best
 
@@ -119,7 +119,7 @@ def relieved(seconds_GG: FloatArray, bound_s: float, known: DenseSchedule) -> De
 
     Source: Joslin & Clements, "Squeaky wheel optimization", JAIR 10 (1999).
     """
-    return min(known, DenseSchedule(*_relieved(seconds_GG, bound_s)), key=lambda made: made.makespan_s)
+    return min(known, DenseSchedule(*_relieved(seconds_GG, bound_s)), key=lambda schedule: schedule.makespan_s)
 
 
 @njit(cache=True, nogil=True)
@@ -129,11 +129,11 @@ def _relieved(seconds_GG, bound_s):
     bias_s, end_s = np.zeros((2, 2 * n))
     best = dense(seconds_GG, bias_s, NO_CUTS, np.inf)
     for _ in range(RELIEFS):
-        made = dense(seconds_GG, bias_s, NO_CUTS, np.inf)
-        if made[2] < best[2]:
-            best = made
-        for row in range(len(made[0])):  # by start, and so by end at each port
-            end_s[made[0][row, 0]] = end_s[n + made[0][row, 1]] = made[1][row, 1]
+        schedule = dense(seconds_GG, bias_s, NO_CUTS, np.inf)
+        if schedule[2] < best[2]:
+            best = schedule
+        for row in range(len(schedule[0])):  # by start, and so by end at each port
+            end_s[schedule[0][row, 0]] = end_s[n + schedule[0][row, 1]] = schedule[1][row, 1]
         bias_s += RELIEF * np.maximum(end_s - bound_s, 0.0)
     return best
 
@@ -165,20 +165,20 @@ def _drawn(seconds_GG, draws_M3G, bound_s, best_s, dense_s, ring_s):
         draw_3G = draws_M3G[number]
         if dense_s <= first_s * HOPELESS:
             bias_s = (draw_3G[: 2 * n] - 0.5) * (AMPLITUDES[number % len(AMPLITUDES)] * bound_s)
-            made = dense(seconds_GG, bias_s, NO_CUTS, best_s)
-            if made[2] < best_s:
-                best, best_s = made, made[2]
+            schedule = dense(seconds_GG, bias_s, NO_CUTS, best_s)
+            if schedule[2] < best_s:
+                best, best_s = schedule, schedule[2]
         if ring_s <= first_s * HOPELESS:
-            made = ring(seconds_GG, np.argsort(draw_3G[2 * n :]), best_s)
-            if made[2] < best_s:
-                best, best_s = _by_start(made), made[2]
+            schedule = ring(seconds_GG, np.argsort(draw_3G[2 * n :]), best_s)
+            if schedule[2] < best_s:
+                best, best_s = _by_start(schedule), schedule[2]
     return best
 
 
 @njit(cache=True)
-def _by_start(made):
+def _by_start(schedule):
     """The same schedule with its rows by start."""
-    pairs_X2, span_s_X2, makespan_s = made
+    pairs_X2, span_s_X2, makespan_s = schedule
     by_start = np.argsort(span_s_X2[:, 0], kind="mergesort")
     return pairs_X2[by_start], span_s_X2[by_start], makespan_s
 
@@ -212,7 +212,7 @@ def dense(seconds_GG, bias_s, cut_C4, limit_s):
     heap_s, heap_p = np.full(2 * n + 2, np.inf), np.zeros(2 * n + 2, np.int64)  # ends, infinite beyond the last; their pairs
     pairs_X2, span_s_X2 = np.empty((todo.sum() // 2, 2), np.int64), np.empty((todo.sum() // 2, 2))
     ended = False  # whether the heap's first transfer has ended and may be replaced
-    in_flight = done = 0
+    in_flight = row = 0
     now = 0.0
     while True:
         _busiest_first(load_s, fresh, arrivals)
@@ -231,8 +231,8 @@ def dense(seconds_GG, bias_s, cut_C4, limit_s):
             end = now + took
             if end + max(load_s[src] - bias_s[src], load_s[n + dst] - bias_s[n + dst]) >= limit_s:
                 return pairs_X2, span_s_X2, np.inf
-            pairs_X2[done, 0], pairs_X2[done, 1], span_s_X2[done, 0], span_s_X2[done, 1] = src, dst, now, end
-            done += 1
+            pairs_X2[row, 0], pairs_X2[row, 1], span_s_X2[row, 0], span_s_X2[row, 1] = src, dst, now, end
+            row += 1
             if ended:
                 _sink(heap_s, heap_p, end, src << 32 | dst)
                 ended = False
@@ -328,14 +328,14 @@ def _busiest_partner(load_s, waits, free, port, n):
         most = -np.inf
         others = n - side * n
         for word in range(free.shape[1]):
-            found = waits[port, word] & free[1 - side, word]
-            while found != 0:
-                lowest = found & -found
+            bits = waits[port, word] & free[1 - side, word]
+            while bits != 0:
+                lowest = bits & -bits
                 other = (word << 5) + BIT_INDEX[(lowest * DE_BRUIJN >> 27) & 31]
                 load = load_s[others + other]
                 partner = other if load > most else partner
                 most = max(load, most)
-                found ^= lowest
+                bits ^= lowest
     return partner
 
 
@@ -425,16 +425,16 @@ def ring(seconds_GG, ring_G, limit_s):
     n = seconds_GG.shape[0]
     free_s = np.zeros(2 * n)
     pairs_X2, span_s_X2 = np.empty((n * n, 2), np.int64), np.empty((n * n, 2))
-    done = 0
+    row = 0
     for step in range(1, n):
         for at in range(n):
             src, dst = ring_G[at], ring_G[(at + step) % n]
             if seconds_GG[src, dst] > 0.0:
                 start_s = max(free_s[src], free_s[n + dst])
                 free_s[src] = free_s[n + dst] = start_s + seconds_GG[src, dst]
-                pairs_X2[done, 0], pairs_X2[done, 1] = src, dst
-                span_s_X2[done, 0], span_s_X2[done, 1] = start_s, free_s[src]
-                done += 1
+                pairs_X2[row, 0], pairs_X2[row, 1] = src, dst
+                span_s_X2[row, 0], span_s_X2[row, 1] = start_s, free_s[src]
+                row += 1
                 if free_s[src] >= limit_s:
                     return pairs_X2, span_s_X2, np.inf
-    return pairs_X2[:done], span_s_X2[:done], free_s.max() if n else 0.0
+    return pairs_X2[:row], span_s_X2[:row], free_s.max() if n else 0.0

@@ -108,11 +108,11 @@ def scheduled(
         BrokenPlan: if the order does not carry every pair once.
     """
 
-    def checked(each: str | Order | OrderStrategy) -> tuple[Order, Schedule]:
-        made = _made(each, bytes_GG, network, rng)
-        schedule = timed(made, bytes_GG, network)
+    def checked(candidate: str | Order | OrderStrategy) -> tuple[Order, Schedule]:
+        chosen = _valid_order(candidate, bytes_GG, network, rng)
+        schedule = timed(chosen, bytes_GG, network)
         check_schedule(schedule, bytes_GG, network)
-        return made, schedule
+        return chosen, schedule
 
     if not (isinstance(method, str) and method == "auto"):
         return checked(method)
@@ -120,20 +120,20 @@ def scheduled(
     best = checked(first)
     if best[1].gap <= (NEAR if len(bytes_GG) >= MANY_RANKS else 0.0):
         return best
-    return min(best, checked(other), key=lambda each: each[1].makespan_s)
+    return min(best, checked(other), key=lambda candidate: candidate[1].makespan_s)
 
 
-def _made(method: str | Order | OrderStrategy, bytes_GG: IntArray, network: Network, rng: np.random.Generator) -> Order:
+def _valid_order(method: str | Order | OrderStrategy, bytes_GG: IntArray, network: Network, rng: np.random.Generator) -> Order:
     """The order that `method` is, names or makes; it carries every pair once."""
     if isinstance(method, str):
         if method not in ORDER:
             raise BadInput(f"`order`: expected one of auto, {', '.join(ORDER)}, found {method!r}; `aurora.register` adds one")
         method = ORDER[method]
-    made = method if isinstance(method, Order) else method(bytes_GG, network, rng=rng)
-    if not isinstance(made, Order):
-        raise BadInput(f"`method`: expected a function that returns an Order, found one that returns {type(made).__name__}")
-    check_order(made, len(bytes_GG))
-    return made
+    chosen = method if isinstance(method, Order) else method(bytes_GG, network, rng=rng)
+    if not isinstance(chosen, Order):
+        raise BadInput(f"`method`: expected a function that returns an Order, found one that returns {type(chosen).__name__}")
+    check_order(chosen, len(bytes_GG))
+    return chosen
 
 
 def hierarchical_order_s(
@@ -149,8 +149,8 @@ def hierarchical_order_s(
             all-at-once is not tried, because its prediction takes up to seconds.
         rng: draws random priorities.
     """
-    made = _hierarchical_orders(bytes_SGG.sum(axis=0), hierarchy, network, method, rng)
-    return min(((each, steps_seconds(each, bytes_SGG, network)) for each in made), key=lambda timed: timed[1])
+    orders = _hierarchical_orders(bytes_SGG.sum(axis=0), hierarchy, network, method, rng)
+    return min(((candidate, steps_seconds(candidate, bytes_SGG, network)) for candidate in orders), key=lambda timed: timed[1])
 
 
 def _hierarchical_orders(
@@ -158,9 +158,9 @@ def _hierarchical_orders(
 ) -> list[Order]:
     """The orders of which `hierarchical_order_s` takes the faster one."""
     if method != "auto":
-        return [_made(method, bytes_GG, network, rng)]
+        return [_valid_order(method, bytes_GG, network, rng)]
     first = hierarchical_order(bytes_GG, hierarchy, network, rng=rng)
-    return [first] if hierarchy.ranks >= MANY_RANKS else [first, _made("all-at-once", bytes_GG, network, rng)]
+    return [first] if hierarchy.ranks >= MANY_RANKS else [first, _valid_order("all-at-once", bytes_GG, network, rng)]
 
 
 def scheduled_steps(
@@ -175,8 +175,8 @@ def scheduled_steps(
     """
     if hierarchy is None:
         return scheduled(bytes_SGG[0], network, method, rng=rng)
-    made = _hierarchical_orders(bytes_SGG.sum(axis=0), hierarchy, network, method, rng)
-    best = made[0] if len(made) == 1 else min(made, key=lambda each: steps_seconds(each, bytes_SGG, network))
+    orders = _hierarchical_orders(bytes_SGG.sum(axis=0), hierarchy, network, method, rng)
+    best = orders[0] if len(orders) == 1 else min(orders, key=lambda candidate: steps_seconds(candidate, bytes_SGG, network))
     schedule = timed_steps(best, bytes_SGG, network)
     check_steps(schedule, bytes_SGG, network)
     return best, schedule
@@ -204,10 +204,10 @@ def order_exchanges(
     Returns:
         (order of the dispatch, order of the combine, schedule of the dispatch).
     """
-    made, schedule = scheduled_steps(there_SGG, hierarchy, network, method, rng=rng)
-    if hierarchy is None and not made.one_to_one:
-        return made, scheduled(back_SGG[0], network, method, rng=rng)[0], schedule
-    return made, made.reversed, schedule
+    dispatch, schedule = scheduled_steps(there_SGG, hierarchy, network, method, rng=rng)
+    if hierarchy is None and not dispatch.one_to_one:
+        return dispatch, scheduled(back_SGG[0], network, method, rng=rng)[0], schedule
+    return dispatch, dispatch.reversed, schedule
 
 
 def batch_order(network: Network, method: str, seed: int) -> Callable[[IntArray, Hierarchy | None], Order]:

@@ -61,9 +61,9 @@ def matched_rounds(seconds_GG: FloatArray, bound_s: float, rng: np.random.Genera
     unit_s = float(took_X.std()) or bound_s
     best: DenseSchedule | None = None
     for number in range(int(np.clip(OPERATIONS / n**3, 1, MATCHED_TRIES))):
-        made = _matched(seconds_GG, bound_s, unit_s, NOISE * (number > 0), rng)
-        if best is None or made.makespan_s < best.makespan_s:
-            best = made
+        schedule = _matched(seconds_GG, bound_s, unit_s, NOISE * (number > 0), rng)
+        if best is None or schedule.makespan_s < best.makespan_s:
+            best = schedule
         if best.makespan_s <= bound_s * (1 + ENOUGH):
             break
     return best
@@ -148,11 +148,11 @@ def shortest_whole(seconds_GG: FloatArray, known_s: float) -> DenseSchedule | No
     """
     n = len(seconds_GG)
     waits_GG = seconds_GG > 0
-    left = np.concatenate([seconds_GG.sum(axis=1), seconds_GG.sum(axis=0)])
+    left_s = np.concatenate([seconds_GG.sum(axis=1), seconds_GG.sum(axis=0)])
     rows = int(waits_GG.sum())
     pairs_X2, best_X2 = np.zeros((2, rows, 2), dtype=np.int64)
     start_s_X, best_s_X = np.zeros((2, rows))
-    best_s = _branch(seconds_GG, waits_GG, np.zeros(2 * n), left, pairs_X2, start_s_X, 0, best_X2, best_s_X, known_s)
+    best_s = _branch(seconds_GG, waits_GG, np.zeros(2 * n), left_s, pairs_X2, start_s_X, 0, best_X2, best_s_X, known_s)
     if best_s >= known_s:
         return None
     by_start = np.argsort(best_s_X, kind="stable")
@@ -225,10 +225,10 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
     Args: as in `registry.OrderStrategy`.
     """
     shop, tries = CutShop(bytes_GG, network), search_tries(len(bytes_GG))
-    found, cuts = best_whole(shop, tries, rng), list[Cut]()
-    if not shop.tight(found.makespan_s):
-        found, cuts = best_split(shop, found, min(CUT_RUNS, tries // 2), rng)
-    pairs_X2 = with_silent_pairs(found.pairs_X2, bytes_GG)
+    schedule, cuts = best_whole(shop, tries, rng), list[Cut]()
+    if not shop.tight(schedule.makespan_s):
+        schedule, cuts = best_split(shop, schedule, min(CUT_RUNS, tries // 2), rng)
+    pairs_X2 = with_silent_pairs(schedule.pairs_X2, bytes_GG)
     return Order("openshop-best", pairs_X2, share_X2=shop.shares(pairs_X2, cuts) if cuts else None)
 
 
@@ -270,11 +270,11 @@ class CutShop:
         A port waits while all partners that it still has traffic with are busy. Cutting a partner's transfer at the instant
         at which the wait begins makes that partner free.
         """
-        taken = {cut[:2] for cut in cuts}
+        cut_pairs = {cut[:2] for cut in cuts}
         more: list[Cut] = []
         for src, dst, into_s in _blocking_transfers(self.ranks, schedule.pairs_X2, schedule.span_s_X2, 1e-9 * self.bound_s):
             first = math.ceil((into_s - self._startups[src][dst]) * self._rates[src][dst] - 1e-6)
-            if 0 < first < self._bytes[src][dst] and (src, dst) not in taken:
+            if 0 < first < self._bytes[src][dst] and (src, dst) not in cut_pairs:
                 more.append((src, dst, first))
         return more
 
@@ -297,15 +297,15 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> DenseSche
     """
     bound_s = shop.bound_s * (1 + 1e-12)
     first = min(tries, DRAWS)
-    found = search(shop.seconds_GG, first, bound_s, rng, matched_rounds(shop.seconds_GG, bound_s, rng))
-    if shop.tight(found.makespan_s):
-        found = relieved(shop.seconds_GG, bound_s, found)
-    elif found.makespan_s > bound_s:
-        found = search(shop.seconds_GG, tries - first, bound_s, rng, found)
+    schedule = search(shop.seconds_GG, first, bound_s, rng, matched_rounds(shop.seconds_GG, bound_s, rng))
+    if shop.tight(schedule.makespan_s):
+        schedule = relieved(shop.seconds_GG, bound_s, schedule)
+    elif schedule.makespan_s > bound_s:
+        schedule = search(shop.seconds_GG, tries - first, bound_s, rng, schedule)
     few = shop.ranks <= MOST_RANKS
-    if few and (best := shortest_whole(shop.seconds_GG, found.makespan_s)) is not None:
+    if few and (best := shortest_whole(shop.seconds_GG, schedule.makespan_s)) is not None:
         return best
-    return found
+    return schedule
 
 
 def best_split(shop: CutShop, whole: DenseSchedule, tries: int, rng: np.random.Generator) -> tuple[DenseSchedule, list[Cut]]:
@@ -336,16 +336,16 @@ def best_split(shop: CutShop, whole: DenseSchedule, tries: int, rng: np.random.G
             runs += 1
             if now.makespan_s == np.inf:
                 break
-            found = None
+            shorter = None
             for cut in shop.useful_cuts(now, cuts)[: tries - runs]:
                 runs += 1
-                drawn = shop.run(bias_s, [*cuts, cut], (now if found is None else found[0]).makespan_s)
+                drawn = shop.run(bias_s, [*cuts, cut], (now if shorter is None else shorter[0]).makespan_s)
                 if drawn.makespan_s < np.inf:
-                    found = drawn, cut
-            if found is None:
+                    shorter = drawn, cut
+            if shorter is None:
                 break
-            now = found[0]
-            cuts.append(found[1])
+            now = shorter[0]
+            cuts.append(shorter[1])
             if now.makespan_s + len(cuts) * price_s < best_s:
                 best, best_s, best_cuts = now, now.makespan_s + len(cuts) * price_s, list(cuts)
     return best, best_cuts
@@ -357,7 +357,7 @@ def _blocking_transfers(n, pairs_X2, span_s_X2, least_s):
 
     Each is (source, destination, seconds into the transfer at which the wait begins).
     """
-    found = []
+    blocking = []
     last = np.argmax(span_s_X2[:, 1])
     for side in range(2):
         own_X, other_X = pairs_X2[:, side], pairs_X2[:, 1 - side]
@@ -371,6 +371,6 @@ def _blocking_transfers(n, pairs_X2, span_s_X2, least_s):
                 for busy in range(row):
                     begun = span_s_X2[busy, 0] < free_s < span_s_X2[busy, 1]
                     if begun and own_X[busy] != port and latest_s[other_X[busy]] > free_s:
-                        found.append((pairs_X2[busy, 0], pairs_X2[busy, 1], free_s - span_s_X2[busy, 0]))
+                        blocking.append((pairs_X2[busy, 0], pairs_X2[busy, 1], free_s - span_s_X2[busy, 0]))
             free_s = span_s_X2[row, 1]
-    return found
+    return blocking
