@@ -43,11 +43,11 @@ def check_models(cluster: Cluster, profiles: Sequence[Profile], domains: Sequenc
     if domains and len(profiles) > 1:
         raise BadInput(f"`domain`: is for a plan of one model, found {len(profiles)} models that share the GPUs")
     for domain in domains:
-        found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
-        if found != expected:
+        sizes, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
+        if sizes != expected:
             raise BadInput(
                 f"`domain`: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
-                f"back {expected}), found {domain.model!r} with {found}"
+                f"back {expected}), found {domain.model!r} with {sizes}"
             )
         domain.identity.check_same(
             profiles[0].identity, f"`domain`: expected another profile of the one model {profiles[0].model!r}"
@@ -72,9 +72,9 @@ def check_placements(
         raise BadInput(f"expected one placement for each of one or more profiles, found {len(placements)} and {len(profiles)}")
     for profile, placement in zip(profiles, placements, strict=True):
         check_profile(cluster, profile)
-        found = (len(placement.slots_LG), placement.experts, placement.gpus)
-        if found != (expected := (profile.layers, profile.experts, len(cluster))):
-            raise BadInput(f"placement of {profile.model!r}: expected (layers, experts, GPUs) {expected}, found {found}")
+        sizes = (len(placement.slots_LG), placement.experts, placement.gpus)
+        if sizes != (expected := (profile.layers, profile.experts, len(cluster))):
+            raise BadInput(f"placement of {profile.model!r}: expected (layers, experts, GPUs) {expected}, found {sizes}")
         if len(profiles) > 1 and placement.split_LG is not None:
             raise BadInput(
                 f"placement of {profile.model!r}: replicas are for a plan of one model, found {len(profiles)} models"

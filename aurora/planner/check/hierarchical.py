@@ -39,7 +39,7 @@ def check_hierarchical(
     Raises:
         BrokenPlan: if a check fails.
     """
-    rank_UK, source_U = (read_only(np.asarray(each, dtype=np.int64)) for each in (rank_UK, source_U))
+    rank_UK, source_U = (read_only(np.asarray(array, dtype=np.int64)) for array in (rank_UK, source_U))
     visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
     carrier_GNC = carriers(visits_GN, hierarchy)
     _check_carriers(carrier_GNC, visits_GN, hierarchy)
@@ -158,19 +158,19 @@ def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> No
     Raises:
         BrokenPlan: if any of this fails.
     """
-    what = f"schedule {schedule.method}"
+    name = f"schedule {schedule.method}"
     check_schedule(schedule, bytes_SGG.sum(axis=0), network)
     if len(bytes_SGG) == 1:
         return
     step_X, ends_2X = schedule.step_X, (schedule.src_X, schedule.dst_X)
     if step_X is None or step_X.max(initial=0) >= len(bytes_SGG):
-        raise BrokenPlan(f"{what}: expected the step of each transfer, of {len(bytes_SGG)} steps")
+        raise BrokenPlan(f"{name}: expected the step of each transfer, of {len(bytes_SGG)} steps")
     carried_SGG = np.zeros_like(bytes_SGG)
     np.add.at(carried_SGG, (step_X, *ends_2X), schedule.bytes_X)
     if (wrong_X3 := np.argwhere(carried_SGG != bytes_SGG)).size:
         step, src, dst = wrong_X3[0].tolist()
         carried, expected = carried_SGG[step, src, dst], bytes_SGG[step, src, dst]
-        raise BrokenPlan(f"{what}, step {step}: {src} -> {dst} carries {carried} bytes, expected {expected}")
+        raise BrokenPlan(f"{name}, step {step}: {src} -> {dst} carries {carried} bytes, expected {expected}")
     ended_s_G = np.zeros(network.gpus)
     for step in range(len(bytes_SGG)):
         own_X = step_X == step
@@ -178,7 +178,7 @@ def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> No
             early_X = own_X & (schedule.start_s_X < ended_s_G[rank_X] * (1 - SLACK))
             if early_X.any():
                 rank = rank_X[np.argmax(early_X)]
-                raise BrokenPlan(f"{what}: rank {rank} begins step {step} before its transfers of earlier steps have ended")
+                raise BrokenPlan(f"{name}: rank {rank} begins step {step} before its transfers of earlier steps have ended")
         for rank_X in ends_2X:
             np.maximum.at(ended_s_G, rank_X[own_X], schedule.end_s_X[own_X])
 

@@ -40,28 +40,28 @@ def check_order(order: Order, gpus: int) -> None:
     Raises:
         BrokenPlan: if a pair is missing, repeated, not fully covered or in two tiers.
     """
-    what = f"order {order.method}"
+    name = f"order {order.method}"
     if order.share_X2 is None and _each_once(order.pairs_X2, gpus):
         return
     src_X, dst_X = order.pairs_X2.T
     if (foreign_X := (src_X == dst_X) | (order.pairs_X2 >= gpus).any(axis=1)).any():
         src, dst = order.pairs_X2[np.argmax(foreign_X)]
-        raise BrokenPlan(f"{what}: {src} -> {dst} is no pair of {gpus} ranks")
+        raise BrokenPlan(f"{name}: {src} -> {dst} is no pair of {gpus} ranks")
     share_X2 = np.tile([0.0, 1.0], (len(src_X), 1)) if order.share_X2 is None else order.share_X2
     by_part = np.lexsort((share_X2[:, 1], share_X2[:, 0], src_X * gpus + dst_X))
     pair_X, (begin_X, end_X) = (src_X * gpus + dst_X)[by_part], share_X2[by_part].T
     first_X = np.diff(pair_X, prepend=-1) != 0
     if first_X.sum() != gpus * (gpus - 1):
-        raise BrokenPlan(f"{what}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {first_X.sum()}")
+        raise BrokenPlan(f"{name}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {first_X.sum()}")
     last_X = np.append(first_X[1:], True)
     wrong_X = (begin_X != np.where(first_X, 0.0, np.roll(end_X, 1))) | (end_X < begin_X) | (last_X & (end_X != 1.0))
     if wrong_X.any():
         own_X = pair_X == pair_X[np.argmax(wrong_X)]
         src, dst = divmod(int(pair_X[own_X][0]), gpus)
-        raise BrokenPlan(f"{what}: expected {src} -> {dst} once, found the parts {share_X2[by_part][own_X].tolist()}")
+        raise BrokenPlan(f"{name}: expected {src} -> {dst} once, found the parts {share_X2[by_part][own_X].tolist()}")
     if order.tier_X is not None and (torn_X := ~first_X & (np.diff(order.tier_X[by_part], prepend=0) != 0)).any():
         src, dst = divmod(int(pair_X[np.argmax(torn_X)]), gpus)
-        raise BrokenPlan(f"{what}: expected the parts of {src} -> {dst} in one tier, found them in several")
+        raise BrokenPlan(f"{name}: expected the parts of {src} -> {dst} in one tier, found them in several")
 
 
 @njit(cache=True)
@@ -93,30 +93,30 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     Raises:
         BrokenPlan: if any of this fails.
     """
-    what = f"schedule {schedule.method}"
+    name = f"schedule {schedule.method}"
     n = len(bytes_GG)
     src, dst = schedule.src_X, schedule.dst_X
     start, end = schedule.start_s_X, schedule.end_s_X
     i, j, lacking = _lacking(src, dst, schedule.bytes_X, read_only(bytes_GG))
     if lacking and max(i, j) >= n:
-        raise BrokenPlan(f"{what}: names a rank beyond the {n} that there are")
+        raise BrokenPlan(f"{name}: names a rank beyond the {n} that there are")
     if lacking:
-        raise BrokenPlan(f"{what}: {i} -> {j} carries {bytes_GG[i, j] - lacking} bytes, expected {bytes_GG[i, j]}")
+        raise BrokenPlan(f"{name}: {i} -> {j} carries {bytes_GG[i, j] - lacking} bytes, expected {bytes_GG[i, j]}")
     if (row := _wrong_row(schedule.bytes_X, start, end, schedule.rate_Bps_X)) >= 0:
         if not 0 <= start[row] <= end[row]:
-            raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
+            raise BrokenPlan(f"{name}: a transfer ends before it starts, or starts before zero")
         moved = schedule.rate_Bps_X[row] * (end[row] - start[row])
-        raise BrokenPlan(f"{what}: row {row} carries {schedule.bytes_X[row]} bytes, but its rate moves {moved:.0f}")
+        raise BrokenPlan(f"{name}: row {row} carries {schedule.bytes_X[row]} bytes, but its rate moves {moved:.0f}")
     by_verb = ("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)
     alone = _one_at_a_time(src, dst, start, end, schedule.rate_Bps_X, network.out_Bps_G, network.in_Bps_G)
     for verb, port_X, most_Bps_G in () if alone else by_verb:
         port, at_s, total_Bps = _overload(port_X, start, end, schedule.rate_Bps_X, most_Bps_G)
         if port >= 0:
-            found = f"{named(port)} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
-            raise BrokenPlan(f"{what}: {found}, its port carries {most_Bps_G[port]:.6g}")
+            overload = f"{named(port)} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
+            raise BrokenPlan(f"{name}: {overload}, its port carries {most_Bps_G[port]:.6g}")
         tiered_X = port_X if schedule.tier_X is None else port_X + n * schedule.tier_X
         if schedule.one_to_one and (port := _shared_port(tiered_X, start, end, int(tiered_X.max(initial=0)) + 1)) >= 0:
-            raise BrokenPlan(f"{what}: rank {port % n} {verb} to or from two partners at once")
+            raise BrokenPlan(f"{name}: rank {port % n} {verb} to or from two partners at once")
     most_Bps_P = None if network.fabric is None or not alone else _most_alone_Bps_P(network.fabric)
     within = most_Bps_P is not None and bool((schedule.rate_Bps_X <= most_Bps_P[src * n + dst]).all())
     if network.fabric is not None and not within:
@@ -125,8 +125,8 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
         rate_Bps_X, most_Bps_R = schedule.rate_Bps_X[row_X] * share_X, np.array([link.Bps for link in links])
         link, at_s, total_Bps = _overload(at_X, start[row_X], end[row_X], rate_Bps_X, most_Bps_R)
         if link >= 0:
-            found = f"{links[link]} takes {total_Bps:.6g} B/s at {at_s:.6g} s"
-            raise BrokenPlan(f"{what}: {found}, its link carries {most_Bps_R[link]:.6g}")
+            overload = f"{links[link]} takes {total_Bps:.6g} B/s at {at_s:.6g} s"
+            raise BrokenPlan(f"{name}: {overload}, its link carries {most_Bps_R[link]:.6g}")
 
 
 @lru_cache(maxsize=8)
@@ -306,16 +306,16 @@ def check_plan(plan: Plan) -> None:
     """
     gpus = len(plan.cluster.gpus)
     for model in plan.models:
-        what = f"plan of {model.model!r}"
+        name = f"plan of {model.model!r}"
         if len(model.cut_L) != (0 if plan.cluster.fabric is None else len(model.dispatch_L)):
-            raise BrokenPlan(f"{what}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}")
+            raise BrokenPlan(f"{name}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}")
         _check_servers(plan, model)
         for layer, bound_s in enumerate(model.bound_s_L.tolist()):
             for order in (model.dispatch_L[layer], model.combine_L[layer]):
                 check_order(order, gpus)
             if not 0 <= bound_s * (1 - 1e-6) <= model.dispatch_s_L[layer] < np.inf:
-                found = f"dispatch of {model.dispatch_s_L[layer]:.6g} s is below the fluid bound or cut of {bound_s:.6g} s"
-                raise BrokenPlan(f"{what}, layer {layer}: {found}")
+                fault = f"dispatch of {model.dispatch_s_L[layer]:.6g} s is below the fluid bound or cut of {bound_s:.6g} s"
+                raise BrokenPlan(f"{name}, layer {layer}: {fault}")
     _check_memory(plan)
     for bound_s in (plan.bound_s, plan.assignment_bound_s or 0.0):
         if not 0 <= bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
@@ -340,7 +340,7 @@ def _check_memory(plan: Plan) -> None:
     """Raises BrokenPlan if the weights on a GPU, those of all models, exceed its memory."""
     for rank, gpu in enumerate(plan.cluster.gpus):
         held_M = [sum(len(layer[rank]) for layer in model.placement.slots_LG) for model in plan.models]
-        need = sum(m.other_bytes + held * m.expert_bytes for m, held in zip(plan.models, held_M, strict=True))
+        need = sum(m.other_bytes + experts * m.expert_bytes for m, experts in zip(plan.models, held_M, strict=True))
         if need > gpu.memory_bytes:
             raise BrokenPlan(
                 f"plan: gpu {gpu.name!r} has {gpu.memory_bytes} bytes of memory, but the {sum(held_M)} experts of all layers "
@@ -361,9 +361,9 @@ def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) 
         )
     for layer in range(len(placement.slots_LG)):
         fewest = zip(placement.fewest_replicas(layer, node_G), (len(node_G), nodes), ("GPUs", "nodes"), strict=True)
-        for least, most, what in fewest:
+        for least, most, places in fewest:
             if least < min(min_replicas, most):
-                raise BrokenPlan(f"plan, layer {layer}: an expert is on {least} {what}, expected {min_replicas} or all")
+                raise BrokenPlan(f"plan, layer {layer}: an expert is on {least} {places}, expected {min_replicas} or all")
 
 
 def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, slots: GpuSlots) -> None:
@@ -380,25 +380,25 @@ def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, slots: GpuSlots)
     Raises:
         BrokenPlan: if any of this fails.
     """
-    what, placement = f"layout {layout.method}", layout.placement
+    name, placement = f"layout {layout.method}", layout.placement
     sizes = (len(placement.slots_LG), placement.experts, placement.gpus)
     if sizes != (expected := (*load_LE.shape, slots.gpus)):
-        raise BrokenPlan(f"{what}: expected (layers, experts, GPUs) {expected}, found {sizes}")
+        raise BrokenPlan(f"{name}: expected (layers, experts, GPUs) {expected}, found {sizes}")
     for layer, load_E in enumerate(load_LE):
-        where = f"{what}, layer {layer}"
-        for gpu, held in enumerate(placement.slots_LG[layer]):
-            if len(held) > slots.slots_G[gpu]:
-                raise BrokenPlan(f"{where}: GPU {gpu} holds {len(held)} experts in {slots.slots_G[gpu]} slots")
+        where = f"{name}, layer {layer}"
+        for gpu, experts in enumerate(placement.slots_LG[layer]):
+            if len(experts) > slots.slots_G[gpu]:
+                raise BrokenPlan(f"{where}: GPU {gpu} holds {len(experts)} experts in {slots.slots_G[gpu]} slots")
         load_G = load_E @ placement.split_EG(layer)
-        found = float((load_G * slots.cost_G).max())
-        if abs(found - layout.max_load_L[layer]) > SLACK * found:
-            raise BrokenPlan(f"{where}: claims a largest load of {layout.max_load_L[layer]:.9g}, its shares give {found:.9g}")
+        largest = float((load_G * slots.cost_G).max())
+        if abs(largest - layout.max_load_L[layer]) > SLACK * largest:
+            raise BrokenPlan(f"{where}: claims a largest load of {layout.max_load_L[layer]:.9g}, its shares give {largest:.9g}")
         mean = float(load_E.sum() / (1 / slots.cost_G).sum())
         if abs(mean - layout.mean_load_L[layer]) > SLACK * mean:
             raise BrokenPlan(f"{where}: claims a mean load of {layout.mean_load_L[layer]:.9g}, found {mean:.9g}")
-        if not mean * (1 - SLACK) <= layout.bound_L[layer] * (1 + SLACK) <= found * (1 + 3 * SLACK):
+        if not mean * (1 - SLACK) <= layout.bound_L[layer] * (1 + SLACK) <= largest * (1 + 3 * SLACK):
             raise BrokenPlan(
-                f"{where}: expected mean {mean:.9g} <= bound <= largest load {found:.9g}, found {layout.bound_L[layer]:.9g}"
+                f"{where}: expected mean {mean:.9g} <= bound <= largest load {largest:.9g}, found {layout.bound_L[layer]:.9g}"
             )
 
 
@@ -419,20 +419,20 @@ def check_resilient(made: ResilientPlacement, failure_domains: FailureDomains, g
     for layer, (slots_N, survival) in enumerate(zip(made.slots_LN, made.survival_L, strict=True)):
         where = f"placement {made.method}, layer {layer}"
         if len(slots_N) != failure_domains.nodes or any(
-            len(held) > slots for held, slots in zip(slots_N, failure_domains.slots_N, strict=True)
+            len(node_experts) > slots for node_experts, slots in zip(slots_N, failure_domains.slots_N, strict=True)
         ):
             raise BrokenPlan(f"{where}: expected at most {failure_domains.slots_N.tolist()} experts on nodes, found {slots_N}")
-        experts = 1 + max(expert for held in slots_N for expert in held)
+        experts = 1 + max(expert for node_experts in slots_N for expert in node_experts)
         held_NE = np.zeros((failure_domains.nodes, experts), dtype=bool)
-        for node, held in enumerate(slots_N):
-            held_NE[node, list(held)] = True
+        for node, node_experts in enumerate(slots_N):
+            held_NE[node, list(node_experts)] = True
         held_DE = np.array([held_NE[failure_domains.domain_N == d].any(axis=0) for d in range(failure_domains.domains)])
         levels = ((held_NE, failure_domains.nodes, "nodes"), (held_DE, failure_domains.domains, "failure domains"))
-        for held_XE, most, what in levels:
+        for held_XE, most, places in levels:
             least = int(held_XE.sum(axis=0).min())
             if least < (min(made.min_replicas, most) if guaranteed else 1):
                 raise BrokenPlan(
-                    f"{where}: expected every expert on {min(made.min_replicas, most)} {what}, found one on {least}"
+                    f"{where}: expected every expert on {min(made.min_replicas, most)} {places}, found one on {least}"
                 )
         for failures, (p, half, most_p) in enumerate(
             zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1
