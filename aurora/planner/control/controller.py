@@ -223,23 +223,23 @@ class Controller:
             waited_s: seconds for which serving waited meanwhile; None: not measured.
         """
         assert self._wanted is not None, "no moves are under way"
-        wanted, self._wanted = self._wanted, None
-        if wanted.kind == "slower":
+        decision, self._wanted = self._wanted, None
+        if decision.kind == "slower":
             self._gains.forget()
-        if wanted.kind == "gain":
-            old, new = (SlotsInForce(held_LGP, self._split.parts(held_LGP)) for held_LGP in (self.held_LGP, wanted.held_LGP))
-            self._gains.expect(np.array(wanted.layers), old, new, *self._expects)
-        if seconds and wanted.bytes:
-            self._move_times.add(wanted.bytes, seconds, waited_s)
+        if decision.kind == "gain":
+            old, new = (SlotsInForce(held_LGP, self._split.parts(held_LGP)) for held_LGP in (self.held_LGP, decision.held_LGP))
+            self._gains.expect(np.array(decision.layers), old, new, *self._expects)
+        if seconds and decision.bytes:
+            self._move_times.add(decision.bytes, seconds, waited_s)
         before = self._previous
         if before is None or not before.step_s or before.changes != self.tracker.changes:
             self._previous = None
-            if wanted.action == "move":
+            if decision.action == "move":
                 steps = self._steps.median_s, self._steps.slower
                 self._previous = _Previous(self.held_LGP, *steps, self.tracker.changes)
             self._steps.restart()
         self._steps.interrupt()
-        self.held_LGP = wanted.held_LGP  # else this change and the last one are judged together
+        self.held_LGP = decision.held_LGP  # else this change and the last one are judged together
         self._split.change(self.held_LGP)
 
     def failed(self, held: ArrayLike | None = None) -> None:
@@ -351,8 +351,8 @@ class Controller:
         scale_LE = np.divide(variance_LE, expected_LE, out=np.ones_like(expected_LE), where=expected_LE > 0)
         gamma_DLE = self._rng.gamma(np.broadcast_to(expected_LE / scale_LE, (DRAWS, *expected_LE.shape)), scale_LE)
         load_DLE = gamma_DLE * (total_L1[:, 0] / np.maximum(gamma_DLE.sum(axis=2), 1e-300))[:, :, None]
-        found = [gpu_loads(load_DLE, table, self._slots.cost_G, self._split.parts(table)) for table in tables]
-        return [load_DLG.max(axis=2).mean(axis=0) for load_DLG in found]
+        loads = [gpu_loads(load_DLE, table, self._slots.cost_G, self._split.parts(table)) for table in tables]
+        return [load_DLG.max(axis=2).mean(axis=0) for load_DLG in loads]
 
     def _balancedness(self, load_LE: FloatArray, held_LGP: IntArray) -> float:
         """Mean over largest load of the GPUs, the layers' loads summed."""

@@ -128,7 +128,7 @@ class LoadTracker:
             self._divide(newest)
         before = [self._now.recent[-1 - apart] for apart in APART if apart < len(self._now.recent)]
         if before:
-            self._alike_differences.append(float(np.mean([_statistic(each, load_LE) for each in before])))
+            self._alike_differences.append(float(np.mean([_statistic(earlier_LE, load_LE) for earlier_LE in before])))
         return load_LE
 
     @property
@@ -144,15 +144,15 @@ class LoadTracker:
         windows. If this traffic had spells before, only these count. If not, all spells count, and one of length 2 x age is
         added, which also stands in if no spell was as long.
         """
-        own = self._now.lengths
-        left = [length - self.age for length in own or self._lengths if length >= self.age]
-        return float(np.mean(left if own and left else [*left, max(self.age, 1)]))
+        lengths = self._now.lengths
+        remaining = [length - self.age for length in lengths or self._lengths if length >= self.age]
+        return float(np.mean(remaining if lengths and remaining else [*remaining, max(self.age, 1)]))
 
     @property
     def effect(self) -> float:
         """Variance between windows of the same traffic / variance if tokens were drawn independently (the design effect)."""
         least = 1.0 if len(self._differences) >= FEW else FIRST_EFFECT
-        return max(least, *(float(np.median(each)) for each in (self._differences, self._alike_differences) if each), 0.0)
+        return max(least, *(float(np.median(series)) for series in (self._differences, self._alike_differences) if series), 0.0)
 
     @property
     def horizon(self) -> float:
@@ -188,7 +188,7 @@ class LoadTracker:
         recent = self._now.recent
         if len(recent) < FEW or self._last_LE is None:
             return np.zeros_like(self._now.older_LE)
-        share_WLE = [each / np.maximum(each.sum(axis=1, keepdims=True), 1) for each in recent]
+        share_WLE = [load_LE / np.maximum(load_LE.sum(axis=1, keepdims=True), 1) for load_LE in recent]
         return np.asarray(np.std(share_WLE, axis=0, ddof=1) * self._last_LE.sum(axis=1, keepdims=True))
 
     @property
@@ -202,9 +202,9 @@ class LoadTracker:
         whole_LE = self._now.load_LE()
         while newest <= len(self._now.recent) and newest < self._now.windows:
             late_LE = self._now.load_LE(newest)
-            found = _statistic(np.maximum(whole_LE - late_LE, 0.0), late_LE)
-            if found > worst:
-                worst, since = found, newest
+            difference = _statistic(np.maximum(whole_LE - late_LE, 0.0), late_LE)
+            if difference > worst:
+                worst, since = difference, newest
             newest *= 2
         return since
 
@@ -219,7 +219,7 @@ class LoadTracker:
             self._now.lengths.append(self.age - newest)
         self._began, self.changes = self.windows - newest, self.changes + 1
         late_LE = np.asarray(sum(late))
-        apart = [_statistic(each.load_LE(), late_LE) for each in self._before]
+        apart = [_statistic(traffic.load_LE(), late_LE) for traffic in self._before]
         nearest = int(np.argmin(apart)) if apart else 0
         if apart and apart[nearest] <= CHANGE * self.effect:
             self._now = self._before[nearest]

@@ -127,15 +127,15 @@ def move_sequence(
         _least_LE(wants_LGE, holds_LGE, np.arange(gpus), min_replicas),
         _least_LE(wants_LGE, holds_LGE, domain_G, min_replicas),
     )
-    wanted = _Wanted(*map(np.ascontiguousarray, np.nonzero(wants_LGE & ~holds_LGE)))
-    made_X6, left_X = _sequence(state, wanted)
+    missing = _Wanted(*map(np.ascontiguousarray, np.nonzero(wants_LGE & ~holds_LGE)))
+    move_X6, left_X = _sequence(state, missing)
     if len(left_X):
         assert min_replicas > 1, "each expert of `wanted_LGP` is held"
-        stays_L = np.isin(np.arange(len(held_LGP)), wanted.layer_X[left_X])
+        stays_L = np.isin(np.arange(len(held_LGP)), missing.layer_X[left_X])
         possible_LGP = np.where(stays_L[:, None, None], held_LGP, wanted_LGP)
         return move_sequence(held_LGP, possible_LGP, min_replicas, domain_G)
     kept_LGP = (now_LGP != EMPTY) & np.take_along_axis(wants_LGE, np.maximum(now_LGP, 0), axis=2)
-    return tuple(map(Move._make, made_X6.tolist())), np.where(kept_LGP, now_LGP, EMPTY)
+    return tuple(map(Move._make, move_X6.tolist())), np.where(kept_LGP, now_LGP, EMPTY)
 
 
 def sequence_inside(
@@ -214,58 +214,58 @@ def _least_LE(wants_LGE: BoolArray, holds_LGE: BoolArray, domain_G: IntArray, mi
         return np.ones((len(wants_LGE), wants_LGE.shape[2]), dtype=np.int64)
     sorted_G = np.argsort(domain_G, kind="stable")
     first_D = np.unique(domain_G[sorted_G], return_index=True)[1]
-    found_2LE = [np.logical_or.reduceat(each[:, sorted_G], first_D, axis=1).sum(axis=1) for each in (wants_LGE, holds_LGE)]
-    return np.asarray(np.clip(np.minimum(*found_2LE), 1, min_replicas), dtype=np.int64)
+    sum_2LE = [np.logical_or.reduceat(has_LGE[:, sorted_G], first_D, axis=1).sum(axis=1) for has_LGE in (wants_LGE, holds_LGE)]
+    return np.asarray(np.clip(np.minimum(*sum_2LE), 1, min_replicas), dtype=np.int64)
 
 
 @njit(cache=True, nogil=True)
-def _sequence(state, wanted):
+def _sequence(state, missing):
     """Returns the moves round by round (X, 6), with the fields of Move, and what cannot be moved."""
     gpus = state.held_LGP.shape[1]
-    made_X6, made, number = np.empty((len(wanted.layer_X), 6), dtype=np.int64), np.int64(0), np.int64(0)
-    left_X, at_LE = np.arange(len(wanted.layer_X)), np.full(state.count_LE.shape, -1)
-    waits_X = np.ones(len(wanted.layer_X), dtype=np.bool_)
+    move_X6, moves, number = np.empty((len(missing.layer_X), 6), dtype=np.int64), np.int64(0), np.int64(0)
+    left_X, at_LE = np.arange(len(missing.layer_X)), np.full(state.count_LE.shape, -1)
+    waits_X = np.ones(len(missing.layer_X), dtype=np.bool_)
     while len(left_X):
-        out_G, into_G, before = np.zeros(gpus, dtype=np.bool_), np.zeros(gpus, dtype=np.bool_), made
-        for x in _by_need(state, wanted, left_X):
-            layer, g, e = wanted.layer_X[x], wanted.gpu_X[x], wanted.expert_X[x]
+        out_G, into_G, before = np.zeros(gpus, dtype=np.bool_), np.zeros(gpus, dtype=np.bool_), moves
+        for x in _by_need(state, missing, left_X):
+            layer, g, e = missing.layer_X[x], missing.gpu_X[x], missing.expert_X[x]
             source = _source(state, layer, e, out_G) if not into_G[g] else EMPTY
             slot = _free_slot(state, layer, g) if source != EMPTY else EMPTY
             if slot != EMPTY:
                 _empty(state, layer, g, slot)
-                made_X6[made] = number, layer, e, source, g, slot
-                made += 1
+                move_X6[moves] = number, layer, e, source, g, slot
+                moves += 1
                 out_G[source] = into_G[g] = True
                 waits_X[x] = False
         if (~(out_G | into_G)).sum() > 1:
             left_X = left_X[waits_X[left_X]]
-            made = _circles(state, wanted, left_X, at_LE, waits_X, out_G, into_G, made_X6, made, number)
-        if made == before:
+            moves = _circles(state, missing, left_X, at_LE, waits_X, out_G, into_G, move_X6, moves, number)
+        if moves == before:
             break
-        for x in range(before, made):
-            layer, e, g, slot = made_X6[x, 1], made_X6[x, 2], made_X6[x, 4], made_X6[x, 5]
+        for x in range(before, moves):
+            layer, e, g, slot = move_X6[x, 1], move_X6[x, 2], move_X6[x, 4], move_X6[x, 5]
             state.held_LGP[layer, g, slot] = e
             state.holds_LEG[layer, e, g] = True
             state.count_LE[layer, e] += 1
             state.sum_LE[layer, e] += g
         left_X = left_X[waits_X[left_X]]
         number += 1
-    return made_X6[:made], left_X
+    return move_X6[:moves], left_X
 
 
 @njit(cache=True, nogil=True)
-def _by_need(state, wanted, left_X):
+def _by_need(state, missing, left_X):
     """Sorts the moves that are left: first those of the GPUs that must receive most, or send most that no other GPU holds."""
     lacking_G, sending_G = np.zeros(state.held_LGP.shape[1], dtype=np.int64), np.zeros(state.held_LGP.shape[1], dtype=np.int64)
     for x in left_X:
-        layer, g, e = wanted.layer_X[x], wanted.gpu_X[x], wanted.expert_X[x]
+        layer, g, e = missing.layer_X[x], missing.gpu_X[x], missing.expert_X[x]
         lacking_G[g] += 1
         if state.count_LE[layer, e] == 1:
             sending_G[state.sum_LE[layer, e]] += 1
     need_X, most = np.empty(len(left_X), dtype=np.int64), max(lacking_G.max(), sending_G.max())
     begin_N = np.zeros(most + 2, dtype=np.int64)
     for at, x in enumerate(left_X):
-        layer, g, e = wanted.layer_X[x], wanted.gpu_X[x], wanted.expert_X[x]
+        layer, g, e = missing.layer_X[x], missing.gpu_X[x], missing.expert_X[x]
         alone = sending_G[state.sum_LE[layer, e]] if state.count_LE[layer, e] == 1 else 0
         need_X[at] = most - max(lacking_G[g], alone)
         begin_N[need_X[at] + 1] += 1
@@ -327,13 +327,13 @@ def _empty(state, layer, g, p):
 
 
 @njit(cache=True, nogil=True)
-def _circles(state, wanted, left_X, at_LE, waits_X, out_G, into_G, made_X6, made, number):
+def _circles(state, missing, left_X, at_LE, waits_X, out_G, into_G, move_X6, moves, number):
     """Adds moves of GPUs that wait for each other: each sends an expert to the next, in place of what that sends."""
     layers, gpus, width = state.held_LGP.shape
     at_LE[:] = -1
     for x in left_X:
-        if not into_G[wanted.gpu_X[x]] and not out_G[wanted.gpu_X[x]]:
-            at_LE[wanted.layer_X[x], wanted.expert_X[x]] = x
+        if not into_G[missing.gpu_X[x]] and not out_G[missing.gpu_X[x]]:
+            at_LE[missing.layer_X[x], missing.expert_X[x]] = x
     for layer in range(layers):
         seen_G, slot_G, sent_G = np.full(gpus, -1), np.full(gpus, -1), np.full(gpus, -1)
         for start in range(gpus):
@@ -344,7 +344,7 @@ def _circles(state, wanted, left_X, at_LE, waits_X, out_G, into_G, made_X6, made
                     e = state.held_LGP[layer, g, p]
                     if e == EMPTY or state.wants_LGE[layer, g, e] or at_LE[layer, e] == -1:
                         continue
-                    to = wanted.gpu_X[at_LE[layer, e]]
+                    to = missing.gpu_X[at_LE[layer, e]]
                     if not out_G[to] and not into_G[to] and _keeps(state, layer, e, g, to):
                         slot_G[g], sent_G[g], onward = p, at_LE[layer, e], to
                         break
@@ -354,13 +354,13 @@ def _circles(state, wanted, left_X, at_LE, waits_X, out_G, into_G, made_X6, made
             first = g
             while True:
                 x = sent_G[g]
-                to = wanted.gpu_X[x]
-                made_X6[made] = number, layer, wanted.expert_X[x], g, to, slot_G[to]
-                made += 1
+                to = missing.gpu_X[x]
+                move_X6[moves] = number, layer, missing.expert_X[x], g, to, slot_G[to]
+                moves += 1
                 out_G[g] = into_G[to] = True
                 waits_X[x] = False
                 _empty(state, layer, g, slot_G[g])
                 g = to
                 if g == first:
                     break
-    return made
+    return moves
