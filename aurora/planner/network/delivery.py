@@ -92,11 +92,11 @@ def delivery_seconds(
     seconds: dict[str, list[float]] = {name: [] for name in DELIVERY}
     for size in sizes_X:
         sized_GG = np.rint(bytes_GG * (size * len(bytes_GG) / max(int(bytes_GG.sum()), 1))).astype(np.int64)
-        for name, each in DELIVERY.items():
-            own = each.network(network)
-            orders = (ORDER[method](sized_GG, own, rng=np.random.default_rng(0)) for method in methods)
-            seconds[name].append(min(each.seconds(order, sized_GG[None], network) for order in orders))
-    return {name: np.array(each) for name, each in seconds.items()}
+        for name, delivery in DELIVERY.items():
+            delivery_network = delivery.network(network)
+            orders = (ORDER[method](sized_GG, delivery_network, rng=np.random.default_rng(0)) for method in methods)
+            seconds[name].append(min(delivery.seconds(order, sized_GG[None], network) for order in orders))
+    return {name: np.array(seconds_X) for name, seconds_X in seconds.items()}
 
 
 def chosen(seconds: Mapping[str, float]) -> str:
@@ -120,13 +120,13 @@ def pays_from(seconds: Mapping[str, FloatArray], sizes_X: Sequence[float]) -> di
     Returns:
         A dict from the delivery's name to the size; infinity if it does not pay at the largest size.
     """
-    found = {}
+    sizes = {}
     for name, seconds_X in seconds.items():
         if DELIVERY[name].keeps != "nothing":
             loses_X = np.flatnonzero(seconds_X > PAYS * seconds["unordered push"])
             first = 0 if not len(loses_X) else int(loses_X[-1]) + 1
-            found[name] = float(sizes_X[first]) if first < len(sizes_X) else np.inf
-    return found
+            sizes[name] = float(sizes_X[first]) if first < len(sizes_X) else np.inf
+    return sizes
 
 
 def delivery_prices(bytes_GG: IntArray, network: Network) -> tuple[dict[str, float], dict[str, float]]:
@@ -141,5 +141,5 @@ def delivery_prices(bytes_GG: IntArray, network: Network) -> tuple[dict[str, flo
         of SIZES, in bytes that a rank sends, from which on it pays, or infinity.
     """
     seconds = delivery_seconds(bytes_GG, network, [int(bytes_GG.sum()) / len(bytes_GG), *SIZES])
-    here = {name: float(seconds_X[0]) for name, seconds_X in seconds.items()}
-    return here, pays_from({name: seconds_X[1:] for name, seconds_X in seconds.items()}, SIZES)
+    prices = {name: float(seconds_X[0]) for name, seconds_X in seconds.items()}
+    return prices, pays_from({name: seconds_X[1:] for name, seconds_X in seconds.items()}, SIZES)

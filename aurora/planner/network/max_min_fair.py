@@ -349,15 +349,15 @@ def _fill(rows, net, log, logging, resources, flows):
         any_limited |= rows.limit_Bps[row] < np.inf
         for k in range(net.use.shape[2]):
             net.load[net.use[rows.src[row], rows.dst[row], k]] += net.share[rows.src[row], rows.dst[row], k]
-    left = flows
-    while left > 0:
+    remaining = flows
+    while remaining > 0:
         level, tightest = np.inf, -1
         for at in range(resources):
             resource = net.found[at]
             if net.unfixed[resource] > 0:
-                own = net.spare_Bps[resource] / net.load[resource]
-                if own < level or (own == level and resource < tightest):
-                    level, tightest = own, resource
+                rate_Bps = net.spare_Bps[resource] / net.load[resource]
+                if rate_Bps < level or (rate_Bps == level and resource < tightest):
+                    level, tightest = rate_Bps, resource
         limited = 0
         if any_limited:
             for at in range(flows):
@@ -365,13 +365,13 @@ def _fill(rows, net, log, logging, resources, flows):
                 if rows.stamp[row] > 0 and rows.limit_Bps[row] <= level:
                     _fix(rows, net, log, logging, row, rows.limit_Bps[row])
                     limited += 1
-        left -= limited
+        remaining -= limited
         if limited == 0:
             row = net.head[tightest]
             while row >= 0:
                 if rows.stamp[row] > 0:
                     _fix(rows, net, log, logging, row, level)
-                    left -= 1
+                    remaining -= 1
                 row = rows.next[row, _index(rows, net, row, tightest)]
 
 

@@ -111,20 +111,20 @@ class Switch:
         """
         row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, self._routes)
         slot, first = self._allocate(len(row_X), order.tiers)
-        own = slice(first, first + len(row_X))
+        block = slice(first, first + len(row_X))
         src_X, dst_X = order.pairs_X2[row_X].T
         rows, queues = self._rows, self._queues
         flowing_X = self._flowing(src_X, dst_X, size_X)
-        rows.src[own], rows.dst[own], rows.bytes[own], rows.slot[own] = src_X, dst_X, size_X, slot
-        rows.left_bytes[own], rows.limit_Bps[own] = size_X * flowing_X, limit_Bps_X
-        rows.startup_s[own] = row_startups(order, row_X, size_X, self._network, flowing_X)
-        rows.stage[own] = order.stage_X[row_X] if staged else 0
-        rows.tier[own] = 0 if order.tier_X is None else order.tier_X[row_X]
-        rows.admitted[own] = rows.stamp[own] = 0
+        rows.src[block], rows.dst[block], rows.bytes[block], rows.slot[block] = src_X, dst_X, size_X, slot
+        rows.left_bytes[block], rows.limit_Bps[block] = size_X * flowing_X, limit_Bps_X
+        rows.startup_s[block] = row_startups(order, row_X, size_X, self._network, flowing_X)
+        rows.stage[block] = order.stage_X[row_X] if staged else 0
+        rows.tier[block] = 0 if order.tier_X is None else order.tier_X[row_X]
+        rows.admitted[block] = rows.stamp[block] = 0
         queues.free[slot, SENDS], queues.free[slot, RECVS] = order.sends_open, order.recvs_open
         for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
-            port_X = rank_X * queues.at.shape[3] + rows.tier[own]
-            queues.row[side, own] = first + np.lexsort((rows.stage[own], port_X))
+            port_X = rank_X * queues.at.shape[3] + rows.tier[block]
+            queues.row[side, block] = first + np.lexsort((rows.stage[block], port_X))
             queues.unfinished[slot, side] = np.bincount(rank_X, minlength=self._ranks)
             count_GT = np.bincount(port_X, minlength=queues.at[slot, side].size).reshape(self._ranks, -1)
             queues.stop[slot, side] = first + count_GT.cumsum().reshape(count_GT.shape)
@@ -146,9 +146,9 @@ class Switch:
         while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
             self._grow_log()
         count = self._net.counter
-        done = [(int(number), int(rank)) for number, rank in self._net.done[: count[DONE]]]
+        ends = [(int(number), int(rank)) for number, rank in self._net.done[: count[DONE]]]
         count[DONE] = 0
-        return done
+        return ends
 
     def perform(self, numbers: Sequence[int]) -> None:
         """Simulates all-to-alls in sequence until all have ended; a rank joins the next when the previous ends on it."""
@@ -162,11 +162,11 @@ class Switch:
         span = self._spans[number]
         assert span is not None
         self._spans[number] = None
-        own, rows = slice(*span), self._rows
-        src_X, dst_X, bytes_X = (column[own].copy() for column in (rows.src, rows.dst, rows.bytes))
+        block, rows = slice(*span), self._rows
+        src_X, dst_X, bytes_X = (column[block].copy() for column in (rows.src, rows.dst, rows.bytes))
         for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
-            np.maximum.at(self._used_s_2G[side], rank_X, rows.end_s[own])
-        return Transfers(src_X, dst_X, bytes_X, rows.start_s[own].copy(), rows.end_s[own].copy())
+            np.maximum.at(self._used_s_2G[side], rank_X, rows.end_s[block])
+        return Transfers(src_X, dst_X, bytes_X, rows.start_s[block].copy(), rows.end_s[block].copy())
 
     def pieces(self) -> Pieces:
         """Returns all parts of transfers so far, each of constant rate, with whole bytes that sum to each transfer's bytes.
@@ -222,8 +222,8 @@ class Switch:
         else:
             slot = len(self._spans)
             self._spans.append(None)
-            own = (np.concatenate([column, np.zeros_like(column, shape=(1, *column.shape[1:]))]) for column in self._queues[1:])
-            self._queues = PortQueues(self._queues.row, *own)
+            arrays = (np.concatenate([array, np.zeros_like(array, shape=(1, *array.shape[1:]))]) for array in self._queues[1:])
+            self._queues = PortQueues(self._queues.row, *arrays)
             self._net = self._net._replace(done=_whole(len(self._spans) * self._ranks, 2))
         self._spans[slot] = (first, first + length)
         return slot, first
@@ -287,28 +287,28 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
     apart = fabric is None or (fabric.nic_Bps is not None and not fabric.shared_nic)
     plain = steps == 1 and not order.paced and order.tier_X is None and apart and not network.curves
     if plain and order.one_to_one and not staged:
-        made = one_to_one_pieces(order, bytes_GG, network)
+        pieces = one_to_one_pieces(order, bytes_GG, network)
     else:
-        made = by_start(fluid_pieces(order, bytes_SGG, network, staged))
+        pieces = by_start(fluid_pieces(order, bytes_SGG, network, staged))
     tier_X = None
     if order.tier_X is not None:
         tier_GG = np.zeros(bytes_GG.shape, dtype=np.int64)
         tier_GG[*order.pairs_X2.T] = order.tier_X
-        tier_X = tier_GG[made.src_X, made.dst_X]
+        tier_X = tier_GG[pieces.src_X, pieces.dst_X]
     return Schedule(
         order.method,
         order.one_to_one,
-        made.src_X,
-        made.dst_X,
-        made.bytes_X,
-        made.start_s_X,
-        made.end_s_X,
-        made.rate_Bps_X,
+        pieces.src_X,
+        pieces.dst_X,
+        pieces.bytes_X,
+        pieces.start_s_X,
+        pieces.end_s_X,
+        pieces.rate_Bps_X,
         fluid_bound(bytes_GG, network) if bounded else 0.0,
         one_to_one_bound(bytes_GG, network.without_startup) if bounded else 0.0,
         cut_bound(bytes_GG, network) if bounded and network.fabric is not None else None,
         tier_X,
-        made.number_X if steps > 1 else None,
+        pieces.number_X if steps > 1 else None,
     )
 
 
