@@ -63,10 +63,10 @@ class Colocated(Scenario):
         for layer in range(longest):
             at_M = [layer % layers for layers in layers_M]
             layer_M = [layers_L[at] for layers_L, at in zip(layers_ML, at_M, strict=True)]
-            costs_M = [each.costs for each in layer_M]
+            costs_M = [groups.costs for groups in layer_M]
             fixed = {model: held_MLG[model][at] for model, at in enumerate(at_M) if at < layer}
             problem = ColocationProblem(
-                tuple(each.nics_as_ports for each in layer_M),
+                tuple(groups.nics_as_ports for groups in layer_M),
                 fixed or {shortest: ASSIGN[options.assign](layer_M[shortest].nics_as_ports, rng)},
                 movable=not fixed,
                 objective=options.objective,
@@ -78,18 +78,18 @@ class Colocated(Scenario):
                 if model not in fixed:
                     held_MLG[model].append(placed.group_MG[model])
             gpus = np.eye(len(self.cluster))
-            split_MEG = [gpus[each.gpu_E(held_G)] for each, held_G in zip(layer_M, placed.group_MG, strict=True)]
+            split_MEG = [gpus[groups.gpu_E(held_G)] for groups, held_G in zip(layer_M, placed.group_MG, strict=True)]
             value_s, least_s, _ = self.priced_layer(costs_M, split_MEG)
             # Where models were fixed, the search did not try other places for them; where there are NICs, it only estimated.
             known_s = 0.0 if fixed or costs_M[0].nics is not None else placed.bound_s
-            on_ports = replace(problem, costs_M=tuple(each.group_costs for each in layer_M), movable=True)
+            on_ports = replace(problem, costs_M=tuple(groups.group_costs for groups in layer_M), movable=True)
             objective_s += value_s
             bound_s += least_s
             proved_s = max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
             assignment_bound_s += min(proved_s, value_s)
         placements = tuple(
             Placement.stack([Placement.unreplicated(layer.gpu_E(held_G), len(self.cluster)) for layer, held_G in both])
-            for both in (zip(*own, strict=True) for own in zip(layers_ML, held_MLG, strict=True))
+            for both in (zip(*pair, strict=True) for pair in zip(layers_ML, held_MLG, strict=True))
         )
         return PlacedModels(placements, objective_s, bound_s, assignment_bound_s)
 

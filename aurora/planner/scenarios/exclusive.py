@@ -122,7 +122,7 @@ class Exclusive(Scenario):
         placed = self._place_by_load(progress)
         if not self.options.coactivation:
             return placed
-        return min(placed, self.place_deduplicated(placed.placements_M[0], rng), key=lambda each: each.objective_s)
+        return min(placed, self.place_deduplicated(placed.placements_M[0], rng), key=lambda candidate: candidate.objective_s)
 
     def bounds(
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
@@ -261,8 +261,8 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
     start = Placement.unreplicated(gpu_E, len(problem.slots_G))
     if place != SWAP_SEARCH:
         return start
-    found = [_searched(problem, [each], rng, replicas=False) for each in (start, *_relaxed(problem))]
-    return min(found, key=problem.judged_s) if len(found) > 1 else found[0]
+    placements = [_searched(problem, [begun], rng, replicas=False) for begun in (start, *_relaxed(problem))]
+    return min(placements, key=problem.judged_s) if len(placements) > 1 else placements[0]
 
 
 def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
@@ -285,10 +285,10 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
         starts.append(place_unbounded(load_1E, slots, "eplb"))
     else:
         starts.append(_unreplicated(problem, "balanced", options.assign, rng))
-    found = [_searched(problem, each, rng, replicas=True) for each in (starts, _relaxed(problem)) if each]
+    placements = [_searched(problem, begun, rng, replicas=True) for begun in (starts, _relaxed(problem)) if begun]
     if not REPLICAS[options.place].divided_evenly:
-        found += [packed, _swapped(problem, packed, rng)]
-    best = min(found, key=problem.judged_s)
+        placements += [packed, _swapped(problem, packed, rng)]
+    best = min(placements, key=problem.judged_s)
     if problem.exact:  # replicas that cost time are no insurance
         alone = _unreplicated(problem, SWAP_SEARCH, options.assign, rng)
         if problem.judged_s(alone) < problem.judged_s(best) * (1 - WORTH):
@@ -316,7 +316,7 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
 
     memory_G is (G,) int64, the slots that each GPU's memory holds.
     """
-    held_G = np.array([len(held) for held in placement.slots_LG[0]])
+    held_G = np.array([len(experts) for experts in placement.slots_LG[0]])
     more_G = np.maximum(held_G, np.minimum(held_G + 1, np.minimum(memory_G, len(problem.load_E))))
     if (more_G == held_G).all() or (np.ptp(held_G) == 0 and (more_G == held_G).any()):
         return None

@@ -145,7 +145,7 @@ class Scenario(ABC):
         """
 
         def priced(layer: int) -> tuple[float, float, float | None]:
-            used_G = [len(held) for held in placements_M[0].slots_LG[layer]] if len(placements_M) == 1 else 0
+            used_G = [len(experts) for experts in placements_M[0].slots_LG[layer]] if len(placements_M) == 1 else 0
             return self.priced_layer(self.costs(layer), self.splits(placements_M, layer), np.array(used_G))
 
         value_s_L, bound_s_L, own_s_L = zip(*map_layers(priced, self.layers, "pricing layers", progress), strict=True)
@@ -162,7 +162,7 @@ class Scenario(ABC):
 
     def splits(self, placements_M: Sequence[Placement], layer: int) -> list[FloatArray]:
         """Returns, for each model, the (E, G) shares of each expert's tokens that each GPU takes in a layer."""
-        return [each.split_EG(layer % p.layers) for each, p in zip(placements_M, self.profiles, strict=True)]
+        return [placement.split_EG(layer % p.layers) for placement, p in zip(placements_M, self.profiles, strict=True)]
 
     def seconds(self, placements_M: Sequence[Placement]) -> FloatArray:
         """Returns (L,) predicted seconds of every layer; placements_M has one Placement per model."""
@@ -171,7 +171,7 @@ class Scenario(ABC):
     def between_s(self, placements_M: Sequence[Placement]) -> tuple[float, float] | None:
         """Returns lower and upper limit of the seconds of all layers under given placements, see `seconds_between`."""
         return seconds_between(
-            self.hierarchy_M, self.profiles, lambda given: float(replace(self, profiles=given).seconds(placements_M).sum())
+            self.hierarchy_M, self.profiles, lambda assumed: float(replace(self, profiles=assumed).seconds(placements_M).sum())
         )
 
 
@@ -201,7 +201,7 @@ def seconds_between(
         return None
 
     def at(spread: str) -> float:
-        return seconds_of([each if each.routing is not None else replace(each, token_spread=spread) for each in profiles])
+        return seconds_of([p if p.routing is not None else replace(p, token_spread=spread) for p in profiles])
 
     low_s, high_s = sorted((at("least"), at("most")))
     return low_s, high_s

@@ -91,10 +91,10 @@ class Servers(Scenario):
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
     ) -> tuple[float, float | None]:
         """Returns lower bounds on a layer's seconds over placements within memory's slots; see `Scenario.bounds`."""
-        counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in self.profiles]
-        given = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
+        counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [profile.top_k for profile in self.profiles]
+        problem = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
         once = all(map(is_unreplicated, split_MEG))
-        return hierarchical_bound_s(*given, self.replicas_fit), hierarchical_bound_s(*given, False) if once else None
+        return hierarchical_bound_s(*problem, self.replicas_fit), hierarchical_bound_s(*problem, False) if once else None
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the seconds of a layer by `options.objective`, with all steps of its all-to-alls; see `Scenario.price`."""
@@ -149,7 +149,7 @@ class Servers(Scenario):
             if make is None:
                 return Placement.unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
             candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
-            best = min(candidates, key=lambda each: exclusive_s(costs.phase_times(each.split_EG(0), hierarchy)))
+            best = min(candidates, key=lambda candidate: exclusive_s(costs.phase_times(candidate.split_EG(0), hierarchy)))
             enough = options.aim == OWN or tokens[0].size >= LEAST_CHOSEN * profile.experts
             if not enough or options.min_replicas is not None:
                 return best
@@ -216,19 +216,19 @@ def fastest_hierarchy(
         for steps in steps_C:
             steps_SGG = steps(hierarchy)
             there_SGG, back_SGG = (exchange_bytes(steps_SGG, profile, phase, True) for phase in ("dispatch", "combine"))
-            made, there_s = hierarchical_order_s(there_SGG, hierarchy, cluster.network, order, rng=rng)
-            total_s += there_s + steps_seconds(made.reversed, back_SGG, cluster.network)
+            dispatch, there_s = hierarchical_order_s(there_SGG, hierarchy, cluster.network, order, rng=rng)
+            total_s += there_s + steps_seconds(dispatch.reversed, back_SGG, cluster.network)
         return total_s
 
-    seconds_of = {each: seconds(each) for each in plain}
-    best = min(plain, key=lambda each: seconds_of[each])
+    seconds_of = {hierarchy: seconds(hierarchy) for hierarchy in plain}
+    best = min(plain, key=seconds_of.__getitem__)
     if _most_levelled([steps(plain[0]) for steps in steps_C], cluster.fabric) <= LEVEL_GAIN:
         return best
     row_bytes = profile.row_bytes(deduplicated=True)
-    levelled = [replace(each, level_from=level_from(each.chunks, row_bytes, cluster.network)) for each in plain]
-    told = [each for each in levelled if each.parts > 1 and each.pieces * len(cluster) ** 2 <= MOST_COUNTS]
-    seconds_of.update((each, seconds(each) / (1 - LEVEL_GAIN)) for each in told)
-    return min(seconds_of, key=lambda each: seconds_of[each])
+    levelled = [replace(hierarchy, level_from=level_from(hierarchy.chunks, row_bytes, cluster.network)) for hierarchy in plain]
+    small = [hierarchy for hierarchy in levelled if hierarchy.parts > 1 and hierarchy.pieces * len(cluster) ** 2 <= MOST_COUNTS]
+    seconds_of.update((hierarchy, seconds(hierarchy) / (1 - LEVEL_GAIN)) for hierarchy in small)
+    return min(seconds_of, key=seconds_of.__getitem__)
 
 
 def _most_levelled(rows_CSGG: Sequence[IntArray], fabric: Fabric) -> float:
@@ -275,28 +275,28 @@ def _replicated(
     start_E = np.repeat(np.arange(hierarchy.ranks), even_G)
     gpu_E = server_search(*tokens, servers_only._replace(slots_G=even_G), start_E, rng)
     from_NE = from_servers(expected.own_WGE.sum(axis=0), hierarchy.server_G)
-    layer, found = Homes(*some_tokens(*tokens, rng), servers_only, hierarchy.server_G[gpu_E], from_NE), [begun]
+    layer, placements = Homes(*some_tokens(*tokens, rng), servers_only, hierarchy.server_G[gpu_E], from_NE), [begun]
     for part in SPARE:
         share_NE = server_replicas(layer, (part * layer.spare_N).astype(np.int64), least)
         if share_NE is not None:
             placement = levelled(layer, share_NE, make, rng)
             served_EG = served_split(expected.own_WGE.sum(axis=0), placement.split_EG(0), hierarchy.server_G)
             if np.einsum("wge,eg->g", expected.expert_s_WGE, served_EG).max() <= full_s:
-                found.append(placement)
-    return found
+                placements.append(placement)
+    return placements
 
 
 def _exchanges(holds_EG: BoolArray, slots_G: IntArray) -> Iterator[BoolArray]:
     """Yields what GPUs hold (E, G) after each exchange of a replica for another, or of two experts that have one each."""
     for expert, gpu in np.argwhere(~holds_EG).tolist():
         full = holds_EG[:, gpu].sum() >= slots_G[gpu]
-        for given in np.flatnonzero(holds_EG[:, gpu]).tolist() if full else [expert]:
-            alone = full and holds_EG[given].sum() == 1
+        for evicted in np.flatnonzero(holds_EG[:, gpu]).tolist() if full else [expert]:
+            alone = full and holds_EG[evicted].sum() == 1
             for other in np.flatnonzero(holds_EG[expert]).tolist() if alone else [gpu]:
                 then_EG = holds_EG.copy()
-                then_EG[[given, expert], gpu] = False, True
+                then_EG[[evicted, expert], gpu] = False, True
                 if alone:
-                    then_EG[[expert, given], other] = False, True
+                    then_EG[[expert, evicted], other] = False, True
                 yield then_EG
 
 
@@ -309,8 +309,8 @@ def _exchanged(
     """
     assert costs.routing is not None, "layer_costs counts deduplicated tokens"
     assert not isinstance(costs.routing, CountedTokens), "servers are searched for known tokens alone"
-    begun_EG, left = begun.split_EG(0), MOST_PRICED // costs.routing[0].size
-    if begun_EG.size * int(slots_G.max()) > left:
+    begun_EG, budget = begun.split_EG(0), MOST_PRICED // costs.routing[0].size
+    if begun_EG.size * int(slots_G.max()) > budget:
         return begun
 
     def priced(holds_EG: BoolArray) -> tuple[float, FloatArray]:
@@ -331,14 +331,14 @@ def _exchanged(
             again = False
             for then_EG in _exchanges(found_EG > 0, slots_G):
                 then_s, split_EG = priced(then_EG)
-                left -= 1
+                budget -= 1
                 if again := then_s < found_s * (1 - 1e-9):
                     found_s, found_EG = then_s, split_EG
-                if again or left <= 0:
+                if again or budget <= 0:
                     break
         if found_s < best_s:
             best_s, best_EG = found_s, found_EG
-        if left <= 0:
+        if budget <= 0:
             break
     return Placement.divided(tuple(tuple(np.flatnonzero(split_E).tolist()) for split_E in best_EG.T), best_EG)
 
