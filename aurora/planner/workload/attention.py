@@ -88,8 +88,8 @@ def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: i
         >>> kv_bytes_per_token(mixtral), kv_bytes_per_token(mixtral, tensor=16)
         (131072.0, 16384.0)
     """
-    grow = [each for each in attention_layers(config) if each.grows]
-    return sum((entry_bytes(each, tensor, kv_bits) / each.ratio * each.layers for each in grow), start=0.0)
+    grow = [group for group in attention_layers(config) if group.grows]
+    return sum((entry_bytes(group, tensor, kv_bits) / group.ratio * group.layers for group in grow), start=0.0)
 
 
 def known_kv_bytes(config: Mapping[str, Any]) -> float | None:
@@ -112,9 +112,9 @@ def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1, kv_bits
         BadInput: if the config does not tell its attention.
     """
     total = 0.0
-    for each in attention_layers(config):
-        window = each.window * (entry_bytes(each, tensor, kv_bits) - each.index_bytes)
-        total += each.layers * (window + each.state * each.state_bits / 8 / min(tensor, max(each.kv_heads, 1)))
+    for group in attention_layers(config):
+        window = group.window * (entry_bytes(group, tensor, kv_bits) - group.index_bytes)
+        total += group.layers * (window + group.state * group.state_bits / 8 / min(tensor, max(group.kv_heads, 1)))
     return total
 
 
@@ -182,7 +182,7 @@ def _kinds(flat: Mapping[str, Any]) -> list[str]:
     if isinstance(step := flat.get("attn_layer_period"), int) and step > 0:
         return [full if layer % step == flat.get("attn_layer_offset", 0) else "linear" for layer in range(layers)]
     if isinstance(near := flat.get("no_rope_layers"), list) and flat.get("attention_chunk_size"):
-        return ["sliding" if each else full for each in near]
+        return ["sliding" if rope else full for rope in near]
     if isinstance(flat.get("sliding_window"), int) and flat.get("use_sliding_window", True):
         step = flat.get("sliding_window_pattern")
         return [full if isinstance(step, int) and (layer + 1) % step == 0 else "sliding" for layer in range(layers)]
@@ -203,7 +203,7 @@ def _layers(flat: Mapping[str, Any], kind: str, layers: int) -> AttentionLayers:
     nested = flat.get("attn_config")
     kv_heads = flat.get("num_key_value_heads") or (nested.get("kv_n_heads") if isinstance(nested, Mapping) else None) or heads
     width = flat.get("head_dim") or hidden // heads
-    if any(type(each) is not int or each < 1 for each in (kv_heads, width)):
+    if any(type(count) is not int or count < 1 for count in (kv_heads, width)):
         raise BadInput(f"config: expected heads for keys and values, and their width, above zero, found {kv_heads}, {width}")
     queries = heads * width * (2 if flat.get("attn_output_gate") else 1)
     window = number(flat, "sliding_window", "attention_chunk_size") if kind == "sliding" else 0

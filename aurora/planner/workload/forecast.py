@@ -186,8 +186,8 @@ def _spread(count_WE: FloatArray, all_E: FloatArray, effect: float) -> float:
     used = np.count_nonzero(count_WE.sum(axis=0))
     if len(count_WE) < 2 or used < 2 or weight <= 0:
         return 0.0
-    found = _pearson(count_WE[total_W > 0], all_E) / (used - 1)
-    return max(0.0, (found - effect * float(lever_W.sum())) / weight)
+    statistic = _pearson(count_WE[total_W > 0], all_E) / (used - 1)
+    return max(0.0, (statistic - effect * float(lever_W.sum())) / weight)
 
 
 def _affinity(tokens_TSE: IntArray, all_E: FloatArray) -> FloatArray:

@@ -73,7 +73,7 @@ def load_intervals(
     rounds_ULSE = rounds_of(tokens_TLSE, stage_T)
     few = len(rounds_ULSE) < MIN_ROUNDS
     drawn_BLE = (tokens_again if few else rounds_again)(rounds_ULSE, rng, replicates)
-    share_LE, shares_BLE = (_shares(each) for each in (rounds_ULSE.sum(axis=(0, 2)), drawn_BLE))
+    share_LE, shares_BLE = (_shares(counts) for counts in (rounds_ULSE.sum(axis=(0, 2)), drawn_BLE))
     tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     low_LE, high_LE = np.quantile(shares_BLE, tails, axis=0)
     value = float(bottleneck(share_LE[None], split_LEG)[0])
@@ -141,7 +141,7 @@ def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -
 
     0: equal shares; 1: no expert in common. It is 0 if a row has no loads.
     """
-    sum_X1, other_X1 = (np.maximum(each.sum(axis=-1, keepdims=True), 1) for each in (load_XE, other_XE))
+    sum_X1, other_X1 = (np.maximum(loads.sum(axis=-1, keepdims=True), 1) for loads in (load_XE, other_XE))
     apart_X: FloatArray = np.abs(load_XE / sum_X1 - other_XE / other_X1).sum(axis=-1) / 2
     return np.where((load_XE.sum(axis=-1) > 0) & (other_XE.sum(axis=-1) > 0), apart_X, 0.0)
 
@@ -162,7 +162,7 @@ def variation_by_chance(
     """
     share_LE = _shares(load_LE + other_LE)
     size = replicates, len(share_LE)
-    drawn_BLE, other_BLE = (rng.multinomial(each.sum(axis=1).astype(np.int64), share_LE, size) for each in (load_LE, other_LE))
+    drawn_BLE, other_BLE = (rng.multinomial(load.sum(axis=1).astype(np.int64), share_LE, size) for load in (load_LE, other_LE))
     return variation(drawn_BLE, other_BLE)
 
 

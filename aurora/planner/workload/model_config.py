@@ -213,8 +213,8 @@ def _rooflines(work: Mapping[str, tuple[int, int, int]], peak_flops: float, memo
 
 def _expert_width(flat: Mapping[str, Any]) -> int:
     """The width of an expert, which is the feed-forward layers' only where the config gives experts none of their own."""
-    own = [name for name in flat if _EXPERT_WIDTH.search(name) and "shared" not in name and flat[name] is not None]
-    return number(flat, *own) if own else number(flat, "intermediate_size", "ffn_hidden_size", "hidden_dim")
+    names = [name for name in flat if _EXPERT_WIDTH.search(name) and "shared" not in name and flat[name] is not None]
+    return number(flat, *names) if names else number(flat, "intermediate_size", "ffn_hidden_size", "hidden_dim")
 
 
 _HIDDEN = ("hidden_size", "d_model", "dim")
@@ -253,8 +253,8 @@ def weight_bits(config: Mapping[str, Any]) -> float | None:
 
 def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The config's part about quantised weights."""
-    found = flat_config(config).get("quantization_config") or config.get("quantization_config")
-    return found if isinstance(found, dict) and found else None
+    quantised = flat_config(config).get("quantization_config") or config.get("quantization_config")
+    return quantised if isinstance(quantised, dict) and quantised else None
 
 
 def other_weight_bits(config: Mapping[str, Any]) -> float:
@@ -266,21 +266,21 @@ def other_weight_bits(config: Mapping[str, Any]) -> float:
         config: the content of a transformers config.json.
     """
     quantised = _quantisation(config)
-    if quantised is None or quantised.get("quant_method") == "mxfp4" or any("attn" in str(each) for each in _left(quantised)):
+    if quantised is None or quantised.get("quant_method") == "mxfp4" or any("attn" in str(name) for name in _left(quantised)):
         return 16.0
     return 8.0 if quantised.get("quant_method") == "fp8" else weight_bits(config) or 16.0
 
 
 def _leaves_experts(quantised: Mapping[str, Any]) -> bool:
     """Returns whether routed experts are among the modules that stay as they are."""
-    return any(_of_experts(each) for each in _left(quantised))
+    return any(_of_experts(name) for name in _left(quantised))
 
 
 def _left(quantised: Mapping[str, Any]) -> list[Any]:
     """The modules that stay as they are."""
     names = ("modules_to_not_convert", "ignore", "exclude", "exclude_modules", "ignored_layers")
     said = {**_part(quantised, "quantization"), **quantised}
-    return [each for name in names for each in said.get(name) or ()]
+    return [module for name in names for module in said.get(name) or ()]
 
 
 def _of_experts(module: Any) -> bool:
@@ -290,8 +290,8 @@ def _of_experts(module: Any) -> bool:
 
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns an entry that is a mapping; an empty one for any other."""
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    entry = config.get(name)
+    return entry if isinstance(entry, Mapping) else {}
 
 
 def _form_bits(form: Any, group: Any = None) -> float:
@@ -327,7 +327,7 @@ def _tensors(weights: Mapping[str, Any], scheme: str) -> float:
 
 def _compressed(quantised: Mapping[str, Any]) -> float:
     groups = list(quantised["config_groups"].values())
-    of_experts = [each for each in groups if any("expert" in str(target) for target in each.get("targets", ()))]
+    of_experts = [group for group in groups if any("expert" in str(target) for target in group.get("targets", ()))]
     return _tensors((of_experts or groups)[0]["weights"], str(quantised.get("format", "")).replace("_", ""))
 
 

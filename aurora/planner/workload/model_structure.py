@@ -72,9 +72,9 @@ def model_structure(config: Mapping[str, Any]) -> ModelStructure | None:
     if not installed or not isinstance(config.get("model_type"), str):
         return None
     _check_counts(config)
-    found = _structure(json.dumps(config, sort_keys=True, default=str))
+    structure = _structure(json.dumps(config, sort_keys=True, default=str))
     parts = (part for part in config.values() if isinstance(part, Mapping))
-    return found or next(filter(None, map(model_structure, parts)), None)  # a part of a type that is not known
+    return structure or next(filter(None, map(model_structure, parts)), None)  # a part of a type that is not known
 
 
 def _check_counts(config: Mapping[str, Any]) -> None:
@@ -104,14 +104,14 @@ def _structure(config_json: str) -> ModelStructure | None:
                 model = _model_class(type(text))._from_config(text)
     except Exception:  # classes check little of what they are given: their errors are of every kind
         return None
-    found, name = list(_expert_layers(model)), config["model_type"]
-    if not found and not any("experts" in key and isinstance(said, int) and said > 1 for key, said in text.to_dict().items()):
+    sizes, name = list(_expert_layers(model)), config["model_type"]
+    if not sizes and not any("experts" in key and isinstance(said, int) and said > 1 for key, said in text.to_dict().items()):
         return None
     if getattr(text, "is_encoder_decoder", False):
         raise BadInput(f"config: expected a model with a decoder alone, found {name}, which has an encoder too")
-    if not found:
+    if not sizes:
         raise BadInput(f"config: expected experts with matrices of their own in feed-forward layers of {name}, found none")
-    layers = dict(reversed(found))  # the first of a layer, which are those of text
+    layers = dict(reversed(sizes))  # the first of a layer, which are those of text
     if len(kinds := sorted(set(layers.values()))) > 1:
         shown = " and ".join(f"{count} of {weights} weights" for count, weights, *_ in kinds[:2])
         raise BadInput(f"config: expected equally many experts of one size in all layers with experts of {name}, found {shown}")
@@ -148,13 +148,13 @@ def _expert_sizes(module: Any, holders: Sequence[Any]) -> tuple[int, int, int, i
         module: tells `num_experts`, where matrices are stacked along their rows.
         holders: the modules whose parameters are the experts'.
     """
-    held = [each for holder in holders for each in holder.parameters() if each.ndim > 1]
-    stacked = [each.shape for each in held if each.ndim == 3]
+    arrays = [array for holder in holders for array in holder.parameters() if array.ndim > 1]
+    stacked = [array.shape for array in arrays if array.ndim == 3]
     experts = min((shape[0] for shape in stacked), default=getattr(module, "num_experts", 0))
-    if not held or not experts:
+    if not arrays or not experts:
         return None
-    matrices = stacked or [(experts, rows // experts, width) for rows, width in (each.shape for each in held)]
-    weights = sum(each.numel() // (each.shape[0] if stacked else experts) for each in held if each.shape[0] >= experts)
+    matrices = stacked or [(experts, rows // experts, width) for rows, width in (array.shape for array in arrays)]
+    weights = sum(array.numel() // (array.shape[0] if stacked else experts) for array in arrays if array.shape[0] >= experts)
     return experts, weights, matrices[-1][1], matrices[-1][2]
 
 
@@ -165,12 +165,12 @@ def _model_class(config_class: type) -> Any:
     if config_class in MODEL_MAPPING:
         return MODEL_MAPPING[config_class]
     module = importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
-    found = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, PreTrainedModel) and getattr(each, "config_class", None) is config_class
+    classes = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, PreTrainedModel) and getattr(kind, "config_class", None) is config_class
     ]
-    return min(found, key=lambda each: (not each.__name__.endswith("Model"), len(each.__name__)))
+    return min(classes, key=lambda kind: (not kind.__name__.endswith("Model"), len(kind.__name__)))
 
 
 @contextmanager
@@ -277,7 +277,7 @@ def _every(number_L: IntArray, step: Any) -> BoolArray:
 def _listed(number_L: IntArray, listed: Any) -> BoolArray:
     """Marks the layers that a list names, or a text with commas."""
     if isinstance(listed, str):
-        listed = [whole_number(each) for each in listed.split(",")]
+        listed = [whole_number(part) for part in listed.split(",")]
     if not isinstance(listed, list) or any(type(number) is not int for number in listed):
         raise ValueError(listed)
     return np.isin(number_L, listed)
@@ -296,15 +296,15 @@ def _types(number_L: IntArray, types: Any) -> BoolArray:
     """Marks the layers that are "sparse", or 1, by a list with one entry per layer; a number is a step that layer 0 begins."""
     if type(types) is int and types > 0:
         return np.asarray(number_L % types == 0)
-    found = np.array([each in ("sparse", 1) for each in types])
-    if found.shape != number_L.shape:
+    sparse_L = np.array([kind in ("sparse", 1) for kind in types])
+    if sparse_L.shape != number_L.shape:
         raise ValueError(types)
-    return found
+    return sparse_L
 
 
 def _kinds(number_L: IntArray, kinds: Any) -> BoolArray:
     """Marks the layers whose letter or word says experts, if any does: "E" of a pattern, "moe" of a list."""
-    moe_L = np.array([each in ("E", "moe", "sparse") for each in kinds])
+    moe_L = np.array([kind in ("E", "moe", "sparse") for kind in kinds])
     if moe_L.shape != number_L.shape:
         raise ValueError(kinds)
     return moe_L if moe_L.any() else number_L >= 0
@@ -384,10 +384,10 @@ def number(config: Mapping[str, Any], *names: str) -> int:
     for name in names:
         value = config.get(name)
         if isinstance(value, list) and value:
-            if any(each != value[0] for each in value):
+            if any(entry != value[0] for entry in value):
                 raise BadInput(f"config: expected {name} alike for all layers and kinds of tokens, found {str(value)[:80]}")
             value = value[0]
         if isinstance(value, int) and value > 0:
             return value
-    found = next((shown(config[name]) for name in names if config.get(name) is not None), "none: not a MoE model?")
-    raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found {found}")
+    text = next((shown(config[name]) for name in names if config.get(name) is not None), "none: not a MoE model?")
+    raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found {text}")

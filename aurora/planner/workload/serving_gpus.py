@@ -139,8 +139,8 @@ def replica_tokens(
         inside_EG, serving_NE = _served_inside(split_EG, server_G)
         share_NP = np.where(serving_NE[:, expert_P] == server_G[gpu_P], inside_EG[expert_P, gpu_P], 0.0)
         server_S = server_G
-    given = map(read_only, (tokens_SE, share_NP, server_S, expert_P))
-    return np.asarray(_replica_tokens(*given)), expert_P, gpu_P
+    inputs = map(read_only, (tokens_SE, share_NP, server_S, expert_P))
+    return np.asarray(_replica_tokens(*inputs)), expert_P, gpu_P
 
 
 @njit(cache=True, nogil=True)

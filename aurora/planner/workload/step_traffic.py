@@ -187,14 +187,14 @@ def _dealt_tokens(routing: TokenRouting, sources: int, parts: int) -> list[Token
     rank_U = routing.window_U * sources + routing.source_U
     _, first, many = np.unique(rank_U, return_index=True, return_counts=True)
     part_U = (np.arange(len(rank_U)) - np.repeat(first, many)) % parts
-    found = []
+    routings = []
     for part in range(parts):
         own_U = part_U == part
         if own_U.any():
             sequence_U = None if routing.sequence_U is None else routing.sequence_U[own_U]
             chosen = routing.experts_ULK[own_U], routing.source_U[own_U], routing.window_U[own_U]
-            found.append(TokenRouting(*chosen, sequence_U))
-    return found
+            routings.append(TokenRouting(*chosen, sequence_U))
+    return routings
 
 
 def _routed(profile: Profile, routing: TokenRouting) -> Profile:

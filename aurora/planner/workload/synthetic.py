@@ -101,8 +101,8 @@ def draw(
     share_E /= share_E.sum()
     limited, token_groups = groups if groups[1] < groups[0] else (1, 1)
     left_J = np.sort(share_E.reshape(limited, -1))[:, :-top_k].sum(axis=1)
-    left = np.sort(left_J)[:token_groups].sum()  # at least, when a token draws its last expert
-    if correlation or left * len(share_E) < 2 * top_k:
+    remaining = np.sort(left_J)[:token_groups].sum()  # at least, when a token draws its last expert
+    if correlation or remaining * len(share_E) < 2 * top_k:
         paired_E = rng.permutation(len(share_E))
         _race(rarity_E, paired_E, correlation, tokens, counted_TSE, chosen_UK, top_k, rng, *groups)
     else:

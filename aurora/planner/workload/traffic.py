@@ -218,10 +218,10 @@ def _fitted(share_EB, prior_QB, first_J, sets, top_k):
                         _add_products(beside_B, ahead_EKB[e, a], after_EKB[e, k - a])
                     _add_products(with_B, beside_B, others_JKB[j, top_k - 1 - k])
                 for b in range(lanes):
-                    found = weight_EB[e, b] * with_B[b] / total_B[b] if total_B[b] > 0.0 else 0.0
-                    if found > 0.0 and open_B[b] > 0.0:
-                        error_B[b] = max(error_B[b], abs(share_EB[e, b] / found - 1))
-                        weight_EB[e, b] = min(weight_EB[e, b] * share_EB[e, b] / found, MOST_WEIGHT)
+                    share = weight_EB[e, b] * with_B[b] / total_B[b] if total_B[b] > 0.0 else 0.0
+                    if share > 0.0 and open_B[b] > 0.0:
+                        error_B[b] = max(error_B[b], abs(share_EB[e, b] / share - 1))
+                        weight_EB[e, b] = min(weight_EB[e, b] * share_EB[e, b] / share, MOST_WEIGHT)
         open_B[error_B < CLOSE] = 0.0
         if open_B.sum() == 0.0:
             break
@@ -480,8 +480,8 @@ def _needed_tokens(tokens: CountedTokens, split_EG: FloatArray, server_G: IntArr
     group_P = expert_P * groups // tokens.tokens_SE.shape[1]
 
     def needed(at_P: IntArray, places: int) -> IntArray:
-        found = ServerTokens(tokens_SP, at_P, places, tokens.top_k, group_P, token_groups)
-        return np.asarray(np.rint(getattr(found, f"{tokens.spread}_SN")), dtype=np.int64)
+        server_tokens = ServerTokens(tokens_SP, at_P, places, tokens.top_k, group_P, token_groups)
+        return np.asarray(np.rint(getattr(server_tokens, f"{tokens.spread}_SN")), dtype=np.int64)
 
     return needed(server_G[gpu_P], int(server_G.max()) + 1), needed(gpu_P, len(server_G))
 
