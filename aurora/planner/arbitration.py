@@ -209,8 +209,8 @@ class PortSlices:
         Called on rank 0 only.
         """
         kind = self._yields_M[model]
-        there = [other for other, time in enumerate(self._next_M) if time < OUT and self._yields_M[other] == kind]
-        ends = (self._time(other, self._slices_M[other] or self._done_M[other] + AHEAD) for other in there)
+        others = [other for other, time in enumerate(self._next_M) if time < OUT and self._yields_M[other] == kind]
+        ends = (self._time(other, self._slices_M[other] or self._done_M[other] + AHEAD) for other in others)
         return max([self._past_C[kind], *ends])
 
     def join(self, model: int, base: float, slices: int | None = None) -> None:
@@ -224,6 +224,6 @@ class PortSlices:
         self._base_M[model], self._done_M[model], self._slices_M[model] = base, 0, slices
         self._next_M[model] = base
 
-    def _time(self, model: int, done: int) -> float:
-        """The virtual time of a model's next slice once `done` are over."""
-        return self._base_M[model] + done / self._weight_M[model]
+    def _time(self, model: int, slices: int) -> float:
+        """The virtual time of a model's next slice once `slices` are over."""
+        return self._base_M[model] + slices / self._weight_M[model]

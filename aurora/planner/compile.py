@@ -36,7 +36,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
         raise BadInput(f"plan: expected time_slice as one of {', '.join(TIME_SLICES)}, found {time_slice!r}")
     policies_M = policies(plan)
     for model, policy in zip(plan.models, policies_M, strict=True):
-        held = () if policy.yields else ("layer", "step")
+        holding = () if policy.yields else ("layer", "step")
         orders_L, hierarchy = tuple(zip(model.dispatch_L, model.combine_L, strict=True)), model.hierarchy
         if gathered:
             orders_L, hierarchy = ((at_once := Order.all_at_once(len(plan.cluster)), at_once.reversed),) * len(orders_L), None
@@ -47,7 +47,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
                 Barrier("counts"),
                 Exchange("dispatch", dispatch, time_slice == "step", hierarchy),
                 Compute("expert"),
-                Exchange("combine", combine, time_slice in held and layer < last, hierarchy),
+                Exchange("combine", combine, time_slice in holding and layer < last, hierarchy),
                 Compute("aggregate"),
             )
             for layer, (dispatch, combine) in enumerate(orders_L)

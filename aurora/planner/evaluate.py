@@ -46,8 +46,8 @@ class Evaluation:
         """(lower, upper) limit of the slowdown, if both plans' seconds are estimated, see `between_s`; otherwise None."""
         if self.between_s is None or self.replanned.between_s is None:
             return None
-        found = [self.slowdown, *(gap(*pair) for pair in zip(self.between_s, self.replanned.between_s, strict=True))]
-        return min(found), max(found)
+        slowdowns = [self.slowdown, *(gap(*pair) for pair in zip(self.between_s, self.replanned.between_s, strict=True))]
+        return min(slowdowns), max(slowdowns)
 
 
 def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
@@ -82,8 +82,8 @@ def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
     )
     served_s_L = layer_seconds(plan, placements, profiles)
     _check_own_price(plan, profiles, float(served_s_L.sum()))
-    own = make_plan(plan.cluster, profiles, remade(plan.options))
-    return Evaluation(served_s_L, own, dispatch_s_ML, scenario_of_plan(plan, profiles).between_s(placements))
+    replanned = make_plan(plan.cluster, profiles, remade(plan.options))
+    return Evaluation(served_s_L, replanned, dispatch_s_ML, scenario_of_plan(plan, profiles).between_s(placements))
 
 
 def _dispatch_s(plan: Plan, model: ModelPlan, profile: Profile, layer: int) -> float:
@@ -259,9 +259,9 @@ def _slowdown_of_joint(plan: Plan, later: Plan, before: Profile, after: Profile)
 
 def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
     """Returns (L,), per layer the Jaccard index of the sets of the `hot` most loaded experts in load_LE and in other_LE."""
-    tops = [np.argsort(-each, axis=1, kind="stable")[:, :hot] for each in (load_LE, other_LE)]
+    tops = [np.argsort(-loads, axis=1, kind="stable")[:, :hot] for loads in (load_LE, other_LE)]
     both = [len(np.intersect1d(*rows)) for rows in zip(*tops, strict=True)]
-    return np.array([each / (2 * hot - each) for each in both])
+    return np.array([count / (2 * hot - count) for count in both])
 
 
 def balance_slowdown(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
@@ -293,13 +293,13 @@ def _by_chance(before: Profile, after: Profile, rng: np.random.Generator) -> Flo
 
     Whole rounds change sides (a permutation test). If a profile has few rounds, single tokens are drawn instead.
     """
-    rounds = [rounds_of(each.tokens_TLSE, each.stage_T).sum(axis=2) for each in (before, after)]
+    rounds = [rounds_of(profile.tokens_TLSE, profile.stage_T).sum(axis=2) for profile in (before, after)]
     first = len(rounds[0])
     both_ULE = np.concatenate(rounds)
-    made = []
+    variations = []
     if min(map(len, rounds)) >= MIN_ROUNDS:
         for _ in range(REPLICATES):
             mixed_ULE = both_ULE[rng.permutation(len(both_ULE))]
-            made.append(variation(mixed_ULE[:first].sum(axis=0), mixed_ULE[first:].sum(axis=0)))
-        return np.stack(made)
+            variations.append(variation(mixed_ULE[:first].sum(axis=0), mixed_ULE[first:].sum(axis=0)))
+        return np.stack(variations)
     return variation_by_chance(rounds[0].sum(axis=0), rounds[1].sum(axis=0), rng, REPLICATES)

@@ -190,9 +190,9 @@ def _cyclic(workers: int, batches: int, load: int, rng: np.random.Generator) -> 
         check_RS = rng.standard_normal((repeats - 1, workers))
         check_RS[:, -1] = -check_RS[:, :-1].sum(axis=1)
         for worker in range(workers):
-            held = (worker + np.arange(repeats)) % workers
+            parts = (worker + np.arange(repeats)) % workers
             code_WS[worker, worker] = 1.0
-            code_WS[worker, held[1:]] = np.linalg.solve(check_RS[:, held[1:]], -check_RS[:, worker])
+            code_WS[worker, parts[1:]] = np.linalg.solve(check_RS[:, parts[1:]], -check_RS[:, worker])
     code_WB = np.zeros((workers, batches))
     for share, members in enumerate(shares):
         code_WB[:, members] = code_WS[:, [share]]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
 
 
@@ -13,7 +13,7 @@ def no_progress(_what: str, _done: int, _total: int) -> None:
     """Default Progress, which reports nothing."""
 
 
-def map_layers(work: Callable[[int], _Made], layers: int, what: str, progress: Progress = no_progress) -> list[_Made]:
+def map_layers(work: Callable[[int], _Result], layers: int, what: str, progress: Progress = no_progress) -> list[_Result]:
     """Calls `work` for every layer, in threads, and returns the results in the layers' order.
 
     Args:
@@ -26,13 +26,13 @@ def map_layers(work: Callable[[int], _Made], layers: int, what: str, progress: P
     Raises:
         Exception: what `work` raises for the first layer that fails.
     """
-    made: list[_Made] = []
+    results: list[_Result] = []
     progress(what, 0, layers)
     with ThreadPoolExecutor(min(layers, _cores())) as pool:
-        for each in pool.map(work, range(layers)):
-            made.append(each)
-            progress(what, len(made), layers)
-    return made
+        for result in pool.map(work, range(layers)):
+            results.append(result)
+            progress(what, len(results), layers)
+    return results
 
 
 def _cores() -> int:

@@ -74,25 +74,25 @@ def migrate(
     if max_move_bytes is not None and max_move_bytes < 0:
         raise BadInput(f"`max_move_bytes`: expected zero or more, found {max_move_bytes}")
     joint = _JointLayers(tuple(profiles))
-    kept, planned = ([model.placement for model in each.models] for each in (previous, plan))
-    relabelled = _relabelled(kept, planned, joint, plan)
+    present, planned = ([model.placement for model in version.models] for version in (previous, plan))
+    relabelled = _relabelled(present, planned, joint, plan)
     kept_s_L, planned_s_L, relabelled_s_L = (
-        layer_seconds(plan, each, profiles, domains) for each in (kept, planned, relabelled)
+        layer_seconds(plan, placements, profiles, domains) for placements in (present, planned, relabelled)
     )
-    must_L = np.array([_below_min_replicas(plan, kept[0], layer) for layer in range(joint.count)], dtype=np.int64)
+    must_L = np.array([_below_min_replicas(plan, present[0], layer) for layer in range(joint.count)], dtype=np.int64)
     relabels_L = (joint.sum(relabelled_s_L) < joint.sum(kept_s_L)) | (must_L > 0)
     saved_s_L = joint.sum(kept_s_L) - np.where(relabels_L, joint.sum(relabelled_s_L), joint.sum(planned_s_L))
     bytes_L = np.array(
-        [joint.moved(kept, relabelled if relabels_L[layer] else planned, layer).sum() for layer in range(joint.count)]
+        [joint.moved(present, relabelled if relabels_L[layer] else planned, layer).sum() for layer in range(joint.count)]
     )
     moves_L = _moving_layers(saved_s_L, bytes_L, must_L, max_move_bytes, plan.options.min_replicas)
     final = joint.stacked(
         [
-            kept if not moves else relabelled if relabels else planned
+            present if not moves else relabelled if relabels else planned
             for moves, relabels in zip(moves_L, relabels_L, strict=True)
         ]
     )
-    next_plan, schedule, bytes_GG = _next_plan(plan, previous, joint, kept, final, domains)
+    next_plan, schedule, bytes_GG = _next_plan(plan, previous, joint, present, final, domains)
     layers = tuple(np.flatnonzero(moves_L[joint.group_L]).tolist())
     kept_s, planned_s = float(kept_s_L.sum()), float(planned_s_L.sum())
     return next_plan, Migration(bytes_GG, schedule, layers, kept_s, planned_s, next_plan.objective_s)
@@ -187,12 +187,12 @@ def _alike(cluster: Cluster) -> IntArray:
     return np.array([keys.index(key) for key in keys], dtype=np.int64)
 
 
-def _below_min_replicas(new: Plan, kept: Placement, layer: int) -> bool:
+def _below_min_replicas(new: Plan, present: Placement, layer: int) -> bool:
     """Tells if a layer of the present placement has an expert on fewer GPUs or nodes than the new plan's `min_replicas`."""
     if new.options.min_replicas is None:
         return False
     node_G = [gpu.node for gpu in new.cluster.gpus]
-    fewest = zip(kept.fewest_replicas(layer, node_G), (len(node_G), len(set(node_G))), strict=True)
+    fewest = zip(present.fewest_replicas(layer, node_G), (len(node_G), len(set(node_G))), strict=True)
     return any(least < min(new.options.min_replicas, most) for least, most in fewest)
 
 
@@ -208,13 +208,13 @@ def _moving_layers(
 
 
 def _next_plan(
-    new: Plan, old: Plan, joint: _JointLayers, kept: Sequence[Placement], final: Sequence[Placement], domains: Sequence[Profile]
+    new: Plan, old: Plan, joint: _JointLayers, now: Sequence[Placement], final: Sequence[Placement], domains: Sequence[Profile]
 ) -> tuple[Plan, Schedule, IntArray]:
     """The checked plan with the placements `final`, the schedule of the weights that move to it, and their bytes (G, G)."""
     rng = np.random.default_rng(new.options.seed)
     bytes_GG = np.zeros((len(new.cluster),) * 2, dtype=np.int64)
     for layer in range(joint.count):
-        bytes_GG += joint.moved(kept, final, layer)
+        bytes_GG += joint.moved(now, final, layer)
     schedule = migration_schedule(bytes_GG, new.cluster, rng)
     scenario = scenario_of_plan(new, joint.profiles, domains)
     plan = ordered_plan(scenario, scenario.priced(final), [model.profile_path for model in new.models], rng)

@@ -149,12 +149,12 @@ def ordered_plan(
 ) -> Plan:
     """Orders the all-to-alls of placed models, and returns the checked Plan."""
     cluster, profiles, domains, options = scenario.cluster, scenario.profiles, scenario.domains, scenario.options
-    each = zip(
+    per_model = zip(
         profiles, placed.placements_M, paths or [""] * len(profiles), placed.hierarchy_M or (None,) * len(profiles), strict=True
     )
     models = tuple(
         order_model(cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated, hierarchy, progress)
-        for profile, placement, path, hierarchy in each
+        for profile, placement, path, hierarchy in per_model
     )
     plan = Plan(
         cluster=cluster,
@@ -179,7 +179,7 @@ def scenario_of(
 
     With `options.tokens_per_step`, windows are rescaled to steps of so many tokens.
     """
-    profiles, domains = ([each.in_steps(options.tokens_per_step) for each in some] for some in (profiles, domains))
+    profiles, domains = ([profile.in_steps(options.tokens_per_step) for profile in some] for some in (profiles, domains))
     if options.all_to_all == "hierarchical":
         return scenarios.Servers(cluster, profiles, options)
     if len(profiles) > 1:
@@ -255,21 +255,21 @@ def order_model(
 
     def schedule_layer(layer: int) -> tuple[Order, Order, tuple[float, float, float], Cut | None]:
         split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
-        for each in profiles:
-            own_SGG = exchange_rows(each, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
-            if hierarchy is not None and each.routing is not None:  # without routing, rows are estimates
-                experts_UK, source_U = each.routing.layer(layer)
+        for traffic in profiles:
+            own_SGG = exchange_rows(traffic, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
+            if hierarchy is not None and traffic.routing is not None:  # without routing, rows are estimates
+                experts_UK, source_U = traffic.routing.layer(layer)
                 rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
                 check_serving(rank_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
                 back_SGG = own_SGG[::-1].transpose(0, 2, 1)  # the combine is the dispatch reversed
                 check_hierarchical(own_SGG, back_SGG, rank_UK, source_U, hierarchy, carriers)
             rows_SGG = rows_SGG + own_SGG
         there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated) for phase in ("dispatch", "combine"))
-        there, back, schedule = order_exchanges(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
-        return there, back, (schedule.makespan_s, schedule.fluid_bound_s, schedule.one_to_one_bound_s), schedule.cut
+        dispatch, combine, schedule = order_exchanges(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
+        return dispatch, combine, (schedule.makespan_s, schedule.fluid_bound_s, schedule.one_to_one_bound_s), schedule.cut
 
-    made = map_layers(schedule_layer, profile.layers, "ordering all-to-alls", progress)
-    dispatches, combines, seconds_L3, cut_L = zip(*made, strict=True)
+    layers = map_layers(schedule_layer, profile.layers, "ordering all-to-alls", progress)
+    dispatches, combines, seconds_L3, cut_L = zip(*layers, strict=True)
     makespan_s_L, fluid_bound_s_L, one_to_one_bound_s_L = np.array(seconds_L3).T
     return ModelPlan(
         model=profile.model,
@@ -286,7 +286,7 @@ def order_model(
         dispatch_s_L=makespan_s_L,
         fluid_bound_s_L=fluid_bound_s_L,
         one_to_one_bound_s_L=one_to_one_bound_s_L,
-        load_LE=np.sum([each.load_LE for each in profiles], axis=0),
+        load_LE=np.sum([traffic.load_LE for traffic in profiles], axis=0),
         dense_layers=profile.dense_layers,
         cut_L=tuple(cut for cut in cut_L if cut),
         deduplicated=deduplicated,

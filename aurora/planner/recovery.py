@@ -27,8 +27,8 @@ LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or
 def holds(slots_G: LayerSlots, experts: int) -> IntArray:
     """Returns (G, E) int64: 1 where GPU g holds expert e; slots_G[g] are the experts that GPU g holds."""
     holds_GE = np.zeros((len(slots_G), experts), dtype=np.int64)
-    for gpu, held in enumerate(slots_G):
-        holds_GE[gpu, list(held)] = 1
+    for gpu, gpu_experts in enumerate(slots_G):
+        holds_GE[gpu, list(gpu_experts)] = 1
     return holds_GE
 
 
@@ -57,7 +57,7 @@ def fewest_moves(
     if node_G is None:
         return np.asarray(linear_sum_assignment(cost_GG)[1], dtype=np.int64)
     gpus_N = [np.flatnonzero(node_G == node) for node in np.unique(node_G)]
-    kinds_N = [sorted(alike_G[own].tolist()) for own in gpus_N]
+    kinds_N = [sorted(alike_G[gpus].tolist()) for gpus in gpus_N]
     cost_NN = np.full((len(gpus_N),) * 2, np.inf)
     inner: dict[tuple[int, int], IntArray] = {}
     for a, b in product(range(len(gpus_N)), repeat=2):
@@ -112,16 +112,16 @@ def worth_moving(saved_s_L: FloatArray, bytes_L: IntArray, most_bytes: int) -> I
         return gains.astype(np.int64)
     rows = np.flatnonzero(gains)
     scale = float(saved_s_L[rows].max())
-    found = milp(
+    solution = milp(
         -saved_s_L[rows] / scale,
         constraints=LinearConstraint((bytes_L[rows] / most_bytes)[None, :], -np.inf, 1.0),
         integrality=np.ones(len(rows), dtype=np.int64),
         bounds=Bounds(0, 1),
         options={"mip_rel_gap": 0.0},
     )
-    assert found.x is not None, "moving nothing is always possible"
+    assert solution.x is not None, "moving nothing is always possible"
     chosen = np.zeros(len(bytes_L), dtype=np.int64)
-    chosen[rows] = np.rint(found.x).astype(np.int64)
+    chosen[rows] = np.rint(solution.x).astype(np.int64)
     return chosen
 
 
@@ -161,21 +161,21 @@ def recover(
         Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
     """
     nodes, experts = len(alive_N), np.asarray(load_LE).shape[1]
-    left = np.flatnonzero(alive_N)
-    remaining = _remaining(failure_domains, left)
+    alive = np.flatnonzero(alive_N)
+    remaining = _remaining(failure_domains, alive)
     slots = int(remaining.slots_N.sum())
     if slots < experts:
-        raise InfeasiblePlan(f"{experts} experts need {experts} slots; the {len(left)} nodes left of {nodes} have {slots}")
+        raise InfeasiblePlan(f"{experts} experts need {experts} slots; the {len(alive)} nodes left of {nodes} have {slots}")
     distinct = int(np.minimum(remaining.slots_N, experts).sum()) // experts
     kept_min_replicas = max(1, min(min_replicas, slots // experts, distinct))
     layers = []
     for old_N, load_E in zip(old_LN, np.asarray(load_LE, dtype=np.float64), strict=True):
-        count_E = capped(allocate(load_E, remaining, kept_min_replicas), load_E, len(left))
+        count_E = capped(allocate(load_E, remaining, kept_min_replicas), load_E, len(alive))
         rng = np.random.default_rng(seed)
         made_EN = SURVIVE[method](count_E, remaining, aim_of(kept_min_replicas, remaining), rng)
-        before_NE = holds([old_N[node] for node in left.tolist()], experts)
+        before_NE = holds([old_N[node] for node in alive.tolist()], experts)
         after_NE = _relabelled(before_NE, (made_EN.T > 0).astype(np.int64), remaining, relabel)
-        layers.append(best_divided(after_NE, load_E, np.ones(len(left))))
+        layers.append(best_divided(after_NE, load_E, np.ones(len(alive))))
     return Placement.stack(layers)
 
 
@@ -188,10 +188,10 @@ def order_among(order: Order, alive_N: BoolArray) -> Order:
     return replace(order, pairs_X2=number_N[order.pairs_X2[kept_X]], share_X2=share_X2, tier_X=tier_X)
 
 
-def _remaining(failure_domains: FailureDomains, left: IntArray) -> FailureDomains:
-    """The nodes `left`, renumbered, and their failure domains."""
-    domains, domain_N = np.unique(failure_domains.domain_N[left], return_inverse=True)
-    return FailureDomains(failure_domains.slots_N[left], domain_N, failure_domains.odds_D[domains])
+def _remaining(failure_domains: FailureDomains, alive: IntArray) -> FailureDomains:
+    """The nodes `alive`, renumbered, and their failure domains."""
+    domains, domain_N = np.unique(failure_domains.domain_N[alive], return_inverse=True)
+    return FailureDomains(failure_domains.slots_N[alive], domain_N, failure_domains.odds_D[domains])
 
 
 def _relabelled(before_NE: IntArray, made_NE: IntArray, remaining: FailureDomains, relabel: Relabel) -> IntArray:
@@ -256,9 +256,9 @@ def restored(
     slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])
     alive_G = np.isin(np.arange(program.ranks), alive)
     held_LG = [[held_R[list(alive).index(gpu)] if gpu in alive else () for gpu in range(program.ranks)] for held_R in held_LR]
-    found = recover(held_LG, alive_G, load_LE, failure_domains(cluster, slots_G), min_replicas)
+    recovered = recover(held_LG, alive_G, load_LE, failure_domains(cluster, slots_G), min_replicas)
     ops = tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[0])
-    return replace(program, ranks=len(alive), placements_M=(found,), ops_ML=(ops,))
+    return replace(program, ranks=len(alive), placements_M=(recovered,), ops_ML=(ops,))
 
 
 def _among(op: Op, alive_G: BoolArray) -> Op:

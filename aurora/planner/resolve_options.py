@@ -143,8 +143,8 @@ def resolve(
     named: dict[str, Any] = {name: default for name, default in meant.items() if getattr(options, name) == "auto"}
     resolved = replace(options, slots_per_gpu=options.slots_per_gpu or None, **named)
     for name, names in known.items():
-        if (found := getattr(resolved, name)) not in (*names, "auto"):
-            raise BadInput(f"`{name}`: expected one of auto, {', '.join(names)}, found {found!r}")
+        if (choice := getattr(resolved, name)) not in (*names, "auto"):
+            raise BadInput(f"`{name}`: expected one of auto, {', '.join(names)}, found {choice!r}")
     if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(cluster, domains)):
         raise BadInput(f"`all_to_all` {resolved.all_to_all}: {reason}")
     return resolved
@@ -158,8 +158,8 @@ def flat_reason(cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None
         domains: further profiles of a single model.
     """
     if len(servers := _servers(cluster)) < 2:
-        found = f"{len(servers)} servers" if servers else "no servers"
-        return f"expected a cluster whose [fabric] has two servers or more, found {found} in {cluster.name!r}"
+        count = f"{len(servers)} servers" if servers else "no servers"
+        return f"expected a cluster whose [fabric] has two servers or more, found {count} in {cluster.name!r}"
     if domains:
         return "expected no `domain`, as servers are chosen for one profile"
     return None
@@ -169,15 +169,15 @@ def coactivation_reason(options: PlanOptions, profiles: Sequence[Profile], domai
     """Returns the reason why `coactivation` contradicts other options or profiles, as text for an error message; else None."""
     if len(profiles) > 1:
         return f"is for a plan of one model, found {len(profiles)} models that share the GPUs"
-    for taken, what in (
+    for contradicts, option in (
         (options.place not in ("auto", SWAP_SEARCH), f"`place` {options.place}"),
         (options.assign not in ("auto", "exact"), f"`assign` {options.assign}"),
         (options.aim not in ("auto", OWN), f"`aim` {options.aim}"),
         (options.min_replicas is not None, "`min_replicas`, as it holds no replicas"),
         (bool(domains), "`domain`"),
     ):
-        if taken:
-            return f"expected no {what}; it is a placement for the sum of one profile's windows"
+        if contradicts:
+            return f"expected no {option}; it is a placement for the sum of one profile's windows"
     try:
         profiles[0].required_routing  # noqa: B018
     except BadInput as error:
@@ -224,10 +224,10 @@ def _check_sharing(options: PlanOptions, models: int, shared: bool = False) -> N
     Beside other runs (`shared`) a single model may have them.
     """
     for name in ("priorities", "weights"):
-        if (found := getattr(options, name)) and models == 1 and not shared:
+        if (values := getattr(options, name)) and models == 1 and not shared:
             raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")
-        if found and len(found) != models:
-            raise BadInput(f"`{name}`: expected one for each of {models} models, found {len(found)}")
+        if values and len(values) != models:
+            raise BadInput(f"`{name}`: expected one for each of {models} models, found {len(values)}")
 
 
 def _check_scenario(options: PlanOptions, models: int) -> None:
@@ -247,17 +247,17 @@ def _check_scenario(options: PlanOptions, models: int) -> None:
         "aim": options.aim not in ("auto", OWN),
         "min_replicas": options.min_replicas is not None,
     }
-    for name, given in exclusive_only.items():
-        if given:
+    for name, chosen in exclusive_only.items():
+        if chosen:
             raise BadInput(f"`{name}`: is for a plan of one model, found {models} models that share the GPUs")
 
 
 def _check_min_replicas(options: PlanOptions, cluster: Cluster) -> None:
     """Raises InfeasiblePlan for more replicas than nodes; on a single node, than GPUs."""
     nodes = len({gpu.node for gpu in cluster.gpus})
-    apart, what = (nodes, "nodes") if nodes > 1 else (len(cluster.gpus), "GPUs of one node")
+    apart, places = (nodes, "nodes") if nodes > 1 else (len(cluster.gpus), "GPUs of one node")
     if options.min_replicas is not None and options.min_replicas > apart:
         raise InfeasiblePlan(
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different nodes, cluster {cluster.name!r} "
-            f"has {apart} {what}"
+            f"has {apart} {places}"
         )

@@ -78,14 +78,14 @@ class SimulatedChoice:
 
     def steps(self, profiles: Sequence[Profile]) -> list[Profile]:
         """Returns the profiles as they are simulated: unchanged, or in steps of `tokens_per_step` tokens drawn from windows."""
-        return [drawn_steps(each, self.options.tokens_per_step, self.options.seed) for each in profiles]
+        return [drawn_steps(profile, self.options.tokens_per_step, self.options.seed) for profile in profiles]
 
     def choose_slots(self, cluster: Cluster) -> WorthwhileSlots | None:
         """Chooses slots per GPU by simulating some layers; None if options fix the slots. See the function of this name."""
         if not slots_open(self.options, self.profiles, self.domains):
             return None
         few, (profile,) = few_layers(cluster, self.profiles)
-        planned, aside, kept = set_aside(profile, self.options.seed)
+        planned, aside, label = set_aside(profile, self.options.seed)
         trial = self.options
 
         def aside_s(slots_per_gpu: int | None) -> float:
@@ -99,7 +99,7 @@ class SimulatedChoice:
         fitting = SlotRoom.of(cluster, self.profiles[0], self.options)
         if self.options.kv_tokens is not None and not fitting.slots:
             raise InfeasiblePlan(f"`kv_tokens`: expected fewer, which leave each GPU room for an expert, found {fitting}")
-        return worthwhile_slots(fitting, cluster, self.profiles[0], aside_s, kept)
+        return worthwhile_slots(fitting, cluster, self.profiles[0], aside_s, label)
 
     def fastest(self, cluster: Cluster, options: PlanOptions) -> Plan:
         """Returns the plan by `options` with the all-to-alls that simulate fastest, compared on some layers of large models."""
@@ -144,14 +144,14 @@ def candidates(options: PlanOptions, profiles: Sequence[Profile]) -> list[PlanOp
         return [options]
     if len(profiles) == 1:
         places = EXCLUSIVE_PLACES if options.place == "auto" else (options.place,)
-        found = [replace(options, place=place, objective=PlanOptions.objective) for place in places]
+        variants = [replace(options, place=place, objective=PlanOptions.objective) for place in places]
     else:
         colocations = COLOCATIONS if options.colocate == "auto" else (options.colocate,)
         pairs = product(objectives(len(profiles)), colocations)
-        found = [replace(options, colocate=colocate, objective=objective) for objective, colocate in pairs]
-    if len(found) < 2:
+        variants = [replace(options, colocate=colocate, objective=objective) for objective, colocate in pairs]
+    if len(variants) < 2:
         raise BadInput(f"`objective` {SIMULATED}: expected `place` or `colocate` left to auto, found nothing to choose between")
-    return found
+    return variants
 
 
 def soonest(plans: Sequence[Plan], profiles: Sequence[Profile]) -> Plan:
@@ -198,7 +198,7 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile], among: Sequence[str
 
 def _soonest(plan: Plan, profiles: Sequence[Profile], among: Sequence[str]) -> tuple[float, Plan]:
     """The plan with the time slice that serves the profiles soonest in the simulator, and its seconds."""
-    return min(((simulate_plan(each, profiles).seconds, each) for each in _by_time_slice(plan, among)), key=itemgetter(0))
+    return min(((simulate_plan(sliced, profiles).seconds, sliced) for sliced in _by_time_slice(plan, among)), key=itemgetter(0))
 
 
 def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, least_layer_s: float = 0.0) -> Plan:
@@ -218,24 +218,24 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, 
     Raises:
         BadInput: if a number above one is asked for in a plan of several models.
     """
-    one = plan.with_micro_batches(1)
+    uncut = plan.with_micro_batches(1)
     if parts:
-        asked = plan.with_micro_batches(parts)
-        return with_time_slice(asked, profiles) if parts > 1 and asked.options.time_slice == "auto" else asked
+        fixed = plan.with_micro_batches(parts)
+        return with_time_slice(fixed, profiles) if parts > 1 and fixed.options.time_slice == "auto" else fixed
     if plan.colocated:
-        return one
+        return uncut
     cuts = [plan.with_micro_batches(number) for number in MICRO_BATCH_COUNTS[1:]]
-    plans_N = [[one], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
+    plans_N = [[uncut], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
     timed_N = [
-        min(((simulated_seconds(each, profiles, 2 * MICRO_BATCH_COUNTS[-1]), each) for each in plans), key=itemgetter(0))
+        min(((simulated_seconds(choice, profiles, 2 * MICRO_BATCH_COUNTS[-1]), choice) for choice in plans), key=itemgetter(0))
         for plans in plans_N
     ]
     (some,), _ = _excerpt(plan.cluster, profiles, 2 * MICRO_BATCH_COUNTS[-1])
     layer_s = timed_N[0][0] / (some.windows * some.layers)
-    long_N = [(seconds, each) for seconds, each in timed_N if layer_s >= each.options.micro_batches * least_layer_s]
+    long_N = [(seconds, choice) for seconds, choice in timed_N if layer_s >= choice.options.micro_batches * least_layer_s]
     most_s = min([timed_N[0][0] / MICRO_BATCHES_PAY, *(seconds * TIE for seconds, _ in long_N)])
-    chosen = next((each for seconds, each in long_N if seconds <= most_s), one)
-    said = ", ".join(f"{_micro_batches_of(each)} {seconds * 1e3:.4g} ms" for seconds, each in timed_N)
+    chosen = next((choice for seconds, choice in long_N if seconds <= most_s), uncut)
+    said = ", ".join(f"{_micro_batches_of(choice)} {seconds * 1e3:.4g} ms" for seconds, choice in timed_N)
     note = f"micro-batches: {_micro_batches_of(chosen)}; in the simulator {said}"
     if len(long_N) < len(timed_N):
         note += f"; a layer takes {layer_s * 1e3:.2g} ms, and {least_layer_s * 1e3:g} ms for each micro-batch were expected"
@@ -267,11 +267,11 @@ def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Seque
         BadInput: if `kv_tokens` is given although the slots are not chosen.
     """
     left_open = options.place == options.assign == "auto" and not options.coactivation and options.min_replicas is None
-    one = len(profiles) == 1 and not domains and options.objective != SIMULATED
-    found = options.slots_per_gpu == AUTO_SLOTS and left_open and one
-    if options.kv_tokens is not None and not found:
+    single = len(profiles) == 1 and not domains and options.objective != SIMULATED
+    chooses = options.slots_per_gpu == AUTO_SLOTS and left_open and single
+    if options.kv_tokens is not None and not chooses:
         raise BadInput("`kv_tokens`: is for a plan of one model that chooses `slots_per_gpu` and placement by itself")
-    return found
+    return chooses
 
 
 def worthwhile_slots(
@@ -298,8 +298,8 @@ def worthwhile_slots(
         fewer = f"; {'no replicas' if per_gpu is None else 'one fewer'} would take {now_s / then_s - 1:.1%} longer"
         per_gpu, now_s, more_gain = slots, then_s, None
     drawn = ", of drawn traffic" if profile.provenance.get("tool") == SYNTHETIC_TOOL else ""
-    taken = "every expert is held once" if per_gpu is None else f"{per_gpu} per GPU are taken"
-    why = f"{taken}, by steps simulated on {aside}{drawn}{fewer}"
+    chosen = "every expert is held once" if per_gpu is None else f"{per_gpu} per GPU are taken"
+    why = f"{chosen}, by steps simulated on {aside}{drawn}{fewer}"
     return WorthwhileSlots(per_gpu, more_gain, (f"`slots_per_gpu`: {fitting}", f"`slots_per_gpu`: {why}"))
 
 
@@ -315,15 +315,15 @@ def few_layers(cluster: Cluster, profiles: Sequence[Profile]) -> tuple[Cluster, 
     """
     transfers = 2 * _pairs(cluster) * len(profiles)  # of a layer
     few = max(min(LEAST_LAYERS, max(1, TRANSFERS // transfers)), FEW_TRANSFERS // transfers)
-    most = max(each.layers for each in profiles)
+    most = max(profile.layers for profile in profiles)
     if few >= most:
         return cluster, profiles
-    others = sum(each.other_bytes for each in profiles)
+    others = sum(profile.other_bytes for profile in profiles)
     gpus = [
         replace(gpu, memory_bytes=others + -(-(gpu.memory_bytes - others) * few // most)) if gpu.memory_bytes > others else gpu
         for gpu in cluster.gpus
     ]
-    some = [each.at_layers(evenly_spaced(each.layers, -(-each.layers * few // most))) for each in profiles]
+    some = [profile.at_layers(evenly_spaced(profile.layers, -(-profile.layers * few // most))) for profile in profiles]
     return replace(cluster, gpus=tuple(gpus)), some
 
 
@@ -351,12 +351,12 @@ def faster_all_to_all(
         if options.all_to_all == "auto" and _choosable(only.cluster):
             return name, f"all-to-alls are flat; for hierarchical ones: {flat_reason(only.cluster, domains)}"
         return name, ""
-    seconds = {name: simulated_seconds(each, profiles) for name, each in plans.items()}
+    seconds = {name: simulated_seconds(plan, profiles) for name, plan in plans.items()}
     over, worst, said = plans["hierarchical"], dict(seconds), {name: f"{seconds[name]:.4g} s" for name in plans}
-    between_s, estimated = None, " (estimated)" if any(each.routing is None for each in profiles) else ""
+    between_s, estimated = None, " (estimated)" if any(profile.routing is None for profile in profiles) else ""
     if min(seconds, key=seconds.__getitem__) == "hierarchical":
         hierarchy_M = [model.hierarchy for model in over.models]
-        between_s = seconds_between(hierarchy_M, profiles, lambda given: simulated_seconds(over, given))
+        between_s = seconds_between(hierarchy_M, profiles, lambda assumed: simulated_seconds(over, assumed))
     if between_s is not None:
         worst["hierarchical"] = between_s[1]
         estimated = f" (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"
@@ -394,10 +394,10 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile], parts: int | None
 def _excerpt(cluster: Cluster, profiles: Sequence[Profile], parts: int) -> tuple[list[Profile], list[IntArray]]:
     """Cuts traffic for `simulated_seconds`: each model's first windows, or some layers of one; and which layers these are."""
     if first := _first_windows(cluster, profiles, parts):
-        return first, [np.arange(each.layers) for each in profiles]
+        return first, [np.arange(profile.layers) for profile in profiles]
     layers = max(1, TRANSFERS // (2 * _pairs(cluster) * len(profiles) * parts))
-    some_M = [evenly_spaced(each.layers, layers) for each in profiles]
-    return [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)], some_M
+    some_M = [evenly_spaced(profile.layers, layers) for profile in profiles]
+    return [profile.first_windows(1).at_layers(some) for profile, some in zip(profiles, some_M, strict=True)], some_M
 
 
 def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) -> list[Profile]:
@@ -475,13 +475,13 @@ def weights_by_need(plan: Plan, profiles: Sequence[Profile]) -> Mapping[tuple[in
         return {}
     needs = {
         "exchanges": [profile.windows * profile.layers for profile in profiles],
-        "bytes": [int(each.tokens_TLSE.sum()) * (each.dispatch_bytes + each.combine_bytes) for each in profiles],
+        "bytes": [int(profile.tokens_TLSE.sum()) * (profile.dispatch_bytes + profile.combine_bytes) for profile in profiles],
     }
-    found: dict[tuple[int, ...], str] = {}
+    weights: dict[tuple[int, ...], str] = {}
     for name, need_M in needs.items():
         if min(need_M) > 0 and max(weights_M := small_weights(need_M)) > 1:
-            found.setdefault(weights_M, name)
-    return found
+            weights.setdefault(weights_M, name)
+    return weights
 
 
 def small_weights(need_M: Sequence[float]) -> tuple[int, ...]:
