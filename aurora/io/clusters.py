@@ -69,14 +69,14 @@ def cluster_table(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path | str, what: str, found: Any) -> list[tuple[str, dict[str, Any]]]:
+def _rows(path: Path | str, what: str, rows: Any) -> list[tuple[str, dict[str, Any]]]:
     """The tables of an array of tables, each with its name in messages; `what` names the array."""
-    if not isinstance(found, list):
-        raise BadInput(f"{path}: expected {what} tables, found {shown(found)}")
-    for index, row in enumerate(found):
+    if not isinstance(rows, list):
+        raise BadInput(f"{path}: expected {what} tables, found {shown(rows)}")
+    for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise BadInput(f"{path}: {what} {index}: expected a table, found {row!r}")
-    return [(f"{what} {index}", row) for index, row in enumerate(found)]
+    return [(f"{what} {index}", row) for index, row in enumerate(rows)]
 
 
 def _gpu_rows(path: Path | str, table: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -119,9 +119,9 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
 def _inline(value: Any) -> str:
     """A value in TOML's inline notation."""
     if isinstance(value, list):
-        return "[\n" + "".join(f"    {_inline(each)},\n" for each in value) + "]"
+        return "[\n" + "".join(f"    {_inline(member)},\n" for member in value) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_inline(each)}" for key, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_inline(member)}" for key, member in value.items()) + " }"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # names have no control characters, so that TOML reads it
     if isinstance(value, bool):

@@ -152,7 +152,7 @@ def import_placement(
     remarks, last = [], max(layers)
     if model is not None and (beyond := sorted(layer for layer in rows if layer > last and layer not in model.dense_layers)):
         remarks.append(f"rows of multi-token prediction are left out: {spoken_layers(beyond)}")
-    if twice := sum(len(held) - len(set(held)) for layer in slots_LG for held in layer):
+    if twice := sum(len(experts) - len(set(experts)) for layer in slots_LG for experts in layer):
         remarks.append(f"{twice} slots repeat an expert of their own GPU, whose one replica there takes their share too")
     return Import(placement, tuple(remarks))
 
@@ -192,14 +192,14 @@ def _check_experts(rows: Rows, experts: int | None) -> None:
                 raise BadInput(f"layer {layer}, slot {slot}: expected an expert from 0 {limit}, found {expert!r}{empty}")
     experts = experts or 1 + max(map(max, filter(None, flat.values())), default=0)
     for layer, row in flat.items():
-        if len(held := set(row)) < experts:
-            absent = next(expert for expert in range(experts) if expert not in held)
-            raise BadInput(f"layer {layer}: expected experts 0 to {experts - 1}, {experts - len(held)} missing, first {absent}")
+        if len(seen := set(row)) < experts:
+            absent = next(expert for expert in range(experts) if expert not in seen)
+            raise BadInput(f"layer {layer}: expected experts 0 to {experts - 1}, {experts - len(seen)} missing, first {absent}")
 
 
 def _flat(row: Any) -> Iterable[Any]:
     """The experts of a layer's slots, GPU by GPU."""
-    return chain.from_iterable(row) if row and all(isinstance(held, list) for held in row) else row
+    return chain.from_iterable(row) if row and all(isinstance(slots, list) for slots in row) else row
 
 
 def _slots(rows: Rows, gpus: int | None) -> Slots:
@@ -219,7 +219,7 @@ def _slots(rows: Rows, gpus: int | None) -> Slots:
 
 def _rows(slots_LG: Slots) -> list[list[int]]:
     """By layer, the experts of all slots, GPU by GPU."""
-    return [[expert for held in layer for expert in held] for layer in slots_LG]
+    return [[expert for slots in layer for expert in slots] for layer in slots_LG]
 
 
 def _write_vllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -277,7 +277,7 @@ def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
         {
             "layer_id": layer,
             "device_count": len(held_G),
-            "device_list": [{"device_id": gpu, "device_expert": list(held)} for gpu, held in enumerate(held_G)],
+            "device_list": [{"device_id": gpu, "device_expert": list(experts)} for gpu, experts in enumerate(held_G)],
         }
         for layer, held_G in enumerate(slots_LG)
     ]
@@ -290,10 +290,10 @@ def _read_ascend(path: Path) -> Rows:
     layers = table["layer_list"][: table.get("moe_layer_count")]
     if len(layers) != table.get("moe_layer_count", len(layers)):
         raise BadInput(f"expected the {table['moe_layer_count']} layers of moe_layer_count, found {len(layers)}")
-    for what, rows in [("layer_id", layers), *(("device_id", layer["device_list"]) for layer in layers)]:
-        ids = [row[what] for row in rows if what in row]
+    for key, rows in [("layer_id", layers), *(("device_id", layer["device_list"]) for layer in layers)]:
+        ids = [row[key] for row in rows if key in row]
         if len(ids) not in (0, len(rows)) or any(after <= before for before, after in pairwise(ids)):
-            raise BadInput(f"expected {what} ascending, as the engine goes by the list's sequence, found {ids}")
+            raise BadInput(f"expected {key} ascending, as the engine goes by the list's sequence, found {ids}")
     return {number: [device["device_expert"] for device in layer["device_list"]] for number, layer in enumerate(layers)}
 
 
@@ -309,13 +309,13 @@ def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 def _read_trtllm(path: Path) -> Rows:
     try:
-        found: Mapping[str, Any] = yaml.safe_load(read_text(path))
+        table: Mapping[str, Any] = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, RecursionError) as error:
         raise BadInput(f"not YAML: {' '.join(str(error).split())}") from None
-    rows: Rows = found["initial_global_assignments"]
+    rows: Rows = table["initial_global_assignments"]
     if wrong := [layer for layer in rows if type(layer) is not int]:
         raise BadInput(f"expected layers' numbers, found {wrong[0]!r}")
-    if (slots := found.get("num_slots")) is not None and any(len(row) != slots for row in rows.values()):
+    if (slots := table.get("num_slots")) is not None and any(len(row) != slots for row in rows.values()):
         raise BadInput(f"expected num_slots = {slots} slots in every layer, found {sorted({len(r) for r in rows.values()})}")
     return dict(sorted(rows.items()))
 

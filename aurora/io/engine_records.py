@@ -210,7 +210,7 @@ def not_negative(gram_33: FloatArray, target_3: FloatArray) -> FloatArray:
         return np.zeros(3)
     scale_3 = np.sqrt(np.where(np.diag(gram_33) > 0, np.diag(gram_33), 1.0))
     power_3, vector_33 = np.linalg.eigh(gram_33 / np.outer(scale_3, scale_3))
-    kept = power_3 > 1e-12 * power_3.max()  # of equal columns, as of phases without experts, any sum does
-    root_X = np.sqrt(power_3[kept])
-    design_X3 = root_X[:, None] * vector_33[:, kept].T
-    return np.asarray(nnls(design_X3, vector_33[:, kept].T @ (target_3 / scale_3) / root_X)[0] / scale_3)
+    nonzero_3 = power_3 > 1e-12 * power_3.max()  # of equal columns, as of phases without experts, any sum does
+    root_X = np.sqrt(power_3[nonzero_3])
+    design_X3 = root_X[:, None] * vector_33[:, nonzero_3].T
+    return np.asarray(nnls(design_X3, vector_33[:, nonzero_3].T @ (target_3 / scale_3) / root_X)[0] / scale_3)

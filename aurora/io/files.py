@@ -147,8 +147,8 @@ def kind_of(path: Path, own: str = "") -> str:
     if start[8:10] == b'{"':
         return "a file of safetensors"
     text = "text" if start.isascii() and b"\0" not in start else "text of another encoding, or no text"
-    found = next((kind for kind, signs in KINDS.items() if start.startswith(signs)), text if start else "an empty file")
-    return f"{found} of other contents, or one cut short" if own and found.startswith(own) else found
+    kind = next((name for name, signs in KINDS.items() if start.startswith(signs)), text if start else "an empty file")
+    return f"{kind} of other contents, or one cut short" if own and kind.startswith(own) else kind
 
 
 def path_exists(path: Path) -> bool:
@@ -539,8 +539,8 @@ def open_locked(path: Path) -> io.FileIO:
 
 def load_matrix(path: str | Path) -> IntArray:
     """Read a (G, G) matrix of whole numbers of zero or more, G two or more, as int64. Raises BadInput for anything else."""
-    what = ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers"
-    bytes_GG: IntArray = _load_array(Path(path), *what, whole_number, square_bytes)
+    names = ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers"
+    bytes_GG: IntArray = _load_array(Path(path), *names, whole_number, square_bytes)
     if len(bytes_GG) < 2:
         raise BadInput(f"{path}: expected a matrix with rows of two GPUs or more, found {len(bytes_GG)}")
     return bytes_GG
@@ -561,12 +561,12 @@ def _load_array(
     try:
         with naming(path):
             if path.suffix == ".npy":
-                found = load_npy(path)
+                array = load_npy(path)
             elif path.suffix == ".csv":
-                found = _read_csv(path, what, read_cell)
+                array = _read_csv(path, what, read_cell)
             else:
                 raise BadInput(f"expected {suffixes}, found {path.suffix or 'no suffix'}")
-            return check(str(path), found)
+            return check(str(path), array)
     except AuroraError:
         raise
     except Exception as error:  # numpy raises many kinds for a file that is not its own
@@ -577,6 +577,6 @@ def _read_csv(path: Path, what: str, read_cell: Callable[[str], Any]) -> NDArray
     rows = [line.split(",") for line in read_text(path).splitlines() if line.strip()]
     if len(lengths := {len(row) for row in rows}) > 1:
         raise BadInput(f"{path}: not {what}: expected rows of one length, found {min(lengths)} to {max(lengths)} cells")
-    found = np.array([[read_cell(cell) for cell in row] for row in rows], dtype=object)
-    found = found.reshape(len(rows), -1) if rows else np.zeros((0, 0), dtype=np.int64)
-    return found.astype(np.int64 if read_cell is whole_number else np.float64) if found.dtype == object else found
+    cells = np.array([[read_cell(cell) for cell in row] for row in rows], dtype=object)
+    cells = cells.reshape(len(rows), -1) if rows else np.zeros((0, 0), dtype=np.int64)
+    return cells.astype(np.int64 if read_cell is whole_number else np.float64) if cells.dtype == object else cells

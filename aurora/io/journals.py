@@ -79,10 +79,10 @@ class JournalFile:
                 self._begin(path, head)
             elif not resume:
                 raise BadInput(f"{path}: an interrupted run left it: expected `resume`, which goes on from it, or no such file")
-            found, self.resumed, whole_bytes, self._checksum = _read(path, about)
-            earlier = found["schema"] == UNCHECKED
+            file_head, self.resumed, whole_bytes, self._checksum = _read(path, about)
+            earlier = file_head["schema"] == UNCHECKED
             for name, value in about.items():
-                if found.get(name, value if earlier else None) != value:
+                if file_head.get(name, value if earlier else None) != value:
                     raise BadInput(f"{path}: expected the journal of this run, found one of a run with other {name}")
             if earlier:
                 LOG.warning("%s: an earlier version wrote it, without checksums: what it has is taken as it is", path)

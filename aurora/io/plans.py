@@ -26,11 +26,11 @@ def layers_json(placement: Placement) -> list[dict[str, Any]]:
     """Converts a Placement to dicts, one per layer: "slots": experts by GPU; with replicas "split": [GPU, share] by expert."""
     layers: list[dict[str, Any]] = []
     for layer, held_G in enumerate(placement.slots_LG):
-        layers.append({"slots": [list(held) for held in held_G]})
+        layers.append({"slots": [list(experts) for experts in held_G]})
         if placement.split_LG is not None:
             split: dict[str, list[list[float]]] = {str(expert): [] for expert in range(placement.experts)}
-            for gpu, (held, parts) in enumerate(zip(held_G, placement.split_LG[layer], strict=True)):
-                for expert, part in zip(held, parts, strict=True):
+            for gpu, (experts, parts) in enumerate(zip(held_G, placement.split_LG[layer], strict=True)):
+                for expert, part in zip(experts, parts, strict=True):
                     split[str(expert)].append([gpu, part])
             layers[-1]["split"] = split
     return layers
@@ -42,7 +42,7 @@ def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
     Args:
         layers: for each layer "slots" and perhaps "split"; without "split", replicas take even parts of an expert's load.
     """
-    slots = tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)
+    slots = tuple(tuple(tuple(experts) for experts in layer["slots"]) for layer in layers)
     if not any("split" in layer for layer in layers):
         return Placement.evenly(slots)
     shares = [
@@ -50,7 +50,7 @@ def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
         for layer in layers
     ]
     split = tuple(
-        tuple(tuple(share[expert, gpu] for expert in held) for gpu, held in enumerate(layer))
+        tuple(tuple(share[expert, gpu] for expert in experts) for gpu, experts in enumerate(layer))
         for layer, share in zip(slots, shares, strict=True)
     )
     return Placement(slots, split)
@@ -139,9 +139,9 @@ def plan_digest(plan: Plan) -> str:
     return _digest(_plan_to_json(plan))
 
 
-def _digest(found: Mapping[str, Any]) -> str:
+def _digest(table: Mapping[str, Any]) -> str:
     """The sha256 of a plan's JSON object without its digest, however it is laid out."""
-    return hashlib.sha256(json.dumps({name: found[name] for name in found if name != DIGEST}).encode()).hexdigest()
+    return hashlib.sha256(json.dumps({name: table[name] for name in table if name != DIGEST}).encode()).hexdigest()
 
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -183,9 +183,9 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _plan_from_json(found: Mapping[str, Any]) -> Plan:
+def _plan_from_json(table: Mapping[str, Any]) -> Plan:
     models = []
-    for m in found["models"]:
+    for m in table["models"]:
         layers = m["layers"]
         dispatches = tuple(_order_from_json(layer["dispatch"]) for layer in layers)
         figures: dict[str, Any] = {name: _whole(m, name) for name in _SIZES}
@@ -208,50 +208,50 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 **figures,
             )
         )
-    options = _options_from_json(found["options"])
+    options = _options_from_json(table["options"])
     return Plan(
-        cluster_from_table("cluster", found["cluster"], "cluster"),
+        cluster_from_table("cluster", table["cluster"], "cluster"),
         tuple(models),
         options,
-        finite_number(found["objective_s"]),
-        finite_number(found["bound_s"]),
-        _number_or_none(found, "assignment_bound_s"),
-        whole_number(found["epoch"]),
-        None if options.min_replicas is None else _survival(found["models"][0]["layers"]),
-        _number_or_none(found, "unseen_s"),
-        _number_or_none(found, "slot_gain"),
-        tuple(str(note) for note in found["notes"]),
-        _between(found["between_s"]) if "between_s" in found else None,
+        finite_number(table["objective_s"]),
+        finite_number(table["bound_s"]),
+        _number_or_none(table, "assignment_bound_s"),
+        whole_number(table["epoch"]),
+        None if options.min_replicas is None else _survival(table["models"][0]["layers"]),
+        _number_or_none(table, "unseen_s"),
+        _number_or_none(table, "slot_gain"),
+        tuple(str(note) for note in table["notes"]),
+        _between(table["between_s"]) if "between_s" in table else None,
     )
 
 
-def _number_or_none(found: Mapping[str, Any], name: str) -> float | None:
-    return None if found[name] is None else finite_number(found[name])
+def _number_or_none(table: Mapping[str, Any], name: str) -> float | None:
+    return None if table[name] is None else finite_number(table[name])
 
 
-def _between(found: Sequence[Any]) -> tuple[float, float]:
-    low_s, high_s = numbers("between_s", found).tolist()
+def _between(pair: Sequence[Any]) -> tuple[float, float]:
+    low_s, high_s = numbers("between_s", pair).tolist()
     if not 0 <= low_s <= high_s:
         raise BadInput(f"between_s: expected seconds of zero or more, the fewer first, found {low_s} and {high_s}")
     return low_s, high_s
 
 
-def _options_from_json(found: Mapping[str, Any]) -> PlanOptions:
+def _options_from_json(table: Mapping[str, Any]) -> PlanOptions:
     """The options, or BadInput if one is unknown or of a wrong type."""
     kinds = {field.name: _json_types(field.type) for field in fields(PlanOptions)}
-    for name, value in found.items():
+    for name, value in table.items():
         if name not in kinds:
             raise BadInput(f"options: expected one of {', '.join(kinds)}, found {name!r}")
         if type(value) not in kinds[name]:
             raise BadInput(f"options, {name}: expected {kinds[name][0].__name__}, found {value!r}")
-    return PlanOptions(**found)
+    return PlanOptions(**table)
 
 
-def _whole(found: Mapping[str, Any], name: str) -> int:
+def _whole(table: Mapping[str, Any], name: str) -> int:
     """A whole number of the JSON object, or BadInput."""
-    if type(found[name]) is not int:
-        raise BadInput(f"{name}: expected a whole number, found {found[name]!r}")
-    return int(found[name])
+    if type(table[name]) is not int:
+        raise BadInput(f"{name}: expected a whole number, found {table[name]!r}")
+    return int(table[name])
 
 
 def _json_types(hint: Any) -> tuple[Any, ...]:
@@ -281,16 +281,16 @@ def _order_to_json(order: Order) -> dict[str, Any]:
     }
 
 
-def _order_from_json(found: Mapping[str, Any]) -> Order:
-    pairs = _pairs_from_text(found["pairs"])
-    shares = found.get("shares")
+def _order_from_json(table: Mapping[str, Any]) -> Order:
+    pairs = _pairs_from_text(table["pairs"])
+    shares = table.get("shares")
     if shares is not None:
         shares = np.array([[finite_number(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
-    windows = whole_number(found["sends_open"]), whole_number(found["recvs_open"])
-    if "sub-channels" in found:
+    windows = whole_number(table["sends_open"]), whole_number(table["recvs_open"])
+    if "sub-channels" in table:
         raise BadInput("expected an order without sub-channels, which aurora no longer has; plan again, with the order paced")
-    tier_X = np.array([whole_number(each) for each in found["tiers"].split()], dtype=np.int64) if "tiers" in found else None
-    return Order(str(found["method"]), pairs, *windows, shares, found.get("paced") is True, tier_X)
+    tier_X = np.array([whole_number(tier) for tier in table["tiers"].split()], dtype=np.int64) if "tiers" in table else None
+    return Order(str(table["method"]), pairs, *windows, shares, table.get("paced") is True, tier_X)
 
 
 def _pairs_to_text(pairs_X2: IntArray) -> str:
@@ -328,13 +328,13 @@ def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:
     return {"servers": hierarchy.server_G.tolist(), "chunks": hierarchy.chunks, **levelled}
 
 
-def _hierarchy_from_json(found: Mapping[str, Any]) -> Hierarchy:
-    level_from = _whole(found, "level_from") if "level_from" in found else None
-    return Hierarchy(found["servers"], _whole(found, "chunks"), level_from)
+def _hierarchy_from_json(table: Mapping[str, Any]) -> Hierarchy:
+    level_from = _whole(table, "level_from") if "level_from" in table else None
+    return Hierarchy(table["servers"], _whole(table, "chunks"), level_from)
 
 
-def _cut_from_json(found: Mapping[str, Any]) -> Cut:
-    return Cut(finite_number(found["bound_s"]), whole_number(found["load_bytes"]), tuple(str(link) for link in found["links"]))
+def _cut_from_json(table: Mapping[str, Any]) -> Cut:
+    return Cut(finite_number(table["bound_s"]), whole_number(table["load_bytes"]), tuple(str(link) for link in table["links"]))
 
 
 def _readable(value: Any, line: str = "\n") -> str:
@@ -344,5 +344,5 @@ def _readable(value: Any, line: str = "\n") -> str:
         entries = [f"{json.dumps(key)}: {_readable(member, deeper)}" for key, member in value.items()]
         return "{" + deeper + f",{deeper}".join(entries) + line + "}"
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[" + deeper + f",{deeper}".join(_readable(each, deeper) for each in value) + line + "]"
+        return "[" + deeper + f",{deeper}".join(_readable(member, deeper) for member in value) + line + "]"
     return json.dumps(value, allow_nan=False)

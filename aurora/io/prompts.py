@@ -43,10 +43,10 @@ def load_arriving(path: str | Path) -> list[tuple[str, float]]:
 
 
 def _prompt_row(path: Path, number: int, line: str) -> tuple[str, float]:
-    match found := json_of_line(line):
+    match row := json_of_line(line):
         case {"prompt": str(prompt)} if prompt:
-            check_keys(f"{path}, line {number}", "a prompt", found, {"prompt", "at_s"})
-            at_s = found.get("at_s", 0)
+            check_keys(f"{path}, line {number}", "a prompt", row, {"prompt", "at_s"})
+            at_s = row.get("at_s", 0)
             if type(at_s) not in (int, float) or not 0 <= at_s <= LONGEST_S:
                 raise BadInput(f"{path}, line {number}: expected at_s from 0 to {LONGEST_S:g} seconds, found {at_s!r}")
             return prompt, float(at_s)
@@ -74,8 +74,8 @@ def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDAr
     raise BadInput(f"{path}, line {number}: expected {ROW_FIELDS}, found {line[:60].strip()!r}")
 
 
-def _is_message(found: Any) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("role"), str) and isinstance(found.get("content"), str)
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 
 
 def check_corpus(paths: Sequence[str | Path]) -> None:

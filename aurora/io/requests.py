@@ -54,16 +54,16 @@ def load_requests(path: str | Path) -> Requests:
     path = Path(path)
     text = read_text(path)
     rows = _json_rows(path, text) if text.lstrip()[:1] == "{" else _csv_rows(path, text)
-    found: list[tuple[float, int, int]] = []
+    requests: list[tuple[float, int, int]] = []
     for number, row in rows:
-        found.append(_request(path, number, row))
-        if len(found) > MOST_REQUESTS:
+        requests.append(_request(path, number, row))
+        if len(requests) > MOST_REQUESTS:
             raise BadInput(f"{path}: expected at most {MOST_REQUESTS} requests, found more")
-    if not found:
+    if not requests:
         raise BadInput(f"{path}: expected requests, found none")
-    found.sort(key=lambda each: each[0])
-    at_s_Q = np.array([at_s for at_s, _, _ in found])
-    tokens_Q2 = np.array([tokens for _, *tokens in found], dtype=np.int64)
+    requests.sort(key=lambda request: request[0])
+    at_s_Q = np.array([at_s for at_s, _, _ in requests])
+    tokens_Q2 = np.array([tokens for _, *tokens in requests], dtype=np.int64)
     return Requests(at_s_Q - at_s_Q[0], tokens_Q2[:, 0], tokens_Q2[:, 1])
 
 

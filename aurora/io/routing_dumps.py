@@ -121,8 +121,8 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
 def _sglang(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """SGLang's expert distribution recorder: counts of all ranks (mode stat), or one rank's passes (per_pass, per_token)."""
     match load_sglang(path):
-        case {"logical_count": found}:
-            return RecordedRouting(_steps(_tensor("logical_count", found), shape))
+        case {"logical_count": loads}:
+            return RecordedRouting(_steps(_tensor("logical_count", loads), shape))
         case {"records": [*records], "last_physical_to_logical_map": slots} if records:
             return _sglang_passes(records, slots, shape)
     raise BadInput("expected logical_count (mode stat) or records (modes per_pass and per_token) of SGLang's recorder")
@@ -150,7 +150,7 @@ def _sglang_passes(records: list[dict[str, Any]], slots: Any, shape: Shape) -> R
         _check_sent(used_P, rank)
         return RecordedRouting(counts_TLE, rank=rank, pass_T=pass_T)
     chosen = [_sglang_choices(records[at], logical_LP, shape) for at in np.argsort(at_X, kind="stable")]
-    lengths_T = np.bincount(np.sort(at_X), weights=[len(each) for each in chosen]).astype(np.int64)
+    lengths_T = np.bincount(np.sort(at_X), weights=[len(choices_ULK) for choices_ULK in chosen]).astype(np.int64)
     return RecordedRouting(counts_TLE, np.concatenate(chosen), lengths_T, rank=rank, pass_T=pass_T)
 
 
@@ -174,8 +174,8 @@ def _check_sent(used_P: BoolArray, rank: int) -> None:
     """Raise BadInput if a rank counted only its own physical experts: then it counted what it received, from any rank."""
     slots, used = len(used_P), np.flatnonzero(used_P)
     for ranks in range(max(2, rank + 1), slots + 1):
-        each = slots // ranks
-        if slots % ranks == 0 and len(used) and rank * each <= used[0] and used[-1] < (rank + 1) * each:
+        per_rank = slots // ranks
+        if slots % ranks == 0 and len(used) and rank * per_rank <= used[0] and used[-1] < (rank + 1) * per_rank:
             raise BadInput(
                 f"rank {rank} counted tokens that it received (DeepEP's low-latency mode), not those that it sent; record in "
                 "mode per_token, or import mode stat"
@@ -195,7 +195,7 @@ def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
     rank = _rank(path, "rank<R>.safetensors")
     check_size("the file", path.stat().st_size)
-    found: dict[tuple[int, int], IntArray] = {}
+    tokens_of: dict[tuple[int, int], IntArray] = {}
     beyond = set[int]()
     try:
         with safe_open(path, framework="numpy") as file:
@@ -204,18 +204,18 @@ def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
                 if whole_number(layer) >= shape.decoder_layers:
                     beyond.add(whole_number(layer))
                     continue
-                found[whole_number(number), whole_number(layer)] = counts(key, file.get_tensor(key), 1)
+                tokens_of[whole_number(number), whole_number(layer)] = counts(key, file.get_tensor(key), 1)
     except SafetensorError as error:
         raise BadInput(f"not a file of safetensors, or cut short: {error}") from None
-    numbers, layers = (sorted(set(each)) for each in zip(*found, strict=True)) if found else ([], [])
-    if tuple(layers) != shape.moe_layers or len(found) != len(numbers) * len(layers):
+    numbers, layers = (sorted(set(column)) for column in zip(*tokens_of, strict=True)) if tokens_of else ([], [])
+    if tuple(layers) != shape.moe_layers or len(tokens_of) != len(numbers) * len(layers):
         raise BadInput(
             f"expected counts of layers {spoken_layers(shape.moe_layers)} in every iteration, found {spoken_layers(layers)}"
         )
     meta = path.with_name("meta_info.json")
     if meta.exists() and load_json(meta).get("num_experts_per_token") != shape.top_k:
         raise BadInput(f"expected {shape.top_k} choices a token as in the config, found another number in {meta.name}")
-    counts_TLE = np.array([[found[number, layer] for layer in layers] for number in numbers])
+    counts_TLE = np.array([[tokens_of[number, layer] for layer in layers] for number in numbers])
     if counts_TLE.shape[2] != shape.experts:
         raise BadInput(f"expected {shape.experts} experts as in the config, found {counts_TLE.shape[2]}")
     left_out = f"layers of multi-token prediction: {spoken_layers(sorted(beyond))}" if beyond else ""
@@ -320,12 +320,10 @@ def _check_choices(experts_ULK: NDArray[Any], experts: int) -> None:
             )
 
 
-def _csv(
-    path: Path, shape: Shape, where: Where, wanted: tuple[str, str, str] = ("layer", "expert", "count")
-) -> RecordedRouting:
+def _csv(path: Path, shape: Shape, where: Where, names: tuple[str, str, str] = ("layer", "expert", "count")) -> RecordedRouting:
     """A CSV of counts; the layers that it names, in rising order."""
     moe_layers = frozenset(shape.moe_layers)
-    found: dict[tuple[int, int], int] = {}
+    count_of: dict[tuple[int, int], int] = {}
     twice = ""
     seen: dict[str, set[str]] = {}
     with open_text(path, newline="") as text:
@@ -333,31 +331,31 @@ def _csv(
         rows = csv.DictReader(text, strict=True)
         try:
             columns = list(rows.fieldnames or ())
-            if missing := [name for name in (*wanted, *where) if name not in columns]:
+            if missing := [name for name in (*names, *where) if name not in columns]:
                 raise BadInput(f"expected columns {', '.join(missing)}, found {', '.join(columns)[:200] or 'none'}")
             for row in rows:
                 if any(row[column] != value for column, value in where.items()):
                     continue
                 for column in columns:
-                    if column not in wanted and len(values := seen.setdefault(column, set())) < 2:
+                    if column not in names and len(values := seen.setdefault(column, set())) < 2:
                         values.add(row[column])
-                layer, expert, count = (_whole(rows.line_num, name, row[name]) for name in wanted)
+                layer, expert, count = (_whole(rows.line_num, name, row[name]) for name in names)
                 if expert >= shape.experts or layer not in moe_layers:
                     expected = f"experts below {shape.experts} and layers {spoken_layers(shape.moe_layers)} as in the config"
                     raise BadInput(f"line {rows.line_num}: expected {expected}, found expert {expert} of layer {layer}")
-                if (layer, expert) in found and not twice:
+                if (layer, expert) in count_of and not twice:
                     twice = f"line {rows.line_num}: expected one row of expert {expert} of layer {layer}, found two"
-                found[layer, expert] = count
+                count_of[layer, expert] = count
         except csv.Error as error:
             raise BadInput(f"line {rows.line_num}: not CSV: {error}") from None
     if several := [column for column, values in seen.items() if len(values) > 1]:
         raise BadInput(f"expected one value of {', '.join(several)}, found several; choose by `where` {several[0]}=VALUE")
     if twice:
         raise BadInput(twice)
-    if not found:
+    if not count_of:
         raise BadInput("expected rows of counts, found none" + (f" where {dict(where)}" if where else ""))
-    layers = tuple(sorted({layer for layer, _ in found}))
-    counts_LE = np.array([[found.get((layer, expert), 0) for expert in range(shape.experts)] for layer in layers])
+    layers = tuple(sorted({layer for layer, _ in count_of}))
+    counts_LE = np.array([[count_of.get((layer, expert), 0) for expert in range(shape.experts)] for layer in layers])
     return RecordedRouting(counts_LE[None], layers=layers)
 
 
@@ -372,9 +370,9 @@ ROUTING_FORMATS: dict[str, RoutingFormat] = {
 }
 
 
-def _steps(found: ArrayLike, shape: Shape) -> IntArray:
+def _steps(loads: ArrayLike, shape: Shape) -> IntArray:
     """(T, L, E) int64 from an array (layers, experts) or (steps, layers, experts), without dense layers and empty steps."""
-    array = as_array("loads", found)
+    array = as_array("loads", loads)
     array = array[None] if array.ndim == 2 else array
     if array.ndim == 3 and array.dtype.kind in "if":
         if (wrong := ~(array >= 0) | (array != np.rint(array)) | (array > 2.0**62)).any():
@@ -389,23 +387,23 @@ def _steps(found: ArrayLike, shape: Shape) -> IntArray:
     return moe_TLE[moe_TLE.any(axis=(1, 2))]
 
 
-def _moe_rows(found: NDArray[Any], shape: Shape, axis: int = 0, tokens_R: IntArray | None = None) -> NDArray[Any]:
+def _moe_rows(array: NDArray[Any], shape: Shape, axis: int = 0, tokens_R: IntArray | None = None) -> NDArray[Any]:
     """The rows of the layers with experts along an axis that has a row for each of them, or for each decoder layer.
 
     tokens_R has the tokens of each row, of which layers without experts have none; None: they are not known.
     """
-    rows, decoders = found.shape[axis], shape.decoder_layers
+    rows, decoders = array.shape[axis], shape.decoder_layers
     mtp = any(0 < rows - expected_rows <= shape.mtp_layers for expected_rows in (shape.layers, decoders))
     hint = ": leave out the rows of multi-token prediction, which are the last" if mtp else ""
     if rows not in (shape.layers, decoders):
         expected = f"{shape.layers} MoE layers, or {decoders} with the dense ones"
         raise BadInput(f"expected {expected} as in the config, found {rows}{hint}")
     if rows == shape.layers:
-        return found
+        return array
     if tokens_R is not None and (wrong := [row for row in shape.dense_layers if tokens_R[row]]):
         said = f"expected none of layer {wrong[0]}, which has no experts by the config, found {tokens_R[wrong[0]]} tokens"
         raise BadInput(f"row {wrong[0]}: {said}{hint}")
-    return np.take(found, shape.moe_layers, axis)
+    return np.take(array, shape.moe_layers, axis)
 
 
 def _folded(logical_LP: IntArray, load_LP: IntArray, experts: int) -> IntArray:
@@ -469,13 +467,13 @@ def load_sglang(path: Path) -> Any:
         return load_json(path) if file.read(16).lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"[")) else _load_pt(path)
 
 
-def _tensor(what: str, found: Any) -> NDArray[Any]:
+def _tensor(what: str, tensor: Any) -> NDArray[Any]:
     """A dense tensor, or nested lists of JSON, as an array, or BadInput."""
-    if isinstance(found, list):
-        return as_array(what, found)
+    if isinstance(tensor, list):
+        return as_array(what, tensor)
     import torch
 
-    if not isinstance(found, torch.Tensor) or found.is_sparse:
-        raise BadInput(f"{what}: expected a tensor, found {type(found).__name__}")
-    check_size(what, found.numel() * 8)
-    return np.asarray(found.detach().numpy())
+    if not isinstance(tensor, torch.Tensor) or tensor.is_sparse:
+        raise BadInput(f"{what}: expected a tensor, found {type(tensor).__name__}")
+    check_size(what, tensor.numel() * 8)
+    return np.asarray(tensor.detach().numpy())
