@@ -13,7 +13,7 @@ def fetcher(package: str, names: Mapping[str, str]) -> tuple[list[str], Callable
         package: the package's name.
         names: the names that each of its modules defines, with spaces between them.
     """
-    home_of = {name: module for module, own in names.items() for name in own.split()}
+    home_of = {name: module for module, exports in names.items() for name in exports.split()}
 
     def fetch(name: str) -> Any:
         if name not in home_of:

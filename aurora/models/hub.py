@@ -55,7 +55,7 @@ def model_digest(model: str | Path) -> str:
     """
     digest, folder = hashlib.sha256(), model_folder(model)
     try:
-        for path in sorted(each for each in folder.iterdir() if each.suffix in MODEL_FILES and each.is_file()):
+        for path in sorted(entry for entry in folder.iterdir() if entry.suffix in MODEL_FILES and entry.is_file()):
             with path.open("rb") as file:
                 digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     except OSError as error:

@@ -115,13 +115,13 @@ class MoeModel:
     @property
     def expert_bytes(self) -> int:
         """Bytes of the weights of one expert in one layer."""
-        return sum(math.prod(each.shape[1:]) * each.element_size() for _, each in expert_parameters(self.layers[0].experts))
+        return sum(math.prod(stack.shape[1:]) * stack.element_size() for _, stack in expert_parameters(self.layers[0].experts))
 
     @property
     def other_bytes(self) -> int:
         """Bytes of all weights outside experts."""
-        held = sum(weight.nbytes for layer in self.layers for _, weight in expert_parameters(layer.experts))
-        return int(sum(weight.nbytes for weight in self.model.parameters())) - held
+        inside_bytes = sum(weight.nbytes for layer in self.layers for _, weight in expert_parameters(layer.experts))
+        return int(sum(weight.nbytes for weight in self.model.parameters())) - inside_bytes
 
     @property
     def identity(self) -> ModelIdentity:
@@ -154,8 +154,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     if (quantised := getattr(config, "quantization_config", None)) is not None:
         _check_quantisation(path, quantised)
         quantised["dequantize"] = True  # kernels for quantised experts are not called by index
-    wanted = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
-    options = {"config": config, "dtype": wanted, "output_loading_info": True}
+    model_dtype = dtype or (torch.float32 if device == "cpu" else config.dtype or torch.float32)
+    options = {"config": config, "dtype": model_dtype, "output_loading_info": True}
     with LOADING:
         model, report = _from_pretrained(path, transformers.AutoModelForCausalLM, **options)
     if absent := sorted(report["missing_keys"]):  # transformers would initialise them randomly, differently on every rank
@@ -167,7 +167,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         raise BadInput(f"{path}: {type(model).__name__} has no MoE layers that aurora knows; expected a MoE causal LM")
     for layer in layers if quantised is not None else ():
         for _, parameter in expert_parameters(layer.experts):
-            parameter.data = parameter.data.to(wanted)  # of mxfp4, transformers before 5.23 makes bfloat16
+            parameter.data = parameter.data.to(model_dtype)  # of mxfp4, transformers before 5.23 makes bfloat16
     sizes = {layer.count for layer in layers}
     if len(sizes) > 1:
         raise BadInput(f"{path}: expected the same number of experts in every MoE layer, found {sorted(sizes)}")
@@ -254,11 +254,11 @@ def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]])
     new = [(slot, expert) for slot, expert in enumerate(held) if expert != slot]
     in_place = bool(new) and len(held) == experts.num_experts and not any(isinstance(expert, int) for _, expert in new)
     for name, parameter in expert_parameters(experts):
-        kept = parameter.detach() if in_place else parameter.new_empty(len(held), *parameter.shape[1:])
+        weights = parameter.detach() if in_place else parameter.new_empty(len(held), *parameter.shape[1:])
         for slot, expert in new if in_place else enumerate(held):
-            kept[slot] = parameter.detach()[expert] if isinstance(expert, int) else expert[name]
+            weights[slot] = parameter.detach()[expert] if isinstance(expert, int) else expert[name]
         path, _, own_name = name.rpartition(".")
-        setattr(experts.get_submodule(path), own_name, nn.Parameter(kept, requires_grad=False))
+        setattr(experts.get_submodule(path), own_name, nn.Parameter(weights, requires_grad=False))
     experts.num_experts = len(held)
 
 
@@ -273,7 +273,7 @@ def with_same_weights(model: MoeModel) -> MoeModel:
     """
     shared = [*model.model.parameters(), *model.model.buffers()]
     shared += [reader for layer in model.layers if (reader := getattr(layer.experts, "reader", None)) is not None]
-    tree = copy.deepcopy(model.model, {id(each): each for each in shared})
+    tree = copy.deepcopy(model.model, {id(part): part for part in shared})
     return replace(model, model=tree, layers=find_moe_layers(tree))
 
 

@@ -47,8 +47,7 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
     from transformers import PreTrainedModel
 
     if not hasattr(PreTrainedModel, "_load_pretrained_model"):
-        found = transformers.__version__
-        raise MissingDependency(f"reading single experts needs transformers as of {KNOWN}, found {found}")
+        raise MissingDependency(f"reading single experts needs transformers as of {KNOWN}, found {transformers.__version__}")
 
     thread = threading.get_ident()
 
@@ -107,16 +106,16 @@ class _ExpertFiles:
         """For each layer, the names of the tensors that transformers makes one parameter of, in its order of the experts."""
         from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-        wanted, mapping = self._skeleton.state_dict(), self._config.weight_mapping or []
+        state, mapping = self._skeleton.state_dict(), self._config.weight_mapping or []
         renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         prefix = self._skeleton.base_model_prefix
         layer_of = {name: layer for layer, names in enumerate(self._names_L) for name in names}
         sources_L: list[dict[Any, list[str]]] = [defaultdict(list) for _ in self._layers]
         for key in sorted(self._path_of, key=dot_natural_key):
-            name, pattern = rename_source_key(key, renamings, converters, prefix, wanted)
-            if name not in wanted and key in wanted:
-                name, pattern = rename_source_key(key, [], [], prefix, wanted)
+            name, pattern = rename_source_key(key, renamings, converters, prefix, state)
+            if name not in state and key in state:
+                name, pattern = rename_source_key(key, [], [], prefix, state)
             if name in layer_of:
                 sources_L[layer_of[name]][name, pattern].append(key)
         for layer, sources in zip(self._layers, sources_L, strict=True):
@@ -208,10 +207,10 @@ class _Rows:
 def _version(path: str) -> tuple[int, int, int, int] | None:
     """Returns a file's version, which changes when it is replaced or written to; None if it is gone."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _tensors(path: str) -> dict[str, Any]:

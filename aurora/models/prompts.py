@@ -96,7 +96,7 @@ class Corpus:
     def _chat(self, file: Path, number: int, messages: list[dict[str, str]]) -> str:
         """A chat as text, by the tokenizer's chat template; without one, a line for each message."""
         if not getattr(self._tokenizer, "chat_template", None):
-            return "".join(f"{each['role']}: {each['content']}\n" for each in messages)
+            return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
         except Exception as error:  # templates are programs and raise anything
@@ -104,10 +104,10 @@ class Corpus:
 
     def _ids(self, file: Path) -> Iterator[list[int]]:
         """Prompts from an array of token ids."""
-        found = load_token_ids(file)
-        runs = range(0, len(found) - self._length + 1, self._length) if found.ndim == 1 else range(len(found))
+        ids = load_token_ids(file)
+        runs = range(0, len(ids) - self._length + 1, self._length) if ids.ndim == 1 else range(len(ids))
         for at in runs:
-            row = found[at : at + self._length] if found.ndim == 1 else found[at, : self._length]
+            row = ids[at : at + self._length] if ids.ndim == 1 else ids[at, : self._length]
             if len(row):
                 yield self._checked(str(file), row)
 
@@ -115,7 +115,7 @@ class Corpus:
         """Token ids as integers, or BadInput if one is not in the vocabulary."""
         if len(ids) and not 0 <= min(ids) <= max(ids) < self._vocabulary:
             raise BadInput(f"{where}: expected token ids from 0 to {self._vocabulary - 1}, found {min(ids)} to {max(ids)}")
-        return [int(each) for each in ids]
+        return [int(token) for token in ids]
 
     def _encoded(self, text: str) -> list[int]:
         """The token ids of a text, without special tokens."""
