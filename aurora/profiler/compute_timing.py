@@ -105,13 +105,13 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
     sizes = [1 << power for power in range((max(1, max_tokens) - 1).bit_length() + 1)]
     results = launch(_measure_rank, processes, str(path), sizes, sequence_tokens)
     about: Model
-    about, kind, shape, held, _ = results[0]
+    about, kind, shape, experts, _ = results[0]
     medians = {
-        phase: [statistics.median(each) for each in zip(*(times[phase] for *_, times in results), strict=True)]
+        phase: [statistics.median(seconds) for seconds in zip(*(times[phase] for *_, times in results), strict=True)]
         for phase in PHASES
     }
-    rows = _group_rows(sizes, held)
-    points = BalancedPoints(np.array(rows, dtype=np.float64), np.array(medians["expert"]), held, held)
+    rows = _group_rows(sizes, experts)
+    points = BalancedPoints(np.array(rows, dtype=np.float64), np.array(medians["expert"]), experts, experts)
     expert, overhead = grouped_curves(points)
     curves, errors_X = {OVERHEAD: overhead, "expert": expert}, {}
     errors_X["expert"] = np.abs((overhead(rows) + points.busy_X * expert(rows / points.busy_X)) / points.seconds_X - 1)
@@ -125,9 +125,9 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
     return ComputeCurves(*about, {kind: curves}, {f"curves of {kind}": said})
 
 
-def _group_rows(sizes: list[int], held: int) -> list[int]:
+def _group_rows(sizes: list[int], experts: int) -> list[int]:
     """Returns the rows of a group of experts: powers of two up to the largest size for each expert."""
-    return [1 << power for power in range((held * sizes[-1]).bit_length())]
+    return [1 << power for power in range((experts * sizes[-1]).bit_length())]
 
 
 def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tokens: int) -> tuple[Model, str, str, int, Times]:
@@ -138,15 +138,15 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tok
     device = device_of(rank_info)
     model = load_without_experts(path, device)
     about = (model.name, model.fingerprint(), model.top_k, model.row_bytes, model.expert_bytes)
-    held = min(HELD, model.experts)
+    experts = min(HELD, model.experts)
     watch = _Stopwatch(device)
-    group = _ExpertGroup(model.layers[0].experts, held, watch)
+    group = _ExpertGroup(model.layers[0].experts, experts, watch)
     for layer in model.layers:
         setattr(layer.block, layer.name, group)
     with default_process_group(rank_info), torch.inference_mode():
         times = {
             "gate": [_gate_s(model, watch, group, size, sequence_tokens) for size in sizes],
-            "expert": _group_s(model, watch, group, _group_rows(sizes, held)),
+            "expert": _group_s(model, watch, group, _group_rows(sizes, experts)),
             "aggregate": _aggregate_s(model, watch, sizes),
         }
     dtype = str(next(group.parameters()).dtype).removeprefix("torch.")
@@ -154,7 +154,7 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tok
     if device != "cpu":
         gpu = torch.cuda.get_device_properties(device)
         kind, shape = gpu.name, "; ".join(filter(None, (shape, clocks_and_power(str(gpu.uuid)))))
-    return about, kind, shape, held, times
+    return about, kind, shape, experts, times
 
 
 class _ExpertGroup(nn.Module):
@@ -169,11 +169,11 @@ class _ExpertGroup(nn.Module):
         calls: the two marks of each call.
     """
 
-    def __init__(self, experts: Any, held: int, watch: _Stopwatch) -> None:
+    def __init__(self, experts: Any, count: int, watch: _Stopwatch) -> None:
         super().__init__()
         reader = getattr(experts, "reader", None)
-        hold_experts(experts, range(held) if reader is None else [*reader.read(range(held)).values()])
-        self.experts, self.num_experts, self._watch = experts, held, watch
+        hold_experts(experts, range(count) if reader is None else [*reader.read(range(count)).values()])
+        self.experts, self.num_experts, self._watch = experts, count, watch
         self.calls: list[tuple[Any, Any]] = []
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,7 @@ def visible_gpus(nvml: Nvml) -> list[Any]:
         if name.startswith("MIG-"):
             visible.append(nvml.nvmlDeviceGetHandleByUUID(name))
             continue
-        of = [by_name[name]] if name in by_name else [each for uuid, each in by_uuid.items() if name and uuid.startswith(name)]
+        of = [by_name[name]] if name in by_name else [gpu for uuid, gpu in by_uuid.items() if name and uuid.startswith(name)]
         if len(of) != 1:
             break  # as for CUDA: what follows a name of no GPU is not seen
         visible += of
@@ -119,12 +119,12 @@ def _device(nvml: Nvml, handle: Any) -> Device:
     )
 
 
-def _connection(nvml: Nvml, one: Any, other: Any) -> str:
+def _connection(nvml: Nvml, gpu: Any, other: Any) -> str:
     """Returns the connection of two GPUs, as in Inventory."""
-    status = _if_supported(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    status = _if_supported(nvml, nvml.nvmlDeviceGetP2PStatus, gpu, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if status == nvml.NVML_P2P_STATUS_OK:
         return "NVLink"
-    level = _if_supported(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    level = _if_supported(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, gpu, other)
     return CONNECTIONS[min(level // 10, len(CONNECTIONS) - 1)] if level is not None else "unknown"
 
 
@@ -175,23 +175,23 @@ def find_devices() -> DeviceCluster:
         'NVIDIA H100 80GB HBM3'
     """
     with open_nvml() as nvml:
-        found = inventory(nvml)
+        machine = inventory(nvml)
     kinds, today = load_gpus(), datetime.datetime.now(datetime.UTC).date().isoformat()
-    remarks = [f"This machine's GPUs, driver {found.driver}, {today}. Rates and speeds are datasheets', not measured."]
-    for kind in dict.fromkeys(device.kind for device in found.devices):
+    remarks = [f"This machine's GPUs, driver {machine.driver}, {today}. Rates and speeds are datasheets', not measured."]
+    for kind in dict.fromkeys(device.kind for device in machine.devices):
         unknown = "not among the known kinds: rates of its PCIe, speed 1"
         remarks.append(f"{kind}: {f'figures from {kinds[kind].source}' if kind in kinds else unknown}.")
-    connections = sorted({each for row in found.connections_GG for each in row if each})
+    connections = sorted({connection for row in machine.connections_GG for connection in row if connection})
     if connections:
         remarks.append(f"Between GPUs: {', '.join(connections)}.")
-    return DeviceCluster(cluster_of_devices(found, kinds, socket.gethostname()), found, tuple(remarks))
+    return DeviceCluster(cluster_of_devices(machine, kinds, socket.gethostname()), machine, tuple(remarks))
 
 
 def linked_by_nvlink(uuids: Sequence[str]) -> bool:
     """Returns whether NVLink connects every pair of the GPUs with these NVML UUIDs, all on this machine."""
     with suppress(BadInput, MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
         handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-        return all(_connection(nvml, one, other) == "NVLink" for one, other in combinations(handles, 2))
+        return all(_connection(nvml, gpu, other) == "NVLink" for gpu, other in combinations(handles, 2))
     return False
 
 
@@ -204,13 +204,13 @@ def clocks_and_power(uuid: str) -> str:
     try:
         with open_nvml() as nvml:
             handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-            asked = (
+            queries = (
                 (nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
                 (nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
                 (nvml.nvmlDeviceGetPowerManagementLimit, handle),
                 (nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
             )
-            clock, most, limit, usual = (_if_supported(nvml, *each) for each in asked)
+            clock, most, limit, usual = (_if_supported(nvml, *query) for query in queries)
     except (BadInput, MissingDependency):
         return ""
     power = "" if None in (limit, usual) else f", power limit {limit / 1000:.0f} W, {usual / 1000:.0f} W by default"

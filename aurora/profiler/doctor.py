@@ -89,8 +89,8 @@ def examine_server(url: str) -> list[Finding]:
         why = network_reason(error)
         raise BadInput(f"--vllm: expected the address of a vLLM server that answers, found {url}: {why}") from None
     now_s = time.time() if date is None else parsedate_to_datetime(date).timestamp()
-    found = [match for line in lines if (match := SAMPLE.fullmatch(line)) is not None]
-    shown = [(match[1], dict(LABEL.findall(match[2])), float(match[3])) for match in found]
+    matches = [match for line in lines if (match := SAMPLE.fullmatch(line)) is not None]
+    shown = [(match[1], dict(LABEL.findall(match[2])), float(match[3])) for match in matches]
     engaged = {labels["ep_rank"] for name, labels, value in shown if name == "engaged" and value}
     refused = {labels["reason"] for name, labels, value in shown if name == "engaged" and not value}
     if not engaged and not refused:
@@ -121,8 +121,8 @@ def healthy(findings: list[Finding]) -> bool:
 
 def _python() -> Finding:
     """The interpreter and the machine."""
-    found = f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
-    return Finding("python", WORKS, found, basic=True)
+    version = f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
+    return Finding("python", WORKS, version, basic=True)
 
 
 def _present(name: str, mend: str, basic: bool = False) -> Finding:
@@ -140,41 +140,41 @@ def _present(name: str, mend: str, basic: bool = False) -> Finding:
 
 def _vllm() -> Finding:
     """Examines if vLLM is present and may load the plugin, which an allow-list that lacks it would leave out in silence."""
-    found = _present("vllm", "pip install vllm, to serve with vLLM")
+    finding = _present("vllm", "pip install vllm, to serve with vLLM")
     allowed = os.environ.get("VLLM_PLUGINS")
-    if found.state != WORKS or allowed is None or "aurora" in allowed.split(","):
-        return found
-    return Finding("vllm", BROKEN, f"{found.found}, VLLM_PLUGINS={allowed} leaves the plugin out", ALLOW)
+    if finding.state != WORKS or allowed is None or "aurora" in allowed.split(","):
+        return finding
+    return Finding("vllm", BROKEN, f"{finding.found}, VLLM_PLUGINS={allowed} leaves the plugin out", ALLOW)
 
 
 def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
     """Examines if a library is present, new enough and imports."""
     mend = f'pip install --upgrade "aurora-moe{f"[{extra}]" if extra else ""}"'
-    found = _present(name, mend, basic)
-    if found.state == WORKS:
+    finding = _present(name, mend, basic)
+    if finding.state == WORKS:
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever a broken installation raises
-            return Finding(name, BROKEN, f"{found.found} does not import: {first_line(error)}", mend, basic)
-    return found
+            return Finding(name, BROKEN, f"{finding.found} does not import: {first_line(error)}", mend, basic)
+    return finding
 
 
 def _numba() -> Finding:
     """Examines if numba compiles, and where it keeps what it has compiled."""
-    found = _library("numba", basic=True)
-    if found.state != WORKS:
-        return found
+    finding = _library("numba", basic=True)
+    if finding.state != WORKS:
+        return finding
     from aurora.types.compiled import VARIABLE, cache_folder, njit
 
     try:
         compiled = njit(cache=True)(_next)
         value, folder = compiled(1), cache_folder(compiled)
     except Exception as error:
-        return Finding("numba", BROKEN, f"{found.found} does not compile: {first_line(error)}", found.mend, basic=True)
+        return Finding("numba", BROKEN, f"{finding.found} does not compile: {first_line(error)}", finding.mend, basic=True)
     assert value == 2
-    kept = "nowhere, so that every command compiles anew for a minute or two" if folder is None else f"in {folder}"
+    place = "nowhere, so that every command compiles anew for a minute or two" if folder is None else f"in {folder}"
     mend = f"name a folder that can be written in {VARIABLE}" if folder is None else ""
-    return Finding("numba", WORKS, f"{found.found}, compiles; its code is kept {kept}", mend, basic=True)
+    return Finding("numba", WORKS, f"{finding.found}, compiles; its code is kept {place}", mend, basic=True)
 
 
 def _next(x: int) -> int:
@@ -212,19 +212,19 @@ def _gpus() -> Finding:
     try:
         with open_nvml() as nvml:
             try:
-                here = inventory(nvml)
+                machine = inventory(nvml)
             except BadInput as error:
                 return Finding("GPUs", BROKEN, str(error), "aurora needs whole GPUs that answer")
     except MissingDependency:
         return Finding("GPUs", MISSING, "not looked for: no pynvml", 'pip install "aurora-moe[gpu]"')
     except BadInput as error:
         return Finding("GPUs", MISSING, str(error), "on a GPU machine, install the NVIDIA driver")
-    kinds = [device.kind for device in here.devices]
+    kinds = [device.kind for device in machine.devices]
     said = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
-    connections = ", ".join(sorted({each for row in here.connections_GG for each in row if each})) or "alone"
+    connections = ", ".join(sorted({link for row in machine.connections_GG for link in row if link})) or "alone"
     mps = os.path.exists(os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_FOLDER), "control"))
-    found = f"{said}; driver {here.driver}; {connections}; {'MPS' if mps else 'no MPS'}"
-    return Finding("GPUs", WORKS, found, SHARED if mps else f"{SHARED}, and nvidia-cuda-mps-control -d before them")
+    summary = f"{said}; driver {machine.driver}; {connections}; {'MPS' if mps else 'no MPS'}"
+    return Finding("GPUs", WORKS, summary, SHARED if mps else f"{SHARED}, and nvidia-cuda-mps-control -d before them")
 
 
 def _begin_ranks() -> bool:
@@ -279,7 +279,7 @@ def rendezvous(rank_info: "RankInfo") -> float:
 
 def _compiler() -> Finding:
     """Looks for a C compiler."""
-    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if path is None:
         return Finding("C compiler", MISSING, "none on the path", "needed by Triton's kernels on GPUs: install gcc")
-    return Finding("C compiler", WORKS, found)
+    return Finding("C compiler", WORKS, path)

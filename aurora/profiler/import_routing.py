@@ -58,67 +58,67 @@ def import_profile(
     ProfileOptions(sources=1 if sources is None else sources, window=window)  # refuses what no profile has
     shape = Shape.of(config)
     domains = [read_dump(path, form, shape, where) for path, where in product(files, wheres or ({},))]
-    if len(layers := {each.which for each in domains}) > 1:
+    if len(layers := {domain.which for domain in domains}) > 1:
         raise BadInput(f"import: expected the same layers in every file, found {' and '.join(sorted(layers))}")
-    if not any(each.counts_TLE.any() for each in domains):
+    if not any(domain.counts_TLE.any() for domain in domains):
         raise BadInput("import: expected tokens, found none")
     if len(domains) > 1 and domains[0].rank is not None:
-        domains, own = _by_rank(domains, sources), [np.array([rank]) for rank in range(len(domains))]
+        domains, ranks = _by_rank(domains, sources), [np.array([rank]) for rank in range(len(domains))]
         sources, dealt = len(domains), f"{len(domains)} ranks, as recorded"
     else:
         sources = sources or ProfileOptions().sources
-        own = [sources_of(number, len(domains), sources) for number in range(len(domains))]
+        ranks = [sources_of(number, len(domains), sources) for number in range(len(domains))]
         dealt = f"{len(domains)} domains dealt to {sources} sources, which the files do not name"
     about = {
         "tool": f"aurora import --format {form}",
         "traffic": ", ".join(f"{path.name} sha256:{file_digest(path)}" for path in files),
         "sources": dealt,
     }
-    if left_out := [f"{path.name}: {each.left_out}" for path, each in zip(files, domains, strict=False) if each.left_out]:
+    if left_out := [f"{path.name}: {domain.left_out}" for path, domain in zip(files, domains, strict=False) if domain.left_out]:
         about["left out"] = "; ".join(left_out)
     if any(wheres):
         about["where"] = "; ".join(", ".join(f"{column}={value}" for column, value in where.items()) for where in wheres)
     if domains[0].experts_ULK is None:
-        counted = _counted(domains, own, sources, window, shape.top_k)
+        counted = _counted(domains, ranks, sources, window, shape.top_k)
         return shape.profile(counted, about, recorded=domains[0].layers, kv_bytes=known_kv_bytes(config))
-    routing = _routing(domains, own, window)
+    routing = _routing(domains, ranks, window)
     tokens_TLSE = routing.tokens_TLSE(int(routing.window_U.max()) + 1, sources, shape.experts)
     return shape.profile(tokens_TLSE, about, routing, kv_bytes=known_kv_bytes(config))
 
 
 def _by_rank(files: Sequence[RecordedRouting], sources: int | None) -> list[RecordedRouting]:
     """The files of all ranks by rank, or BadInput."""
-    ranks = sorted(each.rank for each in files if each.rank is not None)
+    ranks = sorted(file.rank for file in files if file.rank is not None)
     if ranks != list(range(len(files))):
         raise BadInput(f"import: expected one file of each rank from 0 on, found ranks {', '.join(map(str, ranks))}")
     if sources not in (None, len(files)):
         raise BadInput(f"`sources`: expected {len(files)}, the ranks that were recorded, found {sources}")
-    if all(np.array_equal(each.counts_TLE, files[0].counts_TLE) for each in files):
+    if all(np.array_equal(file.counts_TLE, files[0].counts_TLE) for file in files):
         raise BadInput(
             "import: all ranks recorded the same tokens, as without data parallelism, so that they do not tell sources; import "
             "one rank's file"
         )
-    return sorted(files, key=lambda each: -1 if each.rank is None else each.rank)
+    return sorted(files, key=lambda file: -1 if file.rank is None else file.rank)
 
 
 def _steps_of(domains: Sequence[RecordedRouting]) -> tuple[int, list[IntArray]]:
     """Returns the number of steps in all, and the steps of each domain: by forward pass, or the same from the first on."""
-    if any(each.pass_T is None for each in domains):
-        return max(len(each.counts_TLE) for each in domains), [np.arange(len(each.counts_TLE)) for each in domains]
-    passes = [each.pass_T for each in domains if each.pass_T is not None]
+    if any(domain.pass_T is None for domain in domains):
+        return max(len(domain.counts_TLE) for domain in domains), [np.arange(len(domain.counts_TLE)) for domain in domains]
+    passes = [domain.pass_T for domain in domains if domain.pass_T is not None]
     all_T = np.unique(np.concatenate(passes))
     return len(all_T), [np.searchsorted(all_T, pass_T) for pass_T in passes]
 
 
 def _counted(
-    domains: Sequence[RecordedRouting], own: Sequence[IntArray], sources: int, window: int | None, top_k: int
+    domains: Sequence[RecordedRouting], ranks: Sequence[IntArray], sources: int, window: int | None, top_k: int
 ) -> IntArray:
     """(T, L, S, E) int64: the domains' counts, each dealt to its own sources."""
     steps, at = _steps_of(domains)
     _, layers, experts = domains[0].counts_TLE.shape
     tokens_TLSE = np.zeros((steps, layers, sources, experts), dtype=np.int64)
-    for each, own_S, at_T in zip(domains, own, at, strict=True):
-        tokens_TLSE[np.ix_(at_T, np.arange(layers), own_S)] += deal_counts(each.counts_TLE, len(own_S))
+    for domain, own_S, at_T in zip(domains, ranks, at, strict=True):
+        tokens_TLSE[np.ix_(at_T, np.arange(layers), own_S)] += deal_counts(domain.counts_TLE, len(own_S))
     tokens_TLSE = tokens_TLSE[tokens_TLSE.any(axis=(1, 2, 3))]
     window_T = windows_of(tokens_TLSE.sum(axis=(2, 3)).max(axis=1) // top_k, window)
     merged = np.zeros((int(window_T.max()) + 1, layers, sources, experts), dtype=np.int64)
@@ -126,33 +126,33 @@ def _counted(
     return merged
 
 
-def _routing(domains: Sequence[RecordedRouting], own: Sequence[IntArray], window: int | None) -> TokenRouting:
+def _routing(domains: Sequence[RecordedRouting], ranks: Sequence[IntArray], window: int | None) -> TokenRouting:
     """Token-level routing: sequences are dealt round robin; a window ends with a sequence. Without `window` there is one.
 
     Of recorded passes, each is a window, or several are one with `window`; they do not tell sequences.
     """
     if domains[0].pass_T is not None:
-        return _routing_of_passes(domains, own, window)
+        return _routing_of_passes(domains, ranks, window)
     experts, source, at, sequence = [], [], [], []
     before = 0
-    for each, own_S in zip(domains, own, strict=True):
-        assert each.experts_ULK is not None
-        assert each.lengths_Q is not None
-        sequences_Q = np.arange(len(each.lengths_Q))
+    for domain, own_S in zip(domains, ranks, strict=True):
+        assert domain.experts_ULK is not None
+        assert domain.lengths_Q is not None
+        sequences_Q = np.arange(len(domain.lengths_Q))
         alike = None if window is None else -(-window // len(domains))
-        window_Q = np.zeros_like(sequences_Q) if alike is None else windows_of(each.lengths_Q, alike)
-        experts.append(each.experts_ULK)
-        source.append(np.repeat(own_S[sequences_Q % len(own_S)], each.lengths_Q))
-        at.append(np.repeat(window_Q, each.lengths_Q))
-        sequence.append(np.repeat(before + sequences_Q, each.lengths_Q))
+        window_Q = np.zeros_like(sequences_Q) if alike is None else windows_of(domain.lengths_Q, alike)
+        experts.append(domain.experts_ULK)
+        source.append(np.repeat(own_S[sequences_Q % len(own_S)], domain.lengths_Q))
+        at.append(np.repeat(window_Q, domain.lengths_Q))
+        sequence.append(np.repeat(before + sequences_Q, domain.lengths_Q))
         before += len(sequences_Q)
     return TokenRouting(*(np.concatenate(parts) for parts in (experts, source, at, sequence)))
 
 
-def _routing_of_passes(domains: Sequence[RecordedRouting], own: Sequence[IntArray], window: int | None) -> TokenRouting:
+def _routing_of_passes(domains: Sequence[RecordedRouting], ranks: Sequence[IntArray], window: int | None) -> TokenRouting:
     """Token-level routing of recorded forward passes: a pass's tokens are dealt round robin to the domain's own sources."""
     steps, at = _steps_of(domains)
-    lengths = [np.asarray(each.lengths_Q) for each in domains]
+    lengths = [np.asarray(domain.lengths_Q) for domain in domains]
     tokens_T = np.zeros(steps, dtype=np.int64)
     for at_T, lengths_T in zip(at, lengths, strict=True):
         tokens_T[at_T] += lengths_T
@@ -160,8 +160,8 @@ def _routing_of_passes(domains: Sequence[RecordedRouting], own: Sequence[IntArra
     if window is not None:
         window_T = windows_of(tokens_T[tokens_T > 0], window)[np.maximum(window_T, 0)]
     return TokenRouting(
-        np.concatenate([each.experts_ULK for each in domains if each.experts_ULK is not None]),
-        np.concatenate([own_S[np.arange(sum(many)) % len(own_S)] for own_S, many in zip(own, lengths, strict=True)]),
+        np.concatenate([domain.experts_ULK for domain in domains if domain.experts_ULK is not None]),
+        np.concatenate([own_S[np.arange(sum(many)) % len(own_S)] for own_S, many in zip(ranks, lengths, strict=True)]),
         np.concatenate([np.repeat(window_T[at_T], many) for at_T, many in zip(at, lengths, strict=True)]),
     )
 
@@ -234,10 +234,10 @@ def windows_of(tokens_T: IntArray, window: int | None) -> IntArray:
     """Assigns steps to windows of at least `window` tokens (but the last); returns (T,) window numbers. None: one step each."""
     if window is None:
         return np.arange(len(tokens_T))
-    window_T, number, held = np.empty(len(tokens_T), dtype=np.int64), 0, 0
+    window_T, number, total = np.empty(len(tokens_T), dtype=np.int64), 0, 0
     for step, tokens in enumerate(tokens_T.tolist()):
-        if held >= window:
-            number, held = number + 1, 0
+        if total >= window:
+            number, total = number + 1, 0
         window_T[step] = number
-        held += tokens
+        total += tokens
     return window_T

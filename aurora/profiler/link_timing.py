@@ -100,10 +100,10 @@ def fair_shares(most_X: FloatArray, total: float) -> FloatArray:
     Source:
         Bertsekas and Gallager, Data Networks, 6.5.2.
     """
-    share_X, left = np.zeros(len(most_X)), total
+    share_X, rest = np.zeros(len(most_X)), total
     for place, flow in enumerate(np.argsort(most_X, kind="stable")):
-        share_X[flow] = min(most_X[flow], left / (len(most_X) - place))
-        left -= share_X[flow]
+        share_X[flow] = min(most_X[flow], rest / (len(most_X) - place))
+        rest -= share_X[flow]
     return share_X
 
 
@@ -205,13 +205,13 @@ def measure_links(
     """
     check_one_of("transport", transport, LINK_TRANSPORTS)
     rank_info = rank_info_from_environment(timeout_s)
-    found = rank_info.ranks if rank_info is not None else ranks
-    if rank_info is not None and ranks not in (None, found):
-        raise BadInput(f"`ranks`: expected as many as torchrun started, {found}, or none, found {ranks}")
-    if found is None or found < 2:
-        raise BadInput(f"`ranks`: expected two or more, found {shown(found)}")
+    count = rank_info.ranks if rank_info is not None else ranks
+    if rank_info is not None and ranks not in (None, count):
+        raise BadInput(f"`ranks`: expected as many as torchrun started, {count}, or none, found {ranks}")
+    if count is None or count < 2:
+        raise BadInput(f"`ranks`: expected two or more, found {shown(count)}")
     if rank_info is None:
-        links, device_G, over = launch(_measure_rank, found, transport, timeout_s=timeout_s)[0]
+        links, device_G, over = launch(_measure_rank, count, transport, timeout_s=timeout_s)[0]
     else:
         links, device_G, over = _measure_rank(rank_info, transport)
         if rank_info.rank:
@@ -220,17 +220,17 @@ def measure_links(
     return MeasuredCluster(cluster_of(links, device_G, speeds), links, over)
 
 
-def _measure_rank(rank_info: RankInfo, wanted: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
+def _measure_rank(rank_info: RankInfo, transport: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
     """One rank's part: returns the links, the ranks' devices and the transport, the same on all ranks."""
     device = device_of(rank_info)
     with default_process_group(rank_info) as heartbeats:
         both_G: list[Any] = [None] * rank_info.ranks
-        dist.all_gather_object(both_G, (_rank_device(rank_info, device), host_id(wanted != "gloo" and device != "cpu")))
-        device_G, hosts_G = ([each[part] for each in both_G] for part in (0, 1))
-        on_gpus = all(one.kind != "cpu" for one in device_G)
-        if wanted == "nccl" and not on_gpus:
+        dist.all_gather_object(both_G, (_rank_device(rank_info, device), host_id(transport != "gloo" and device != "cpu")))
+        device_G, hosts_G = ([pair[part] for pair in both_G] for part in (0, 1))
+        on_gpus = all(gpu.kind != "cpu" for gpu in device_G)
+        if transport == "nccl" and not on_gpus:
             raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
-        if wanted == "gloo" or not on_gpus:
+        if transport == "gloo" or not on_gpus:
             return time_links(GlooTransport(), hosts_G), device_G, "gloo"
         torch.cuda.set_device(device)
         return time_links(nccl_transport(device, rank_info.timeout_s, heartbeats), hosts_G, device), device_G, "nccl"

@@ -108,7 +108,7 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
     Prompts of different lengths are padded; padding is not counted. All passes of a batch are counted together at its end.
     """
     narrow = np.uint8 if model.experts <= 256 else np.uint16
-    made = []
+    passes = []
     with record_choices(model) as chosen_L:
         for source, prompts in enumerate(batches):
             if not prompts:
@@ -124,13 +124,13 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
                 chosen_PL.append(list(chosen_L))
             chosen_ULK, counts_PLE = count_choices(chosen_PL, model.experts)
             kept_ULK = chosen_ULK.cpu().numpy().astype(narrow) if keep else None
-            done = 0
+            begin = 0
             for step, counts_LE in enumerate(counts_PLE):
                 prompt_U = np.repeat(np.arange(len(prompts)), lengths if step == 0 else 1)
-                own_ULK = None if kept_ULK is None else kept_ULK[done : done + len(prompt_U)]
-                made.append(ForwardPass(source, step, counts_LE, own_ULK, prompt_U))
-                done += len(prompt_U)
-    return made
+                own_ULK = None if kept_ULK is None else kept_ULK[begin : begin + len(prompt_U)]
+                passes.append(ForwardPass(source, step, counts_LE, own_ULK, prompt_U))
+                begin += len(prompt_U)
+    return passes
 
 
 @dataclass(frozen=True)
@@ -177,21 +177,21 @@ class RoutingCounts:
         """
         windows, stages, kept = list(self.windows), list(self.stages), list(self.kept)
         sources, (layers, experts) = len(batches), passes[0].counts_LE.shape
-        for step in sorted({each.step for each in passes}):
-            of_step = [each for each in passes if each.step == step]
+        for step in sorted({forward.step for forward in passes}):
+            of_step = [forward for forward in passes if forward.step == step]
             stage = of_step[0].stage
             at = _open_window(windows, stages, stage, options.window, top_k)
             if at == len(windows):
                 windows.append(np.zeros((layers, sources, experts), dtype=np.int64))
                 stages.append(stage)
             counts_LSE = windows[at].copy()
-            for each in of_step:
-                counts_LSE[:, each.source] += each.counts_LE
-                if options.token_level and each.experts_ULK is not None:
-                    source_U = np.full(len(each.prompt_U), each.source)
+            for forward in of_step:
+                counts_LSE[:, forward.source] += forward.counts_LE
+                if options.token_level and forward.experts_ULK is not None:
+                    source_U = np.full(len(forward.prompt_U), forward.source)
                     # Prompt i of the corpus went to source i mod S of its round.
-                    sequence_U = self.prompts + each.prompt_U * sources + each.source
-                    kept.append((each.experts_ULK, source_U, np.full_like(source_U, at), sequence_U))
+                    sequence_U = self.prompts + forward.prompt_U * sources + forward.source
+                    kept.append((forward.experts_ULK, source_U, np.full_like(source_U, at), sequence_U))
             windows[at] = counts_LSE
         served = self.prompts + sum(map(len, batches))
         return type(self)(tuple(windows), tuple(stages), served, tuple(kept))
@@ -267,8 +267,8 @@ def profile_model(
         while any(batches):
             passes = route_round(opened, batches, options.max_new_tokens, options.token_level)
             counts = counts.add(passes, batches, options, opened.top_k)
-            done = (counts.prompts, options.limit) if options.limit else (corpus.read_bytes, corpus.size_bytes)
-            progress("counting tokens", *done)
+            fraction = (counts.prompts, options.limit) if options.limit else (corpus.read_bytes, corpus.size_bytes)
+            progress("counting tokens", *fraction)
             if options.precision is not None and counts.rounds >= max(MIN_ROUNDS, checked * CHECK_AGAIN):
                 checked = counts.rounds
                 if _half_width(builder.profile(counts), options) <= options.precision:
@@ -350,13 +350,13 @@ def _precision(profile: Profile, options: ProfileOptions) -> dict[str, str]:
 
 def _check_enough(first: Batches, files: Sequence[str | Path], options: ProfileOptions) -> None:
     """Raise BadInput unless the first round has a prompt for each source."""
-    found = sum(map(len, first))
-    if found < options.sources:
+    count = sum(map(len, first))
+    if count < options.sources:
         names = ", ".join(map(str, files))
-        if not found:
+        if not count:
             raise BadInput(f"{names}: too little text for one prompt of {options.prompt_tokens} tokens")
         raise BadInput(
-            f"{names}: expected a prompt of {options.prompt_tokens} tokens for each of {options.sources} sources, found {found}"
+            f"{names}: expected a prompt of {options.prompt_tokens} tokens for each of {options.sources} sources, found {count}"
         )
 
 
