@@ -87,13 +87,13 @@ def above_zero(what: str, names: tuple[str, str], one_X: ArrayLike, other_X: Arr
         names: name of each column in error messages.
         one_X, other_X: (X,) the columns.
     """
-    one, other = (numbers(f"{what}: {name}", column) for name, column in zip(names, (one_X, other_X), strict=True))
-    if one.shape != other.shape or not len(one):
-        raise BadInput(f"{what}: expected as many {names[1]} as {names[0]}, one at least, found {len(other)} and {len(one)}")
-    for name, column in zip(names, (one, other), strict=True):
+    first, other = (numbers(f"{what}: {name}", column) for name, column in zip(names, (one_X, other_X), strict=True))
+    if first.shape != other.shape or not len(first):
+        raise BadInput(f"{what}: expected as many {names[1]} as {names[0]}, one at least, found {len(other)} and {len(first)}")
+    for name, column in zip(names, (first, other), strict=True):
         if column.min() <= 0:
             raise BadInput(f"{what}: {name} must be above zero, found {column.min()}")
-    return one, other
+    return first, other
 
 
 Check = Callable[[str, ArrayLike, int], NDArray[Any]]
@@ -103,8 +103,8 @@ Check = Callable[[str, ArrayLike, int], NDArray[Any]]
 def _array_fields(kind: Any) -> list[tuple[str, str, Check]]:
     """Name, axes and check of each array field of a dataclass: the check that its annotation stands for."""
     checks: dict[Any, Check] = {IntArray: counts, FloatArray: numbers}
-    kinds = {each.name: (each.type, *get_args(each.type)) for each in fields(kind)}  # of IntArray | None both
-    return [(name, name.rpartition("_")[2], checks[each]) for name, found in kinds.items() for each in checks if each in found]
+    kinds = {field.name: (field.type, *get_args(field.type)) for field in fields(kind)}  # of IntArray | None both
+    return [(name, name.rpartition("_")[2], checks[hint]) for name, types in kinds.items() for hint in checks if hint in types]
 
 
 def check_arrays(value: Any, what: str, apart: str = "") -> None:
@@ -124,13 +124,13 @@ def check_arrays(value: Any, what: str, apart: str = "") -> None:
     """
     lengths, checked = {"2": 2, "3": 3}, _array_fields(type(value))  # type: ignore[arg-type]
     for name, axes, check in checked:
-        if (given := getattr(value, name)) is not None:
-            array = check(f"{what}{name}", given, len(axes))
+        if (values := getattr(value, name)) is not None:
+            array = check(f"{what}{name}", values, len(axes))
             object.__setattr__(value, name, array)
-            for axis, found in zip(axes, array.shape, strict=True):
-                if (expected := lengths.setdefault(axis, found)) != found and axis not in apart:
+            for axis, length in zip(axes, array.shape, strict=True):
+                if (expected := lengths.setdefault(axis, length)) != length and axis not in apart:
                     first = next(other for other, letters, _ in checked if axis in letters)
-                    raise BadInput(f"{what}{name}: expected {expected} along {axis} as in {first}, found {found}")
+                    raise BadInput(f"{what}{name}: expected {expected} along {axis} as in {first}, found {length}")
 
 
 def layer_numbers(what: str, value: Sequence[int]) -> tuple[int, ...]:
@@ -224,8 +224,8 @@ class Value:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Locks the arrays of a value that was pickled or copied: NumPy forgets that they are read-only."""
-        for each in state.values():
-            for array in each if isinstance(each, tuple) else (each,):
+        for entry in state.values():
+            for array in entry if isinstance(entry, tuple) else (entry,):
                 if isinstance(array, np.ndarray):
                     locked(array)
         self.__dict__.update(state)
@@ -245,9 +245,9 @@ def _key(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype.kind, value.shape, value.tobytes()
     if isinstance(value, Mapping):
-        return frozenset((key, _key(each)) for key, each in value.items())
+        return frozenset((key, _key(member)) for key, member in value.items())
     if isinstance(value, tuple):
-        return tuple(_key(each) for each in value)
+        return tuple(_key(member) for member in value)
     return value
 
 
@@ -260,8 +260,8 @@ def _short(value: Any) -> str:
     if isinstance(value, tuple | Mapping) and len(value) > LONGEST:
         return f"<{len(value)} {'entries' if isinstance(value, Mapping) else 'items'}>"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_short(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key!r}: {_short(member)}" for key, member in value.items()) + "}"
     if isinstance(value, tuple):
-        return f"({', '.join(_short(each) for each in value)}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(_short(member) for member in value)}{',' if len(value) == 1 else ''})"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

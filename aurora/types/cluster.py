@@ -135,8 +135,8 @@ class Cluster(Value):
         object.__setattr__(self, "gpus", tuple(self.gpus))
         if not self.gpus:
             raise BadInput(f"cluster {self.name!r}: expected at least one [[gpu]], found none")
-        given = len(self.gpus), self.fabric, self.incast, self.link_curves
-        object.__setattr__(self, "link_curves", checked_curves(f"cluster {self.name!r}", *given))
+        network = len(self.gpus), self.fabric, self.incast, self.link_curves
+        object.__setattr__(self, "link_curves", checked_curves(f"cluster {self.name!r}", *network))
 
     def __len__(self) -> int:
         return len(self.gpus)

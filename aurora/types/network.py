@@ -228,9 +228,9 @@ def checked_curves(
     if not 0 <= incast <= 1:
         raise BadInput(f"{what}: incast must lie between 0 and 1, found {incast}")
     rising = tuple(sorted(curves, key=lambda curve: curve.partners))
-    for one, other in pairwise(rising):
-        if one.partners == other.partners:
-            raise BadInput(f"{what}: expected one link curve for each number of partners, found two of {one.partners}")
+    for curve, other in pairwise(rising):
+        if curve.partners == other.partners:
+            raise BadInput(f"{what}: expected one link curve for each number of partners, found two of {curve.partners}")
     if rising and fabric is not None:
         raise BadInput(f"{what}: expected no fabric beside link curves, which hold for ports alone")
     if rising and incast:

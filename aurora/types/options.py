@@ -68,16 +68,16 @@ def check_options(options: Any) -> None:
     Raises:
         BadInput: if a value is neither None nor within its limits.
     """
-    for each in fields(options):
-        if (limits := each.metadata.get("option")) is not None:
-            check_value(each.name, getattr(options, each.name), limits)
+    for entry in fields(options):
+        if (limits := entry.metadata.get("option")) is not None:
+            check_value(entry.name, getattr(options, entry.name), limits)
 
 
 def check_value(name: str, value: Any, limits: OptionField) -> None:
     """Raises BadInput unless an option's value (each value of a sequence) is None or within the limits."""
     if isinstance(value, list | tuple):
-        for each in value:
-            check_value(name, each, limits)
+        for member in value:
+            check_value(name, member, limits)
     elif value is not None:
         if limits.one_of:
             check_one_of(name, value, limits.one_of)
@@ -254,10 +254,10 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         if self.tokens_per_step is not None:
-            given = self.tokens_per_step
-            pair = (given, given) if isinstance(given, int) else tuple(given)
-            if len(pair) != 2 or any(type(each) is not int for each in pair) or pair[0] > pair[1]:
-                raise BadInput(f"`tokens_per_step`: expected two whole numbers, the fewest first, found {given}")
+            tokens = self.tokens_per_step
+            pair = (tokens, tokens) if isinstance(tokens, int) else tuple(tokens)
+            if len(pair) != 2 or any(type(number) is not int for number in pair) or pair[0] > pair[1]:
+                raise BadInput(f"`tokens_per_step`: expected two whole numbers, the fewest first, found {tokens}")
             object.__setattr__(self, "tokens_per_step", pair)
         check_options(self)
         check_value("preemption_s", self.preemption_s, OptionField(least=LEAST_PREEMPTION_S, most=LONGEST_S))

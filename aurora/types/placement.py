@@ -36,12 +36,12 @@ class Placement(Value):
     split_LG: tuple[tuple[tuple[float, ...], ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if any(type(each) is not int or abs(each) >> 62 for layer in self.slots_LG for held in layer for each in held):
+        if any(type(expert) is not int or abs(expert) >> 62 for layer in self.slots_LG for row in layer for expert in row):
             raise BadInput("placement: expected experts as whole numbers")
         if not self.slots_LG or len({len(layer) for layer in self.slots_LG}) != 1:
             raise BadInput("placement: expected one list of GPUs for every layer, all of one length")
         if self.split_LG is None:
-            object.__setattr__(self, "slots_LG", tuple(tuple(tuple(sorted(held)) for held in layer) for layer in self.slots_LG))
+            object.__setattr__(self, "slots_LG", tuple(tuple(tuple(sorted(row)) for row in layer) for layer in self.slots_LG))
         else:
             self._sort_with_split(self.split_LG)
         experts = self.experts
@@ -56,11 +56,11 @@ class Placement(Value):
         if shapes[0] != shapes[1]:
             raise BadInput("placement: expected a share for each slot")
         pairs = [
-            [sorted(zip(held, share, strict=True)) for held, share in zip(*layer, strict=True)]
+            [sorted(zip(slots, share, strict=True)) for slots, share in zip(*layer, strict=True)]
             for layer in zip(self.slots_LG, split_LG, strict=True)
         ]
         for index, name in enumerate(("slots_LG", "split_LG")):
-            column = tuple(tuple(tuple(pair[index] for pair in held) for held in layer) for layer in pairs)
+            column = tuple(tuple(tuple(pair[index] for pair in row) for row in layer) for layer in pairs)
             object.__setattr__(self, name, column)
 
     def _check_layer(self, layer: int, experts: int) -> None:
@@ -85,7 +85,7 @@ class Placement(Value):
         """(P,) expert and (P,) GPU of each replica of a layer, GPU by GPU."""
         held_G = self.slots_LG[layer]
         expert_P = np.fromiter(chain.from_iterable(held_G), np.int64)
-        return expert_P, np.repeat(np.arange(len(held_G)), [len(held) for held in held_G])
+        return expert_P, np.repeat(np.arange(len(held_G)), [len(slots) for slots in held_G])
 
     @cached_property
     def experts(self) -> int:
@@ -136,7 +136,7 @@ class Placement(Value):
         """
         if sum(map(len, slots_G)) == len(split_EG):
             return cls((slots_G,))
-        return cls((slots_G,), (tuple(tuple(split_EG[list(held), gpu].tolist()) for gpu, held in enumerate(slots_G)),))
+        return cls((slots_G,), (tuple(tuple(split_EG[list(slots), gpu].tolist()) for gpu, slots in enumerate(slots_G)),))
 
     @classmethod
     def evenly(cls, slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> "Placement":
@@ -151,12 +151,12 @@ class Placement(Value):
         counts_L = [Counter(chain.from_iterable(layer)) for layer in slots_LG]
         if all(number == 1 for counts in counts_L for number in counts.values()):
             return cls(slots_LG)
-        held_LG = [[Counter(held) for held in layer] for layer in slots_LG]  # in the slots' sequence
+        held_LG = [[Counter(slots) for slots in layer] for layer in slots_LG]  # in the slots' sequence
         split = tuple(
-            tuple(tuple(times / counts[expert] for expert, times in held.items()) for held in layer)
+            tuple(tuple(times / counts[expert] for expert, times in repeats.items()) for repeats in layer)
             for layer, counts in zip(held_LG, counts_L, strict=True)
         )
-        return cls(tuple(tuple(tuple(held) for held in layer) for layer in held_LG), split)
+        return cls(tuple(tuple(tuple(repeats) for repeats in layer) for layer in held_LG), split)
 
     @classmethod
     def stack(cls, parts: "Sequence[Placement]") -> "Placement":
@@ -164,7 +164,7 @@ class Placement(Value):
         slots = tuple(layer for part in parts for layer in part.slots_LG)
         if all(part.split_LG is None for part in parts):
             return cls(slots)
-        whole = [tuple(tuple(tuple(1.0 for _ in held) for held in layer) for layer in part.slots_LG) for part in parts]
+        whole = [tuple(tuple(tuple(1.0 for _ in experts) for experts in layer) for layer in part.slots_LG) for part in parts]
         return cls(slots, tuple(layer for part, ones in zip(parts, whole, strict=True) for layer in part.split_LG or ones))
 
     def relabelled(self, from_G: IntArray) -> "Placement":
@@ -190,9 +190,9 @@ class Placement(Value):
 
     def held_LGP(self, slots: int = 1) -> IntArray:
         """Returns (L, G, P) int64, the expert in each slot, EMPTY for none; P is `slots`, or more if a GPU holds more."""
-        width = max(slots, *(len(held) for layer in self.slots_LG for held in layer))
+        width = max(slots, *(len(experts) for layer in self.slots_LG for experts in layer))
         none = (EMPTY,) * width
-        return np.array([[(*held, *none[len(held) :]) for held in layer] for layer in self.slots_LG], dtype=np.int64)
+        return np.array([[(*experts, *none[len(experts) :]) for experts in layer] for layer in self.slots_LG], dtype=np.int64)
 
     def gpu_E(self, layer: int) -> IntArray:
         """Returns (E,) int64, the GPU that holds each expert of `layer`, for a placement without replicas."""
@@ -398,11 +398,11 @@ class FailureDomains(Value):
             raise BadInput(f"slots: expected at least one node and one slot on each, found {self.slots_N.tolist()}")
         if self.domain_N.shape != self.slots_N.shape:
             raise BadInput(f"failure domains: expected one for each of {self.nodes} nodes, found {len(self.domain_N)}")
-        if (found := np.unique(self.domain_N)).tolist() != list(range(len(found))):
-            raise BadInput(f"failure domains: expected numbers from 0 on without a gap, found {found.tolist()}")
-        if self.odds_D.shape != found.shape or (self.odds_D <= 0).any():
+        if (domains := np.unique(self.domain_N)).tolist() != list(range(len(domains))):
+            raise BadInput(f"failure domains: expected numbers from 0 on without a gap, found {domains.tolist()}")
+        if self.odds_D.shape != domains.shape or (self.odds_D <= 0).any():
             raise BadInput(
-                f"failure rates: expected a number above zero for each of {len(found)} failure domains, found "
+                f"failure rates: expected a number above zero for each of {len(domains)} failure domains, found "
                 f"{self.odds_D.tolist()}"
             )
         if self.odds_D.max() / MAX_ODDS_RATIO > self.odds_D.min():

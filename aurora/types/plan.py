@@ -76,16 +76,16 @@ class ModelPlan(Value):
             if getattr(self, name) < 0:
                 raise BadInput(f"{what}: expected {name} of zero or more, found {getattr(self, name)}")
         if not 1 <= self.top_k <= experts or self.dispatch_bytes < 1:
-            found = f"found {self.top_k} and {self.dispatch_bytes}"
-            raise BadInput(f"{what}: expected top_k from 1 to {experts} and dispatch_bytes above zero, {found}")
+            sizes = f"found {self.top_k} and {self.dispatch_bytes}"
+            raise BadInput(f"{what}: expected top_k from 1 to {experts} and dispatch_bytes above zero, {sizes}")
         for name in (self.model, self.fingerprint):
             check_name("plan: model and fingerprint", name)
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         if self.load_LE.shape != (layers, experts):
             raise BadInput(f"{what}: expected loads of {layers} layers x {experts} experts, found {self.load_LE.shape}")
         if not len(self.dispatch_L) == len(self.combine_L) == layers:
-            found = f"{len(self.dispatch_L)} and {len(self.combine_L)}"
-            raise BadInput(f"{what}: expected two orders for each of {layers} layers, found {found}")
+            orders = f"{len(self.dispatch_L)} and {len(self.combine_L)}"
+            raise BadInput(f"{what}: expected two orders for each of {layers} layers, found {orders}")
         if self.deduplicated and self.hierarchy is None and self.placement.split_LG is not None:
             once = "every expert held once where flat all-to-alls send a token once to a GPU"
             raise BadInput(f"{what}: expected {once}, found replicas")
@@ -165,15 +165,15 @@ class Plan(Value):
         if self.colocated and any(model.deduplicated and model.hierarchy is None for model in self.models):
             raise BadInput(f"plan: flat all-to-alls are deduplicated in plans of one model, found {len(self.models)} models")
         for name in ("priorities", "weights"):
-            if (found := getattr(self.options, name)) and len(found) != len(self.models):
-                raise BadInput(f"`{name}`: expected one for each of {len(self.models)} models, found {len(found)}")
+            if (values := getattr(self.options, name)) and len(values) != len(self.models):
+                raise BadInput(f"`{name}`: expected one for each of {len(self.models)} models, found {len(values)}")
         if (self.options.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected min_replicas and survival together or neither")
         check_arrays(self, "plan, ")
         for model in self.models:
             if model.placement.gpus != len(self.cluster.gpus):
-                found = f"expected a placement on {len(self.cluster.gpus)} GPUs, found one on {model.placement.gpus}"
-                raise BadInput(f"plan of {model.model!r}: {found}")
+                mismatch = f"expected a placement on {len(self.cluster.gpus)} GPUs, found one on {model.placement.gpus}"
+                raise BadInput(f"plan of {model.model!r}: {mismatch}")
 
     def __repr__(self) -> str:
         models = ", ".join(f"{m.model!r} ({len(m.dispatch_L)} layers x {m.placement.experts} experts)" for m in self.models)
@@ -191,9 +191,9 @@ class Plan(Value):
         Raises:
             BadInput: if `model` fits no model of the plan, or more than one.
         """
-        chosen = [each for number, each in enumerate(self.models) if model in (None, each.model, str(number))]
+        chosen = [model_plan for number, model_plan in enumerate(self.models) if model in (None, model_plan.model, str(number))]
         if len(chosen) != 1:
-            names = ", ".join(f"{number} ({each.model})" for number, each in enumerate(self.models))
+            names = ", ".join(f"{number} ({model_plan.model})" for number, model_plan in enumerate(self.models))
             raise BadInput(f"`model`: expected one of {names}, found {shown(model)}")
         return chosen[0]
 
@@ -227,27 +227,27 @@ class Plan(Value):
     def strategies(self) -> dict[str, str]:
         """Maps the name of each option that had an effect on this plan to its value."""
         options = self.options
-        found = {"place": options.place, "assign": options.assign}
+        values = {"place": options.place, "assign": options.assign}
         if self.colocated:
-            found |= {"colocate": options.colocate, "time_slice": options.time_slice}
+            values |= {"colocate": options.colocate, "time_slice": options.time_slice}
             if options.priorities:
-                found["priorities"] = ", ".join(options.priorities)
+                values["priorities"] = ", ".join(options.priorities)
                 if options.preemption_s is not None:
-                    found["preemption"] = f"{options.preemption_s:g} s"
+                    values["preemption"] = f"{options.preemption_s:g} s"
             if options.weights:
-                found["weights"] = ", ".join(map(str, options.weights))
+                values["weights"] = ", ".join(map(str, options.weights))
         else:
-            found["aim"] = options.aim
+            values["aim"] = options.aim
         if options.micro_batches > 1:
-            found |= {"micro_batches": str(options.micro_batches), "time_slice": options.time_slice}
+            values |= {"micro_batches": str(options.micro_batches), "time_slice": options.time_slice}
         for name in ("slots_per_gpu", "min_replicas"):
             if getattr(options, name):
-                found[name] = str(getattr(options, name))
+                values[name] = str(getattr(options, name))
         if any(model.hierarchy is not None for model in self.models):
-            found["all_to_all"] = self.options.all_to_all
+            values["all_to_all"] = self.options.all_to_all
         elif any(model.deduplicated for model in self.models):
-            found["coactivation"] = "on"
-        return {**found, "order": options.order}
+            values["coactivation"] = "on"
+        return {**values, "order": options.order}
 
     @property
     def unseen_loss(self) -> float | None:

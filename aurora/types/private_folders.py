@@ -26,11 +26,11 @@ def make_private(folder: Path) -> None:
 def _refusal_reason(folder: Path) -> str | None:
     """Returns, as part of a sentence, the reason for which a folder is not this user's alone; None if it is."""
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         return f"none: {error.strerror}"
-    if not stat.S_ISDIR(found.st_mode):
-        return "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
-    if found.st_uid != os.getuid():
-        return f"one of user {found.st_uid}"
-    return f"mode {stat.S_IMODE(found.st_mode):o}, not 700" if found.st_mode & 0o077 else None
+    if not stat.S_ISDIR(status.st_mode):
+        return "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no folder"
+    if status.st_uid != os.getuid():
+        return f"one of user {status.st_uid}"
+    return f"mode {stat.S_IMODE(status.st_mode):o}, not 700" if status.st_mode & 0o077 else None

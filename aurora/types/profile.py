@@ -193,8 +193,8 @@ def check_counts(load_LE: IntArray, top_k: int) -> None:
         raise BadInput(f"MoE layer {layer}: expected at most {tokens} of one expert, found {most_L[layer]}")
     if total_L.max() > MOST_UNEVEN * total_L.min():
         few, many = int(total_L.argmin()), int(total_L.argmax())
-        found = f"{total_L[few]} in MoE layer {few} and {total_L[many]} in {many}"
-        raise BadInput(f"expected about as many choices in every layer, as every token passes all, found {found}")
+        totals = f"{total_L[few]} in MoE layer {few} and {total_L[many]} in {many}"
+        raise BadInput(f"expected about as many choices in every layer, as every token passes all, found {totals}")
 
 
 def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
@@ -301,7 +301,7 @@ class Profile(Value):
         if self.token_spread not in TOKEN_SPREADS:
             raise BadInput(f"{what}: expected token_spread as one of {', '.join(TOKEN_SPREADS)}, found {self.token_spread!r}")
         pair = tuple(self.expert_groups)
-        if len(pair) != 2 or any(type(each) is not int for each in pair) or not 1 <= pair[1] <= pair[0]:
+        if len(pair) != 2 or any(type(number) is not int for number in pair) or not 1 <= pair[1] <= pair[0]:
             raise BadInput(
                 f"{what}: expected expert_groups as two whole numbers, the larger first, found {self.expert_groups!r}"
             )
@@ -319,14 +319,14 @@ class Profile(Value):
                 f"{routing.experts_ULK.shape}"
             )
         try:
-            found = routing.tokens_TLSE(self.windows, self.sources, self.experts)
+            counted_TLSE = routing.tokens_TLSE(self.windows, self.sources, self.experts)
         except BadInput as error:
             raise BadInput(f"{what}: {error}") from None
-        if not np.array_equal(found, self.tokens_TLSE):
-            t, l, s, e = np.argwhere(found != self.tokens_TLSE)[0].tolist()
+        if not np.array_equal(counted_TLSE, self.tokens_TLSE):
+            t, l, s, e = np.argwhere(counted_TLSE != self.tokens_TLSE)[0].tolist()
             raise BadInput(
                 f"{what}: window {t}, layer {l}, source {s}, expert {e}: expected the {self.tokens_TLSE[t, l, s, e]} tokens of "
-                f"tokens_TLSE, found {found[t, l, s, e]} in experts_ULK"
+                f"tokens_TLSE, found {counted_TLSE[t, l, s, e]} in experts_ULK"
             )
 
     @cached_property
@@ -382,15 +382,15 @@ class Profile(Value):
         if sources == self.sources:
             return self
         groups = math.gcd(self.sources, sources)
-        each, routing = sources // groups, self.routing
+        size, routing = sources // groups, self.routing
         if routing is not None:
             group_U = routing.source_U * groups // self.sources
-            source_U = group_U * each + _turn(routing.window_U, group_U, routing.sequence_U) % each
+            source_U = group_U * size + _turn(routing.window_U, group_U, routing.sequence_U) % size
             routing = replace(routing, source_U=source_U)
             tokens_TLSE = routing.tokens_TLSE(self.windows, sources, self.experts)
         else:
             merged_TLJE = self.tokens_TLSE.reshape(*self.tokens_TLSE.shape[:2], groups, -1, self.experts).sum(axis=3)
-            tokens_TLSE = np.concatenate([deal_counts(merged_TLJE[:, :, group], each) for group in range(groups)], axis=2)
+            tokens_TLSE = np.concatenate([deal_counts(merged_TLJE[:, :, group], size) for group in range(groups)], axis=2)
         provenance = {**self.provenance, "dealt": f"from {self.sources} source ranks to {sources}"}
         return replace(self, tokens_TLSE=tokens_TLSE, routing=routing, provenance=provenance)
 
@@ -429,8 +429,8 @@ class Profile(Value):
             BadInput: if the profile has counts only.
         """
         if self.routing is None:
-            found = "found counts alone; `aurora profile --tokens` keeps tokens"
-            raise BadInput(f"profile of {self.model!r}: expected token-level routing, {found}")
+            remedy = "found counts alone; `aurora profile --tokens` keeps tokens"
+            raise BadInput(f"profile of {self.model!r}: expected token-level routing, {remedy}")
         return self.routing
 
     def row_bytes(self, deduplicated: bool) -> int:
@@ -482,8 +482,8 @@ class Profile(Value):
                 independently (`Curve.expected`), in steps of `step_tokens` tokens if set. None: `tokens` are the exact counts
                 of one step.
         """
-        own = self.curves.get(gpu.kind)
-        phases, speed = (next(iter(self.curves.values())), gpu.speed) if own is None else (own, 1.0)
+        curves = self.curves.get(gpu.kind)
+        phases, speed = (next(iter(self.curves.values())), gpu.speed) if curves is None else (curves, 1.0)
         if phase == OVERHEAD and phase not in phases:
             return np.zeros(np.shape(tokens))
         if of is None:
@@ -563,11 +563,11 @@ class ComputeCurves(Value):
         theirs = other.dispatch_bytes if isinstance(other, Profile) else other.row_bytes
         if not same_model(self.fingerprint, other.fingerprint):
             raise BadInput(f"curves of {self.model!r}: measured on other router weights than those of {other.model!r}")
-        found = (self.top_k, self.row_bytes, self.expert_bytes)
-        if found != (expected := (other.top_k, theirs, other.expert_bytes)):
+        sizes = (self.top_k, self.row_bytes, self.expert_bytes)
+        if sizes != (expected := (other.top_k, theirs, other.expert_bytes)):
             raise BadInput(
                 f"curves of {self.model!r}: expected top-{expected[0]}, rows of {expected[1]} and experts of {expected[2]} "
-                f"bytes, as {other.model!r} has, found top-{found[0]}, {found[1]} and {found[2]}: another model or another "
+                f"bytes, as {other.model!r} has, found top-{sizes[0]}, {sizes[1]} and {sizes[2]}: another model or another "
                 "precision"
             )
         provenance = {**other.provenance, **self.provenance}

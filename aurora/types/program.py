@@ -153,7 +153,7 @@ class Program(Value):
         placements = zip(self.placements_M, some_M, strict=True)
         return replace(
             self,
-            placements_M=tuple(Placement.stack([each.layer(layer) for layer in some.tolist()]) for each, some in placements),
+            placements_M=tuple(Placement.stack([whole.layer(layer) for layer in some.tolist()]) for whole, some in placements),
             ops_ML=tuple(
                 tuple(ops_L[layer] for layer in some.tolist()) for ops_L, some in zip(self.ops_ML, some_M, strict=True)
             ),
@@ -170,8 +170,8 @@ class Program(Value):
         - "step": a whole forward pass; the model takes the port before it computes.
         """
         exchanges = (op for layers in self.ops_ML for ops in layers for op in ops if isinstance(op, Exchange))
-        held = {op.phase for op in exchanges if op.hold_port}
-        return "step" if "dispatch" in held else "layer" if held else "exchange"
+        phases = {op.phase for op in exchanges if op.hold_port}
+        return "step" if "dispatch" in phases else "layer" if phases else "exchange"
 
     def compute_level(self, model: int, phase: str) -> int:
         """Returns the urgency of a model's phase; higher levels run first.

@@ -33,9 +33,9 @@ def finite_number(value: Any) -> float:
     text = isinstance(value, str) and len(value) <= MOST_DIGITS and NUMBER.fullmatch(value.strip(SPACES))
     if text or type(value) in (int, float):
         try:
-            found = float(value)
+            number = float(value)
         except OverflowError:
-            found = float("inf")
-        if abs(found) < float("inf"):
-            return found
+            number = float("inf")
+        if abs(number) < float("inf"):
+            return number
     raise BadInput(f"expected a number, found {shown(value)}")

@@ -156,8 +156,8 @@ class RunOptions:
     def _check_hosts(self) -> None:
         """Raises BadInput if what tells of other hosts does not fit."""
         for name in ("respawn", "lead", "join"):
-            if (found := getattr(self, name)) and not self.survive:
-                raise BadInput(f"`{name}`: is for a run with `survive`, found {found} without")
+            if (value := getattr(self, name)) and not self.survive:
+                raise BadInput(f"`{name}`: is for a run with `survive`, found {value} without")
         check_lead_and_join(self.lead, self.join)
         if self.join and self.node is None:
             raise BadInput("`node`: expected one of the plan's nodes with `join`, found none")
@@ -234,8 +234,8 @@ class TrainOptions:
         if self.elastic and self.transport == "memory":
             raise BadInput(f"`elastic`: expected `transport` auto, gloo or nccl, found {self.transport}")
         for name, default in (("respawn", 0), ("min_ranks", 1), ("lead", None), ("join", None)):
-            if (found := getattr(self, name)) != default and not self.elastic:
-                raise BadInput(f"`{name}`: is for a run with `elastic`, found {found} without")
+            if (value := getattr(self, name)) != default and not self.elastic:
+                raise BadInput(f"`{name}`: is for a run with `elastic`, found {value} without")
         if self.redundancy > 1:
             self._check_redundancy()
         elif self.scheme != "balanced":
@@ -260,8 +260,8 @@ class TrainOptions:
         if self.port:
             raise BadInput(f"`port`: expected none with `redundancy`, whose ranks meet at no port, found {self.port}")
         for name in ("slots_per_gpu", "rebalance_every"):
-            if (found := getattr(self, name)) is not None:
-                raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {found}")
+            if (value := getattr(self, name)) is not None:
+                raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {value}")
 
     @property
     def over_hosts(self) -> bool:

@@ -105,12 +105,12 @@ class Order(Value):
         Returns:
             (Y,) int64 indices of the rows, and (Y,) int64 the rank at the other end of each.
         """
-        found = self._rows_of.get((rank, sending))
-        if found is None:
+        transfers = self._rows_of.get((rank, sending))
+        if transfers is None:
             own_X, peer_X = self.pairs_X2.T if sending else self.pairs_X2.T[::-1]
             rows_X = np.flatnonzero(own_X == rank)
-            found = self._rows_of[rank, sending] = locked(rows_X), locked(peer_X[rows_X])
-        return found
+            transfers = self._rows_of[rank, sending] = locked(rows_X), locked(peer_X[rows_X])
+        return transfers
 
     @cached_property
     def _rows_of(self) -> dict[tuple[int, bool], tuple[IntArray, IntArray]]:
@@ -153,9 +153,9 @@ class Order(Value):
         in_sequence, capacity = in_sequence_P.tolist(), capacity_P.tolist()
         last, free, stages = [0] * len(capacity), capacity_P.tolist(), []
         for ports in port_X2.tolist():
-            kept = [port for port in ports if in_sequence[port]]
-            stage = max((last[port] + (free[port] == 0) for port in kept), default=0)
-            for port in kept:
+            counted = [port for port in ports if in_sequence[port]]
+            stage = max((last[port] + (free[port] == 0) for port in counted), default=0)
+            for port in counted:
                 if stage > last[port]:
                     last[port], free[port] = stage, capacity[port]
                 free[port] -= 1

@@ -101,8 +101,8 @@ class TokenRouting(Value):
         tokens = np.empty((windows, layers, sources, experts), dtype=np.int64)
         at_U = (self.window_U * sources + self.source_U) * experts
         for layer in range(layers):
-            found = np.zeros(windows * sources * experts, dtype=np.int64)
+            count_X = np.zeros(windows * sources * experts, dtype=np.int64)
             for choice in range(routing):
-                found += np.bincount(at_U + self.experts_ULK[:, layer, choice], minlength=len(found))
-            tokens[:, layer] = found.reshape(windows, sources, experts)
+                count_X += np.bincount(at_U + self.experts_ULK[:, layer, choice], minlength=len(count_X))
+            tokens[:, layer] = count_X.reshape(windows, sources, experts)
         return tokens

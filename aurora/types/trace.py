@@ -104,7 +104,7 @@ class ControlReport(Value):
         counted = [self.windows, self.skipped, self.bytes, self.failures, self.stuck, *self.decisions.values()]
         numbers("control report", [*counted, *last, self.age_s, self.move_s])
         numbers("control report, series", np.array([astuple(window) for window in self.series]).reshape(-1, 5), 2)
-        moves = [(each.at_s, each.moves, each.bytes, each.took_s or 0.0, len(each.layers)) for each in self.changes]
+        moves = [(change.at_s, change.moves, change.bytes, change.took_s or 0.0, len(change.layers)) for change in self.changes]
         numbers("control report, changes", np.array(moves).reshape(-1, 5), 2)
 
 
@@ -215,9 +215,9 @@ class TraceRecorder:
             start_s, end_s: seconds since the start of the run.
             end: for a transfer: the other rank, whether `rank` is the sender, and the bytes. LOCAL: no transfer.
         """
-        here, there = self._ranks_R[rank], -1 if end is LOCAL else self._ranks_R[end[0]]
-        which = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))
-        self.rows.append((start_s, end_s, here, *which, there, *end[1:]))
+        number, peer = self._ranks_R[rank], -1 if end is LOCAL else self._ranks_R[end[0]]
+        keys = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))
+        self.rows.append((start_s, end_s, number, *keys, peer, *end[1:]))
 
     def transfers(
         self, model: int, step: int, layer: int, phase: str, pairs_2X: IntArray, bytes_X: IntArray, span_s_2X: FloatArray
