@@ -77,7 +77,7 @@ def _least_phases(layer: PhaseSums, spare: int) -> FloatArray:
         [_replicated_ER(part_GE, layer.slots_G) for part_GE in np.moveaxis(part_GEW, 2, 0)]
         for part_GEW in (received_GEW, expert_GEW)
     ]
-    first_W, second_W = ([least_largest(each_ER, spare) for each_ER in each_WER] for each_WER in replicated_YWER)
+    first_W, second_W = ([least_largest(value_ER, spare) for value_ER in value_WER] for value_WER in replicated_YWER)
     return np.stack([np.maximum(gate_GW.max(axis=0), gate_GW.min(axis=0) + first_W), second_W])
 
 
@@ -118,7 +118,7 @@ def colocated_bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas:
         replicas: whether the bound covers placements with replicas.
     """
     of_servers_M = [servers for costs in costs_M if (servers := costs.of_servers) is not None]
-    return max(_colocated_ports_s(formula, each_M, replicas) for each_M in (costs_M, of_servers_M) if each_M)
+    return max(_colocated_ports_s(formula, layer_M, replicas) for layer_M in (costs_M, of_servers_M) if layer_M)
 
 
 def least_compute_s(parts: Sequence[Part], costs_M: Sequence[LayerCosts], replicas: bool) -> float | None:
@@ -209,7 +209,7 @@ def _shared_GE(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> FloatArra
     """
     elsewhere_GEE = counts_SEE.sum(axis=0) - counts_SEE
     common_GE = np.stack(
-        [_busiest(_others(each_EE), slots - 1) for each_EE, slots in zip(elsewhere_GEE, slots_G.tolist(), strict=True)]
+        [_busiest(_others(count_EE), slots - 1) for count_EE, slots in zip(elsewhere_GEE, slots_G.tolist(), strict=True)]
     )
     return _divided(np.diagonal(elsewhere_GEE, axis1=1, axis2=2), common_GE, top_k)
 
