@@ -45,7 +45,7 @@ WORTH = 1.02  # a candidate is worth it if the gain's lower end is above
 TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
-def save_recommendation(found: "Recommendation", folder: Path, model: str) -> str | None:
+def save_recommendation(recommendation: "Recommendation", folder: Path, model: str) -> str | None:
     """Writes the files of a recommendation: cluster and profile; for a planned placement also the plan and the engine's files.
 
     Args:
@@ -56,21 +56,21 @@ def save_recommendation(found: "Recommendation", folder: Path, model: str) -> st
     Returns:
         The command that starts the engine as recommended. None if nothing is recommended; then nothing is written.
     """
-    if found.way is None:
+    if recommendation.way is None:
         return None
-    engine = SERVING_ENGINES[found.engine]
+    engine = SERVING_ENGINES[recommendation.engine]
     file = folder / engine.file
-    command, texts = engine.command(found.way, model, file), engine.files(found.way, file)
+    command, texts = engine.command(recommendation.way, model, file), engine.files(recommendation.way, file)
     make_folder(folder)
-    save(found.cluster, folder / "cluster.toml")
-    save(found.profile, folder / "profile.npz")
-    if found.plan is not None:
-        planned = found.plan.models[0]
+    save(recommendation.cluster, folder / "cluster.toml")
+    save(recommendation.profile, folder / "profile.npz")
+    if recommendation.plan is not None:
+        planned = recommendation.plan.models[0]
         if engine.form is not None:
-            equal = found.plan.cluster.equal
+            equal = recommendation.plan.cluster.equal
             exported = export_placement(planned.placement, engine.form, planned.dense_layers, planned.load_LE, equal)
             texts[engine.file] = exported.text
-        save(replace(found.plan, models=(replace(planned, profile_path="profile.npz"),)), folder / "plan.json")
+        save(replace(recommendation.plan, models=(replace(planned, profile_path="profile.npz"),)), folder / "plan.json")
     for name, text in texts.items():
         write_text(folder / name, text)
     return command

@@ -120,7 +120,7 @@ def traffic_of(paths: Iterable[Path], gpus: int) -> list[Profile]:
     return [profile.at_sources(gpus) for _, profile in profiles]
 
 
-def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[Profile]:
+def profiles_of(plan: Plan, plan_path: Path, files: list[Path] | None) -> list[Profile]:
     """Load and return the profiles of a plan, one per model.
 
     Args:
@@ -133,13 +133,13 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
     Raises:
         BadInput: if the plan names no profile, or one that is gone or has other traffic than when the plan was made.
     """
-    paths = given or [plan_path.resolve().parent / model.profile_path for model in plan.models]
-    if not given and not all(model.profile_path for model in plan.models):
+    paths = files or [plan_path.resolve().parent / model.profile_path for model in plan.models]
+    if not files and not all(model.profile_path for model in plan.models):
         raise BadInput(f"{plan_path}: names no profile; give one --profile per model")
-    if not given and (gone := [path for path in paths if not path.exists()]):
+    if not files and (gone := [path for path in paths if not path.exists()]):
         raise BadInput(f"{plan_path}: expected its profile {gone[0]}, found no such file; give one --profile per model")
     profiles = traffic_of(paths, len(plan.cluster))
-    if not given:
+    if not files:
         for path, profile, model in zip(paths, profiles, plan.models, strict=True):
             if not model.made_from(profile):
                 raise BadInput(f"{plan_path}: was planned from a different version of {path}; plan again, or pass --profile")

@@ -28,7 +28,7 @@ def terminal() -> Console:
     return Console(markup=False, highlight=False)
 
 
-def show(as_json: bool, found: Mapping[str, Any], *parts: RenderableType | None) -> None:
+def show(as_json: bool, result: Mapping[str, Any], *parts: RenderableType | None) -> None:
     """Print a result.
 
     Args:
@@ -37,7 +37,7 @@ def show(as_json: bool, found: Mapping[str, Any], *parts: RenderableType | None)
         parts: tables and sentences, printed in sequence; None is skipped.
     """
     if as_json:
-        print(json_text(found))
+        print(json_text(result))
         return
     console = terminal()
     for part in parts:
@@ -52,9 +52,9 @@ def show(as_json: bool, found: Mapping[str, Any], *parts: RenderableType | None)
             console.print(part, soft_wrap=isinstance(part, str))
 
 
-def json_text(found: Mapping[str, Any], indent: int | None = None) -> str:
+def json_text(result: Mapping[str, Any], indent: int | None = None) -> str:
     """Returns a result as a JSON object with its schema."""
-    return json.dumps(_plain({"schema": SCHEMA, **found}), allow_nan=False, indent=indent)
+    return json.dumps(_plain({"schema": SCHEMA, **result}), allow_nan=False, indent=indent)
 
 
 def _plain(value: Any) -> Any:

@@ -100,15 +100,14 @@ def record(
     shown_profile(recorded, output, layers, as_json)
 
 
-def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
+def shown_profile(profile: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
     """Print a table or JSON object on a new profile; `output` is the file to which it was written."""
     from aurora.planner.workload.load_statistics import contiguous_load_intervals
     from aurora.reports.json_objects import profile_json
     from aurora.reports.plan_tables import profile_table
 
-    keys = ("config", "left out", "interrupted")
-    remarks = [f"{about}: {made.provenance[about]}" for about in keys if about in made.provenance]
-    table = profile_table(made, contiguous_load_intervals(made, seed), None if layers else WORST)
-    show(
-        as_json, {"output": output, **profile_json(made)}, table, made.provenance.get("precision"), *remarks, f"wrote {output}"
-    )
+    about = profile.provenance
+    remarks = [f"{key}: {about[key]}" for key in ("config", "left out", "interrupted") if key in about]
+    table = profile_table(profile, contiguous_load_intervals(profile, seed), None if layers else WORST)
+    result = {"output": output, **profile_json(profile)}
+    show(as_json, result, table, about.get("precision"), *remarks, f"wrote {output}")

@@ -39,10 +39,10 @@ SLACK = 0.03  # what a bound leaves to gain
 LEAST = 0.005  # what a plan that was tried has to gain
 
 
-def advice(found: ReportNumbers) -> list[str]:
+def advice(report: ReportNumbers) -> list[str]:
     """Returns the advice of a report as sentences, the most important first; one on the placement is always among them."""
     kinds = _control, _prediction, _placement, _ports, _experts, _orders, _time
-    return [sentence for kind in kinds for sentence in kind(found)]
+    return [sentence for kind in kinds for sentence in kind(report)]
 
 
 def _control(numbers: ReportNumbers) -> Iterator[str]:
@@ -245,24 +245,24 @@ def sharing_advice(compared: WaysCompared) -> str:
     return "; ".join([f"{ways[known[0]][0]}: {gains[known[0]]:.2f}x {at}", *parts[1:]]) + "."
 
 
-def two_models_advice(found: TwoModels) -> str:
+def two_models_advice(sharing: TwoModels) -> str:
     """Returns a sentence that recommends how an engine should serve two models on given GPUs, with the gain of each way."""
-    gains = {way: gain for way, gain in found.compared.gains.items() if way not in (IN_SEQUENCE, found.way)}
+    gains = {way: gain for way, gain in sharing.compared.gains.items() if way not in (IN_SEQUENCE, sharing.way)}
     others = "".join(f"; {TURNS.get(way, way)} {gain:.2f}x" for way, gain in gains.items())
-    batch, default = f"with {found.compared.batch} tokens of a rank in a step", f"by {found.engine}'s default"
+    batch, default = f"with {sharing.compared.batch} tokens of a rank in a step", f"by {sharing.engine}'s default"
     at = f"the throughput of one model after the other, each on all GPUs {default} ({batch}, MoE layers simulated)"
-    turns = f" {NO_TURNS}" if not takes_turns(found.engine, found.cluster) else ""
-    if found.drawn:
+    turns = f" {NO_TURNS}" if not takes_turns(sharing.engine, sharing.cluster) else ""
+    if sharing.drawn:
         return f"No recommendation: traffic is drawn. In parts of {at}{others}."
-    if found.way is None:
+    if sharing.way is None:
         if not gains:
-            why = next(iter(found.compared.left_out.values()), "the engine has no way of sharing these GPUs")
+            why = next(iter(sharing.compared.left_out.values()), "the engine has no way of sharing these GPUs")
             return f"Serve one model after the other: {why}.{turns}"
         return f"Serve one model after the other: nothing brings {WORTH:.2f}x {at}{others}.{turns}"
     first = f"Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin {NO_GRAPHS}"
-    if found.way == HALVES:
-        first = f"Split the GPUs, a half for each model{found.best.how and f' ({found.best.how})'}"
-    return f"{first}: {found.best.gain:.2f}x {at}{others}.{turns}"
+    if sharing.way == HALVES:
+        first = f"Split the GPUs, a half for each model{sharing.best.how and f' ({sharing.best.how})'}"
+    return f"{first}: {sharing.best.gain:.2f}x {at}{others}.{turns}"
 
 
 TURNS = {TIME_SLICED: "by the same plans without overlap", BY_EXCHANGE: "sharing all GPUs in turns"}  # ways, of an engine
@@ -276,33 +276,33 @@ RECORDING = {  # how an engine's traffic becomes a profile
 }
 
 
-def recommendation_lines(found: Recommendation) -> list[str]:
+def recommendation_lines(recommendation: Recommendation) -> list[str]:
     """Returns a recommendation as sentences: the recommended way, if any; the gain of balancing; and the assumptions."""
-    exchange = engine.EXCHANGES[found.default.exchange]
+    exchange = engine.EXCHANGES[recommendation.default.exchange]
     moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
-    default = f"{found.engine}'s own exchange{moved}: {exchange.about}."
-    lines = []
-    if found.drawn:
-        lines.append(_drawn_line(found))
-    elif found.served is not None:
-        lines += _served_lines(found, found.served)
-    elif found.best is None:
-        lines.append(f"Keep {found.engine}'s default placement: no plan is surely faster by {SURE - 1:.0%}.")
+    default = f"{recommendation.engine}'s own exchange{moved}: {exchange.about}."
+    lines, best, simulated = [], recommendation.best, recommendation.simulated
+    if recommendation.drawn:
+        lines.append(_drawn_line(recommendation))
+    elif recommendation.served is not None:
+        lines += _served_lines(recommendation, recommendation.served)
+    elif best is None:
+        lines.append(f"Keep {recommendation.engine}'s default placement: no plan is surely faster by {SURE - 1:.0%}.")
     else:
         on = "(best case: measured on its own training traffic)"
-        if found.best.low is not None:
-            on = f"on traffic that it was not made for ({found.best.low:.2f}x to {found.best.high:.2f}x)"
-        lines.append(f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x {on}.")
-    if found.plan is not None:
+        if best.low is not None:
+            on = f"on traffic that it was not made for ({best.low:.2f}x to {best.high:.2f}x)"
+        lines.append(f"Serve by the plan: {best.name}, {best.gain:.2f}x {on}.")
+    if recommendation.plan is not None:
         lines.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
-    if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) != found.default.hosts:
+    if best is not None and len({gpu.node for gpu in recommendation.cluster.gpus}) != recommendation.default.hosts:
         lines.append("Servers have different numbers of GPUs, so the command is for one: add the engine's options for several.")
-    if found.served is None:
-        assert found.simulated is not None
-        part = f"{found.simulated.share:.0%} of a step, which experts and exchanges take on the slowest kind of GPU"
-        rest = f" Their gains count for {part}." if found.simulated.share < 1 else ""
+    if recommendation.served is None:
+        assert simulated is not None
+        part = f"{simulated.share:.0%} of a step, which experts and exchanges take on the slowest kind of GPU"
+        rest = f" Their gains count for {part}." if simulated.share < 1 else ""
         return [*lines, f"Steps are MoE layers with the attention between them, simulated with {default}{rest}"]
-    load = found.served.load
+    load = recommendation.served.load
     return [
         *lines,
         f"Requests have {load.isl} tokens and answers of {load.osl}, {load.concurrency} in flight on each GPU. Steps are "

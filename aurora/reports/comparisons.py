@@ -107,21 +107,21 @@ def followed_table(followed: FollowedTraffic) -> Table:
 SHOWN_WAYS = 12  # of a recommendation, at most
 
 
-def recommendation_table(found: Recommendation) -> Table:
+def recommendation_table(recommendation: Recommendation) -> Table:
     """Returns a table that compares the fastest ways of serving, and methods without parameters, with the engine's default."""
-    kinds = [gpu.kind for gpu in found.cluster.gpus]
-    title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    if found.simulated is not None:
-        return _plans_table(found.engine, found.simulated, title)
-    assert found.served is not None
-    served, heads = found.served, right("tokens/s", "TTFT", "TPOT", "gain", "interval", "share")
+    kinds = [gpu.kind for gpu in recommendation.cluster.gpus]
+    title = f"{recommendation.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    if recommendation.simulated is not None:
+        return _plans_table(recommendation.engine, recommendation.simulated, title)
+    assert recommendation.served is not None
+    served, heads = recommendation.served, right("tokens/s", "TTFT", "TPOT", "gain", "interval", "share")
     table = Table(Column("way", min_width=18), *heads, title=title, caption="share: of what perfect balance would save")
     with_setting = [other for other in served.others if other.way is not None][:SHOWN_WAYS]
     without = [other for other in served.others if other.way is None]
     for part in ([served.default, served.ceiling], with_setting, without):
         for way in part:
             table.add_row(
-                f"{found.engine}'s default" if way is served.default else way.name,
+                f"{recommendation.engine}'s default" if way is served.default else way.name,
                 f"{way.service.tokens_per_s:,.0f}",
                 seconds(way.service.ttft_s),
                 seconds(way.service.tpot_s),

@@ -48,10 +48,10 @@ class Tile:
     note: str
 
 
-def tiles(found: ReportNumbers) -> list[Tile]:
+def tiles(report: ReportNumbers) -> list[Tile]:
     """Returns the tiles for tokens processed per second, seconds per step, speed-up, prediction error, and gap."""
-    plan = found.of.plan
-    return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
+    plan = report.of.plan
+    return [*_worth(report), _prediction_error(report), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
 
 
 def _worth(numbers: ReportNumbers) -> Iterator[Tile]:
@@ -108,7 +108,7 @@ def _prediction_error(numbers: ReportNumbers) -> Tile:
     return Tile(title, percent(both.error), note)
 
 
-def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
+def phase_chart(report: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
     """Returns a chart of a rank's seconds in each phase, one bar per trace.
 
     Args:
@@ -116,23 +116,23 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
         tables: tables of the chart's numbers.
     """
     shown = [
-        (name, f"s{i}", run.phases) for i, ((name, _), run) in enumerate(zip(found.of.traces, found.summaries, strict=True))
+        (name, f"s{i}", run.phases) for i, ((name, _), run) in enumerate(zip(report.of.traces, report.summaries, strict=True))
     ]
     columns = {key: np.array([*phases.values()]) for _, key, phases in shown}
     words = " ".join(
         f"{name}: of {seconds(run.seconds)} a rank exchanges tokens for {seconds(run.exchanging_s)}, their counts for "
         f"{seconds(run.phases['counts'])}, computes for {seconds(run.computing_s)} and waits for "
         f"{seconds(run.phases['waiting'])}."
-        for (name, _), run in zip(found.of.traces, found.summaries, strict=True)
+        for (name, _), run in zip(report.of.traces, report.summaries, strict=True)
     )
     series = [[name, key] for name, key, _ in shown]
     about = {"axis": "phase", "names": list(TIMED_PHASES), "series": series, "unit": "s"}
     return Chart("phases", "bars", "Where the time goes", (), Frame(words, columns), about, tables)
 
 
-def provenance(found: ReportNumbers) -> list[Sheet]:
+def provenance(report: ReportNumbers) -> list[Sheet]:
     """Returns tables of the report's origins: hashes, seeds, methods, versions and dates of its inputs."""
-    plan, fabric = found.of.plan, found.of.plan.cluster.fabric
+    plan, fabric = report.of.plan, report.of.plan.cluster.fabric
     rows = [
         ("scenario", plan.scenario),
         ("objective", plan.objective),
@@ -144,19 +144,19 @@ def provenance(found: ReportNumbers) -> list[Sheet]:
     rows.append(("aurora", version("aurora-moe")))
     made_from = [
         (name, model.profile_path or "from memory", model.profile_digest, model.fingerprint.partition(".")[0] or "synthetic")
-        for name, model in zip(found.of.models, plan.models, strict=True)
+        for name, model in zip(report.of.models, plan.models, strict=True)
     ]
     sheets = [
         Sheet("Plan", ("what", "found"), tuple(rows)),
         Sheet("Planned from", ("model", "profile", "sha256", "router weights"), tuple(made_from)),
         replace(sheet(cluster_table(plan.cluster)), note="" if fabric is None else f"a fabric of {len(fabric.links)} links"),
     ]
-    for name, model, profile in zip(found.of.models, plan.models, found.of.profiles, strict=False):
+    for name, model, profile in zip(report.of.models, plan.models, report.of.profiles, strict=False):
         same = "the plan's own" if model.made_from(profile) else "other than the plan was made from"
         about = [("sha256", profile.digest), ("traffic", same), *profile.provenance.items()]
         sheets.append(Sheet(f"Profile of {name} (as given)", ("what", "found"), tuple((str(k), str(v)) for k, v in about)))
-    if found.of.traces:
-        traced = tuple((name, trace.kind, str(len(trace)), seconds(trace.seconds)) for name, trace in found.of.traces)
+    if report.of.traces:
+        traced = tuple((name, trace.kind, str(len(trace)), seconds(trace.seconds)) for name, trace in report.of.traces)
         sheets.append(Sheet("Traces", ("file", "kind", "events", "from start to end"), traced))
     return sheets
 

@@ -20,20 +20,20 @@ from aurora.simulator.changing_traffic import FollowedTraffic
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.requests import RequestSimulation
 
-Found = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-def fields_json(found: Any, names: str) -> Found:
+def fields_json(value: Any, names: str) -> JsonObject:
     """Returns {name: value} of the attributes of `found` listed in `names`, a space-separated string."""
-    return {name: getattr(found, name) for name in names.split()}
+    return {name: getattr(value, name) for name in names.split()}
 
 
-def rows_json(**columns: Iterable[Any]) -> list[Found]:
+def rows_json(**columns: Iterable[Any]) -> list[JsonObject]:
     """Returns named columns of equal length as a list of dicts, one per row."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def profile_json(profile: Profile) -> Found:
+def profile_json(profile: Profile) -> JsonObject:
     """Returns a profile's shape and each layer's load."""
     layers = [
         {"pairs": load_E.sum(), "skew": load_E.max() / load_E.mean() if load_E.any() else 0.0, "hottest": load_E.argmax()}
@@ -43,7 +43,7 @@ def profile_json(profile: Profile) -> Found:
     return {**head, "kinds": list(profile.curves), "layers": layers}
 
 
-def plan_json(plan: Plan) -> Found:
+def plan_json(plan: Plan) -> JsonObject:
     """Returns a plan's strategies, objective and bounds, and each layer's dispatch."""
     models = []
     for model in plan.models:
@@ -61,7 +61,7 @@ def plan_json(plan: Plan) -> Found:
     return {**head, **times, "models": models}
 
 
-def migration_json(moved: Migration | None) -> Found | None:
+def migration_json(moved: Migration | None) -> JsonObject | None:
     """Returns a migration's layers, bytes and seconds, and the objective before and after; None without a migration."""
     if moved is None:
         return None
@@ -70,7 +70,7 @@ def migration_json(moved: Migration | None) -> Found | None:
     return {"layers": moved.layers, "bytes": moved.bytes_GG.sum(), **times, **objectives}
 
 
-def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
+def explanation_json(layers: Sequence[LayerExplanation]) -> list[JsonObject]:
     """Returns each layer's terms, the slowest GPU of each term, and how often the longest path has the term."""
     return [
         {
@@ -82,36 +82,43 @@ def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
     ]
 
 
-def evaluation_json(plan: Plan, found: Evaluation) -> Found:
+def evaluation_json(plan: Plan, evaluation: Evaluation) -> JsonObject:
     """Returns a plan's times on other traffic, beside the times of a plan made for that traffic."""
     models = [
         {"model": model.model, "layers": rows_json(dispatch_s=dispatch_s_L, own_dispatch_s=replanned.dispatch_s_L)}
-        for model, replanned, dispatch_s_L in zip(plan.models, found.replanned.models, found.dispatch_s_ML, strict=True)
+        for model, replanned, dispatch_s_L in zip(
+            plan.models, evaluation.replanned.models, evaluation.dispatch_s_ML, strict=True
+        )
     ]
     times = {
-        "objective_s": found.served_s_L.sum(),
-        "own_objective_s": found.replanned.objective_s,
-        "layers_s": found.served_s_L,
+        "objective_s": evaluation.served_s_L.sum(),
+        "own_objective_s": evaluation.replanned.objective_s,
+        "layers_s": evaluation.served_s_L,
     }
-    return {"objective": plan.objective, **times, **fields_json(found, "between_s slowdown slowdown_between"), "models": models}
-
-
-def drift_json(found: Drift) -> Found:
-    """Returns how much two profiles differ, by layer, and whether to plan again."""
-    layers = rows_json(variation=found.variation_L, by_chance=found.noise_L, hot_overlap=found.overlap_L)
     return {
-        **fields_json(found, "replan reason slowdown slowdown_between slowdown_of_joint threshold moved hot"),
+        "objective": plan.objective,
+        **times,
+        **fields_json(evaluation, "between_s slowdown slowdown_between"),
+        "models": models,
+    }
+
+
+def drift_json(drift: Drift) -> JsonObject:
+    """Returns how much two profiles differ, by layer, and whether to plan again."""
+    layers = rows_json(variation=drift.variation_L, by_chance=drift.noise_L, hot_overlap=drift.overlap_L)
+    return {
+        **fields_json(drift, "replan reason slowdown slowdown_between slowdown_of_joint threshold moved hot"),
         "layers": layers,
     }
 
 
-def summary_json(summary: Summary) -> Found:
+def summary_json(summary: Summary) -> JsonObject:
     """Returns a trace's times, utilisation and gaps."""
     layers = [{**asdict(layer), "gap": layer.gap} for layer in summary.layers]
     return {**fields_json(summary, "kind seconds phases utilisation exchange_gap"), "layers": layers}
 
 
-def models_json(summary: Summary) -> list[Found]:
+def models_json(summary: Summary) -> list[JsonObject]:
     """Returns the seconds, the steps and the time per output token of each model or micro-batch of a trace."""
     return [
         {
@@ -124,25 +131,25 @@ def models_json(summary: Summary) -> list[Found]:
     ]
 
 
-def comparison_json(found: Comparison | None) -> Found | None:
+def comparison_json(comparison: Comparison | None) -> JsonObject | None:
     """Returns predicted and measured seconds by phase; None without a comparison."""
-    return None if found is None else {**asdict(found), "error": found.error}
+    return None if comparison is None else {**asdict(comparison), "error": comparison.error}
 
 
-def placement_json(made: ReplicaPlacement) -> Found:
+def placement_json(placement: ReplicaPlacement) -> JsonObject:
     """Returns a placement that was computed from loads, in the format that `aurora export` reads."""
-    loads = rows_json(max_load=made.max_load_L, mean_load=made.mean_load_L, bound=made.bound_L)
-    layers = [{**placed, **load} for placed, load in zip(layers_json(made.placement), loads, strict=True)]
-    return {"method": made.method, "layers": layers, "seconds": made.seconds}
+    loads = rows_json(max_load=placement.max_load_L, mean_load=placement.mean_load_L, bound=placement.bound_L)
+    layers = [{**placed, **load} for placed, load in zip(layers_json(placement.placement), loads, strict=True)]
+    return {"method": placement.method, "layers": layers, "seconds": placement.seconds}
 
 
-def survival_json(made: ResilientPlacement) -> Found:
+def survival_json(placement: ResilientPlacement) -> JsonObject:
     """Returns a placement for failures, with the probability that every expert is still held."""
-    survival_L = [by_failures(survival.p_K) for survival in made.survival_L]
-    return {"method": made.method, "layers": rows_json(slots=made.slots_LN, survival=survival_L)}
+    survival_L = [by_failures(survival.p_K) for survival in placement.survival_L]
+    return {"method": placement.method, "layers": rows_json(slots=placement.slots_LN, survival=survival_L)}
 
 
-def schedule_json(schedule: Schedule, ranks: int) -> Found:
+def schedule_json(schedule: Schedule, ranks: int) -> JsonObject:
     """Returns a schedule with its bounds and every transfer."""
     names = "src", "dst", "bytes", "start_s", "end_s", "rate_Bps"
     return {
@@ -155,13 +162,13 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
     }
 
 
-def deliveries_json(seconds: Mapping[str, float], pays_from: Mapping[str, float]) -> Found:
+def deliveries_json(seconds: Mapping[str, float], pays_from: Mapping[str, float]) -> JsonObject:
     """Returns the seconds of each delivery (from `delivery_prices`), the bytes from which it pays off, and the push to use."""
     rows = [{"delivery": name, "seconds": took_s, "pays_from_bytes": pays_from.get(name)} for name, took_s in seconds.items()]
     return {"deliveries": rows, "push": chosen(seconds)}
 
 
-def cluster_json(cluster: Cluster) -> Found:
+def cluster_json(cluster: Cluster) -> JsonObject:
     """Returns a cluster's fabric and link curves, and its GPUs by rank."""
     return {
         **fields_json(cluster, "name incast"),
@@ -171,17 +178,17 @@ def cluster_json(cluster: Cluster) -> Found:
     }
 
 
-def curves_json(made: Profile | ComputeCurves) -> Found:
+def curves_json(curves: Profile | ComputeCurves) -> JsonObject:
     """Returns compute curves: seconds at token counts, by GPU kind and phase."""
-    kinds = made.curves if isinstance(made, Profile) else made.kinds
+    kinds = curves.curves if isinstance(curves, Profile) else curves.kinds
     table = {
         kind: {phase: {"tokens": curve.tokens_X, "seconds": curve.seconds_X} for phase, curve in phases.items()}
         for kind, phases in kinds.items()
     }
-    return {**fields_json(made, "model provenance"), "kinds": table}
+    return {**fields_json(curves, "model provenance"), "kinds": table}
 
 
-def followed_json(followed: FollowedTraffic) -> Found:
+def followed_json(followed: FollowedTraffic) -> JsonObject:
     """Returns the results of each way to follow changing traffic."""
     ways = [
         {
@@ -196,60 +203,61 @@ def followed_json(followed: FollowedTraffic) -> Found:
     return {"change": followed.change, "windows": len(followed.counted_W), "ways": ways}
 
 
-def requests_json(found: RequestSimulation) -> Found:
+def requests_json(simulation: RequestSimulation) -> JsonObject:
     """Returns times and throughput of simulated requests, and the error of interpolated steps against simulated ones."""
-    served, off_C = found.served, abs(found.off_C)
+    served, off_C = simulation.served, abs(simulation.off_C)
     return {
         **fields_json(served, "seconds tokens_per_s queue_grows steps"),
         "ttft_s": percentiles(served.ttft_s_Q),
         "tpot_s": percentiles(served.tpot_s_X),
-        "simulated_steps": found.points,
-        "error": {"steps": len(off_C), "most": off_C.max(initial=0.0), "mean": found.off_C.mean() if len(off_C) else 0.0},
+        "simulated_steps": simulation.points,
+        "error": {"steps": len(off_C), "most": off_C.max(initial=0.0), "mean": simulation.off_C.mean() if len(off_C) else 0.0},
     }
 
 
-def served_requests_json(found: Mapping[str, RequestSimulation], names: Sequence[str]) -> Found:
+def served_requests_json(simulations: Mapping[str, RequestSimulation], names: Sequence[str]) -> JsonObject:
     """Returns {name: results for the same requests} for each of `names`; None for a name that could not serve them."""
-    first = next(iter(found.values()))
+    first = next(iter(simulations.values()))
     requests = first.served.requests
     tokens = {"input_tokens": requests.input_tokens_Q.sum(), "output_tokens": requests.output_tokens_Q.sum()}
     head = {"requests": len(requests), **tokens, "arrivals_s": requests.arrival_s_Q[-1]}
-    served = {name: requests_json(found[name]) if name in found else None for name in names}
+    served = {name: requests_json(simulations[name]) if name in simulations else None for name in names}
     return {**head, **served, "assumptions": first.assumptions}
 
 
-def cell_json(cell: GridCell) -> Found:
+def cell_json(cell: GridCell) -> JsonObject:
     """Returns a cell of a grid: its settings, and the gain of each way of sharing GPUs."""
     ways = [asdict(outcome) for outcome in cell.compared.outcomes]
     comparison = {"winner": cell.compared.winner.way, "ways": ways, "left_out": dict(cell.compared.left_out)}
     return {**fields_json(cell, "skew bandwidth batch"), **comparison}
 
 
-def recommendation_json(found: Recommendation) -> Found:
+def recommendation_json(recommendation: Recommendation) -> JsonObject:
     """Returns a recommendation: the ways compared with the engine's default, and the best one."""
+    best, way, simulated = recommendation.best, recommendation.way, recommendation.simulated
     return {
-        **fields_json(found, "engine drawn at_most"),
-        "exchange": found.default.exchange,
-        "gpus": [gpu.kind for gpu in found.cluster.gpus],
-        "recommendation": found.best and found.way and {"name": found.best.name, "way": asdict(found.way)},
-        "served": found.served and ways_json(found.served),
-        "simulated": found.simulated
+        **fields_json(recommendation, "engine drawn at_most"),
+        "exchange": recommendation.default.exchange,
+        "gpus": [gpu.kind for gpu in recommendation.cluster.gpus],
+        "recommendation": best and way and {"name": best.name, "way": asdict(way)},
+        "served": recommendation.served and ways_json(recommendation.served),
+        "simulated": simulated
         and {
-            **fields_json(found.simulated, "default_s tokens share"),
-            "candidates": [fields_json(candidate, "name seconds gain low high") for candidate in found.simulated.candidates],
+            **fields_json(simulated, "default_s tokens share"),
+            "candidates": [fields_json(candidate, "name seconds gain low high") for candidate in simulated.candidates],
         },
-        "recorded": found.recorded and fields_json(found.recorded, "models gpus parts ratios"),
+        "recorded": recommendation.recorded and fields_json(recommendation.recorded, "models gpus parts ratios"),
     }
 
 
-def ways_json(served: WaysOfServing) -> Found:
+def ways_json(served: WaysOfServing) -> JsonObject:
     """Returns ways of serving beside the engine's default and the ceiling, and the parts of the imbalance."""
 
-    def way(compared: ComparedWay) -> Found:
+    def way(compared: ComparedWay) -> JsonObject:
         numbers = fields_json(compared, "name method gain low high share memory_bytes moved_bytes worst starts")
         return {**numbers, **asdict(compared.service), "way": compared.way and asdict(compared.way)}
 
-    def parts(split: ImbalanceSplit) -> Found:
+    def parts(split: ImbalanceSplit) -> JsonObject:
         shares = {name: asdict(getattr(split, name)) for name in ("whole", "stable", "drifting", "per_step")}
         return {**shares, **fields_json(split, "by_slots step_tokens windows")}
 

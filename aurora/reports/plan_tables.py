@@ -259,14 +259,14 @@ def _worst(placement: ReplicaPlacement) -> float:
     return float((placement.max_load_L / np.maximum(placement.mean_load_L, TINY)).max())
 
 
-def survival_table(made: ResilientPlacement) -> Table:
+def survival_table(placement: ResilientPlacement) -> Table:
     """Returns a table of each layer's survival probability after failures, beside its upper bound."""
     rows = [
         (layer, failures, f"{p:.6f}" + (f" ± {half:.6f}" if half else ""), most)
-        for layer, survival in enumerate(made.survival_L)
+        for layer, survival in enumerate(placement.survival_L)
         for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1)
     ]
-    title = f"{made.method}: at least {made.min_replicas} replicas each, placed in {seconds(made.seconds)}"
+    title = f"{placement.method}: at least {placement.min_replicas} replicas each, placed in {seconds(placement.seconds)}"
     return table_of({"layer": str, "failures": str, "survives": str, "at most": "{:.6f}".format}, rows, title=title)
 
 
@@ -410,18 +410,18 @@ def _gpus(plan: Plan, layer: LayerExplanation) -> Table:
     return table
 
 
-def padding_line(made: Export, added_bytes_G: IntArray | None) -> str:
+def padding_line(export: Export, added_bytes_G: IntArray | None) -> str:
     """Returns a line on the replicas, and their bytes, that an export added because the engine needs equal slots per GPU.
 
     Args:
         made: the export.
         added_bytes_G: (G,) bytes of added replicas on each GPU; None: unknown.
     """
-    added_L = made.added_LG.sum(axis=1)
+    added_L = export.added_LG.sum(axis=1)
     if not added_L.any():
-        return f"{made.redundant} redundant experts a layer, as in the plan"
+        return f"{export.redundant} redundant experts a layer, as in the plan"
     many = f"{added_L.min()} to {added_L.max()}" if added_L.min() < added_L.max() else str(added_L.max())
-    said = f"{made.redundant} redundant experts a layer; {many} of them are not the plan's"
+    said = f"{export.redundant} redundant experts a layer; {many} of them are not the plan's"
     said += ": the engine needs equally many on every GPU, and the hottest that keep GPUs balanced are repeated"
     if added_bytes_G is not None:
         gpu = int(added_bytes_G.argmax())

@@ -17,17 +17,17 @@ SIDES = ("before", "after")
 EXPERT_SCALE = 0.01  # of a layer's mean: what one step of a packed load stands for
 
 
-def experts_section(found: ReportNumbers) -> Section:
+def experts_section(report: ReportNumbers) -> Section:
     """Returns the section with heat maps over all layers: load of each expert, and of each GPU without and with the plan."""
     text = (
         "The first map shows the tokens of each expert in every layer. The other two show the time of each GPU for the "
         "dispatch and its experts: with experts in index order, and as planned. Colours show the load relative"
         " to the mean of the layer. A balanced layer has one colour."
     )
-    if not found.traffic_M:
-        return Section("experts", "Load per expert and GPU", text, missing=found.of.without)
+    if not report.traffic_M:
+        return Section("experts", "Load per expert and GPU", text, missing=report.of.without)
     frames, rows = [], []
-    for model, flows, profile in zip(found.of.models, found.traffic_M, found.of.profiles, strict=False):
+    for model, flows, profile in zip(report.of.models, report.traffic_M, report.of.profiles, strict=False):
         parts = relative_loads(flows, profile)
         most_L, before_L, after_L = (part_LX.max(axis=1) for part_LX in parts)
         words = (
@@ -48,26 +48,26 @@ def experts_section(found: ReportNumbers) -> Section:
     maps += [["GPUs before: index order", "before", "GPU", "layer"], ["GPUs after: as planned", "after", "GPU", "layer"]]
     about = {"maps": maps, "relative": True, "square": False}
     tables = (Sheet("Largest loads by layer, relative to the mean", heads, tuple(rows)),)
-    models = Selector("model", found.of.models)
+    models = Selector("model", report.of.models)
     chart = Chart("expert-map", "heat", "Load by expert and layer", (models,), frames, about, tables)
     return Section("experts", "Load per expert and GPU", text, (chart,))
 
 
-def traffic_section(found: ReportNumbers) -> Section:
+def traffic_section(report: ReportNumbers) -> Section:
     """Returns the section with heat maps of every layer's dispatch."""
     text = (
         "The maps show the tokens from each GPU (rows) to each GPU (columns) in the dispatch of one layer, over the whole "
         "profile: with experts in index order, and as planned. Tokens that stay on their GPU are left out. The"
         " bars beside the maps show all tokens that a port sends or receives."
     )
-    if not found.traffic_M:
-        return Section("traffic", "Traffic before and after", text, missing=found.of.without)
+    if not report.traffic_M:
+        return Section("traffic", "Traffic before and after", text, missing=report.of.without)
     frames, rows = [], []
-    for model, flows in zip(found.of.models, found.traffic_M, strict=True):
+    for model, flows in zip(report.of.models, report.traffic_M, strict=True):
         layers = []
         for layer in range(flows.tokens_BLGG.shape[1]):
             sides_BGG = flows.tokens_BLGG[:, layer]
-            columns: dict[str, IntArray] = {"rows": np.array([len(found.of.gpus)] * 2)}
+            columns: dict[str, IntArray] = {"rows": np.array([len(report.of.gpus)] * 2)}
             for side, tokens_GG in zip(SIDES, sides_BGG, strict=True):
                 columns |= {side: tokens_GG.ravel(), f"{side}-out": tokens_GG.sum(axis=1), f"{side}-in": tokens_GG.sum(axis=0)}
             tops = [_busiest(flows.port_s_BLG[side, layer]) for side in (0, 1)]
@@ -80,7 +80,7 @@ def traffic_section(found: ReportNumbers) -> Section:
             rows.append((model, str(layer), *travel, *tops))
         frames.append(layers)
     heads = ("model", "layer", "tokens before", "tokens after", "busiest port before", "busiest port after")
-    choices = Selector("model", found.of.models), Selector("layer")
+    choices = Selector("model", report.of.models), Selector("layer")
     tables = (Sheet("Traffic by layer", heads, tuple(rows)),)
     maps = [["Before: experts in index order", "before", "GPU", "GPU"], ["After: as planned", "after", "GPU", "GPU"]]
     about = {"maps": maps, "relative": False, "square": True}
@@ -88,21 +88,21 @@ def traffic_section(found: ReportNumbers) -> Section:
     return Section("traffic", "Traffic before and after", text, (chart,))
 
 
-def loads_section(found: ReportNumbers) -> Section:
+def loads_section(report: ReportNumbers) -> Section:
     """Returns the section on the busiest port and the slowest GPU of each layer, beside their bounds."""
     text = (
         "The charts show the time of each layer's busiest port and of its slowest GPU's experts, for the whole profile. No "
         "order of the dispatch is faster than its bound, no placement makes the slowest GPU's experts faster than theirs."
     )
-    if not found.traffic_M:
-        return Section("loads", "Loads by layer", text, missing=found.of.without)
+    if not report.traffic_M:
+        return Section("loads", "Loads by layer", text, missing=report.of.without)
     ports_M, experts_M = [], []
-    for flows, planned_LW in zip(found.traffic_M, found.planned_MLW, strict=True):
+    for flows, planned_LW in zip(report.traffic_M, report.planned_MLW, strict=True):
         ordered_L, bound_L = (np.array([getattr(there, name) for there, _ in planned_LW]) for name in ("seconds", "bound_s"))
         ports_M.append(_sides(flows.port_s_BLG) | {"after, in the planned order": ordered_L, "bound of any order": bound_L})
         experts_M.append(_sides(flows.expert_s_BLG) | {"bound of any placement": flows.expert_bound_s_L})
-    ports = _by_layer(found, "port-loads", "Busiest port: seconds of the dispatch", ports_M)
-    experts = _by_layer(found, "expert-loads", "Slowest GPU: seconds of its experts", experts_M)
+    ports = _by_layer(report, "port-loads", "Busiest port: seconds of the dispatch", ports_M)
+    experts = _by_layer(report, "expert-loads", "Slowest GPU: seconds of its experts", experts_M)
     return Section("loads", "Loads by layer", text, (ports, experts))
 
 
@@ -132,18 +132,18 @@ MOST_BARS = 60_000
 EXCHANGE_BITS, TIMELINE_BITS = 16, 26
 
 
-def schedule_section(found: ReportNumbers) -> Section:
+def schedule_section(report: ReportNumbers) -> Section:
     """Returns the section on each port's transfers in the plan's orders, over the whole profile."""
     text = (
         "The chart shows the transfers of one all-to-all over time, as planned for the whole profile. Colours and numbers name "
         "the other end of a transfer."
     )
-    own_table, gpus = sheet(plan_table(found.of.plan, explain=True)), found.of.gpus
-    if not found.planned_MLW:
-        return Section("schedule", "Schedule", text, sheets=(own_table,), missing=found.of.without)
+    own_table, gpus = sheet(plan_table(report.of.plan, explain=True)), report.of.gpus
+    if not report.planned_MLW:
+        return Section("schedule", "Schedule", text, sheets=(own_table,), missing=report.of.without)
     frames: list[list[list[Frame]]] = []
     rows = []
-    for model, planned_LW in zip(found.of.models, found.planned_MLW, strict=True):
+    for model, planned_LW in zip(report.of.models, report.planned_MLW, strict=True):
         frames.append([])
         for layer, planned_W in enumerate(planned_LW):
             frames[-1].append([])
@@ -152,8 +152,8 @@ def schedule_section(found: ReportNumbers) -> Section:
                 words = f"{model}, layer {layer}, {phase}: {took} from start to end, busiest port {busiest}, bound {bound}."
                 frames[-1][-1].append(_gantt(words, transfers, len(gpus)))
                 rows.append((model, str(layer), phase, took, busiest, bound, str(len(transfers.src_X))))
-    choices = Selector("model", found.of.models), Selector("layer"), Selector("phase", EXCHANGES)
-    about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": [], **_machine(found, 1)}
+    choices = Selector("model", report.of.models), Selector("layer"), Selector("phase", EXCHANGES)
+    about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": [], **_machine(report, 1)}
     heads = ("model", "layer", "phase", "start to end", "busiest port", "bound", "transfers")
     tables = (Sheet("All-to-alls", heads, tuple(rows)), own_table)
     chart = Chart("gantt", "spans", "Transfers by port", choices, frames, about, tables)
@@ -167,28 +167,28 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
     return Frame(words, {**columns, "bytes": transfers.bytes_X.astype(np.float32)}, scale=tick_s)
 
 
-def timeline_section(found: ReportNumbers) -> Section:
+def timeline_section(report: ReportNumbers) -> Section:
     """Returns the section with timelines of each rank's compute and exchanges: one view per trace, measured traces first."""
-    title = "Interleaving" if len(found.of.traced) > 1 else "Timeline"
+    title = "Interleaving" if len(report.of.traced) > 1 else "Timeline"
     text = "The chart shows when each rank computes, exchanges and waits. A bar is a part of one phase of one layer."
-    if not found.of.traces:
+    if not report.of.traces:
         missing = "Give traces: aurora simulate PLAN writes a predicted trace, aurora run PLAN a measured one."
         return Section("timeline", title, text, missing=missing)
     frames = []
-    most = MOST_BARS // len(found.bars)
-    runs = sorted(zip(found.of.traces, found.bars, found.summaries, strict=True), key=lambda run: run[2].kind != "measured")
+    most = MOST_BARS // len(report.bars)
+    runs = sorted(zip(report.of.traces, report.bars, report.summaries, strict=True), key=lambda run: run[2].kind != "measured")
     for (name, trace), whole, summary in runs:
         shown = whole.first_steps(most)
         steps, of = int(shown.step_X.max()) + 1, int(whole.step_X.max()) + 1
         words = f"{name} ({trace.kind}): {seconds(summary.seconds)}, utilisation {percent(summary.utilisation)}; " + (
             f"all steps, {of}." if steps == of else f"steps 0 to {steps - 1} of {of}."
         )
-        frames.append(_ranks(words, shown, len(found.of.gpus)))
-    names = [f"{rank} {part}" for rank in found.of.gpus for part in ("computes", "network")]
-    fields = [["model", list(found.of.traced)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
-    about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(found)}
-    about |= _machine(found, 2)
-    tables = *phase_sheets(found), *(sheet(summary_table(summary)) for summary in found.summaries)
+        frames.append(_ranks(words, shown, len(report.of.gpus)))
+    names = [f"{rank} {part}" for rank in report.of.gpus for part in ("computes", "network")]
+    fields = [["model", list(report.of.traced)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
+    about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(report)}
+    about |= _machine(report, 2)
+    tables = *phase_sheets(report), *(sheet(summary_table(summary)) for summary in report.summaries)
     traces = Selector("trace", tuple(name for (name, _), _, _ in runs))
     chart = Chart("timeline-chart", "spans", "Ranks over time", (traces,), frames, about, tables)
     return Section("timeline", title, text, (chart,))
@@ -225,25 +225,25 @@ def _tracks(view: int, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatA
     return {f"track{view}": track_X, f"level{view}": level_X, f"depth{view}": depth}
 
 
-def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
+def phase_sheets(report: ReportNumbers) -> tuple[Sheet, ...]:
     """Returns tables of a rank's seconds by phase and trace and, if both exist, of prediction against measurement."""
-    heads = ("phase", *(name for name, _ in found.of.traces))
-    rows = [(phase, *(seconds(summary.phases[phase]) for summary in found.summaries)) for phase in TIMED_PHASES]
-    rows.append(("start to end", *(seconds(summary.seconds) for summary in found.summaries)))
+    heads = ("phase", *(name for name, _ in report.of.traces))
+    rows = [(phase, *(seconds(summary.phases[phase]) for summary in report.summaries)) for phase in TIMED_PHASES]
+    rows.append(("start to end", *(seconds(summary.seconds) for summary in report.summaries)))
     means = Sheet(
         "Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases overlap where several models share a rank."
     )
-    return (means,) if found.comparison is None else (means, sheet(comparison_table(found.comparison)))
+    return (means,) if report.comparison is None else (means, sheet(comparison_table(report.comparison)))
 
 
-def placement_section(found: ReportNumbers) -> Section:
+def placement_section(report: ReportNumbers) -> Section:
     """Returns the section on the experts of each GPU; with replicas, also on replica counts and survival of GPU failures."""
-    plan = found.of.plan
+    plan = report.of.plan
     rows = []
-    for name, model in zip(found.of.models, plan.models, strict=True):
+    for name, model in zip(report.of.models, plan.models, strict=True):
         for layer, slots in enumerate(model.placement.slots_LG):
             shares = (None,) * len(slots) if model.placement.split_LG is None else model.placement.split_LG[layer]
-            held_G = zip(found.of.gpus, slots, shares, strict=True)
+            held_G = zip(report.of.gpus, slots, shares, strict=True)
             rows.append((name, str(layer), "; ".join(f"GPU {gpu}: {_held(experts, share)}" for gpu, experts, share in held_G)))
     table = Sheet(
         "Experts by GPU",
@@ -251,13 +251,13 @@ def placement_section(found: ReportNumbers) -> Section:
         tuple(rows),
         "Part of an expert's load in brackets." if any(m.placement.split_LG for m in plan.models) else "",
     )
-    copies_M = [found.copies_LE(number) for number in range(len(plan.models))]
+    copies_M = [report.copies_LE(number) for number in range(len(plan.models))]
     if not any((copies_LE > 1).any() for copies_LE in copies_M):
         return Section(
             "placement", "Placement", "The table shows where the plan puts experts. None has replicas.", sheets=(table,)
         )
     fewest = []
-    for name, copies_LE in zip(found.of.models, copies_M, strict=True):
+    for name, copies_LE in zip(report.of.models, copies_M, strict=True):
         for layer, copies_E in enumerate(copies_LE):
             few, rarest = int(copies_E.min()), int((copies_E == copies_E.min()).sum())
             fewest.append((name, str(layer), str(copies_E.sum()), str(few), str(rarest), str(few - 1)))
@@ -281,9 +281,9 @@ TRAFFIC = 3  # of MARKS
 SERIES = (("balancedness", "now"), ("expected", "expected"))
 
 
-def decisions_section(found: ReportNumbers) -> Section | None:
+def decisions_section(numbers: ReportNumbers) -> Section | None:
     """Returns the section on the controllers' decisions to adapt placements to traffic; None if no trace has decisions."""
-    reports = found.control
+    reports = numbers.control
     if not reports:
         return None
     text = (

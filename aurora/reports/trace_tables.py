@@ -25,19 +25,19 @@ def percentiles(seconds_X: FloatArray | Sequence[float]) -> dict[str, float | No
     return {f"p{percentile}": value for percentile, value in zip(PERCENTILES, values, strict=True)}
 
 
-def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
+def requests_table(simulations: Mapping[str, RequestSimulation]) -> Table:
     """Returns a table of simulations of the same requests, one column per simulation.
 
     Args:
         found: {name of the plan or engine default: its simulation}; with two, a further column compares the first with the
             second.
     """
-    requests = next(iter(found.values())).served.requests
+    requests = next(iter(simulations.values())).served.requests
     inputs, outputs = (int(tokens_Q.sum()) for tokens_Q in (requests.input_tokens_Q, requests.output_tokens_Q))
-    served = [simulation.served for simulation in found.values()]
+    served = [simulation.served for simulation in simulations.values()]
     table = Table(
         "",
-        *right(*found, *(["speed-up"] if len(found) == 2 else [])),
+        *right(*simulations, *(["speed-up"] if len(simulations) == 2 else [])),
         title=f"{len(requests)} requests in {seconds(float(requests.arrival_s_Q[-1]))}: {inputs} tokens in, {outputs} out",
         caption="output tokens/s: from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
         "output token after it; percentiles of requests",
@@ -57,18 +57,18 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
         for name in times[0]:
             values = [quantiles[name] for quantiles in times]
             add(f"{metric} {name}", values, [DASH if value is None else seconds(value) for value in values])
-    table.add_row("steps", *(str(run.steps) for run in served), *([""] if len(found) == 2 else []))
+    table.add_row("steps", *(str(run.steps) for run in served), *([""] if len(simulations) == 2 else []))
     return table
 
 
-def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
+def request_lines(simulations: Mapping[str, RequestSimulation]) -> Sequence[str]:
     """Returns sentences on simulations of the same requests: growing queues, the error of interpolated steps, and assumptions.
 
     Args:
         found: {name of the plan or engine default: its simulation}.
     """
     lines = []
-    for name, simulation in found.items():
+    for name, simulation in simulations.items():
         if simulation.served.queue_grows:
             waiting = (simulation.served.waiting(*part) for part in ((0.25, 0.5), (0.75, 1.0)))
             before, after = (f"{value:.0f}" for value in waiting)
@@ -76,14 +76,14 @@ def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
                 f"{name}: overloaded. The queue grows, from {before} requests without a first token in the second quarter of "
                 f"the arrivals to {after} in the last: TTFT depends on how long requests go on arriving."
             )
-    for name, simulation in found.items():
+    for name, simulation in simulations.items():
         if len(simulation.off_C):
             off = np.abs(simulation.off_C)
             lines.append(
                 f"{name}: steps are interpolated between {simulation.points} simulated ones; of {len(off)} drawn steps the "
                 f"error is {percent(float(np.median(off)))} in the median, {percent(float(off.max()))} at most."
             )
-    return [*lines, *next(iter(found.values())).assumptions]
+    return [*lines, *next(iter(simulations.values())).assumptions]
 
 
 def p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
@@ -138,17 +138,17 @@ def models_table(summary: Summary) -> Table | None:
     return table
 
 
-def comparison_table(found: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> Table:
     """Returns a table of predicted and measured seconds, by phase and in total; its caption has the errors of single cases."""
-    kinds = (("network", found.network), ("compute", found.compute))
+    kinds = (("network", comparison.network), ("compute", comparison.compute))
     caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
-    if found.unmatched:
-        caption += f"; {found.unmatched} cases are in only one trace"
-    rows = [(row.model, row.phase, row.predicted_s, row.measured_s, row.error) for row in found.phases]
+    if comparison.unmatched:
+        caption += f"; {comparison.unmatched} cases are in only one trace"
+    rows = [(row.model, row.phase, row.predicted_s, row.measured_s, row.error) for row in comparison.phases]
     return table_of(
         {"model": text, "phase": text, "predicted": seconds, "measured": seconds, "error": percent},
-        [*rows, ("whole run", "", found.predicted_s, found.measured_s, found.error)],
-        title=f"prediction error {percent(found.error)}",
+        [*rows, ("whole run", "", comparison.predicted_s, comparison.measured_s, comparison.error)],
+        title=f"prediction error {percent(comparison.error)}",
         caption=f"a rank's seconds, the mean; {caption}",
     )
 

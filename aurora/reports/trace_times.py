@@ -279,14 +279,14 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
     return Summary(trace.kind, seconds, phases, exchanging_s, computing_s, used_G, tuple(layers), models)
 
 
-def any_model_s(found: Bars, ranks: int, phases: Sequence[str]) -> float:
+def any_model_s(bars: Bars, ranks: int, phases: Sequence[str]) -> float:
     """Returns the seconds in which at least one model of a rank is in one of `phases`, mean over ranks."""
-    rows = np.isin(found.phase_X, [TIMED_PHASES.index(phase) for phase in phases])
-    _, _, start_s, end_s = union(found.rank_X[rows], found.start_s_X[rows], found.end_s_X[rows])
+    rows = np.isin(bars.phase_X, [TIMED_PHASES.index(phase) for phase in phases])
+    _, _, start_s, end_s = union(bars.rank_X[rows], bars.start_s_X[rows], bars.end_s_X[rows])
     return float((end_s - start_s).sum()) / ranks
 
 
-def phase_seconds(trace: Trace, found: Bars) -> tuple[dict[str, float], ...]:
+def phase_seconds(trace: Trace, bars: Bars) -> tuple[dict[str, float], ...]:
     """Returns, for each model, {phase: seconds} for TIMED_PHASES, mean over ranks.
 
     Args:
@@ -294,7 +294,7 @@ def phase_seconds(trace: Trace, found: Bars) -> tuple[dict[str, float], ...]:
         found: the bars of `trace`.
     """
     phases, models = len(TIMED_PHASES), len(trace.names_M)
-    of_X, length_X = found.model_X * phases + found.phase_X, found.end_s_X - found.start_s_X
+    of_X, length_X = bars.model_X * phases + bars.phase_X, bars.end_s_X - bars.start_s_X
     total_MY = np.bincount(of_X, weights=length_X, minlength=models * phases).reshape(models, phases) / trace.ranks
     return tuple(dict(zip(TIMED_PHASES, total_Y, strict=True)) for total_Y in total_MY.tolist())
 

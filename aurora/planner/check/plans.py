@@ -402,7 +402,7 @@ def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, slots: GpuSlots)
             )
 
 
-def check_resilient(made: ResilientPlacement, failure_domains: FailureDomains, guaranteed: bool) -> None:
+def check_resilient(placement: ResilientPlacement, failure_domains: FailureDomains, guaranteed: bool) -> None:
     """Checks a failure-resilient placement and its survival probabilities.
 
     Every expert is held, and no node holds more experts than its slots. Each probability is between zero and one and not above
@@ -416,8 +416,8 @@ def check_resilient(made: ResilientPlacement, failure_domains: FailureDomains, g
     Raises:
         BrokenPlan: if any of this fails.
     """
-    for layer, (slots_N, survival) in enumerate(zip(made.slots_LN, made.survival_L, strict=True)):
-        where = f"placement {made.method}, layer {layer}"
+    for layer, (slots_N, survival) in enumerate(zip(placement.slots_LN, placement.survival_L, strict=True)):
+        where = f"placement {placement.method}, layer {layer}"
         if len(slots_N) != failure_domains.nodes or any(
             len(node_experts) > slots for node_experts, slots in zip(slots_N, failure_domains.slots_N, strict=True)
         ):
@@ -430,9 +430,9 @@ def check_resilient(made: ResilientPlacement, failure_domains: FailureDomains, g
         levels = ((held_NE, failure_domains.nodes, "nodes"), (held_DE, failure_domains.domains, "failure domains"))
         for held_XE, most, places in levels:
             least = int(held_XE.sum(axis=0).min())
-            if least < (min(made.min_replicas, most) if guaranteed else 1):
+            if least < (min(placement.min_replicas, most) if guaranteed else 1):
                 raise BrokenPlan(
-                    f"{where}: expected every expert on {min(made.min_replicas, most)} {places}, found one on {least}"
+                    f"{where}: expected every expert on {min(placement.min_replicas, most)} {places}, found one on {least}"
                 )
         for failures, (p, half, most_p) in enumerate(
             zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1
