@@ -298,30 +298,30 @@ def follow_traffic(
         into_G, out_G = _moved_G(held_LGP, next_LGP)
         return into_G.sum() * expert_bytes, float(max(into_G.max(), out_G.max()) * expert_bytes / port_Bps)
 
-    def once(window: int, held: IntArray) -> IntArray:
-        return levelled(load_WLE[0], held) if window == 1 else held
+    def once(window: int, held_LGP: IntArray) -> IntArray:
+        return levelled(load_WLE[0], held_LGP) if window == 1 else held_LGP
 
-    def controlled(window: int, held: IntArray) -> IntArray:
+    def controlled(window: int, held_LGP: IntArray) -> IntArray:
         if window and (decision := controller.window(load_WLE[window - 1])).action != "keep":
-            _, seconds = moving(held, decision.held_LGP)
+            _, seconds = moving(held_LGP, decision.held_LGP)
             under_way.append((window + seconds // options.period_s, seconds))
         if under_way and under_way[0][0] <= window:
             controller.moved(under_way.pop()[1])
         return controller.held_LGP
 
     def knowing(known_WLE: FloatArray) -> _Way:
-        return lambda window, held: levelled(known_WLE[window], held)
+        return lambda window, held_LGP: levelled(known_WLE[window], held_LGP)
 
     def eplb(many: int) -> _Way:
-        def planned(window: int, held: IntArray) -> Placement | IntArray:
+        def planned(window: int, held_LGP: IntArray) -> Placement | IntArray:
             if not window or window % many:
-                return held
+                return held_LGP
             return place_unbounded(load_WLE[window - many : window].sum(axis=0), alike, "eplb")
 
         return planned
 
     ways: dict[str, tuple[_Way, bool]] = {
-        "as it is": (lambda window, held: held, False),
+        "as it is": (lambda window, held_LGP: held_LGP, False),
         "planned once": (once, False),
         **{f"EPLB every {many}": (eplb(many), True) for many in every},
         "controller": (controlled, False),
@@ -336,11 +336,11 @@ def follow_traffic(
         split = ReplicaParts(held, server_G)
         placement: Placement | None = None  # of the last change, if it tells the parts of replicas
         for window, load_LE in enumerate(load_WLE):
-            found = way(window, held_LGP)
-            if isinstance(found, Placement):
-                placement, next_LGP = found, found.held_LGP(held_LGP.shape[2])
+            target = way(window, held_LGP)
+            if isinstance(target, Placement):
+                placement, next_LGP = target, target.held_LGP(held_LGP.shape[2])
             else:
-                next_LGP = found
+                next_LGP = target
             if next_LGP is not held_LGP:
                 bytes_W[window], seconds = moving(held_LGP, next_LGP)
                 moving_s, held_LGP = moving_s + seconds, next_LGP

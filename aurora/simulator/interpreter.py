@@ -229,13 +229,13 @@ class _Span:
     first_s: float = float("inf")
     last_s: float = -float("inf")
 
-    def add(self, *what: Any) -> None:
+    def add(self, *event: Any) -> None:
         """Records a phase of a rank."""
-        self.first_s, self.last_s = min(self.first_s, what[5]), max(self.last_s, what[6])
+        self.first_s, self.last_s = min(self.first_s, event[5]), max(self.last_s, event[6])
 
-    def transfers(self, *what: Any) -> None:
+    def transfers(self, *event: Any) -> None:
         """Records all transfers of an all-to-all."""
-        start_s_X, end_s_X = what[6]
+        start_s_X, end_s_X = event[6]
         self.first_s = min(self.first_s, float(start_s_X.min(initial=np.inf)))
         self.last_s = max(self.last_s, float(end_s_X.max(initial=-np.inf)))
 
@@ -297,11 +297,11 @@ class _Run:
         for process in running:
             self._step(process)
         while self._heap or self._switch.busy:
-            done = self._switch.run(self._heap[0][0] if self._heap else float("inf"))
+            steps = self._switch.run(self._heap[0][0] if self._heap else float("inf"))
             self.now = self._switch.now_s
-            for number, rank in done:
+            for number, rank in steps:
                 self._finish_step(self._by_number[number], rank)
-            while not done and self._heap and self._heap[0][0] <= self.now:
+            while not steps and self._heap and self._heap[0][0] <= self.now:
                 heapq.heappop(self._heap)[2]()
         assert not any(inspect.getgeneratorstate(process) == inspect.GEN_SUSPENDED for process in running), (
             "the program stopped before its end"

@@ -68,18 +68,18 @@ class RankScheduler:
             (tokens, ended): number of prompt tokens in the step, and the requests whose prompt ends in it.
         """
         ended: list[int] = []
-        left = budget = self.max_num_batched_tokens - self.generating
-        while self.prompts and left and (self.begun or self.generating + len(ended) < self.max_num_seqs):
+        rest = budget = self.max_num_batched_tokens - self.generating
+        while self.prompts and rest and (self.begun or self.generating + len(ended) < self.max_num_seqs):
             request, tokens = self.prompts.popleft()
-            computed = min(tokens, left)
-            left -= computed
+            computed = min(tokens, rest)
+            rest -= computed
             self.begun = computed < tokens
             if self.begun:
                 self.prompts.appendleft((request, tokens - computed))
             else:
                 ended.append(request)
         self.generating += len(ended)
-        return budget - left, ended
+        return budget - rest, ended
 
 
 def drawn_requests(options: RequestOptions) -> Requests:
@@ -139,7 +139,7 @@ def serve(
     ends: list[tuple[int, int]] = []  # of requests that generate: the step of the last token, and the request
     arrived, served, step, now_s = 0, 0, 0, 0.0
     arrival_s, outputs, inputs = (
-        each.tolist() for each in (requests.arrival_s_Q, requests.output_tokens_Q, requests.input_tokens_Q)
+        array_Q.tolist() for array_Q in (requests.arrival_s_Q, requests.output_tokens_Q, requests.input_tokens_Q)
     )
     waiting: set[int] = set()  # ranks with prompts
     generating_G = np.zeros(ranks, dtype=np.int64)
@@ -149,7 +149,7 @@ def serve(
                 return ServedRequests(requests, first_s_Q, last_s_Q, rank_Q, step)
             now_s = max(now_s, arrival_s[arrived])
         while arrived < len(requests) and arrival_s[arrived] <= now_s:
-            rank = min(range(ranks), key=lambda each: schedulers[each].score)
+            rank = min(range(ranks), key=lambda index: schedulers[index].score)
             schedulers[rank].prompts.append((arrived, inputs[arrived]))
             waiting.add(rank)
             rank_Q[arrived], arrived = rank, arrived + 1
@@ -272,23 +272,23 @@ class StepPrices:
         """Returns the interpolated seconds of a step with `tokens_G` (G,) int64 tokens on each rank."""
         total, longest_s = int(tokens_G.sum()), 0.0
         for kind in range(self._kinds):
-            own = int(tokens_G[self._kind_G == kind].max())
-            if own * len(tokens_G) < total:
+            busiest = int(tokens_G[self._kind_G == kind].max())
+            if busiest * len(tokens_G) < total:
                 continue  # a rank with less than the mean is not the busiest
-            if (kind, own, total) not in self._known:
-                others = (total - own) / max(1, len(tokens_G) - 1)
-                self._known[kind, own, total] = self._interpolated(kind, own, others or own)
-            longest_s = max(longest_s, self._known[kind, own, total])
+            if (kind, busiest, total) not in self._known:
+                others = (total - busiest) / max(1, len(tokens_G) - 1)
+                self._known[kind, busiest, total] = self._interpolated(kind, busiest, others or busiest)
+            longest_s = max(longest_s, self._known[kind, busiest, total])
         return longest_s
 
-    def _interpolated(self, kind: int, own: float, others: float) -> float:
-        """Seconds between the grid's points, linear in the triangle or rectangle around; `others` are at most `own`."""
-        (at_own, u), (at_others, v) = self._between(own), self._between(others)
+    def _interpolated(self, kind: int, busiest: float, others: float) -> float:
+        """Seconds between the grid's points, linear in the triangle or rectangle around; `others` are at most `busiest`."""
+        (at_busiest, u), (at_others, v) = self._between(busiest), self._between(others)
         weights = {(0, 0): (1 - u) * (1 - v), (0, 1): (1 - u) * v, (1, 0): u * (1 - v), (1, 1): u * v}
-        if at_own == at_others:  # at the diagonal, where all ranks have equally many, seconds have a kink
+        if at_busiest == at_others:  # at the diagonal, where all ranks have equally many, seconds have a kink
             weights = {(0, 0): 1 - u, (1, 0): u - v, (1, 1): v}
         return sum(
-            part * self._point(kind, int(self._levels[at_own + i]), int(self._levels[at_others + j]))
+            part * self._point(kind, int(self._levels[at_busiest + i]), int(self._levels[at_others + j]))
             for (i, j), part in weights.items()
             if part
         )
@@ -300,25 +300,25 @@ class StepPrices:
             return at, 0.0
         return at, float((tokens - self._levels[at]) / (self._levels[at + 1] - self._levels[at]))
 
-    def _point(self, kind: int, own: int, others: int) -> float:
-        """Simulated seconds where a rank of a kind, each in turn, has `own` tokens and every other rank `others`."""
-        key = kind, own, others
+    def _point(self, kind: int, busiest: int, others: int) -> float:
+        """Simulated seconds where a rank of a kind, each in turn, has `busiest` tokens and every other rank `others`."""
+        key = kind, busiest, others
         if key not in self._points:
             ranks_X = np.flatnonzero(self._kind_G == kind)
             tokens_XG = np.full((len(ranks_X), len(self._cluster)), others)
-            tokens_XG[np.arange(len(ranks_X)), ranks_X] = own
+            tokens_XG[np.arange(len(ranks_X)), ranks_X] = busiest
             self._points[key] = self.simulated(tokens_XG, key, self._layers)
         return self._points[key]
 
 
 def grid(most_tokens: int) -> FloatArray:
     """Returns the grid: numbers of tokens from one to `most_tokens`, PER_OCTAVE of them per factor of two."""
-    found, step = [1], 1
-    while found[-1] < most_tokens:
-        if found[-1] >= 2 * step * PER_OCTAVE:
+    levels, step = [1], 1
+    while levels[-1] < most_tokens:
+        if levels[-1] >= 2 * step * PER_OCTAVE:
             step *= 2
-        found.append(min(found[-1] + step, most_tokens))
-    return np.array(found, dtype=np.float64)
+        levels.append(min(levels[-1] + step, most_tokens))
+    return np.array(levels, dtype=np.float64)
 
 
 def _kinds(plan: Plan) -> IntArray:
@@ -401,7 +401,7 @@ def simulate_requests(
     steps = _DrawnSteps(most, np.random.default_rng(options.seed))
     served = serve(requests, len(plan.cluster), prices, options, steps.add, progress)
     off = []
-    for _, number, tokens_G, seconds in sorted(steps.drawn, key=lambda each: each[1]):
+    for _, number, tokens_G, seconds in sorted(steps.drawn, key=lambda draw: draw[1]):
         off.append(seconds / prices.simulated(np.maximum(tokens_G, 1)[None], (number,)) - 1)
     return RequestSimulation(served, prices.points, np.array(off), _assumptions(plan, profile, steps.most_tokens))
 
