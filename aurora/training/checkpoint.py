@@ -92,12 +92,12 @@ class CheckpointWriter:
             for expert in layer.held:
                 if first_E[expert] == rank:
                     parts = state.expert(number, expert).items()
-                    tensors |= {_expert_key(number, expert, name): each for name, each in parts}
+                    tensors |= {_expert_key(number, expert, name): tensor for name, tensor in parts}
         about = {"schema": SCHEMA, "steps": state.steps, **self._about}
-        on_gpu = any(each.is_cuda for each in tensors.values())
+        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         copies = {
-            name: torch.empty(each.shape, dtype=each.dtype, pin_memory=on_gpu).copy_(each, non_blocking=True)
-            for name, each in tensors.items()
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu).copy_(tensor, non_blocking=True)
+            for name, tensor in tensors.items()
         }
         copied = torch.cuda.current_stream().record_event() if on_gpu else None  # GPU work that is queued later waits for them
         args = copies, copied, about, rank, ranks
@@ -144,19 +144,19 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
     Returns:
         (the checkpoint or None; one sentence per newer, incomplete checkpoint).
     """
-    found = []
+    remarks = []
     for number, path in reversed(begun_checkpoints(folder)):
         if steps not in (None, number):
             continue
         shards = _shards_in(path)
         if not shards:
-            found.append(f"{path}: shards are missing")
+            remarks.append(f"{path}: shards are missing")
         elif broken := [shard for shard in shards if not _is_whole(shard)]:
-            found.append(f"{broken[0]}: is not what was written")
+            remarks.append(f"{broken[0]}: is not what was written")
         else:
             with safe_open(shards[0], framework="pt") as file:
-                return WholeCheckpoint(number, shards, json.loads(file.metadata()["aurora"])), found
-    return None, found
+                return WholeCheckpoint(number, shards, json.loads(file.metadata()["aurora"])), remarks
+    return None, remarks
 
 
 def begun_checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -164,7 +164,7 @@ def begun_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     if not folder.is_dir():
         return []
     named = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
-    return sorted((int(found[1]), path) for found, path in named if found)
+    return sorted((int(step[1]), path) for step, path in named if step)
 
 
 def remove_newer(folder: Path, steps: int) -> None:
@@ -203,20 +203,20 @@ def read_experts(
         BadInput: as `restore_dense`.
     """
     read = _reader(checkpoint)
-    found: list[dict[int, ExpertState]] = []
+    states_L: list[dict[int, ExpertState]] = []
     for number, experts in enumerate(experts_L):
         likes = state.likes(number).items()
-        found.append(
+        states_L.append(
             {expert: {name: read(_expert_key(number, expert, name), like) for name, like in likes} for expert in experts}
         )
-    return found
+    return states_L
 
 
 def check_same_training(checkpoint: WholeCheckpoint, about: dict[str, Any]) -> None:
     """Raises BadInput unless a checkpoint belongs to the training that `about` identifies; see CheckpointWriter."""
     for name, value in about.items():
-        if (found := checkpoint.about.get(name)) != value:
-            raise BadInput(f"{checkpoint.shards[0].parent}: was made with {name} {found}, expected {value}")
+        if (saved := checkpoint.about.get(name)) != value:
+            raise BadInput(f"{checkpoint.shards[0].parent}: was made with {name} {saved}, expected {value}")
 
 
 def _reader(checkpoint: WholeCheckpoint) -> Callable[[str, torch.Tensor], torch.Tensor]:
@@ -230,10 +230,10 @@ def _reader(checkpoint: WholeCheckpoint) -> Callable[[str, torch.Tensor], torch.
         if key not in shard_of:
             raise BadInput(f"{checkpoint.shards[0].parent}: expected {key}, found none")
         with safe_open(shard_of[key], framework="pt") as file:
-            found: torch.Tensor = file.get_tensor(key)
-        if found.shape != like.shape or found.dtype != like.dtype:
-            raise BadInput(f"{shard_of[key]}: expected {key} as {like.dtype} of shape {tuple(like.shape)}, found {found.dtype} of {tuple(found.shape)}")  # fmt: skip # noqa: E501
-        return found.to(like.device)
+            tensor: torch.Tensor = file.get_tensor(key)
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise BadInput(f"{shard_of[key]}: expected {key} as {like.dtype} of shape {tuple(like.shape)}, found {tensor.dtype} of {tuple(tensor.shape)}")  # fmt: skip # noqa: E501
+        return tensor.to(like.device)
 
     return read
 
@@ -321,17 +321,17 @@ def _collected(state: TrainState, placement: Placement, layer: int, transport: T
     likes = {name: like[0] for name, like in state.likes(layer).items()}
     holder_E = placement.holds_EG(layer).argmax(axis=1)
     experts_R = [np.flatnonzero(holder_E == peer).tolist() for peer in range(ranks)]
-    mine = [each[0] for expert in experts_R[rank] for each in state.expert(layer, expert).values()]
+    mine = [tensor[0] for expert in experts_R[rank] for tensor in state.expert(layer, expert).values()]
     outgoing_R = [mine if peer == ROOT != rank else [] for peer in range(ranks)]
-    like_R = [[*likes.values()] * len(own) if rank == ROOT != peer else [] for peer, own in enumerate(experts_R)]
+    like_R = [[*likes.values()] * len(experts) if rank == ROOT != peer else [] for peer, experts in enumerate(experts_R)]
     order = ORDER["openshop"](1 - np.eye(ranks, dtype=np.int64), Network.equal(ranks), rng=np.random.default_rng(0))
-    found_R = exchange_tensors(transport, order, outgoing_R, like_R, next(iter(likes.values())))
+    arrived_R = exchange_tensors(transport, order, outgoing_R, like_R, next(iter(likes.values())))
     if rank != ROOT:
         return {}
-    found_R[ROOT] = mine
+    arrived_R[ROOT] = mine
     whole = {name: like.new_empty(len(holder_E), *like.shape) for name, like in likes.items()}
-    for experts, found in zip(experts_R, map(iter, found_R), strict=True):
+    for experts, tensors in zip(experts_R, map(iter, arrived_R), strict=True):
         for expert in experts:
-            for each in whole.values():
-                each[expert] = next(found)
+            for weights in whole.values():
+                weights[expert] = next(tensors)
     return whole

@@ -222,15 +222,15 @@ class AggregationRound:
         if self.determined or self._code.weights(possible) is not None:
             return
         missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
-        what = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
+        subject = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
         reasons = "; ".join(f"worker {worker} {state}" for worker, state in enumerate(self._states) if state not in NORMAL)
-        raise RankFailed(f"aggregation: {what} held by no worker that is left: {reasons}")
+        raise RankFailed(f"aggregation: {subject} held by no worker that is left: {reasons}")
 
     def result(self) -> AggregationResult:
         """Returns the sum, which must be determined, and the state of each worker."""
         assert self._weights is not None
         weighted = list(zip(self._sums.items(), self._weights.tolist(), strict=True))
-        weighted.sort(key=lambda each: self._batches_W[each[0][0]])  # so that no bit depends on who was first
+        weighted.sort(key=lambda entry: self._batches_W[entry[0][0]])  # so that no bit depends on who was first
         total = _decoded([(array, weight) for (_, array), weight in weighted], self._code, self._like)
         states = tuple(NOT_WAITED_FOR if state == WORKING else state for state in self._states)
         return AggregationResult(total, tuple(self._arrived), states, time.perf_counter() - self.began_s)
@@ -268,18 +268,18 @@ def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: 
 class _Workers(RankProcesses):
     """Worker processes, each of which is sent the newest round, with the arguments that it does not have."""
 
-    def tell(self, told: Round[bytes]) -> None:
+    def tell(self, message: Round[bytes]) -> None:
         """Tells all workers of a round; those that have not read of earlier rounds hear of this one alone."""
         for worker in self.running.values():
             assert isinstance(worker, RankProcess)
-            worker.outbox.replace(told)
+            worker.outbox.replace(message)
 
     def write_to(self, member: RankProcess) -> None:
         connection, sent = member.connection, dict[str, bytes]()
 
-        def send(told: Round[bytes]) -> None:
-            new = {name: packed for name, packed in told.arguments.items() if sent.get(name) is not packed}
-            connection.send((told.number, told.code, tuple(told.arguments), tuple(new)))
+        def send(message: Round[bytes]) -> None:
+            new = {name: packed for name, packed in message.arguments.items() if sent.get(name) is not packed}
+            connection.send((message.number, message.code, tuple(message.arguments), tuple(new)))
             for packed in new.values():
                 connection.send_bytes(packed)
             sent.update(new)

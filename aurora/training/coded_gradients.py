@@ -152,7 +152,7 @@ class PartGradients:
             return forward.chosen_E.numpy()
         chosen_E = torch.from_numpy(arguments[CHOSEN]) if CHOSEN in arguments else None
         losses = torch.tensor(forward.backward(chosen_E), dtype=self._dtype)
-        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
         message = torch.cat([*(gradient.reshape(-1).to(self._dtype) for gradient in gradients), losses])

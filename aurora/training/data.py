@@ -71,9 +71,9 @@ class GlobalBatches:
 
     def of(self, step: int, rank: int = 0, ranks: int = 1) -> IntArray:
         """Returns (B, T) int64, the part of a step's global batch that rank `rank` of `ranks` computes."""
-        first, each = step * self.batch, len(self._samples_NT)
+        first, samples = step * self.batch, len(self._samples_NT)
         at_B = np.array_split(np.arange(first, first + self.batch), ranks)[rank]
-        return self._samples_NT[[self._epoch(at // each)[at % each] for at in at_B.tolist()]]
+        return self._samples_NT[[self._epoch(at // samples)[at % samples] for at in at_B.tolist()]]
 
     def _drawn(self, epoch: int) -> IntArray:
         """(N,) int64: the sequence of the samples in one pass over all of them."""

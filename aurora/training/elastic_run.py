@@ -97,7 +97,7 @@ class Launcher:
             return "expected a run that goes on, found that all steps are done"
         if (sentence := difference(shared, host.about)) is not None:
             return sentence
-        ranks = self._options.ranks + sum(len(each.ranks) for each in (*self._processes.joined, host) if each.name != host.name)
+        ranks = self._options.ranks + sum(len(peer.ranks) for peer in (*self._processes.joined, host) if peer.name != host.name)
         if (ranks := ranks + len(host.ranks)) > self._options.batch:
             return f"`batch`: expected a sample for each of {ranks} ranks or more, found {self._options.batch}"
         return None
@@ -129,8 +129,9 @@ class Launcher:
                 if new:
                     self._steps.remarks += log_step(self._output / LOG, event.step)
                 if first:
-                    here = {each: rank.pid for each, rank in self._processes.running.items() if isinstance(rank, RankProcess)}
-                    self._watch(event.step.step, here)
+                    running = self._processes.running.items()
+                    pids = {number: process.pid for number, process in running if isinstance(process, RankProcess)}
+                    self._watch(event.step.step, pids)
 
     def _lose(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank, and restarts it if that is left."""
@@ -144,9 +145,9 @@ class Launcher:
             self._respawns_left[rank] -= 1
             self._processes.start(rank)
         # Others may come from other hosts; members wait for them until their time-out.
-        wanted = 1 if isinstance(self._processes, LedRanks) else self._options.min_ranks
-        if (left := len(self._processes.running) + len(self._processes.starting)) < wanted:
-            raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._steps.lost[-1]}")
+        least = 1 if isinstance(self._processes, LedRanks) else self._options.min_ranks
+        if (ranks := len(self._processes.running) + len(self._processes.starting)) < least:
+            raise RankFailed(f"{ranks} ranks are left, at least {least} have to be; {self._steps.lost[-1]}")
 
 
 LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence
@@ -244,7 +245,7 @@ class JoinedTraining(JoiningHost):
             case FinalStep():
                 _, first = self._steps.take(message)
                 if first:
-                    self._watch(message.step.step, {each % MOST_RANKS: pid for each, pid in self.pids.items()})
+                    self._watch(message.step.step, {number % MOST_RANKS: pid for number, pid in self.pids.items()})
             case MemberFinished(remarks):
                 self._steps.remarks += remarks
                 self._finished.add(rank)
@@ -268,8 +269,8 @@ class JoinedTraining(JoiningHost):
         transport_of_host(options.transport, options.ranks)  # refuses nccl without enough GPUs
         if self._samples_NT is None:
             self._samples_NT = read_samples(self._path, self._files, options.length)
-        if (found := samples_digest(self._samples_NT)) != text:
-            raise BadInput(f"host {self._label}: expected `text` {text} as the leader has, found {found}")
+        if (digest := samples_digest(self._samples_NT)) != text:
+            raise BadInput(f"host {self._label}: expected `text` {text} as the leader has, found {digest}")
         args = f"{LEADER}-at-{self._label}", self._path, self._samples_NT, options, self._output
         return RankProcesses(
             train_member, args, options.ranks, lighthouse_of(self._address), options.timeout_s, self._request.ranks

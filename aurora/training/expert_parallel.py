@@ -51,7 +51,7 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
             transport: carries tokens and gradients between the ranks.
         """
         self.expert_map, self.transport, self._order = expert_map, transport, order
-        self._expert_P = np.array([expert for held in slots_G for expert in held], dtype=np.int64)
+        self._expert_P = np.array([expert for slots in slots_G for expert in slots], dtype=np.int64)
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Returns each token's expert outputs, weighted and summed; shaped like `hidden_states`, (N, H) or (batch, tokens, H).

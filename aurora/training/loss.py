@@ -130,7 +130,7 @@ class Float64Throughout(TorchFunctionMode):
         """Calls a function of torch."""
         if func is torch.Tensor.float:
             return args[0].double()
-        named = {name: _exact(each) for name, each in (kwargs or {}).items()}
+        named = {name: _exact(value) for name, value in (kwargs or {}).items()}
         return func(*map(_exact, args), **named)
 
 

@@ -156,8 +156,8 @@ class MemberTraining:
         told_RX = self._transport.gather(torch.cat([torch.tensor([self.step]), tokens_LE.flatten()]))
         steps = sorted(set(told_RX[holders, 0].tolist()))
         if len(steps) > 1:
-            found = f"checkpoints of steps {steps}; do all write to the same folder?"
-            raise RankFailed(f"rank {self._epoch.rank}: members have gone back to {found}")
+            checkpoints = f"checkpoints of steps {steps}; do all write to the same folder?"
+            raise RankFailed(f"rank {self._epoch.rank}: members have gone back to {checkpoints}")
         for layer, tokens_E in zip(layers, told_RX[holders[0], 1:].view(tokens_LE.shape), strict=True):
             layer.tokens_E[:] = tokens_E.numpy()
 
@@ -251,13 +251,13 @@ def take_steps(
     Returns:
         The result, the same on all ranks except for seconds and remarks.
     """
-    kept = KeptSteps()
+    steps = KeptSteps()
 
     def log(final: FinalStep) -> None:
         final = replace(final, step=told(final.step))
-        kept.take(final)
+        steps.take(final)
         if transport.rank == 0:
-            kept.remarks += log_step(output / LOG, final.step)
+            steps.remarks += log_step(output / LOG, final.step)
 
     work = MemberTraining(load, path, options, output, lambda *_: transport, log, prepare)
     version = Version(0, work.restore())
@@ -270,5 +270,5 @@ def take_steps(
         work.report()
     work.close()
     transport.gather(torch.zeros(1, dtype=torch.uint8))  # nobody leaves before the model is written
-    kept.remarks += work.remarks
-    return kept.result(output, options, len(members))
+    steps.remarks += work.remarks
+    return steps.result(output, options, len(members))

@@ -51,8 +51,8 @@ def tell_placement(placement: Placement | None, slots: int, transport: Transport
     if placement is not None:
         for layer, held_G in enumerate(placement.slots_LG):
             split_EG = placement.split_EG(layer)
-            for rank, held in enumerate(held_G):
-                table[:, layer, rank, : len(held)] = held, split_EG[list(held), rank]
+            for rank, experts in enumerate(held_G):
+                table[:, layer, rank, : len(experts)] = experts, split_EG[list(experts), rank]
     held_LGP, share_LGP = transport.gather(torch.from_numpy(table))[0].numpy()
     return Placement.of_slots(held_LGP.astype(np.int64), share_LGP)
 
@@ -62,7 +62,7 @@ def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int,
     holds_LE = torch.zeros(len(state.layers), state.layers[0].count, dtype=torch.uint8)
     for holds_E, layer in zip(holds_LE, state.layers, strict=True):
         holds_E[list(layer.held)] = 1
-    return [[tuple(holds_E.nonzero()[:, 0].tolist()) for holds_E in each] for each in transport.gather(holds_LE)]
+    return [[tuple(holds_E.nonzero()[:, 0].tolist()) for holds_E in peer_LE] for peer_LE in transport.gather(holds_LE)]
 
 
 def send_dense(
@@ -91,9 +91,9 @@ def send_dense(
     order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
     outgoing_R = [parts_R[rank] if peer in takers else [] for peer in range(ranks)]
     like_R = parts_R if rank in takers else [[]] * ranks
-    found_R = exchange_tensors(transport, order, outgoing_R, like_R, dense[0].state)
-    for sent, found in zip(sent_R, found_R, strict=True):
-        for trained, arrived in zip(sent, found, strict=False):
+    arrived_R = exchange_tensors(transport, order, outgoing_R, like_R, dense[0].state)
+    for sent, states in zip(sent_R, arrived_R, strict=True):
+        for trained, arrived in zip(sent, states, strict=False):
             trained.hold(arrived.clone())
 
 
@@ -117,7 +117,7 @@ def move_experts(
     """
     rank, ranks = transport.rank, transport.ranks
     layers = [LayerState(state, number) for number in range(len(state.layers))]
-    transfers = expert_transfers([placement], [[held] for held in held_R], [state.expert_bytes])
+    transfers = expert_transfers([placement], [[held_L] for held_L in held_R], [state.expert_bytes])
     bytes_RR = transfer_bytes(transfers, [state.expert_bytes], ranks)
     order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
     messages = WeightMessages([layers], transfers, rank, ranks)

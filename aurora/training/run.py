@@ -96,14 +96,14 @@ def train(
     with nullcontext() if rank_info is not None and rank_info.rank != 0 else sole_run(output):
         if options.transport == "memory":
             memory = Memory(ranks, options.timeout_s)
-            found: list[TrainResult] = launch_threads(train_rank, ranks, *args, memory, timeout_s=options.timeout_s)
+            results: list[TrainResult] = launch_threads(train_rank, ranks, *args, memory, timeout_s=options.timeout_s)
         elif rank_info is None:
-            found = launch(train_rank, ranks, *args, timeout_s=options.timeout_s, port=options.port)
+            results = launch(train_rank, ranks, *args, timeout_s=options.timeout_s, port=options.port)
         else:
-            found = [train_rank(rank_info, *args)]
+            results = [train_rank(rank_info, *args)]
     if rank_info is not None and rank_info.rank != 0:
         return None
-    return replace(found[0], remarks=tuple(dict.fromkeys(remark for result in found for remark in result.remarks)))
+    return replace(results[0], remarks=tuple(dict.fromkeys(remark for result in results for remark in result.remarks)))
 
 
 def train_rank(

@@ -39,8 +39,8 @@ def exchange_tensors(
     Raises:
         RankFailed: if a rank is lost.
     """
-    sends = [torch.cat([each.reshape(-1) for each in tensors]) if tensors else empty.new_empty(0) for tensors in outgoing_R]
-    sizes_R = [[each.numel() for each in likes] for likes in like_R]
+    sends = [torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else empty.new_empty(0) for tensors in outgoing_R]
+    sizes_R = [[like.numel() for like in likes] for likes in like_R]
     recvs = [empty.new_empty(sum(sizes)) for sizes in sizes_R]
     transport.exchange(order, sends, recvs, lambda *_: None)
     transport.wait()
@@ -74,8 +74,8 @@ def sum_over_holders(transport: Transport, order: Order, flats: Mapping[Holders,
     arrived_R = exchange_tensors(transport, order, theirs_R, mine_R, empty)
     parts_of_R = [dict(zip(shared, arrived, strict=True)) for shared, arrived in zip(shared_R, arrived_R, strict=True)]
     squares = 0.0
-    for holders, own in parts.items():
-        mine = own[holders.index(rank)]
+    for holders, views in parts.items():
+        mine = views[holders.index(rank)]
         first, *others = (mine.clone() if peer == rank else parts_of_R[peer][holders] for peer in holders)
         for other in others:
             first += other
@@ -117,10 +117,10 @@ class TrainedParameter:
     def hold(self, state: torch.Tensor) -> None:
         """Replaces the state by `state`, whose shape may differ."""
         self.state = state
-        for each in (self.weights, self._parameter):
+        for parameter in (self.weights, self._parameter):
             # Of another dtype, so that torch forgets the shape that it expects of the gradient. It would keep it while anything
             # holds the graph of a step that was broken off, and sum gradients of more slots to that shape.
-            each.data = each.new_empty(0, dtype=torch.complex64)
+            parameter.data = parameter.new_empty(0, dtype=torch.complex64)
         self.weights.data = state[0]
         self.round()
 
@@ -131,8 +131,8 @@ class TrainedParameter:
 
     def take_gradient(self) -> None:
         """Moves the model's gradient to the optimizer; zeros if the model has none."""
-        found, self._parameter.grad = self._parameter.grad, None
-        self.weights.grad = torch.zeros_like(self.weights) if found is None else found.to(self.weights.dtype)
+        gradient, self._parameter.grad = self._parameter.grad, None
+        self.weights.grad = torch.zeros_like(self.weights) if gradient is None else gradient.to(self.weights.dtype)
 
     def forget_gradient(self) -> None:
         """Clears the gradient."""
@@ -171,7 +171,7 @@ class TrainState:
         modules_L = [layer.experts for layer in model.layers]
         name_of = {id(module): name for name, module in model.model.named_modules()}
         self.names_L = [name_of[id(module)] for module in modules_L]
-        of_experts = {id(each) for module in modules_L for _, each in expert_parameters(module)}
+        of_experts = {id(parameter) for module in modules_L for _, parameter in expert_parameters(module)}
         self.dense = {
             name: TrainedParameter(parameter, compute_dtype)
             for name, parameter in model.model.named_parameters()
@@ -225,12 +225,12 @@ class TrainState:
         lacking = [expert for expert in wanted if expert not in module.held and expert not in arrived]
         assert not lacking or not self.steps, "the model's files have experts as they were before the first step"
         read = module.reader.read(lacking) if lacking else {}
-        found = {**arrived, **{expert: {name: untrained(each) for name, each in read[expert].items()} for expert in read}}
+        states = {**arrived, **{expert: {name: untrained(tensor) for name, tensor in read[expert].items()} for expert in read}}
         dropped = {expert: self.expert(layer, expert) for expert in module.held if expert not in wanted}
         self._dropped_L[layer] = {**self._dropped_L[layer], **dropped}
         for name, trained in self.experts_L[layer].items():
-            held = dict(zip(module.held, trained.state.unbind(1), strict=True))
-            parts = [found[expert][name] if expert in found else held[expert] for expert in wanted]
+            state_of = dict(zip(module.held, trained.state.unbind(1), strict=True))
+            parts = [states[expert][name] if expert in states else state_of[expert] for expert in wanted]
             trained.hold(torch.stack(parts, dim=1) if parts else trained.state[:, :0].clone())
         module.held, module.local.num_experts = tuple(wanted), len(wanted)
 
@@ -279,10 +279,10 @@ class TrainState:
             for slot, expert in enumerate(self.layers[number].held):
                 holders = tuple(np.flatnonzero(holds_EG[expert]).tolist())
                 views.setdefault(holders, []).extend(trained.gradient[slot] for trained in named.values())
-        flats = {holders: torch.cat([view.reshape(-1) for view in own]) for holders, own in views.items()}
+        flats = {holders: torch.cat([view.reshape(-1) for view in parts]) for holders, parts in views.items()}
         squares = sum_over_holders(transport, order, flats)
-        for holders, own in views.items():
-            for view, total in zip(own, flats[holders].split_with_sizes([view.numel() for view in own]), strict=True):
+        for holders, parts in views.items():
+            for view, total in zip(parts, flats[holders].split_with_sizes([view.numel() for view in parts]), strict=True):
                 view.copy_(total.view(view.shape))
         return squares
 
@@ -293,9 +293,9 @@ class TrainState:
 
     def take_gradient(self, gradient_X: torch.Tensor) -> None:
         """Sets the optimizer's gradient from one vector (X,), in the sequence of `weights_X`."""
-        each = list(self.parameters())
-        sizes = [trained.weights.numel() for trained in each]
-        for trained, gradient in zip(each, gradient_X.split_with_sizes(sizes), strict=True):
+        parameters = list(self.parameters())
+        sizes = [trained.weights.numel() for trained in parameters]
+        for trained, gradient in zip(parameters, gradient_X.split_with_sizes(sizes), strict=True):
             trained.weights.grad = gradient.to(trained.weights).view(trained.weights.shape)
 
     def step(self, scale: float) -> None:

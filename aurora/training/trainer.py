@@ -126,8 +126,8 @@ class Trainer:
         """
         held_R, load_LE, transport = held_by_all(self.state, self._transport), self._load_LE(), self._transport
         slots, min_replicas = self.slots_among(transport.ranks)
-        found = next_placement(held_R, load_LE, self._cluster, slots, min_replicas) if transport.rank == 0 else None
-        return tell_placement(found, slots, transport, len(load_LE))
+        placement = next_placement(held_R, load_LE, self._cluster, slots, min_replicas) if transport.rank == 0 else None
+        return tell_placement(placement, slots, transport, len(load_LE))
 
     def warm_up(self, ranks: int) -> None:
         """Computes and discards a placement for `ranks` ranks, so that later calls need not load and compile code."""
@@ -135,8 +135,8 @@ class Trainer:
         slots, min_replicas = self.slots_among(ranks)
         held_R: list[HeldL] = [[()] * len(load_LE)] * ranks
         for _ in range(2):  # first from the files, then from what ranks hold
-            found = next_placement(held_R, load_LE, cluster, slots, min_replicas)
-            held_R = [[slots_G[rank] for slots_G in found.slots_LG] for rank in range(ranks)]
+            placement = next_placement(held_R, load_LE, cluster, slots, min_replicas)
+            held_R = [[slots_G[rank] for slots_G in placement.slots_LG] for rank in range(ranks)]
 
     def slots_among(self, ranks: int) -> tuple[int, int]:
         """Returns (slots of each rank in a layer, least replicas of each expert) for training on `ranks` ranks."""
@@ -149,11 +149,11 @@ class Trainer:
         Returns:
             Number of experts that moved between ranks.
         """
-        tokens_LE, transport, found = self._tokens_LE(), self._transport, None
+        tokens_LE, transport, target = self._tokens_LE(), self._transport, None
         if transport.rank == 0:
-            found = end_window(self._rebalancer, tokens_LE - self._told_LE, self._step_s) or self.placement
+            target = end_window(self._rebalancer, tokens_LE - self._told_LE, self._step_s) or self.placement
         slots = self.placement.held_LGP().shape[-1]
-        placement = tell_placement(found, slots, transport, len(tokens_LE))
+        placement = tell_placement(target, slots, transport, len(tokens_LE))
         self._told_LE, self._step_s = tokens_LE, []
         if placement.slots_LG == self.placement.slots_LG:
             return 0
@@ -209,8 +209,8 @@ class Trainer:
         """The next step, by the sum of the gradient's squares. Raises BadInput unless it is finite."""
         step, norm = self.state.steps, math.sqrt(squares)
         if not math.isfinite(loss + norm):
-            found = f"{loss:g} and {norm:g}"
-            raise BadInput(f"step {step}: expected a finite loss and gradient, found {found}; try a smaller `learning_rate`")
+            numbers = f"{loss:g} and {norm:g}"
+            raise BadInput(f"step {step}: expected a finite loss and gradient, found {numbers}; try a smaller `learning_rate`")
         limit = self._options.max_norm
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
         return PreparedStep(step, loss, router_loss, norm, scale)

@@ -163,11 +163,11 @@ class KeptSteps:
     def take(self, final: FinalStep) -> tuple[bool, bool]:
         """Adds a report of a step. Returns (True if it changes the kept steps, True if it is the first report of its epoch)."""
         before = self.finals.get(final.step.step)
-        told = before is not None and final.version <= before.version  # by another member: it may have joined after a pause
-        new = before is None or not told or (final.step.pause is not None and before.step.pause is None)
+        repeated = before is not None and final.version <= before.version  # by another member: it may have joined after a pause
+        new = before is None or not repeated or (final.step.pause is not None and before.step.pause is None)
         if new:
             self.finals[final.step.step] = final
-        return new, not told
+        return new, not repeated
 
     def result(self, output: Path, options: TrainOptions, ranks: int) -> TrainResult:
         """Returns the TrainResult with these steps."""
@@ -190,9 +190,9 @@ def log_step(file: Path, step: CommittedStep) -> list[str]:
 
 def logged_steps(file: Path) -> set[int]:
     """Returns the numbers of the steps in a run's log; empty if it cannot be read. Incomplete lines are ignored."""
-    found = set()
+    numbers = set()
     with suppress(OSError), file.open(encoding="utf-8", errors="replace") as log:
         for line in log:
             with suppress(ValueError, TypeError, KeyError, RecursionError, BadInput):
-                found.add(whole_number(json.loads(line)["step"]))
-    return found
+                numbers.add(whole_number(json.loads(line)["step"]))
+    return numbers
