@@ -200,8 +200,8 @@ def _serve_epoch(
         timers = [None if device == "cpu" else StreamTimer(began_s) for _ in workers]
         recorders = [PhaseRecorder(recorder, rank, index, began_s, timer) for index, timer in enumerate(timers)]
         contexts += [
-            LayerContext(index, *each, sleep=channel.stopped.wait)
-            for index, each in enumerate(zip(transports, arbiters, recorders, strict=True))
+            LayerContext(index, *args, sleep=channel.stopped.wait)
+            for index, args in enumerate(zip(transports, arbiters, recorders, strict=True))
         ]
         arrives_s_M = work.arrives_s_M or (None,) * len(workers)
         serving_s = time.perf_counter() if work.served_s is None else assigned_s - work.served_s
@@ -243,7 +243,7 @@ def _fetch_experts(
 
     Missing weights come from the ranks that hold them, or from the model's files where no rank does.
     """
-    found: dict[tuple[int, int], dict[int, Weights]] = {}
+    arrived: dict[tuple[int, int], dict[int, Weights]] = {}
     if any(move.source is not None for move in work.moves):
         messages = WeightMessages([worker.layers for worker in workers], work.moves, transport.rank, transport.ranks)
         sends, recvs = messages.cut(0, messages.bytes)
@@ -257,7 +257,7 @@ def _fetch_experts(
         unless_stopped(channel.stopped, exchange)
         channel.send_progress(FetchedWeights(time.perf_counter() - began_s))
         for move, weights in messages.arrived():
-            found.setdefault((move.model, move.layer), {})[move.expert] = weights
+            arrived.setdefault((move.model, move.layer), {})[move.expert] = weights
     for model, (worker, placement) in enumerate(zip(workers, work.program.placements_M, strict=True)):
         for number, layer in enumerate(worker.layers):
-            layer.hold(placement.slots_LG[number][transport.rank], found.get((model, number), {}))
+            layer.hold(placement.slots_LG[number][transport.rank], arrived.get((model, number), {}))

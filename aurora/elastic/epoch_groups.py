@@ -92,19 +92,19 @@ def connect_groups(
         RankFailed: if `stopped` is set before all have connected, or the others do not join within timeout_s.
     """
     timeout = timedelta(seconds=timeout_s)
-    found: list[EpochGroups] = []
+    epoch_groups: list[EpochGroups] = []
     lock, waited_for = threading.Lock(), True
 
     def connect() -> None:
         before = open_sockets()
-        made = []
+        process_groups = []
         for group in range(groups):
             with marked_urgent() if group in urgent else nullcontext():
-                made.append(_group(f"{epoch.store}/epoch{epoch.number}/{group}", epoch, timeout))
+                process_groups.append(_group(f"{epoch.store}/epoch{epoch.number}/{group}", epoch, timeout))
         with lock:
             if waited_for:  # if not, gloo closes its sockets, and others may be of the next epoch
                 new = (number for inode, number in open_sockets().items() if inode not in before)
-                found.append(EpochGroups(made, connected(new)))
+                epoch_groups.append(EpochGroups(process_groups, connected(new)))
 
     reason = "the epoch was over before all had joined"
     try:
@@ -113,18 +113,18 @@ def connect_groups(
         reason = first_line(error)
     with lock:
         waited_for = False
-    if found and stopped.is_set():
-        found.pop().abort()
-    if not found:
+    if epoch_groups and stopped.is_set():
+        epoch_groups.pop().abort()
+    if not epoch_groups:
         raise RankFailed(f"rank {epoch.rank}: cannot join the other ranks of epoch {epoch.number}: {reason}")
     if gpu is not None:
-        found[0].communicators = communicators = EpochCommunicators(gpu)
+        epoch_groups[0].communicators = communicators = EpochCommunicators(gpu)
         try:
             communicators.make(epoch.store, epoch.number, epoch.rank, len(epoch.members), groups, timeout_s, stopped)
         except BaseException:
-            found[0].abort()
+            epoch_groups[0].abort()
             raise
-    return found[0]
+    return epoch_groups[0]
 
 
 def _group(address: str, epoch: Epoch, timeout: timedelta) -> Any:
@@ -153,10 +153,10 @@ class EpochTransport(GlooTransport):
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """All-gathers a small tensor; see `Transport.gather`."""
-        found: list[torch.Tensor] = []
+        gathered: list[torch.Tensor] = []
         call = super().gather
-        self._until_over(lambda: found.append(call(row)))
-        return found[0]
+        self._until_over(lambda: gathered.append(call(row)))
+        return gathered[0]
 
     def exchange(
         self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe

@@ -73,10 +73,10 @@ def transport_of_host(asked: str, ranks: int) -> str:
     """
     if asked not in ("auto", "nccl"):
         return asked
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if asked == "nccl" and found < ranks:
-        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {ranks} ranks, found {found}")
-    return "nccl" if asked == "nccl" or 0 < ranks <= found else "gloo"
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked == "nccl" and devices < ranks:
+        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {ranks} ranks, found {devices}")
+    return "nccl" if asked == "nccl" or 0 < ranks <= devices else "gloo"
 
 
 def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> NcclGpu | None:
@@ -208,16 +208,16 @@ class EpochCommunicators:
         Raises:
             RankFailed: if `stopped` is set before all have connected, or the others do not join within timeout_s.
         """
-        made: list[EpochCalls] = []
+        calls: list[EpochCalls] = []
 
         def run() -> None:
             with self.gpu.aside():
                 for index in range(count):
-                    made.append(self._made(f"{store}/epoch{epoch}/nccl{index}", epoch, rank, ranks, timeout_s))
+                    calls.append(self._made(f"{store}/epoch{epoch}/nccl{index}", epoch, rank, ranks, timeout_s))
 
         try:
             if call_ends(run, stopped, 0.0, timeout_s):
-                self.calls = made
+                self.calls = calls
                 return
             reason = "the epoch was over before all had joined" if stopped.is_set() else f"nothing within {timeout_s:g} s"
         except (RuntimeError, OSError) as error:

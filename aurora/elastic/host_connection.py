@@ -81,7 +81,7 @@ class WireFormat:
             case AbstractSet():
                 return ["set", *map(self._plain, value)]
             case Mapping():
-                return ["dict", *([self._plain(key), self._plain(each)] for key, each in value.items())]
+                return ["dict", *([self._plain(key), self._plain(entry)] for key, entry in value.items())]
             case np.ndarray():
                 return ["array", value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
             case AuroraError():
@@ -101,20 +101,20 @@ class WireFormat:
             return plain
         kind, *parts = plain
         if kind == "dict":
-            return {self._value(key): self._value(each) for key, each in parts}
+            return {self._value(key): self._value(entry) for key, entry in parts}
         if kind == "array":
             dtype, shape, content = parts
             return _array(dtype, shape, content)
         values = list(map(self._value, parts))
         if kind in _COLLECTIONS:
             return _COLLECTIONS[kind](values)
-        made = self._kinds[kind]
-        if issubclass(made, AuroraError):
-            return made(*values)
-        taken = dict(zip((field for field in fields(made) if field.init), values, strict=True))
-        if not all(isinstance(value, _CLASSES.get(field.type, object)) for field, value in taken.items()):
+        cls = self._kinds[kind]
+        if issubclass(cls, AuroraError):
+            return cls(*values)
+        by_field = dict(zip((field for field in fields(cls) if field.init), values, strict=True))
+        if not all(isinstance(value, _CLASSES.get(field.type, object)) for field, value in by_field.items()):
             raise TypeError
-        return made(**{field.name: value for field, value in taken.items()})
+        return cls(**{field.name: value for field, value in by_field.items()})
 
 
 _CLASSES: Mapping[Any, type | tuple[type, ...]] = {int: (int, float), float: (int, float), str: str}  # of fields' values
@@ -123,10 +123,10 @@ _COLLECTIONS: Mapping[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "list"
 
 def _array(dtype: str, shape: list[int], content: bytes) -> np.ndarray:
     """Returns an array. Raises ValueError or TypeError if it is none of numbers."""
-    found = np.dtype(dtype)
-    if found.kind not in "biuf":
+    array_dtype = np.dtype(dtype)
+    if array_dtype.kind not in "biuf":
         raise ValueError
-    return np.frombuffer(content, found).reshape(shape).copy()
+    return np.frombuffer(content, array_dtype).reshape(shape).copy()
 
 
 CERTIFICATE = "AURORA_CERTIFICATE"  # environment variable: a PEM file with the certificate that all hosts share, and its key
@@ -154,7 +154,7 @@ def load_certificate(file: str) -> Certificate:
     Raises:
         BadInput: if the file has no certificate with its key.
     """
-    found = []
+    contexts = []
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         context = ssl.SSLContext(protocol)
         context.check_hostname = False  # hosts of a run have one certificate, whatever their names are
@@ -168,8 +168,8 @@ def load_certificate(file: str) -> Certificate:
             raise BadInput(
                 f"{CERTIFICATE}: expected a PEM file with a certificate and its key, found {file}: {reason}"
             ) from None
-        found.append(context)
-    return Certificate(*found)
+        contexts.append(context)
+    return Certificate(*contexts)
 
 
 def certificate_of_hosts(name: str) -> Certificate:
@@ -342,10 +342,10 @@ class HostConnection:
     def send_packed(self, content: bytes) -> None:
         """Sends a message that `pack` has packed. Raises OSError if the connection has ended."""
         with self._sending:
-            left = memoryview(_LENGTH.pack(len(content)) + content)
-            while left:
-                part = left[:_CHUNK]
-                left = left[self._perform(partial(self._socket.send, part)) :]
+            rest = memoryview(_LENGTH.pack(len(content)) + content)
+            while rest:
+                part = rest[:_CHUNK]
+                rest = rest[self._perform(partial(self._socket.send, part)) :]
 
     def receive(self) -> Any:
         """Waits for the next message, and returns it.
@@ -370,13 +370,13 @@ class HostConnection:
         self._socket.close()
 
     def _read(self, length: int) -> bytes:
-        found = bytearray()
-        while len(found) < length:
-            most = min(length - len(found), _CHUNK)
+        content = bytearray()
+        while len(content) < length:
+            most = min(length - len(content), _CHUNK)
             if not (part := self._perform(partial(self._socket.recv, most))):
                 raise OSError("the connection ended")
-            found += part
-        return bytes(found)
+            content += part
+        return bytes(content)
 
     def _perform(self, call: Callable[[], _Result], until_s: float | None = None) -> _Result:
         """Performs a call of TLS, which may wait for either direction. Raises TimeoutError if it lasts until `until_s`."""
@@ -415,8 +415,8 @@ def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | N
     Args:
         expected, found: the leader's and the host's values, by description.
     """
-    for what in [*expected, *(found.keys() - expected.keys())]:
-        leaders, its = expected.get(what), found.get(what)
-        if leaders != its:
-            return f"expected {what} {leaders} as the leader has, found {its}"
+    for name in [*expected, *(found.keys() - expected.keys())]:
+        leaders, value = expected.get(name), found.get(name)
+        if leaders != value:
+            return f"expected {name} {leaders} as the leader has, found {value}"
     return None

@@ -157,7 +157,7 @@ class LedRanks(RankProcesses):
             super().start(rank)
             return
         with self._lock:
-            host = next((each for each in self._hosts.values() if rank in each.about.ranks), None)
+            host = next((candidate for candidate in self._hosts.values() if rank in candidate.about.ranks), None)
             if host is not None:
                 self._start(host, rank)
             elif rank in self._lead.awaited and (rank not in self._asked or time.monotonic() < self._late_s):
@@ -252,13 +252,13 @@ class LedRanks(RankProcesses):
             if before is not None and before.about.process == message.process:  # it has noticed sooner that it was cut off
                 self._lose(before, "it has joined again")
                 before = None
-            taken = {rank for host in self._hosts.values() for rank in host.about.ranks} | set(lead.local)
+            used_ranks = {rank for host in self._hosts.values() for rank in host.about.ranks} | set(lead.local)
             refused = None
             if before is not None:
                 refused = f"{name}: another process has joined as it"
             elif (why := lead.refusal(message)) is not None:
                 refused = f"{name}: {why}"
-            elif taken & set(message.ranks):
+            elif used_ranks & set(message.ranks):
                 refused = f"{name}: expected ranks that no other host has, found {', '.join(map(str, message.ranks))}"
             if refused is not None or self._closed.is_set():
                 connection.send(HostRefused(refused or "the run is over"))
@@ -427,7 +427,7 @@ class JoiningHost:
     @property
     def pids(self) -> dict[int, int]:
         """{rank: process id} of this host's running ranks."""
-        return {} if self._processes is None else {rank: each.pid for rank, each in self._processes.running.items()}
+        return {} if self._processes is None else {rank: process.pid for rank, process in self._processes.running.items()}
 
     def _take_part(self) -> EndRun:
         """Joins and serves until the connection ends. Returns the leader's last message.

@@ -67,13 +67,13 @@ class Lighthouse:
         info = RankInfo(0, 1, "", 0, START_S, 0, 1, launched=True)
         child = start_process(info, _serve, host, port)
         try:
-            found = child[1].recv() if child[1].poll(START_S) else "nothing came from it"
+            answer = child[1].recv() if child[1].poll(START_S) else "nothing came from it"
         except (EOFError, OSError):
-            found = "its process ended"
-        if not isinstance(found, int):
+            answer = "its process ended"
+        if not isinstance(answer, int):
             end_processes([child])
-            raise BadInput(f"{address_text(self.address)}: the lighthouse did not start: {found}")
-        self.address = host, found
+            raise BadInput(f"{address_text(self.address)}: the lighthouse did not start: {answer}")
+        self.address = host, answer
         return child
 
     def _keep(self) -> None:
@@ -115,11 +115,11 @@ def _serve(connection: Connection, _info: RankInfo, host: str, port: int) -> Non
         os.dup2(silent.fileno(), 1)
         os.dup2(silent.fileno(), 2)
     try:
-        server, found = serve(host, port)
+        server, port = serve(host, port)
     except RuntimeError as error:
         connection.send(first_line(error))
         return
-    connection.send(found)
+    connection.send(port)
     try:
         connection.recv()
     except (EOFError, OSError):

@@ -65,10 +65,10 @@ class Entry(Struct, frozen=True):
 
 def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
     """Returns the entries by ascending name. If processes share a name, the latest epoch wins, then the earliest start."""
-    found: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda each: (each.name, -each.epoch, each.since_ms, each.process)):
-        found.setdefault(entry.name, entry)
-    return found
+    entry_of: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda record: (record.name, -record.epoch, record.since_ms, record.process)):
+        entry_of.setdefault(entry.name, entry)
+    return entry_of
 
 
 def over(entries: Mapping[str, Entry], number: int, processes: Mapping[str, str], unseen: Collection[str] = ()) -> str | None:
@@ -241,12 +241,12 @@ class Member:
         """
         self.groups.drain()
         os.environ["GLOO_SOCKET_IFNAME"] = self._interface
-        found = connect_groups(epoch, groups, self._timeout_s, self.stopped, self.gpu, urgent)
+        epoch_groups = connect_groups(epoch, groups, self._timeout_s, self.stopped, self.gpu, urgent)
         with self._changed:
-            self.groups = found
+            self.groups = epoch_groups
             if self.stopped.is_set():
-                found.abort()
-        return found.groups
+                epoch_groups.abort()
+        return epoch_groups.groups
 
     def transport(self) -> Transport:
         """Returns a transport over the first group of the last `connect`: NCCL if the member has a GPU, else gloo."""
@@ -344,7 +344,7 @@ class Member:
                 entry = self._entry()
             try:
                 client = client or self._client()
-                found = client.quorum(
+                quorum = client.quorum(
                     self._key, answer, address="", store_address=entry.store, step=entry.epoch, world_size=1,
                     shrink_only=False, data={"entry": msgspec.json.encode(entry).decode()},
                 )  # fmt: skip
@@ -352,7 +352,7 @@ class Member:
                 client = None
                 self._miss(str(error).strip() or "it does not answer")
             else:
-                self._take(found)
+                self._take(quorum)
             with self._changed:
                 if self._asked_s is None:
                     self._changed.wait_for(lambda: self._closed or self._asked_s is not None, ROUND_S)
@@ -378,9 +378,9 @@ class Member:
             self._unseen = set(self._processes)
             self._unseen_until_s = time.monotonic() + self._absent_s
 
-    def _take(self, found: Any) -> None:
+    def _take(self, quorum: Any) -> None:
         """Takes what was said in a round."""
-        entries = by_name(filter(None, map(_entry_of, found.participants)))
+        entries = by_name(filter(None, map(_entry_of, quorum.participants)))
         with self._changed:
             ours, number = entries.get(self.name), self._epoch.number
             self._unseen -= entries.keys() if time.monotonic() < self._unseen_until_s else set(self._unseen)
@@ -389,7 +389,7 @@ class Member:
             elif ours is not None and self._asked_s is not None and not ours.serving:
                 self._seen()
                 self._seen = lambda: None
-                now_ms = found.created.seconds * 1000 + found.created.nanos // 1_000_000
+                now_ms = quorum.created.seconds * 1000 + quorum.created.nanos // 1_000_000
                 if (number := next_epoch(entries, now_ms, self._absent_s)) > self._epoch.number:
                     self._begin(number, entries)
                 self._reason = f"{len(entries)} members wait for others"
@@ -443,7 +443,7 @@ def own_address(lighthouse: tuple[str, int]) -> str:
 def _interface_of(address: str) -> str:
     """Returns the name of the network interface that has an address."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == address for each in addresses):
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
             return str(name)
     raise BadInput(f"expected an interface of this machine with address {address}, found none")
 

@@ -152,10 +152,10 @@ class RankProcesses:
 
     def kill(self, rank: int) -> None:
         """Kills a rank's process, if it runs, on its host. Its further events are dropped."""
-        if (found := self.running.pop(rank, None)) is not None:
-            found.kill()
-            if isinstance(found, RankProcess):
-                self._background.submit(found.process.join)
+        if (rank_process := self.running.pop(rank, None)) is not None:
+            rank_process.kill()
+            if isinstance(rank_process, RankProcess):
+                self._background.submit(rank_process.process.join)
 
     def close(self, complete: bool = True) -> None:
         """Kills all processes, also ones that are still starting, and waits for their end. `complete` is ignored."""
@@ -178,9 +178,9 @@ class RankProcesses:
         except Exception as error:  # such as too many processes or open files
             self.inbox.put((rank, None, RankLoss(f"did not start: {first_line(error)}")))
             return
-        found = RankProcess(rank, process.pid, process, connection)
-        self.inbox.put((rank, found, found))
-        threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
+        rank_process = RankProcess(rank, process.pid, process, connection)
+        self.inbox.put((rank, rank_process, rank_process))
+        threading.Thread(target=self._talk, args=(rank_process,), daemon=True, name=f"aurora-from-rank-{rank}").start()
 
     def _talk(self, member: RankProcess) -> None:
         """Reads a rank's messages, and writes to it in another thread, until its connection ends.

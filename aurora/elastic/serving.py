@@ -145,7 +145,7 @@ class RequestJournal:
         if self.start_s is None:
             self.start_s = now_s
             arrivals_M = self._arrivals_M or [[0.0] * len(prompts) for prompts in self._prompts_M]
-            self._arrived_s_M = [{at: now_s + each for at, each in enumerate(arrivals)} for arrivals in arrivals_M]
+            self._arrived_s_M = [{at: now_s + arrives_s for at, arrives_s in enumerate(arrivals)} for arrivals in arrivals_M]
         if isinstance(progress, BeganServing):
             return False
         answers = self.answers_M[progress.model]
@@ -168,8 +168,8 @@ class RequestJournal:
     def assign(self, epoch: int, states: Mapping[int, HeldExperts]) -> dict[int, EpochWork]:
         """Returns the work of each member of an epoch, by rank: its program, expert transfers and unfinished requests."""
         members = tuple(states)
-        held = list(states.values())
-        held_R = [state.held_ML for state in held]
+        states_R = list(states.values())
+        held_R = [state.held_ML for state in states_R]
         before, self._members = self._members, members
         stayed = set(before) - self._lost.keys()  # a lost rank may be back already
         restored_program, self._restored = self._restored, None
@@ -179,9 +179,9 @@ class RequestJournal:
             stays = self._adapts and bool(before) and set(members) <= stayed
             program = program_among(self._program, members, self._load_MLE, held_R, moved=stays)
             self._restore_replicas(program, members)
-        transfers = expert_transfers(program.placements_M, held_R, held[0].expert_bytes_M)
+        transfers = expert_transfers(program.placements_M, held_R, states_R[0].expert_bytes_M)
         cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[rank] for rank in members))
-        bytes_RR = transfer_bytes(transfers, held[0].expert_bytes_M, len(members))
+        bytes_RR = transfer_bytes(transfers, states_R[0].expert_bytes_M, len(members))
         order, predicted_s = self._order(bytes_RR, cluster)
         if epoch > 1:
             joined = tuple(sorted(set(members) - stayed))
@@ -194,7 +194,7 @@ class RequestJournal:
             )
         self._lost = {}
         cost_MG = None if self._cost_MG is None else self._cost_MG[:, list(members)]
-        requests_MR = [self._deal_requests(model, held) for model in range(len(self._prompts_M))]
+        requests_MR = [self._deal_requests(model, states_R) for model in range(len(self._prompts_M))]
         served_s = None if self.start_s is None else time.perf_counter() - self._began_s - self.start_s
         return {
             rank: EpochWork(
@@ -226,12 +226,12 @@ class RequestJournal:
 
         threading.Thread(target=find, daemon=True, name="aurora-restore").start()
 
-    def _deal_requests(self, model: int, held: Sequence[HeldExperts]) -> list[dict[int, tuple[int, ...]]]:
+    def _deal_requests(self, model: int, states_R: Sequence[HeldExperts]) -> list[dict[int, tuple[int, ...]]]:
         """Deals the open requests that no member is decoding, each to the member with fewest; with their answers so far."""
-        taken = {index for state in held for index in state.serving_M[model]}
-        busy_R = np.array([len(set(state.serving_M[model]) & self._open_M[model]) for state in held])
-        waiting, tokens = sorted(self._open_M[model] - taken), self.answers_M[model].tokens
-        requests_R: list[dict[int, tuple[int, ...]]] = [{} for _ in held]
+        decoding = {index for state in states_R for index in state.serving_M[model]}
+        busy_R = np.array([len(set(state.serving_M[model]) & self._open_M[model]) for state in states_R])
+        waiting, tokens = sorted(self._open_M[model] - decoding), self.answers_M[model].tokens
+        requests_R: list[dict[int, tuple[int, ...]]] = [{} for _ in states_R]
         for index, rank in zip(waiting, fewest_first(busy_R, len(waiting)).tolist(), strict=True):
             requests_R[rank][index] = tuple(tokens.get(index, ()))
         return requests_R
@@ -251,8 +251,8 @@ def fewest_first(busy_R: IntArray, count: int) -> IntArray:
         [1, 1, 0]
     """
     levels = np.arange(busy_R.min(), busy_R.max() + -(-count // len(busy_R)) + 1)
-    found: IntArray = (levels[:, None] >= busy_R).nonzero()[1][:count]
-    return found
+    rank_Q: IntArray = (levels[:, None] >= busy_R).nonzero()[1][:count]
+    return rank_Q
 
 
 WIRE = WireFormat(
@@ -325,13 +325,13 @@ def run_elastic(
 
 def _with_transport(plan: Plan, options: RunOptions) -> RunOptions:
     """Returns options that name the transport of a run that survives lost ranks; see `transport_of_host`."""
-    gpus, asked = plan.cluster.gpus, options.transport
+    gpus, transport = plan.cluster.gpus, options.transport
     if any(model.hierarchy is not None for model in plan.models):  # an aborted step leaves rows that name any experts
-        if asked == "nccl":
+        if transport == "nccl":
             raise BadInput("`survive`: on nccl expected a plan with flat all-to-alls, found one over servers")
-        asked = "gloo" if asked == "auto" else asked
+        transport = "gloo" if transport == "auto" else transport
     local = len(gpus) if options.lead is None else sum(gpu.node == options.node for gpu in gpus)
-    return replace(options, transport=transport_of_host(asked, local))
+    return replace(options, transport=transport_of_host(transport, local))
 
 
 def _told_apart_by(
@@ -418,16 +418,16 @@ def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> N
 def about_run(plan: Plan, models: Sequence[str | Path]) -> dict[str, str]:
     """Returns {description: value} of versions and digests that must be equal on all hosts. Reads all model files."""
     files = {f"the files of {planned.model}": model_digest(path) for planned, path in zip(plan.models, models, strict=True)}
-    return this_version() | {what: digest[:16] for what, digest in {"the plan": plan_digest(plan), **files}.items()}
+    return this_version() | {name: digest[:16] for name, digest in {"the plan": plan_digest(plan), **files}.items()}
 
 
 def ranks_by_node(plan: Plan, chosen: int | None) -> dict[int, tuple[int, ...]]:
     """Returns {node: its ranks} of a plan. Raises BadInput if `chosen`, the `node` of the options, is none of the plan's."""
     node_R = [gpu.node for gpu in plan.cluster.gpus]
-    found = {node: tuple(rank for rank, its in enumerate(node_R) if its == node) for node in sorted(set(node_R))}
-    if chosen is not None and chosen not in found:
-        raise BadInput(f"`node`: expected one of the plan's, {', '.join(map(str, found))}, found {chosen}")
-    return found
+    ranks_of = {node: tuple(rank for rank, gpu_node in enumerate(node_R) if gpu_node == node) for node in sorted(set(node_R))}
+    if chosen is not None and chosen not in ranks_of:
+        raise BadInput(f"`node`: expected one of the plan's, {', '.join(map(str, ranks_of))}, found {chosen}")
+    return ranks_of
 
 
 def name_of(node: int) -> str:

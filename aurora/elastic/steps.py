@@ -83,12 +83,12 @@ def settle(steps: Mapping[str, MemberSteps]) -> Settlement:
     Members that have applied the latest settlement agree on all steps committed before it; if one of them has committed a step,
     all of them have prepared it. A member that has not applied it has missed an epoch, and its later commits are void.
     """
-    latest = max(each.epoch for each in steps.values())
-    version = max(each.committed for each in steps.values() if each.epoch == latest)
+    latest = max(state.epoch for state in steps.values())
+    version = max(state.committed for state in steps.values() if state.epoch == latest)
     return Settlement(
         version,
-        frozenset(name for name, each in steps.items() if each.committed != version and each.prepared == version),
-        frozenset(name for name, each in steps.items() if version not in (each.committed, each.prepared)),
+        frozenset(name for name, state in steps.items() if state.committed != version and state.prepared == version),
+        frozenset(name for name, state in steps.items() if version not in (state.committed, state.prepared)),
     )
 
 
@@ -124,8 +124,8 @@ class Pause:
     def __str__(self) -> str:
         """One line."""
         parts = (
-            f"{what} {seconds:.2f}"
-            for what, seconds in (
+            f"{part} {seconds:.2f}"
+            for part, seconds in (
                 ("discarded work", self.discarded_s), ("quorum", self.quorum_s), ("connections", self.connections_s),
                 ("planning", self.planning_s), ("moves", self.moves_s),
             )
@@ -158,11 +158,11 @@ class PauseTimer:
 
     def commit(self, members: int) -> Pause | None:
         """Records a commit in an epoch of `members` members. Returns the pause before the step, or None if there was none."""
-        found = None
+        pause = None
         if self._committed and self._ended_s is not None:
-            found = Pause(self._ended_s, members, **self._parts)
+            pause = Pause(self._ended_s, members, **self._parts)
         self._parts, self._ended_s, self._committed, self._since_s = {}, None, True, time.perf_counter()
-        return found
+        return pause
 
 
 class StateLost(RankFailed):
