@@ -63,22 +63,22 @@ class MovesHandover:
         Raises:
             MovesFailed: if the moves are abandoned; its `held_LGP` is the placement in force.
         """
-        done: Future[Moved] = Future()
+        future: Future[Moved] = Future()
         with self._lock:
             if self.closed:
                 raise MovesGivenUp("serving has ended")
-            self.decision, self._done = decision, done
-        return done.result()
+            self.decision, self._done = decision, future
+        return future.result()
 
     def commit(self, moved: Moved = Moved()) -> None:
         """Reports that the decision's placement is in force: `perform` returns `moved`. Called by the engine."""
-        if (done := self._taken()) is not None:
-            done.set_result(moved)
+        if (future := self._taken()) is not None:
+            future.set_result(moved)
 
     def give_up(self, failure: MovesFailed) -> None:
         """Abandons the moves: `perform` raises `failure`, which holds the placement in force. Called by the engine."""
-        if (done := self._taken()) is not None:
-            done.set_exception(failure)
+        if (future := self._taken()) is not None:
+            future.set_exception(failure)
 
     def close(self, held_LGP: IntArray) -> None:
         """Abandons unfinished moves and refuses further decisions; held_LGP (L, G, P) is the placement in force."""
@@ -88,8 +88,8 @@ class MovesHandover:
 
     def _taken(self) -> Future[Moved] | None:
         with self._lock:
-            done, self.decision, self._done = self._done, None, None
-        return done
+            future, self.decision, self._done = self._done, None, None
+        return future
 
 
 class WorkPieces:

@@ -52,9 +52,9 @@ def colocation_folder(name: str) -> Path:
     """
     ours = Path(tempfile.gettempdir()) / f"aurora-runtime-{os.getuid()}"
     folder = ours / f"{name}.{TABLE_VERSION}"
-    for each in (ours, folder):
+    for path in (ours, folder):
         try:
-            make_private(each)
+            make_private(path)
         except BadInput as error:
             raise BadInput(f"`colocate`: {error}") from None
     return folder
@@ -240,12 +240,12 @@ class ColocationTable:
         """Removes a model's process on `gpu` (None: this GPU) if it has died. Returns True if removed. Under the lock."""
         gpu = self._gpu if gpu is None else gpu
         try:
-            found = self._lock_member(slot, gpu)
+            descriptor = self._lock_member(slot, gpu)
         except FileNotFoundError:
-            found = None
-        if found is None:
+            descriptor = None
+        if descriptor is None:
             return False
-        os.close(found)
+        os.close(descriptor)
         self._remove(slot, gpu)
         return True
 
@@ -275,10 +275,10 @@ class ColocationTable:
 
         The caller must pass them to `wake`. `what` is the resource that they wait for, GPU or PORT; 0: both.
         """
-        found = [slot for slot in self.others() if (waits := self.waits_M[slot]) and what in (0, waits)]
-        for slot in found:
+        slots = [slot for slot in self.others() if (waits := self.waits_M[slot]) and what in (0, waits)]
+        for slot in slots:
             self.waits_M[slot] = 0
-        return found
+        return slots
 
     def wake(self, slots: Iterable[int]) -> None:
         """Wakes the processes in `slots`, a result of `waiting()`."""

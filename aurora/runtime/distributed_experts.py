@@ -72,8 +72,8 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         expert_map = ExpertMap(slots_G, rank, split_EG, local_first, hierarchy)
         self.place(expert_map.to(next(self.local.parameters()).device), slots_G[rank])
         if context.push is not None:
-            there, back = (op.order for op in ops if isinstance(op, Exchange))
-            context.push.set_order(layer, there, back=back)
+            dispatch, combine = (op.order for op in ops if isinstance(op, Exchange))
+            context.push.set_order(layer, dispatch, back=combine)
 
     def place(
         self,
@@ -101,11 +101,11 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
             lacking = sorted(set(wanted) - {*self.held, *arrived})
             if lacking and self._reader is None:
                 raise RankFailed(f"lost experts {lacking} of layer {self._layer}: this model's cannot be read one by one")
-            found = {**arrived, **self._reader.read(lacking)} if lacking else arrived
-            hold_experts(self.local, [found.get(expert) or self.held.index(expert) for expert in wanted])
+            weights = {**arrived, **self._reader.read(lacking)} if lacking else arrived
+            hold_experts(self.local, [weights.get(expert) or self.held.index(expert) for expert in wanted])
             self.held = tuple(wanted)
             if lacking:
-                del found
+                del weights
                 release_freed_memory()
 
     def share(self, other: "DistributedExperts") -> None:
@@ -181,7 +181,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
 
         Chunks are of rows sorted by expert, as each chunk reads the weights of all its experts. `index` is (X, 1).
         """
-        recorder, done, first, by_expert = self._context.recorder, [], 0, None
+        recorder, outputs, first, by_expert = self._context.recorder, [], 0, None
         row_bytes = rows.shape[1] * rows.element_size()
         self._adapt_chunks()
         if rows.nbytes > self._chunk_bytes:
@@ -193,11 +193,11 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
                 self._adapt_chunks()
             most = max(self._chunk_bytes // row_bytes, 1)
             chunk, start = slice(first, min(first + most, len(rows))), recorder.mark()
-            done.append(self.local(rows[chunk], index[chunk], weights[chunk]))
+            outputs.append(self.local(rows[chunk], index[chunk], weights[chunk]))
             if self._timed_chunk is None:
                 self._timed_chunk = (chunk.stop - chunk.start) * row_bytes, start, recorder.mark()
             first = chunk.stop
-        answers = done[0] if len(done) == 1 else torch.cat(done)
+        answers = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return answers if by_expert is None else answers.new_empty(answers.shape).index_copy_(0, by_expert, answers)
 
     def _adapt_chunks(self) -> None:

@@ -133,8 +133,8 @@ class Follower:
             changes = tuple(replace(change, at_s=change.at_s - began_s) for change in self._history.changes)
             series = tuple(replace(window, at_s=window.at_s - began_s) for window in self._history.series)
             so_far = self._windows, self._skipped, dict(self._kinds), *self._balancedness, self._clock() - self._in_force_s
-            done = self._bytes, self._move_s, self.failures, self._times_stuck
-        return ControlReport(self._model, self._dry_run, *so_far, *done, changes, series)
+            totals = self._bytes, self._move_s, self.failures, self._times_stuck
+        return ControlReport(self._model, self._dry_run, *so_far, *totals, changes, series)
 
     def _silent_s(self) -> float:
         """Seconds since it was last seen alive; 0 if it has nothing to do."""

@@ -123,8 +123,8 @@ class LayerContext:
         """Adds the model to the rotation of time slices; see `PortArbiter.join` for `slices`. A collective call."""
 
         def gather(number: float) -> list[float]:
-            found: list[float] = self.transport.gather(torch.tensor([number], dtype=torch.float64)).flatten().tolist()
-            return found
+            numbers: list[float] = self.transport.gather(torch.tensor([number], dtype=torch.float64)).flatten().tolist()
+            return numbers
 
         with self._waiting("joining the time slices"):
             self._arbiter.join(gather, self.transport.rank == 0, slices)

@@ -261,8 +261,8 @@ class LivePlacement:
             maps.append({layer: _rested(self._expert_map, slots_G(held_LGP[layer]), self._ops_L[layer]) for layer in layers})
         ops = {}
         for layer in sorted({layer for layers in maps for layer in layers}):
-            given = self._ops_L[layer], layer, slots_G(held_LGP[layer]), tokens_SLE[:, layer]
-            ops[layer] = _rested(reordered, *given, self._row_bytes, self._network)
+            args = self._ops_L[layer], layer, slots_G(held_LGP[layer]), tokens_SLE[:, layer]
+            ops[layer] = _rested(reordered, *args, self._row_bytes, self._network)
         return Prepared(maps, ops)
 
     def _expert_map(self, held_G: SlotsG, ops: tuple[Op, ...]) -> ExpertMap:
@@ -329,8 +329,8 @@ class LivePlacement:
         def change() -> None:
             for layer in layers:
                 fill(self._held_LGP, [move for move in moves.rounds[moves.number] if move.layer == layer])
-                held = slots_G(self._held_LGP[layer])[self._context.transport.rank]
-                self._layers[layer].place(prepared.maps[moves.number][layer], held, arrived[layer])
+                experts = slots_G(self._held_LGP[layer])[self._context.transport.rank]
+                self._layers[layer].place(prepared.maps[moves.number][layer], experts, arrived[layer])
 
         self._piece_s = self._context.work_between_steps(change)
         moves.changed += count
@@ -362,7 +362,7 @@ def _tell_failure(preparing: Future[Prepared]) -> None:
 
 def _ns(*seconds: float) -> list[int]:
     """Seconds as whole nanoseconds."""
-    return [round(each * 1e9) for each in seconds]
+    return [round(duration_s * 1e9) for duration_s in seconds]
 
 
 def _encoded(decision: "Decision", held_LGP: IntArray) -> torch.Tensor:
@@ -427,8 +427,9 @@ def reordered(
     bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(held_G)) * row_bytes
     np.fill_diagonal(bytes_GG, 0)
     back_GG = np.ascontiguousarray(bytes_GG.T)
-    made = order_exchanges(bytes_GG[None], back_GG[None], None, network, method, rng=np.random.default_rng(layer))
-    orders = dict(zip(("dispatch", "combine"), made[:2], strict=True))
+    rng = np.random.default_rng(layer)
+    dispatch, combine, _ = order_exchanges(bytes_GG[None], back_GG[None], None, network, method, rng=rng)
+    orders = {"dispatch": dispatch, "combine": combine}
     return tuple(replace(op, order=orders[op.phase]) if isinstance(op, Exchange) else op for op in ops)
 
 
@@ -455,6 +456,6 @@ def _split_EG(held_G: SlotsG) -> FloatArray:
 def _rested(make: Callable[..., Any], *args: Any) -> Any:
     """Returns the result of `make`. Then this thread rests, to take no more than LENGTHENED of the interpreter from serving."""
     began_s = time.thread_time()
-    made = make(*args)
+    result = make(*args)
     time.sleep(min((time.thread_time() - began_s) * (1 / LENGTHENED - 1), REST_S))
-    return made
+    return result

@@ -125,8 +125,8 @@ class ModelWorker:
             began_s: start of serving, by time.perf_counter.
             arrives_s: arrival in seconds after `began_s`, by request number; None: all requests have arrived.
         """
-        self.arriving, given = arrives_s is not None, arrives_s or {}
-        arriving = (replace(request, at_s=began_s + given.get(request.index, 0.0)) for request in self.waiting)
+        self.arriving, arrives_s = arrives_s is not None, arrives_s or {}
+        arriving = (replace(request, at_s=began_s + arrives_s.get(request.index, 0.0)) for request in self.waiting)
         self.waiting = deque(sorted(arriving, key=attrgetter("at_s")))
 
     @property

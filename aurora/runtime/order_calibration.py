@@ -156,6 +156,7 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
     strategies = {**ORDER, **({} if isinstance(planned, str) else {name: lambda *_, **__: planned})}
     unordered = UNORDERED[:1] if transport.in_stages else UNORDERED
     fixed = [method for method in (*unordered, *([COLLECTIVE] if transport.has_collective else [])) if method != name]
+    ordered = [method for method in (*fixed, name) if method != COLLECTIVE]
     drawn = strategies[name](np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64), cluster.network, rng=rng)
     narrow = [width for width in WIDTHS if width < ranks - 1]  # in wider stages all transfers are open
     widths = {stages_of(name, width): width for width in narrow if transport.in_stages and drawn.one_to_one}
@@ -166,11 +167,11 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
             shape_GG = shape(ranks, rng)
             np.fill_diagonal(shape_GG, 0.0)
             bytes_GG = np.round(shape_GG * (size * ranks / max(shape_GG.sum(), 1.0))).astype(np.int64)
-            made = {each: strategies[each](bytes_GG, cluster.network, rng=rng) for each in (*fixed, name) if each != COLLECTIVE}
-            orders.update({method: made.get(method) for method in fixed})
-            wider = [made[name].opened(width) for width in widths.values()]
-            found: list[_Way] = [[(order, bytes_GG)] for order in (*orders.values(), *wider, made[name])]
-            yield _performing(transport, found, device)
+            order_of = {method: strategies[method](bytes_GG, cluster.network, rng=rng) for method in ordered}
+            orders.update({method: order_of.get(method) for method in fixed})
+            wider = [order_of[name].opened(width) for width in widths.values()]
+            exchanges: list[_Way] = [[(order, bytes_GG)] for order in (*orders.values(), *wider, order_of[name])]
+            yield _performing(transport, exchanges, device)
 
     return OrderCalibration((*fixed, *widths, name), *_timed(transport, ways, SIZES), orders, widths)
 
@@ -212,10 +213,10 @@ def calibrate_servers(
 
     def ways(size: int) -> Iterable[list[Callable[[], None]]]:
         bytes_of_row = size * ranks / max(flat_GG.sum(), 1)
-        found: list[_Way] = [
-            [(orders[method], np.rint(each * bytes_of_row).astype(np.int64)) for each in rows_SGG[method]] for method in methods
+        exchanges: list[_Way] = [
+            [(orders[name], np.rint(rows_GG * bytes_of_row).astype(np.int64)) for rows_GG in rows_SGG[name]] for name in methods
         ]
-        yield _performing(transport, found, device)
+        yield _performing(transport, exchanges, device)
 
     return OrderCalibration(methods, *_timed(transport, ways, SIZES), {methods[0]: other}, {})
 

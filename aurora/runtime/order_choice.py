@@ -198,7 +198,7 @@ class OrdersUsed:
 
     def lines(self, name: str) -> Iterator[str]:
         """Yields lines for users: the number of exchanges by method of the model `name`, then one line per change."""
-        counts = sorted(self.exchanges.items(), key=lambda each: -each[1])
+        counts = sorted(self.exchanges.items(), key=lambda entry: -entry[1])
         yield f"{name}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
         if self.servers:
             yield f"{name}, before serving: {self.servers}"
@@ -400,5 +400,5 @@ class WatchedExchanges:
         order = self._watch.order(planned, phase, bytes_RR.sum() / len(bytes_RR))
         start = self._timer.mark()
         yield order
-        out_bytes, in_bytes = (int(each.sum() - each[rank]) for each in (bytes_RR[rank], bytes_RR[:, rank]))
+        out_bytes, in_bytes = (int(bytes_R.sum() - bytes_R[rank]) for bytes_R in (bytes_RR[rank], bytes_RR[:, rank]))
         self._exchanged.append((start, self._timer.mark(), out_bytes, in_bytes))

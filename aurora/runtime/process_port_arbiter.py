@@ -222,20 +222,20 @@ class ProcessPortArbiter:
         mine = self._exchange_key(slot) if begins else (-1, table.position_MD[slot * DRAWN + number % DRAWN], 0)
         before = []
         for other in table.others():
-            done = table.done_M[other]
-            if not table.here_M[other] or self._passed_on.get((PORT, other)) == done:
+            exchange = table.done_M[other]
+            if not table.here_M[other] or self._passed_on.get((PORT, other)) == exchange:
                 continue
-            if done < table.begun_M[other]:
-                key = (-1, table.position_MD[other * DRAWN + done % DRAWN], 0)
+            if exchange < table.begun_M[other]:
+                key = (-1, table.position_MD[other * DRAWN + exchange % DRAWN], 0)
             elif table.wants_M[other]:
                 key = self._exchange_key(other)
             else:
                 continue
             if key < mine:
-                before.append((key, other, done))
+                before.append((key, other, exchange))
         if before:
-            _, other, done = min(before)
-            return other, done
+            _, other, exchange = min(before)
+            return other, exchange
         if begins:
             started = STARTED + self._interactive
             self._counters[started] = max(self._counters[started], table.next_finish_M[slot] - self._slice_time)
@@ -293,7 +293,7 @@ class ProcessPortArbiter:
             self._look_s = now_s + LOOK_S
             self._table.remove_dead()
 
-    def _wait(self, what: int, attempt: Callable[[], Turn | None]) -> None:
+    def _wait(self, resource: int, attempt: Callable[[], Turn | None]) -> None:
         """Waits until no living process has a turn that comes first, and `attempt` succeeds under the table's lock."""
         table, before, since_s, look = self._table, None, 0.0, False
         while True:
@@ -302,25 +302,25 @@ class ProcessPortArbiter:
                 turn = attempt()
                 while turn is not None and look and table.bury_if_dead(turn[0]):
                     turn = attempt()
-                table.waits_M[self.slot] = 0 if turn is None else what
+                table.waits_M[self.slot] = 0 if turn is None else resource
             if turn is None:
                 return
             if turn != before:
                 before, since_s = turn, time.monotonic()
             elif time.monotonic() - since_s > self._turn_s:
-                self._pass_on(turn, what)
+                self._pass_on(turn, resource)
                 continue
             look = not table.wait_to_be_woken(POLL_S)
 
-    def _pass_on(self, turn: Turn, what: int) -> None:
+    def _pass_on(self, turn: Turn, resource: int) -> None:
         """Waits no longer for a turn, and says so if no process has said it of the model before."""
-        slot, self._passed_on[what, turn[0]] = turn
+        slot, self._passed_on[resource, turn[0]] = turn
         with self._table.lock:
             said, self._table.slow_M[slot] = bool(self._table.slow_M[slot]), 1
         if not said:
             LOG.warning(
                 "%s has had the %s of rank %d for more than %g s: the others go on, now and whenever it takes as long",
-                self._table.holder(slot), NAMES[what], self._gpu, self._turn_s,
+                self._table.holder(slot), NAMES[resource], self._gpu, self._turn_s,
             )  # fmt: skip
 
     def _check_failure(self) -> None:

@@ -51,7 +51,7 @@ def make_push(
         make = partial(_device_memory, new_process_group("nccl", options.timeout_s), device)
     orders = [*plan.models[0].dispatch_L, *plan.models[0].combine_L]
     stages = 1 + max(int(np.bincount(order.pairs_X2[:, 0]).max(initial=0)) for order in orders)
-    experts = max(len(held) for slots_G in plan.models[0].placement.slots_LG for held in slots_G)
+    experts = max(len(slots) for slots_G in plan.models[0].placement.slots_LG for slots in slots_G)
     lanes, timeout_s = (LANES, options.timeout_s) if on_gpu else (1, options.timeout_s / INTERPRETED)
     packing = MessageFormat(model.hidden, model.top_k, model.hidden_dtype)
     sizes = packing.row_bytes, ROUND_TOKENS, 1, len(model.layers), lanes, stages, timeout_s, experts

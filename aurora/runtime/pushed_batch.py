@@ -50,8 +50,8 @@ class PushedBatch:
         push.check_size(len(hidden), packing.row_bytes, slots)
         physical_NK = expert_map.physical_experts(index, mask)
         tail = physical_NK.new_empty(len(hidden), (packing.row_bytes - packing.weights_at) // 4, dtype=torch.int32)
-        codes_at, told = (packing.physical_at - packing.weights_at) // 4, push.peers.told
-        choices = PushedChoices(expert_map.rank_P, expert_map.slot_P, weights, told, tail, codes_at)
+        codes_at, counts = (packing.physical_at - packing.weights_at) // 4, push.peers.told
+        choices = PushedChoices(expert_map.rank_P, expert_map.slot_P, weights, counts, tail, codes_at)
         row_of_RX, count_RT, self._place_NK = lay_out(physical_NK, push.ranks, slots, True, choices)
         rows = Rows(hidden, top_k, tail, top_k, packing.weights_at, packing.row_bytes)
         self._arrived, self._count_RT = push.exchange(push.table_L2[layer, 0], rows, row_of_RX, count_RT)
@@ -104,7 +104,7 @@ def is_grouped(experts: Any) -> bool:
 def grouped_products(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
     """Returns the experts' outputs (X, H) by grouped matrix products; arguments as in `compute_experts`."""
     transposed = experts.is_transposed
-    up, down = (each if transposed else each.transpose(1, 2) for each in (experts.gate_up_proj, experts.down_proj))
+    up, down = (weight if transposed else weight.transpose(1, 2) for weight in (experts.gate_up_proj, experts.down_proj))
     gate_up = torch._grouped_mm(rows, up, offs=ends_E)
     gated = silu_gate(gate_up, ends_E) if rows.is_cuda and _has_silu_gate(experts) else experts._apply_gate(gate_up)
     return torch._grouped_mm(gated, down, offs=ends_E)

@@ -98,8 +98,8 @@ class Answers:
         times = self.times_R.setdefault(rank, TokenTimes())
         for token in tokens:
             answer = self.tokens.setdefault(token.request, [])
-            if token.logits is not None and (kept := self.logits.get(token.request, token.logits[:0])).shape[0] == len(answer):
-                self.logits[token.request] = np.concatenate([kept, token.logits])
+            if token.logits is not None and (rows := self.logits.get(token.request, token.logits[:0])).shape[0] == len(answer):
+                self.logits[token.request] = np.concatenate([rows, token.logits])
             last_s = self._last_s.pop(token.request, None)
             if last_s is not None:
                 times.add_between(at_s - last_s)

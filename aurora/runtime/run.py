@@ -161,7 +161,7 @@ def check_arrivals(prompts: Sequence[Sequence[list[int]]], arrivals: Sequence[Se
         return
     if list(map(len, arrivals)) != list(map(len, prompts)):
         raise BadInput(f"`arrivals`: expected a time for each prompt, found {list(map(len, arrivals))}")
-    if wrong := [at_s for each in arrivals for at_s in each if not 0 <= at_s <= LONGEST_S]:
+    if wrong := [at_s for times_s in arrivals for at_s in times_s if not 0 <= at_s <= LONGEST_S]:
         raise BadInput(f"`arrivals`: expected from 0 to {LONGEST_S:g} seconds, found {wrong[0]}")
 
 
@@ -194,18 +194,18 @@ def verify(
 
 
 def _difference(
-    found: Sequence[int], found_TV: FloatArray | None, tokens: Sequence[int], expected_TV: FloatArray, dtype: torch.dtype
+    answer: Sequence[int], answer_TV: FloatArray | None, tokens: Sequence[int], expected_TV: FloatArray, dtype: torch.dtype
 ) -> str | None:
     """Returns in words how an answer differs from the plain model's, or None."""
     tolerance = LOGIT_TOLERANCE
     if dtype != torch.float32:
         tolerance = ROUNDINGS * torch.finfo(dtype).eps * float(np.abs(expected_TV).max())
-    first = next((at for at, (ours, theirs) in enumerate(zip(found, tokens, strict=False)) if ours != theirs), None)
-    alike = first is not None and expected_TV[first, tokens[first]] - expected_TV[first, found[first]] <= 2 * tolerance
-    if list(found) != list(tokens) and not (alike and found_TV is not None):
-        return f"tokens {found}, expected {tokens}"
-    if found_TV is None:
+    first = next((at for at, (ours, theirs) in enumerate(zip(answer, tokens, strict=False)) if ours != theirs), None)
+    alike = first is not None and expected_TV[first, tokens[first]] - expected_TV[first, answer[first]] <= 2 * tolerance
+    if list(answer) != list(tokens) and not (alike and answer_TV is not None):
+        return f"tokens {answer}, expected {tokens}"
+    if answer_TV is None:
         return None
     compared = slice(None if first is None else first + 1)
-    apart = float(np.abs(found_TV[compared] - expected_TV[compared]).max())
+    apart = float(np.abs(answer_TV[compared] - expected_TV[compared]).max())
     return None if apart <= tolerance else f"logits {apart:.2e} apart"

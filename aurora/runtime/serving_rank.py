@@ -110,8 +110,8 @@ def serve_rank(
     models = load_models(plan, model_paths, prompts_M, options, device)
     own_prompts_M = [deal(prompts, rank_info.ranks)[rank_info.rank] for prompts in prompts_M]
     workers_MP = [
-        _workers(plan, *each, options, rank_info.rank)
-        for each in zip(models, plan.models, prompts_M, own_prompts_M, strict=True)
+        _workers(plan, *args, options, rank_info.rank)
+        for args in zip(models, plan.models, prompts_M, own_prompts_M, strict=True)
     ]
     workers = [worker for workers_P in workers_MP for worker in workers_P]
     with nullcontext() if memories else default_process_group(rank_info) as heartbeats:
@@ -155,7 +155,7 @@ def serve_rank(
             for name, model in zip(program.names_M, program.plan_model_M, strict=True)
         ]
         shared = zip(transports, arbiters, recorders, watches, strict=True)
-        contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
+        contexts = [LayerContext(index, *args) for index, args in enumerate(shared)]
         contexts[0].push = push
         ports = None if options.interleave == "off" else plan.cluster.network
         for worker, context in zip(workers, contexts, strict=True):
@@ -176,8 +176,8 @@ def serve_rank(
             for live in followed:
                 live.end()
         seconds = time.perf_counter() - began_s
-        kept = zip(recorders, workers, strict=True) if options.predictable else ()
-        routing_M = [phases.routing(len(worker.layers)) for phases, worker in kept]
+        pairs = zip(recorders, workers, strict=True) if options.predictable else ()
+        routing_M = [phases.routing(len(worker.layers)) for phases, worker in pairs]
         answers_M = [merge_answers(worker.answers for worker in workers_P) for workers_P in workers_MP]
         orders_M = [watch.used for watch in watches if watch is not None]
         control_M = tuple(live.follower.report() for live in followed if live.follower is not None)
@@ -197,7 +197,7 @@ def _workers(
     model: MoeModel,
     planned: ModelPlan,
     prompts: Sequence[list[int]],
-    own: Sequence[int],
+    indices: Sequence[int],
     options: RunOptions,
     rank: int,
 ) -> list[ModelWorker]:
@@ -211,10 +211,10 @@ def _workers(
     trees = [model, *(with_same_weights(model) for _ in range(1, parts))]
     workers = [ModelWorker(tree, replace(options, batch=batch)) for tree, batch in zip(trees, batches, strict=True)]
     workers[0].hold(planned.placement, rank)
-    dealt = deal_to_streams([len(prompts[i]) + options.max_new_tokens for i in own], options.batch, parts)
+    dealt = deal_to_streams([len(prompts[i]) + options.max_new_tokens for i in indices], options.batch, parts)
     for worker, stream in zip(workers, dealt, strict=True):
         worker.share_experts(workers[0])
-        worker.waiting.extend(Request(own[at], prompts[own[at]]) for at in stream)
+        worker.waiting.extend(Request(indices[at], prompts[indices[at]]) for at in stream)
     return workers
 
 
@@ -288,8 +288,8 @@ def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[lis
     for first in range(0, len(tokens), batch):
         free, sums = stream_batches(batch, streams), [0] * streams
         together = range(first, min(first + batch, len(tokens)))
-        for request in sorted(together, key=lambda each: -tokens[each]):
-            stream = min((each for each in range(streams) if free[each]), key=sums.__getitem__)
+        for request in sorted(together, key=lambda index: -tokens[index]):
+            stream = min((index for index in range(streams) if free[index]), key=sums.__getitem__)
             dealt[stream].append(request)
             free[stream] -= 1
             sums[stream] += tokens[request]
@@ -341,10 +341,10 @@ def controlled(
             rules = options.adapt, time.perf_counter, min_replicas or 1, None if cost_MG is None else cost_MG[index]
             hierarchy = hierarchy_of(program.ops_ML[index][0])
             controller = plan_controller(placement, cluster, worker.expert_bytes, *rules, hierarchy)
-            name, told = program.names_M[index], None if tell is None else partial(tell, index)
+            name, on_report = program.names_M[index], None if tell is None else partial(tell, index)
             say = partial(DECISIONS.info, "%s: %s", name)
             live.follower = Follower(
-                controller, live.handover.perform, options.dry_run, say, model=name, began_s=began_s, on_report=told
+                controller, live.handover.perform, options.dry_run, say, model=name, began_s=began_s, on_report=on_report
             )
             followed.append(live)
     return followed

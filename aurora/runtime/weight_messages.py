@@ -149,12 +149,12 @@ class WeightMessages:
 
 def _cut(parts: Sequence[torch.Tensor], begin: int, end: int, device: torch.device) -> torch.Tensor:
     """Bytes `begin` to `end` of parts (bytes,) uint8 that follow each other on a device; a view if they lie in one part."""
-    found, start = [], 0
+    slices, start = [], 0
     for part in parts:
         first, last = max(begin - start, 0), min(end - start, len(part))
         if first < last:
-            found.append(part[first:last])
+            slices.append(part[first:last])
         start += len(part)
-    if not found:
+    if not slices:
         return torch.empty(0, dtype=torch.uint8, device=device)
-    return found[0] if len(found) == 1 else torch.cat(found)
+    return slices[0] if len(slices) == 1 else torch.cat(slices)

@@ -45,15 +45,15 @@ def marked_urgent() -> Iterator[None]:
 
 def open_sockets() -> dict[int, int]:
     """Returns this process's open sockets as {inode: descriptor}; an inode identifies a socket, a descriptor is reused."""
-    found = {}
+    sockets = {}
     for name in os.listdir("/dev/fd"):
         try:
             status = os.fstat(int(name))
         except OSError:  # closed since
             continue
         if stat.S_ISSOCK(status.st_mode):
-            found[status.st_ino] = int(name)
-    return found
+            sockets[status.st_ino] = int(name)
+    return sockets
 
 
 def connected(descriptors: Iterable[int]) -> list[socket.socket]:

@@ -106,8 +106,8 @@ def serve_store(host: str, port: int = 0) -> tuple[Any, int]:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     listener = listen(host, port)
-    found = listener.getsockname()[1]
-    return TCPStore(host, found, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()), found
+    port = listener.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()), port
 
 
 def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) -> tuple[Any, Connection]:

@@ -56,7 +56,7 @@ class GlooTransport(OrderedTransport):
             super().exchange(order, sends, recvs, observe)
             return
         assert self.has_collective
-        (out, out_bytes), (into, in_bytes) = ((joined(each), [tensor.nbytes for tensor in each]) for each in (sends, recvs))
+        (out, out_bytes), (into, in_bytes) = ((joined(parts), [tensor.nbytes for tensor in parts]) for parts in (sends, recvs))
         began_s = time.perf_counter()
         self._alltoall(into, out, in_bytes, out_bytes)
         ended_s = time.perf_counter()

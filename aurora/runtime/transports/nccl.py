@@ -230,7 +230,7 @@ class NcclTransport(QueuedTransport):
         """
         queued = self._queued.copy()  # another thread adds and removes
         try:
-            waiting = next((each for each in queued if not self._timer.reached(each.end)), None)
+            waiting = next((exchange for exchange in queued if not self._timer.reached(exchange.end)), None)
         except RuntimeError as error:  # an error of CUDA stays: all later calls of this process fail too
             self._calls.abort(peer_lost(self.rank, (), error))
             return True
@@ -243,7 +243,7 @@ class NcclTransport(QueuedTransport):
 
     def _make_communicator(self, timeout_s: float | None) -> None:
         """Posts the first call. Raises RankFailed if a peer is lost meanwhile."""
-        made: Future[None] = Future()
+        future: Future[None] = Future()
         ends = first_call(self._calls)
         on_gpu = self._calls.device != "cpu"
         stream = torch.cuda.current_stream(self._calls.device) if on_gpu else None
@@ -252,20 +252,20 @@ class NcclTransport(QueuedTransport):
             try:
                 with nullcontext() if stream is None else torch.cuda.stream(stream):
                     self._calls.post(ends)
-                made.set_result(None)
+                future.set_result(None)
             except BaseException as error:
-                made.set_exception(error)
+                future.set_exception(error)
 
         if timeout_s is None or self._control is None:
             post()
         else:
             began_s, peers = time.monotonic(), sorted({end.peer for end in ends})
             threading.Thread(target=post, daemon=True, name="aurora-communicator").start()
-            while not wait([made], CHECK_S).done:
+            while not wait([future], CHECK_S).done:
                 if (failure := self._lost_while_waiting(peers, time.monotonic() - began_s, timeout_s)) is not None:
                     raise failure
         try:
-            made.result()
+            future.result()
         except RuntimeError as error:
             raise peer_lost(self.rank, (), error) from None
 

@@ -217,15 +217,15 @@ class OrderedTransport(ABC):
         for message in messages:
             by_tier[message.tier].append(message)
         lanes, at_once = [], []
-        for own in by_tier.values():
-            if sum(message.last for message in own) <= opened and max(opened, len(by_tier)) > 1:
-                at_once += own
+        for group in by_tier.values():
+            if sum(message.last for message in group) <= opened and max(opened, len(by_tier)) > 1:
+                at_once += group
             elif self.cuts_rows and order.one_to_one and not sending:
-                seen_Bps = {peer: self._in_Bps_by_link[self._planned_Bps(peer)] for peer in {message.peer for message in own}}
+                seen_Bps = {peer: self._in_Bps_by_link[self._planned_Bps(peer)] for peer in {message.peer for message in group}}
                 ahead_bytes = {peer: min(rate_Bps * AHEAD_S, AHEAD_BYTES) for peer, rate_Bps in seen_Bps.items()}
-                lanes.append(_Lane(own, _Window(len(own), ahead_bytes), True))
+                lanes.append(_Lane(group, _Window(len(group), ahead_bytes), True))
             else:
-                lanes.append(_Lane(own, _Window(opened), order.one_to_one))
+                lanes.append(_Lane(group, _Window(opened), order.one_to_one))
         if at_once:
             at_once = sorted(at_once, key=self._steps_ahead) if sending else at_once
             lanes.append(_Lane(at_once, _Window(len(at_once)), False))
@@ -241,8 +241,8 @@ class OrderedTransport(ABC):
             self._perform(outgoing, True, observe)
             leaving = []
         for lanes, posted, sending in ((incoming, arriving, False), (outgoing, leaving, True)):
-            for lane, each in zip(lanes, posted, strict=False):
-                self._wait_for(each, sending, lane.one_partner, observe)
+            for lane, posts in zip(lanes, posted, strict=False):
+                self._wait_for(posts, sending, lane.one_partner, observe)
 
     def _exchange_large(self, incoming: list[_Lane], outgoing: list[_Lane], observe: Observe) -> None:
         """Receive in other threads while this one sends, each lane within its window.
@@ -256,16 +256,16 @@ class OrderedTransport(ABC):
             for ended in wait(receiving, SETTLE_S, FIRST_EXCEPTION).done:  # it failed first, and its error says why
                 ended.result()
             raise
-        for each in receiving:
-            each.result()
+        for future in receiving:
+            future.result()
 
     def _perform(self, lanes: list[_Lane], sending: bool, observe: Observe) -> None:
         """Performs the first lane in this thread, and the others beside it."""
         beside = self._started(lanes[1:], sending, observe)
         for lane in lanes[:1]:
             self._post_within(lane, self._opened(lane, sending), sending, observe)
-        for each in beside:
-            each.result()
+        for future in beside:
+            future.result()
 
     def _started(self, lanes: list[_Lane], sending: bool, observe: Observe) -> list[Future[None]]:
         """Posts the first messages of each lane, and performs the rest of each in another thread."""
@@ -288,11 +288,11 @@ class OrderedTransport(ABC):
 
     def _post_within(self, lane: _Lane, posted: deque[Posted], sending: bool, observe: Observe) -> None:
         """Goes on after what is posted of a lane: as many messages at a time as its window holds. Waits for all."""
-        left = lane.messages[len(posted) :]
+        rest = lane.messages[len(posted) :]
 
         def oldest() -> Iterator[Posted]:
             part = sum(lane.window.part(message) for message, *_ in posted)
-            for message in left:
+            for message in rest:
                 part += lane.window.part(message)
                 while not lane.window.holds(len(posted) + 1, part):
                     part -= lane.window.part(posted[0][0])
@@ -373,14 +373,14 @@ class OrderedTransport(ABC):
 
     def _send_at(self, timed: Iterable[tuple[float, Message]], observe: Observe) -> None:
         """Posts each message at its time, by time.perf_counter; another thread waits for them meanwhile."""
-        left: SimpleQueue[Posted | None] = SimpleQueue()
-        leaving = self._pool.submit(self._wait_for, iter(left.get, None), True, False, observe)
+        queue: SimpleQueue[Posted | None] = SimpleQueue()
+        leaving = self._pool.submit(self._wait_for, iter(queue.get, None), True, False, observe)
         try:
             for at_s, message in timed:
                 time.sleep(max(0.0, at_s - time.perf_counter()))
-                left.put(self._post(message, True))
+                queue.put(self._post(message, True))
         finally:
-            left.put(None)
+            queue.put(None)
         leaving.result()
 
 

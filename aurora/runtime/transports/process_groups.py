@@ -93,8 +93,8 @@ def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
         local_rank = whole_number(os.environ.get("LOCAL_RANK", rank))
         local_ranks = whole_number(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     except BadInput:
-        found = {name: os.environ[name] for name in TORCHRUN}
-        raise BadInput(f"environment: RANK, WORLD_SIZE and MASTER_PORT must be whole numbers, found {found}") from None
+        variables = {name: os.environ[name] for name in TORCHRUN}
+        raise BadInput(f"environment: RANK, WORLD_SIZE and MASTER_PORT must be whole numbers, found {variables}") from None
     if not 0 <= rank < ranks:
         raise BadInput(f"environment: expected 0 <= RANK < WORLD_SIZE, found {rank} and {ranks}")
     return RankInfo(rank, ranks, os.environ["MASTER_ADDR"], port, timeout_s, local_rank, local_ranks, launched=False)

@@ -150,18 +150,18 @@ class OrderedPush:
         lock_step: bool = False,
     ) -> None:
         self.tokens = self.batch_tokens = tokens
-        self.round_tokens, told = tokens if round_tokens is None else min(round_tokens, tokens), 1 + experts
+        self.round_tokens, counts = tokens if round_tokens is None else min(round_tokens, tokens), 1 + experts
         self.slots, self._row_bytes = self.round_tokens * choices, aligned(row_bytes)
         stages = 2 * ranks if stages is None else stages
-        words = 2 * ranks * lanes + 2 * ranks * told
+        words = 2 * ranks * lanes + 2 * ranks * counts
         begin, half_bytes = aligned(8 * words, HALF_ALIGNED), aligned(ranks * self.slots * self._row_bytes, HALF_ALIGNED)
         self._half_at = (begin, begin + half_bytes)
         self.memory = memory = make_memory(begin + 2 * half_bytes)
         self.rank, self.ranks, device = memory.rank, memory.ranks, memory.local.device
         state_3 = torch.zeros(3, dtype=torch.int64, device=device)
         polls = max(int(timeout_s / POLL_S), 1)
-        self.peers = Peers(memory.address_R, state_3, self.rank, ranks, self.slots, stages, lanes, polls, told)
-        self._counts_2RT = memory.local[: 8 * words].view(torch.int64)[2 * ranks * lanes :].view(2, ranks, told)
+        self.peers = Peers(memory.address_R, state_3, self.rank, ranks, self.slots, stages, lanes, polls, counts)
+        self._counts_2RT = memory.local[: 8 * words].view(torch.int64)[2 * ranks * lanes :].view(2, ranks, counts)
         self.table_L2 = torch.full((layers, 2, lanes, stages, COLUMNS.value), -1, dtype=torch.int32, device=device)
         self.same_RX = torch.arange(ranks * self.slots, dtype=torch.int32, device=device).view(ranks, self.slots)
         self._half, self._lock_step = 0, lock_step  # half of the next exchange
@@ -193,8 +193,8 @@ class OrderedPush:
         Raises:
             BadInput: see `stage_table`.
         """
-        for phase, each in enumerate((order, back or order.reversed)):
-            table = stage_table(each, self.rank, self.peers.lanes, self.peers.stages, gated)
+        for phase, phase_order in enumerate((order, back or order.reversed)):
+            table = stage_table(phase_order, self.rank, self.peers.lanes, self.peers.stages, gated)
             self.table_L2[layer, phase].copy_(torch.from_numpy(table))
 
     def dispatch(
@@ -226,8 +226,8 @@ class OrderedPush:
             _check_e4m3(packing, hidden.device)
         row_of_RX, count_RT, place_NK = lay_out(rank_NK, self.ranks, slots, not by_choice)
         tail_at = packing.row_bytes - (0 if tail is None else tail.shape[1])
-        each = (hidden, top_k, tail, 1 if by_choice else top_k, tail_at, packing.row_bytes)
-        sent = Rows(*each, packing.scales_at if quantized else None)
+        args = (hidden, top_k, tail, 1 if by_choice else top_k, tail_at, packing.row_bytes)
+        sent = Rows(*args, packing.scales_at if quantized else None)
         arrived, count_RT = self.exchange(self.table_L2[layer, 0], sent, row_of_RX, count_RT)
         return Dispatched(arrived, count_RT[:, 0].clone(), place_NK)  # more dispatches may come before the combine
 

@@ -129,13 +129,13 @@ class PutTransport(QueuedTransport):
         size = self._calls.inbox.shape[-1]
         rounds_R = [-(-max(len(out), len(into)) // size) for out, into in zip(outs, intos, strict=True)]
         rounds_R[self.rank] = 0
-        there, back = ([*order.rows_of(self.rank, sent)[1].tolist(), *range(self.ranks)] for sent in (True, False))
+        receivers, senders = ([*order.rows_of(self.rank, sent)[1].tolist(), *range(self.ranks)] for sent in (True, False))
         with lost_others(self.rank):
             for number in range(max(rounds_R)):
                 part = slice(number * size, (number + 1) * size)
-                peers = {peer: self._rounds_R[peer] % 2 for peer in dict.fromkeys(there) if number < rounds_R[peer]}
+                peers = {peer: self._rounds_R[peer] % 2 for peer in dict.fromkeys(receivers) if number < rounds_R[peer]}
                 self._put(peers, [out[part] for out in outs], observe)
-                from_peers = {peer: peers[peer] for peer in dict.fromkeys(back) if peer in peers}
+                from_peers = {peer: peers[peer] for peer in dict.fromkeys(senders) if peer in peers}
                 self._take(from_peers, [into[part] for into in intos], observe)
                 for peer in peers:
                     self._rounds_R[peer] += 1

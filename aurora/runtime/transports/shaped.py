@@ -80,11 +80,11 @@ class ShapedTransport(GlooTransport):
         return ThreadWork(self._receiving[message.peer].submit(self._receive_chunks, message))
 
     def _send_chunks(self, message: Message) -> None:
-        here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
-        first, *chunks = self._chunks(message, min(here.out_Bps, there.in_Bps))
+        gpu, peer_gpu = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
+        first, *chunks = self._chunks(message, min(gpu.out_Bps, peer_gpu.in_Bps))
         super()._send(first).wait()
         if message.offset == 0:
-            time.sleep(max(here.startup_s, there.startup_s))
+            time.sleep(max(gpu.startup_s, peer_gpu.startup_s))
         ready_s = time.perf_counter()
         posted: list[Work] = []
         for chunk in chunks:
@@ -96,8 +96,8 @@ class ShapedTransport(GlooTransport):
             work.wait()
 
     def _receive_chunks(self, message: Message) -> None:
-        here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
-        first, *chunks = self._chunks(message, min(there.out_Bps, here.in_Bps))
+        gpu, peer_gpu = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
+        first, *chunks = self._chunks(message, min(peer_gpu.out_Bps, gpu.in_Bps))
         receive = super()._receive
         ready = receive(first)
         posted = [(receive(chunk), chunk.size) for chunk in chunks[:UNDER_WAY]]
