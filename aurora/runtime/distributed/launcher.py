@@ -41,6 +41,7 @@ PRELOAD = [
 ]
 LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
+_STARTING = threading.Lock()  # while a process starts, this one has another environment, signal mask or main module
 GRACE_S = 1.0  # after a first failure, how long to wait for other ranks: for a better explanation, or for their end
 
 
@@ -173,28 +174,30 @@ def start_fork_server(preload: list[str] = PRELOAD) -> ForkServerContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preload)
-    before, safe = signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"  # or files of the working folder would be taken for modules
-    try:
-        multiprocessing.resource_tracker.ensure_running()  # which would unblock signals if it were started next
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        multiprocessing.forkserver.ensure_running()
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        os.environ.update({} if safe is None else {"PYTHONSAFEPATH": safe})
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _STARTING:
+        before, safe = signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.environ.get("PYTHONSAFEPATH")
+        os.environ["PYTHONSAFEPATH"] = "1"  # or files of the working folder would be taken for modules
+        try:
+            multiprocessing.resource_tracker.ensure_running()  # which would unblock signals if it were started next
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            multiprocessing.forkserver.ensure_running()
+        finally:
+            del os.environ["PYTHONSAFEPATH"]
+            os.environ.update({} if safe is None else {"PYTHONSAFEPATH": safe})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 
 @contextmanager
 def _without_main_module() -> Iterator[None]:
     """Keeps the caller's main module, which may have no guard or no file, out of children: they find `target` by its name."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _STARTING:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def _receive_results(children: list[tuple[Any, Connection]]) -> list[Any]:

@@ -1,5 +1,6 @@
 """Real processes: results, failures, and nothing left behind."""
 
+import multiprocessing.forkserver
 import os
 import signal
 import socket
@@ -8,14 +9,16 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.connections import URGENT_TOS, connected, open_sockets
-from aurora.runtime.distributed.launcher import launch, launch_threads
+from aurora.runtime.distributed.launcher import launch, launch_threads, start_fork_server
 from aurora.runtime.transports.process_groups import default_process_group, new_process_group, rank_info_from_environment
 
 
@@ -213,6 +216,22 @@ if __name__ == "__main__":
     child.start()
     child.join()
 """
+
+
+def test_threads_that_start_processes_at_once_leave_all_as_it_was(monkeypatch):
+    monkeypatch.setattr(multiprocessing.forkserver, "ensure_running", lambda: time.sleep(0.01))
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    main = sys.modules["__main__"]
+
+    def start(_):
+        start_fork_server()
+        with launcher._without_main_module():
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(start, range(8)))
+    assert "PYTHONSAFEPATH" not in os.environ
+    assert sys.modules["__main__"] is main
 
 
 def test_no_module_comes_from_the_working_folder(tmp_path):
