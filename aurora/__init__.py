@@ -21,13 +21,13 @@ FUNCTIONS = {  # the public functions: where each is defined
     "follow": "aurora.simulator.changing_traffic.follow",
     "load": "aurora.io.load",
     "migrate": "aurora.planner.migrate.migrate",
-    "order": "aurora.planner.alltoall.schedule.order",
-    "place": "aurora.planner.replication.registry.place",
-    "place_for_failures": "aurora.planner.replication.failure_resilient.place_for_failures",
+    "order": "aurora.algorithms.alltoall.schedule.order",
+    "place": "aurora.algorithms.replicas.registry.place",
+    "place_for_failures": "aurora.algorithms.replicas.failure_resilient.place_for_failures",
     "plan": "aurora.planner.plan.plan",
     "price": "aurora.planner.plan.price",
     "profile": "aurora.profiler.profile_model.profile_model",
-    "rebalance": "aurora.planner.replication.rebalance.rebalance",
+    "rebalance": "aurora.algorithms.replicas.rebalance.rebalance",
     "recommend": "aurora.advisor.recommend.recommend",
     "register": "aurora.planner.resolve_options.register",
     "report": "aurora.reports.report.report",
@@ -42,18 +42,18 @@ _VALUES = ("aurora.errors", "aurora.types")  # all that their __all__ name is pu
 
 if TYPE_CHECKING:
     from aurora.advisor.recommend import recommend as recommend
+    from aurora.algorithms.alltoall.schedule import order as order
+    from aurora.algorithms.replicas.failure_resilient import place_for_failures as place_for_failures
+    from aurora.algorithms.replicas.rebalance import rebalance as rebalance
+    from aurora.algorithms.replicas.registry import place as place
     from aurora.errors import *
     from aurora.io import load as load
     from aurora.io import save as save
-    from aurora.planner.alltoall.schedule import order as order
     from aurora.planner.evaluate import drift as drift
     from aurora.planner.evaluate import evaluate as evaluate
     from aurora.planner.migrate import migrate as migrate
     from aurora.planner.plan import plan as plan
     from aurora.planner.plan import price as price
-    from aurora.planner.replication.failure_resilient import place_for_failures as place_for_failures
-    from aurora.planner.replication.rebalance import rebalance as rebalance
-    from aurora.planner.replication.registry import place as place
     from aurora.planner.resolve_options import register as register
     from aurora.profiler.profile_model import profile_model
     from aurora.profiler.synthetic import synthetic_profile as synthetic_profile

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
+from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.workload.synthetic import draw_profile
+from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.io import load_cluster, shipped
-from aurora.planner.placement.cost_model import exclusive_s, layer_costs
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.workload.synthetic import draw_profile
-from aurora.planner.workload.traffic import layer_traffic
 from aurora.profiler.profile_model import profile_model
 from aurora.types import Cluster, Placement, PlanOptions, Profile, ProfileOptions, SyntheticOptions, TokenRouting
 
@@ -67,8 +67,8 @@ def section() -> list[str]:
         ("mixtral-topics", ["LICENSE", "README.md"], "CHANGELOG.md"),
         (
             "qwen3moe-stdlib",
-            ["aurora/planner/plan.py", "aurora/planner/network/switch.py"],
-            "aurora/planner/alltoall/registry.py",
+            ["aurora/planner/plan.py", "aurora/algorithms/network/switch.py"],
+            "aurora/algorithms/alltoall/registry.py",
         ),
     ):
         options = ProfileOptions(sources=4, limit=32, token_level=True)

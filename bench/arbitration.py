@@ -26,8 +26,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "network")]
 from interleave import BATCH, MODELS, TOKENS, cluster, known_texts  # noqa: E402
 
+from aurora.algorithms.compile import compile_plan  # noqa: E402
 from aurora.io import shipped  # noqa: E402
-from aurora.planner.compile import compile_plan  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.profiler.profile_model import profile_model  # noqa: E402
 from aurora.runtime.distributed.launcher import RankInfo, launch  # noqa: E402

@@ -15,15 +15,15 @@ from machine import machine
 from order import kinds, ratios
 from tables import Table, today, write
 
-from aurora.planner.placement import objective
-from aurora.planner.placement.assignment import ASSIGN, bottleneck_sum_matching
-from aurora.planner.placement.branch_and_bound import prove_bound
-from aurora.planner.placement.colocation import COLOCATE
-from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import GroupCosts, layer_costs
+from aurora.algorithms.placement import objective
+from aurora.algorithms.placement.assignment import ASSIGN, bottleneck_sum_matching
+from aurora.algorithms.placement.branch_and_bound import prove_bound
+from aurora.algorithms.placement.colocation import COLOCATE
+from aurora.algorithms.placement.colocation_problem import ColocationProblem
+from aurora.algorithms.placement.cost_model import GroupCosts, layer_costs
 from aurora.planner.plan import make_plan
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
-from tests.planner.placement.coupled_requests import coupled_s
+from tests.algorithms.placement.coupled_requests import coupled_s
 
 GBPS = (100, 80, 50, 40)
 TOKEN_BYTES = 4096

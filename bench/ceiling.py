@@ -30,9 +30,9 @@ from aurora.advisor.ceiling import (
     perfect_seconds,
     planned_map,
 )
+from aurora.algorithms.replicas.registry import slot_tables
+from aurora.algorithms.workload.model_config import Shape
 from aurora.io.files import write_text
-from aurora.planner.replication.registry import slot_tables
-from aurora.planner.workload.model_config import Shape
 from aurora.types import GpuSlots, Profile
 
 SUFFICES = 0.95  # share of the ceiling from which a static map is enough

@@ -15,9 +15,9 @@ import numpy as np
 from machine import machine
 from scipy.optimize import linprog
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.measured_links import LinkFit
-from aurora.planner.network.switch import timed
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.measured_links import LinkFit
+from aurora.algorithms.network.switch import timed
 from aurora.types import Network
 
 ROOT = Path(__file__).parents[1]

@@ -25,8 +25,8 @@ from machine import machine
 from routed_tasks import OLMOE, Source, counted, deepseek
 from tables import Table, today, write
 
-from aurora.planner.control.controller import Controller
-from aurora.planner.workload.synthetic import draw_profile
+from aurora.algorithms.control.controller import Controller
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.simulator.changing_traffic import WHOLE, changing_traffic, follow_traffic
 from aurora.types import GpuSlots, Profile, SyntheticOptions
 from aurora.types.placement import EMPTY

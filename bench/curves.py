@@ -20,7 +20,7 @@ from machine import machine
 from scipy.optimize import least_squares
 from skewed_kernels import drawn_counts
 
-from aurora.planner.workload.curve_fit import fit_curve
+from aurora.algorithms.workload.curve_fit import fit_curve
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data"))

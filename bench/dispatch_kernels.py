@@ -21,11 +21,11 @@ from tables import Table, today, write
 from torch import nn
 
 import aurora
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.io import shipped
 from aurora.models.loading import load_model
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layouts import RowPerExpert, RowPerRank
-from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from aurora.algorithms.control.controller import Controller, Decision
 from aurora.elastic.control_channel import ControlChannel
 from aurora.elastic.elastic_rank import serve_elastic_rank
-from aurora.planner.control.controller import Controller, Decision
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.live_placement import LivePlacement
 

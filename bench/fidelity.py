@@ -15,8 +15,8 @@ from machine import machine
 from silicon_database import MODEL, collectives, deep_ep_points, deep_ep_tables, systems
 from skewed_kernels import skewed_kernels
 
+from aurora.algorithms.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.errors import BadInput
-from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.types.arrays import FloatArray
 
 Points = dict[tuple[str, int], tuple[FloatArray, FloatArray]]  # by operation and GPUs: bytes of a buffer, seconds

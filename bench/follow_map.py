@@ -14,8 +14,8 @@ from control import DRAWN, TOKENS, contiguous
 from machine import machine
 from tables import Table, today, write
 
-from aurora.planner.replication.rebalance import rebalance
-from aurora.planner.workload.synthetic import draw_profile
+from aurora.algorithms.replicas.rebalance import rebalance
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.simulator.changing_traffic import changing_traffic, follow_traffic
 from aurora.types import ControlOptions, GpuSlots, SyntheticOptions
 

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from aurora.planner.workload.curve_fit import BalancedPoints, grouped_curves
+from aurora.algorithms.workload.curve_fit import BalancedPoints, grouped_curves
 from aurora.types import Curve
 
 

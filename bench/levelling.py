@@ -23,8 +23,8 @@ from machine import machine
 from routed_tasks import deepseek
 from tables import Table, today, write
 
-from aurora.planner.alltoall.hierarchical import carriers, hierarchical_rows, level_from, step_rows
-from aurora.planner.alltoall.schedule import hierarchical_order_s
+from aurora.algorithms.alltoall.hierarchical import carriers, hierarchical_rows, level_from, step_rows
+from aurora.algorithms.alltoall.schedule import hierarchical_order_s
 from aurora.planner.scenarios.servers import LEVEL_GAIN
 from aurora.types import Hierarchy, Network, servers
 from aurora.types.arrays import IntArray

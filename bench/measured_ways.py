@@ -29,13 +29,13 @@ from aurora.advisor.sharing import (
     winners,
 )
 from aurora.advisor.sweep import GridCell, compare_over_grid
+from aurora.algorithms.workload.step_traffic import drawn_windows
 from aurora.cli.demo import MODELS, shipped_profiles
 from aurora.errors import BadInput
 from aurora.io import load_cluster, shipped
 from aurora.models.loading import load_tokenizer
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import with_micro_batches, with_time_slice
-from aurora.planner.workload.step_traffic import drawn_windows
 from aurora.runtime.run import run
 from aurora.types import Cluster, Plan, Profile, RunOptions
 from aurora.types.profile import STAGES

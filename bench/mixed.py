@@ -16,8 +16,8 @@ from scipy.sparse import csr_array, eye_array, hstack, kron
 from tables import Table, today, write
 
 from aurora import SyntheticOptions, synthetic_profile
+from aurora.algorithms.placement.cost_model import LayerCosts, layer_costs
 from aurora.io import load_cluster, shipped
-from aurora.planner.placement.cost_model import LayerCosts, layer_costs
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
 

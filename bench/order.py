@@ -19,14 +19,14 @@ from machine import machine
 from tables import Table, today, write
 
 import aurora
-from aurora.planner.alltoall.decomposition import slots
-from aurora.planner.alltoall.hierarchical_order import RAILS, hierarchical_order
-from aurora.planner.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, dense, search
-from aurora.planner.alltoall.registry import ORDER, birkhoff
-from aurora.planner.alltoall.schedule import DEFAULT_BPS
-from aurora.planner.alltoall.split_transfers import MOST_RANKS, CutShop, best_whole, search_tries
-from aurora.planner.network.bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds
-from aurora.planner.network.switch import timed
+from aurora.algorithms.alltoall.decomposition import slots
+from aurora.algorithms.alltoall.hierarchical_order import RAILS, hierarchical_order
+from aurora.algorithms.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, dense, search
+from aurora.algorithms.alltoall.registry import ORDER, birkhoff
+from aurora.algorithms.alltoall.schedule import DEFAULT_BPS
+from aurora.algorithms.alltoall.split_transfers import MOST_RANKS, CutShop, best_whole, search_tries
+from aurora.algorithms.network.bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds
+from aurora.algorithms.network.switch import timed
 from aurora.types import Hierarchy, Network, Order
 
 ROOT = Path(__file__).parents[1]

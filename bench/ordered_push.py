@@ -5,7 +5,7 @@ Usage: python bench/ordered_push.py price
 
 `price` prints the microseconds of each delivery, for even and skewed traffic of 8 ranks: 128 tokens each, top 8 of 256 experts,
 hidden size 7168 in bf16, one row for all experts of a rank. Then, by fabric, the bytes of a rank from which an order pays. The
-clock is the simulator's. Its costs are the estimates of `aurora.planner.network.delivery`.
+clock is the simulator's. Its costs are the estimates of `aurora.algorithms.network.delivery`.
 
 `drawn` checks every byte of dispatches and every sum of combines, of all dtypes, on 2 to 8 processes.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.planner.network.bounds import fluid_bound
-from aurora.planner.network.delivery import DELIVERY, chosen, delivery_prices
+from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.network.delivery import DELIVERY, chosen, delivery_prices
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network
 from aurora.types.arrays import IntArray

@@ -15,12 +15,12 @@ import numpy as np
 from machine import machine
 from order import recorded_counts
 
+from aurora.algorithms.check.plans import check_layout
+from aurora.algorithms.replicas import bounds
+from aurora.algorithms.replicas.registry import REPLICAS, place
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io import load_cluster, shipped
-from aurora.planner.check.plans import check_layout
 from aurora.planner.plan import layer_seconds, make_plan
-from aurora.planner.replication import bounds
-from aurora.planner.replication.registry import REPLICAS, place
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import GpuSlots, Plan, PlanOptions, Profile, SyntheticOptions
 
 SKEWED = np.array([[600.0, 560, 120, 120, 20, 10, 10, 10]])

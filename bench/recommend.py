@@ -14,9 +14,9 @@ from machine import machine
 from tables import Table, write
 
 from aurora.advisor.recommend import BLOCKS, cluster_of, orders_of, recommend, simulated_s_W
+from aurora.algorithms.workload.model_config import Shape
 from aurora.io import load_gpus
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.model_config import Shape
 from aurora.types import PlanOptions, Profile
 
 CONFIG = {

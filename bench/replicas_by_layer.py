@@ -13,9 +13,9 @@ import numpy as np
 
 from aurora.advisor.balancers import BalancingCase, Served
 from aurora.advisor.ceiling import SlotMap
+from aurora.algorithms.layers_in_threads import map_layers
+from aurora.algorithms.replicas.registry import SlotTables, equal_split
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import map_layers
-from aurora.planner.replication.registry import SlotTables, equal_split
 from aurora.types import GpuSlots
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY

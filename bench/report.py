@@ -14,8 +14,8 @@ from pathlib import Path
 from machine import machine
 from playwright.sync_api import Browser, sync_playwright
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.html import page
 from aurora.reports.report import ReportInputs
 from aurora.simulator.interpreter import simulate_plan

@@ -10,8 +10,8 @@ from tables import Table, write
 
 from aurora import plan as planned
 from aurora.advisor.recommend import engine_default
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io import load_cluster, shipped
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.formatting import seconds
 from aurora.reports.trace_tables import percentiles
 from aurora.simulator.requests import drawn_requests, simulate_requests

@@ -18,10 +18,10 @@ from machine import machine
 from routed_tasks import MIXTRAL, OLMOE, ROOT, Source, Traffic, counted, deepseek, drifting
 from tables import Table, write
 
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.replicas.registry import place
 from aurora.io import load_cluster, shipped
-from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
-from aurora.planner.replication.registry import place
 from aurora.planner.resolve_options import choices
 from aurora.types import Cluster, GpuSlots, Placement, PlanOptions
 

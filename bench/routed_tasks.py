@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aurora.planner.workload.model_config import Shape
+from aurora.algorithms.workload.model_config import Shape
 from aurora.types import PHASES, Curve, Profile, TokenRouting
 
 ROOT = Path(__file__).parents[1]

@@ -15,11 +15,11 @@ from routed_tasks import deepseek
 from server_program import exact_hierarchical_s
 from tables import Table, today, write
 
-from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
-from aurora.planner.placement.cost_model import layer_costs
+from aurora.algorithms.placement.bounds import hierarchical_bound_s, server_counts
+from aurora.algorithms.placement.cost_model import layer_costs
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions, TokenRouting, servers
 
 CASES = ((2, 2, 6, 2, 2), (2, 2, 8, 2, 2), (2, 2, 8, 2, 3), (2, 2, 8, 3, 3), (3, 1, 6, 2, 3), (3, 1, 8, 2, 3))

@@ -10,9 +10,9 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from aurora.planner.placement.bounds import least_times
-from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes
-from aurora.planner.workload.traffic import CountedTokens
+from aurora.algorithms.placement.bounds import least_times
+from aurora.algorithms.placement.cost_model import LayerCosts, PhaseTimes
+from aurora.algorithms.workload.traffic import CountedTokens
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_PAIRS, MOST_KINDS = 32, 256  # GPUs times experts, and kinds of tokens, of a program at most

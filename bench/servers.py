@@ -15,14 +15,14 @@ from machine import machine
 from routed_tasks import ROOT, Source, Traffic, deepseek
 from tables import Table, write
 
-from aurora.planner.alltoall.hierarchical import hierarchical_rows
-from aurora.planner.network.routes import route
-from aurora.planner.placement.grouping import PLACE
-from aurora.planner.replication.registry import place
+from aurora.algorithms.alltoall.hierarchical import hierarchical_rows
+from aurora.algorithms.network.routes import route
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.replicas.registry import place
+from aurora.algorithms.workload.serving_gpus import serving_gpus
+from aurora.algorithms.workload.traffic import ServerTokens, exchange_bytes, exchange_rows
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.scenarios.servers import Servers
-from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.planner.workload.traffic import ServerTokens, exchange_bytes, exchange_rows
 from aurora.types import TOKEN_SPREADS, Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, servers
 
 SERVERS = 4

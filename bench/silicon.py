@@ -15,12 +15,12 @@ import numpy as np
 from kernel_curves import curves_on_ranks
 from silicon_database import ENGINES, EXCHANGES, newest, package, system_specs, tables
 
+from aurora.algorithms.workload.attention import shared_width
+from aurora.algorithms.workload.curve_fit import BalancedPoints, fit_curve
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.model_structure import flat_config, number
 from aurora.errors import AuroraError, BadInput, check_one_of
 from aurora.io import load_model_config, save, save_cluster
-from aurora.planner.workload.attention import shared_width
-from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve
-from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.model_structure import flat_config, number
 from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 from aurora.types.arrays import FloatArray
 

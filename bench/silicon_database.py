@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from aurora.algorithms.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.errors import BadInput, check_one_of
-from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.types import TransferCurve
 from aurora.types.arrays import FloatArray
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.switch import fluid_pieces, timed
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.switch import fluid_pieces, timed
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, Network, PlanOptions, Profile, SyntheticOptions

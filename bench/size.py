@@ -12,8 +12,8 @@ from pathlib import Path
 from machine import machine
 from tables import Table, today, write
 
+from aurora.algorithms.replicas.registry import place
 from aurora.io import load_plan, load_profile
-from aurora.planner.replication.registry import place
 from aurora.types import GpuSlots
 
 EXPERTS, LAYERS, HIDDEN, INNER, DENSE = 256, 58, 7168, 2048, 3

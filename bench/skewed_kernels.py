@@ -10,8 +10,8 @@ import numpy as np
 from kernel_curves import curves_on_ranks
 from silicon_database import ENGINES, systems, tables
 
+from aurora.algorithms.workload.curve_fit import BalancedPoints
 from aurora.errors import BadInput
-from aurora.planner.workload.curve_fit import BalancedPoints
 from aurora.types import Curve
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -25,8 +25,8 @@ import numpy as np
 from machine import machine
 from tables import Table, write
 
+from aurora.algorithms.gradient_codes import load_of
 from aurora.io import shipped
-from aurora.planner.gradient_codes import load_of
 from aurora.training.coded_gradients import train_coded
 from aurora.training.data import read_samples
 from aurora.training.training_run import TrainResult

@@ -15,11 +15,11 @@ from machine import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from aurora.algorithms.check.plans import check_resilient
+from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, place_for_failures
 from aurora.moe.expert_map import LocalFirst
-from aurora.planner.check.plans import check_resilient
-from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, place_for_failures
 from aurora.types import FailureDomains
-from tests.planner.replication.brute_force import cases
+from tests.algorithms.replicas.brute_force import cases
 
 REPEATS = 5
 

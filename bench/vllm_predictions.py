@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from aurora.advisor.recommend import engine_default
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.workload.traffic import GATHERS, exchange_bytes, exchange_rows
 from aurora.io import load_cluster, load_plan, load_profile, save
 from aurora.io.engine_records import TIMED, load_record, load_records
 from aurora.models.loading import MoeModel, load_model
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.compile import compile_plan
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows
 from aurora.profiler.profile_model import RoutingCounts, route_round
 from aurora.simulator.interpreter import simulate
 from aurora.types import (

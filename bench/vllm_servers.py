@@ -27,10 +27,10 @@ from net import PAYLOAD, servers  # noqa: E402
 from protocol import DEEP, Results, options  # noqa: E402
 from vllm import answers, model, run, slowest  # bench/vllm.py  # noqa: E402
 
+from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order  # noqa: E402
+from aurora.algorithms.network.switch import Switch  # noqa: E402
 from aurora.io import save  # noqa: E402
 from aurora.io.engine_records import load_records  # noqa: E402
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order  # noqa: E402
-from aurora.planner.network.switch import Switch  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.types import Cluster, Gpu, Hierarchy, Network, Order, PlanOptions  # noqa: E402
 from aurora.types import servers as fabric_of_servers  # noqa: E402

@@ -53,8 +53,8 @@ from vllm_predictions import (  # noqa: E402
     save_rounds,
 )
 
+from aurora.algorithms.network.transfer_seconds import fit_transfer_curve  # noqa: E402
 from aurora.io import save  # noqa: E402
-from aurora.planner.network.transfer_seconds import fit_transfer_curve  # noqa: E402
 from aurora.profiler.link_timing import RankDevice, cluster_of  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
 from aurora.types import Cluster  # noqa: E402

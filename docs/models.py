@@ -11,10 +11,10 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.model_structure import ModelStructure, model_structure
 from aurora.errors import BadInput
 from aurora.models.loading import NOT_PLACED, load_transformers
-from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.model_structure import ModelStructure, model_structure
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 VERSION = ".".join(transformers.__version__.split(".")[:2])

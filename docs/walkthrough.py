@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 import aurora
-from aurora.planner.alltoall.schedule import order_exchanges
-from aurora.planner.check.plans import check_plan
-from aurora.planner.compile import compile_plan
+from aurora.algorithms.alltoall.schedule import order_exchanges
+from aurora.algorithms.check.plans import check_plan
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.workload.forecast import layer_forecast
+from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.planner.plan import plan
 from aurora.planner.resolve_options import resolve
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.workload.forecast import layer_forecast
-from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types.trace import TRACE_PHASES
 

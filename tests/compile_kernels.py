@@ -12,18 +12,18 @@ from importlib import import_module
 
 import numpy as np
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.control.move_rounds import move_sequence
-from aurora.planner.network.switch import timed
-from aurora.planner.placement.grouping import PLACE
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.check.plans import check_plan, check_schedule
+from aurora.algorithms.control.move_rounds import move_sequence
+from aurora.algorithms.network.switch import timed
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.replicas.failure_resilient import SURVIVE, warm_up
+from aurora.algorithms.replicas.per_batch import fewest_active, spill, split_least_largest
+from aurora.algorithms.replicas.rebalance import rebalance
+from aurora.algorithms.replicas.registry import REPLICAS, place
+from aurora.algorithms.workload.synthetic import draw_profile
+from aurora.algorithms.workload.traffic import ServerTokens
 from aurora.planner.plan import make_plan
-from aurora.planner.replication.failure_resilient import SURVIVE, warm_up
-from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
-from aurora.planner.replication.rebalance import rebalance
-from aurora.planner.replication.registry import REPLICAS, place
-from aurora.planner.workload.synthetic import draw_profile
-from aurora.planner.workload.traffic import ServerTokens
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, GpuSlots, PlanOptions, Profile, SyntheticOptions, servers
 

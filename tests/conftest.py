@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.placement.grouping import PLACE
 from aurora.io import shipped
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.placement.grouping import PLACE
 from aurora.types import Cluster, Gpu
 
 ROOT = Path(__file__).parents[1]

@@ -48,7 +48,7 @@ metrics = ControlMetrics("m", rank)
 """
 BY_EPLB = """
 from aurora_vllm.eplb_mover import EplbMover
-from aurora.planner.control.move_rounds import buffered_rounds
+from aurora.algorithms.control.move_rounds import buffered_rounds
 live = EplbMover(settings, facts, worker.served.cluster, True, lambda tensor: None, metrics)
 live.next_map(torch.ones(2, 8), torch.arange(8).repeat(2, 1))
 """

@@ -30,13 +30,13 @@ from aurora.advisor.ceiling import (
     ratio_interval,
     slot_seconds,
 )
+from aurora.algorithms.control.controller import Controller, moves_L
+from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
+from aurora.algorithms.replicas.bounds import least_largest
+from aurora.algorithms.replicas.per_batch import fewest_active, spill, split_least_largest
+from aurora.algorithms.workload.load_statistics import Interval
 from aurora.errors import BadInput, check_one_of
 from aurora.io.files import shipped
-from aurora.planner.control.controller import Controller, moves_L
-from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
-from aurora.planner.replication.bounds import least_largest
-from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
-from aurora.planner.workload.load_statistics import Interval
 from aurora.types import GpuSlots, Profile
 from aurora.types.arrays import FloatArray, IntArray
 

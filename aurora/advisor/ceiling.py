@@ -24,10 +24,10 @@ from typing import NamedTuple, Self
 import numpy as np
 from scipy.special import stdtrit
 
+from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.algorithms.replicas.registry import slot_tables
+from aurora.algorithms.workload.load_statistics import LEVEL, Interval
 from aurora.errors import BadInput
-from aurora.planner.control.load_tracker import gpu_loads
-from aurora.planner.replication.registry import slot_tables
-from aurora.planner.workload.load_statistics import LEVEL, Interval
 from aurora.types import Gpu, GpuSlots, Profile
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY

@@ -17,18 +17,18 @@ from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
+from aurora.algorithms.check.fit import ENGINES, check_engine
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.placement.gpu_slots import redundant_experts
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL, draw_profile
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.clusters import MOST_GPUS, load_gpus, named_kind
 from aurora.io.engine_placements import export_placement
 from aurora.io.files import load_model_config, make_folder, write_text
-from aurora.planner.check.fit import ENGINES, check_engine
-from aurora.planner.layers_in_threads import Progress, no_progress
-from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora.planner.plan import make_plan, price
 from aurora.planner.simulated_choice import TIE
-from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.synthetic import SYNTHETIC_TOOL, draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, GpuKind, Placement, Plan, PlanOptions, Profile, RequestLoad, SyntheticOptions
 from aurora.types.arrays import FloatArray

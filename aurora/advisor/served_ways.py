@@ -16,10 +16,10 @@ from aurora.advisor.ceiling import BLOCKS, ImbalanceSplit, RankCurve, imbalance_
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout, ServingWay
 from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, memory_bytes, step_seconds
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.placement.gpu_slots import USABLE
+from aurora.algorithms.workload.attention import text_config
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import Progress, no_progress
-from aurora.planner.placement.gpu_slots import USABLE
-from aurora.planner.workload.attention import text_config
 from aurora.types import Gpu, GpuKind, Profile, RequestLoad
 from aurora.types.arrays import evenly_spaced
 

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aurora.algorithms.check.fit import check_profile
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.workload.step_traffic import drawn_windows, micro_batches
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.check.fit import check_profile
-from aurora.planner.compile import compile_plan
-from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.colocated import lacking_memory
 from aurora.planner.simulated_choice import TIE, with_time_slice
-from aurora.planner.workload.step_traffic import drawn_windows, micro_batches
 from aurora.simulator.interpreter import batch_orders, simulate, simulate_plan
 from aurora.types import Cluster, Plan, PlanOptions, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, evenly_spaced

@@ -14,8 +14,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout
-from aurora.errors import BadInput, check_one_of
-from aurora.planner.workload.attention import (
+from aurora.algorithms.workload.attention import (
     AttentionLayers,
     attention_layers,
     entry_bytes,
@@ -24,8 +23,9 @@ from aurora.planner.workload.attention import (
     shared_width,
     text_config,
 )
-from aurora.planner.workload.model_config import Shape, other_weight_bits
-from aurora.planner.workload.model_structure import decoder_layers, dense_layers, number
+from aurora.algorithms.workload.model_config import Shape, other_weight_bits
+from aurora.algorithms.workload.model_structure import decoder_layers, dense_layers, number
+from aurora.errors import BadInput, check_one_of
 from aurora.types import GpuKind
 
 HALF_BYTES = 2  # of a number of activations

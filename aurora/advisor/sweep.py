@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from aurora.advisor.sharing import WAYS, WaysCompared, compare_ways
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.workload.model_structure import LAYER_KINDS, LAYER_RULES, flat_config
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
-from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.model_structure import LAYER_KINDS, LAYER_RULES, flat_config
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
 from aurora.types.options import SIMULATED_STEPS

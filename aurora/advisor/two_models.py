@@ -20,14 +20,14 @@ from aurora.advisor.sharing import (
     compare_ways,
     winners,
 )
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.placement.gpu_slots import USABLE
+from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
 from aurora.errors import BadInput, check_one_of
 from aurora.io import save
 from aurora.io.files import make_folder, write_text
-from aurora.planner.layers_in_threads import Progress, no_progress
-from aurora.planner.placement.gpu_slots import USABLE
 from aurora.planner.plan import make_plan, price
 from aurora.planner.scenarios.colocated import share_bytes
-from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
 from aurora.types import Cluster, Plan, PlanOptions, Profile
 
 STEPS = 2  # simulated of each model

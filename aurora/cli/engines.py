@@ -138,8 +138,8 @@ def _import_placement(
     file: Path, form: str, output: Path, gpus: int | None, dense_layers: int | None, shape: Path | None, as_json: bool
 ) -> None:
     """Writes the placement in an engine's file, and shows its sizes."""
+    from aurora.algorithms.workload.model_config import Shape
     from aurora.io.engine_placements import import_placement
-    from aurora.planner.workload.model_config import Shape
 
     model = Shape.of(load_model_config(shape)) if shape else None
     dense = model.dense_layers if model and dense_layers is None else tuple(range(dense_layers or 0))

@@ -59,15 +59,15 @@ def order(
 
 
 def _prices(bytes_GG: IntArray, machines: Cluster | None) -> tuple[dict[str, float], dict[str, float]]:
-    from aurora.planner.alltoall.schedule import equal_network
-    from aurora.planner.network.delivery import delivery_prices
+    from aurora.algorithms.alltoall.schedule import equal_network
+    from aurora.algorithms.network.delivery import delivery_prices
 
     matrix = square_bytes("traffic", bytes_GG)
     return delivery_prices(matrix, equal_network(len(matrix)) if machines is None else machines.network)
 
 
 def _bytes(traffic: Path, layer: int | None) -> IntArray:
-    from aurora.planner.workload.traffic import contiguous_bytes
+    from aurora.algorithms.workload.traffic import contiguous_bytes
 
     if traffic.suffix != ".npz":
         if layer is not None:

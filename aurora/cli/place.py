@@ -60,8 +60,8 @@ def place(
         racks: rack of each node, 0,0,1,...; a rack fails as a whole.
         rates: relative failure rate of each node, or rack, 1,1,2.5,....
     """
-    from aurora.planner.check.plans import check_layout, check_resilient
-    from aurora.planner.replication.failure_resilient import DEFAULT, fewest_slots, place_to_survive
+    from aurora.algorithms.check.plans import check_layout, check_resilient
+    from aurora.algorithms.replicas.failure_resilient import DEFAULT, fewest_slots, place_to_survive
     from aurora.reports.json_objects import placement_json, survival_json
     from aurora.reports.plan_tables import layout_table, survival_table, survive_lines
 

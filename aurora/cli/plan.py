@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 import aurora
+from aurora.algorithms.check.fit import check_engine, without_proof
 from aurora.cli.inputs import check_output, relative, traffic_of
 from aurora.cli.options import WORST, as_options, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_plan, load_profile, save
-from aurora.planner.check.fit import check_engine, without_proof
 from aurora.reports.formatting import seconds
 from aurora.types import DriftOptions, PlanOptions
 from aurora.types.options import STRATEGY, OptionField
@@ -42,9 +42,9 @@ def plan(
         engine: refuse plans that this serving engine cannot serve.
         explain: show the bounds of each layer, further bounds of the plan, and the terms of each layer's time.
     """
-    from aurora.planner.placement.explain import explain as explained
-    from aurora.planner.placement.explain import unexplained
-    from aurora.planner.placement.objective import BUSIEST_RESOURCE, TABLE_2
+    from aurora.algorithms.placement.explain import explain as explained
+    from aurora.algorithms.placement.explain import unexplained
+    from aurora.algorithms.placement.objective import BUSIEST_RESOURCE, TABLE_2
     from aurora.reports.json_objects import explanation_json, migration_json, plan_json
     from aurora.reports.plan_tables import bound_lines, expectation_lines, explain_tables, gap_line, move_table, plan_table
 

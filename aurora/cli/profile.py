@@ -102,7 +102,7 @@ def record(
 
 def shown_profile(profile: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
     """Print a table or JSON object on a new profile; `output` is the file to which it was written."""
-    from aurora.planner.workload.load_statistics import contiguous_load_intervals
+    from aurora.algorithms.workload.load_statistics import contiguous_load_intervals
     from aurora.reports.json_objects import profile_json
     from aurora.reports.plan_tables import profile_table
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import aurora
+from aurora.algorithms.check.fit import check_traffic, without_proof
 from aurora.cli.inputs import check_output, profiles_of, traffic_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.io import load_plan, load_requests, save
-from aurora.planner.check.fit import check_traffic, without_proof
 from aurora.types import BARRIERS, ControlOptions, PlanOptions, RequestOptions
 from aurora.types.options import CHANGING, SIMULATED_ORDERS, OptionField
 from aurora.types.run_options import INTERLEAVE

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from aurora.algorithms.control.controller import begin_to_compile_decisions, compile_decisions
 from aurora.elastic.control_channel import ControlChannel, EpochStart
 from aurora.elastic.epoch_groups import EpochGroups
 from aurora.elastic.epoch_nccl import EpochNcclTransport, gpu_of_rank
 from aurora.elastic.member import keep_collections_short
 from aurora.errors import RankFailed
 from aurora.moe.transport import Transport
-from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions
 from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.layer_context import LayerContext

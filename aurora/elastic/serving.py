@@ -17,6 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.network.switch import timed
+from aurora.algorithms.recovery import program_among, restored
 from aurora.elastic.control_channel import CONTROL_MESSAGES, run_member
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
 from aurora.elastic.elastic_rank import (
@@ -38,10 +42,6 @@ from aurora.io.journals import JournalFile
 from aurora.io.plans import plan_digest
 from aurora.models.hub import model_digest
 from aurora.models.loading import load_config, load_tokenizer
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.compile import compile_plan
-from aurora.planner.network.switch import timed
-from aurora.planner.recovery import program_among, restored
 from aurora.runtime.result import (
     Answers,
     MembershipChange,

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import yaml
 
+from aurora.algorithms.placement.gpu_slots import filled, redundant_experts
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.model_structure import moe_layers
 from aurora.errors import BadInput, check_one_of
 from aurora.io.files import load_json, naming, read_text
 from aurora.io.routing_dumps import load_sglang, spoken_layers
-from aurora.planner.placement.gpu_slots import filled, redundant_experts
-from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.model_structure import moe_layers
 from aurora.types import Placement
 from aurora.types.arrays import IntArray, layer_numbers
 

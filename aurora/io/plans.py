@@ -122,7 +122,7 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
 
 def _check(plan: Plan) -> None:
     """The checker, whose compiled code is imported only where it is needed."""
-    from aurora.planner.check.plans import check_plan
+    from aurora.algorithms.check.plans import check_plan
 
     check_plan(plan)
 

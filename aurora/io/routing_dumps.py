@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import (
     DAMAGED,
@@ -36,7 +37,6 @@ from aurora.io.files import (
     open_text,
     reason,
 )
-from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import BoolArray, IntArray, as_array, counts
 from aurora.types.profile import check_counts
 from aurora.types.read_numbers import whole_number

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from aurora.algorithms.workload.model_structure import expert_groups, top_k
 from aurora.errors import BadInput, MissingDependency, first_line, need
 from aurora.models.hub import ROUTER, model_folder, router_fingerprint
-from aurora.planner.workload.model_structure import expert_groups, top_k
 from aurora.types.profile import ModelIdentity
 
 LOADING = threading.RLock()  # transformers changes itself while it loads a model, for all threads

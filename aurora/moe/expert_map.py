@@ -38,7 +38,7 @@ def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int
     """Divides one rank's tokens over replicas by the proportional rule; returns (E, M) `until_EM`, see this module.
 
     Each rank rounds with another offset, so that rounding favours no replica. Summed over all ranks, a replica gets the number
-    of tokens that `aurora.planner.placement.cost_model` counts for it.
+    of tokens that `aurora.algorithms.placement.cost_model` counts for it.
 
     Args:
         counts_E: (E,) int64, how many of this rank's tokens chose each expert.
@@ -166,7 +166,7 @@ class ExpertMap(nn.Module):
             self.local_first = LocalFirst(slots_G, rank, split_EG)
         elif split_EG is not None:
             if hierarchy is not None:
-                from aurora.planner.workload.serving_gpus import server_split  # which flat all-to-alls need not
+                from aurora.algorithms.workload.serving_gpus import server_split  # which flat all-to-alls need not
 
                 split_EG = server_split(split_EG, hierarchy.server_G)[hierarchy.server_G[rank]]
             until_EG = split_EG.cumsum(axis=1)

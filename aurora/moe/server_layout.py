@@ -16,7 +16,7 @@ from aurora.moe.transport import ExchangeStep
 from aurora.types.arrays import IntArray
 
 if TYPE_CHECKING:
-    from aurora.planner.alltoall.hierarchical import HopRows
+    from aurora.algorithms.alltoall.hierarchical import HopRows
 
 
 class _Relay(NamedTuple):
@@ -63,7 +63,7 @@ class RowPerServer(RowPerRank):
         return token_X
 
     def gathered(self, counts: torch.Tensor) -> None:
-        from aurora.planner.alltoall.hierarchical import HierarchicalRows, hop_rows  # which flat layouts need not
+        from aurora.algorithms.alltoall.hierarchical import HierarchicalRows, hop_rows  # which flat layouts need not
 
         hierarchy = self._hierarchy
         sent_GN, needed_GX = np.split(counts.numpy(), [hierarchy.servers], axis=1)

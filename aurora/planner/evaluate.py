@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from aurora.algorithms.check.fit import check_traffic
+from aurora.algorithms.network.switch import timed_steps
+from aurora.algorithms.placement.gpu_slots import even_slots
+from aurora.algorithms.placement.grouping import balanced
+from aurora.algorithms.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
+from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.errors import BadInput, BrokenPlan
-from aurora.planner.check.fit import check_traffic
-from aurora.planner.network.switch import timed_steps
-from aurora.planner.placement.gpu_slots import even_slots
-from aurora.planner.placement.grouping import balanced
 from aurora.planner.plan import layer_seconds, make_plan, scenario_of_plan
 from aurora.planner.resolve_options import remade
-from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
-from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import DriftOptions, ModelPlan, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
 

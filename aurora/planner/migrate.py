@@ -8,9 +8,9 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from aurora.algorithms.recovery import fewest_moves, holds, migration_schedule, moved_bytes, worth_moving
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.plan import layer_seconds, ordered_plan, scenario_of_plan
-from aurora.planner.recovery import fewest_moves, holds, migration_schedule, moved_bytes, worth_moving
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 

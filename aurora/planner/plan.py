@@ -7,20 +7,20 @@ from functools import partial
 
 import numpy as np
 
+from aurora.algorithms.alltoall.hierarchical import carriers
+from aurora.algorithms.alltoall.schedule import order_exchanges
+from aurora.algorithms.check.fit import check_models, check_placements
+from aurora.algorithms.check.hierarchical import check_hierarchical, check_serving
+from aurora.algorithms.check.plans import check_plan
+from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
+from aurora.algorithms.replicas.survival_probability import plan_survival
+from aurora.algorithms.workload.serving_gpus import serving_gpus
+from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.errors import BadInput, shown
 from aurora.planner import scenarios
-from aurora.planner.alltoall.hierarchical import carriers
-from aurora.planner.alltoall.schedule import order_exchanges
-from aurora.planner.check.fit import check_models, check_placements
-from aurora.planner.check.hierarchical import check_hierarchical, check_serving
-from aurora.planner.check.plans import check_plan
-from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
-from aurora.planner.replication.survival_probability import plan_survival
 from aurora.planner.resolve_options import GIVEN, resolve
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario
 from aurora.planner.simulated_choice import SIMULATED, SimulatedChoice, with_micro_batches
-from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
 

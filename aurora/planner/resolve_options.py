@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.schedule import auto_orders
+from aurora.algorithms.placement.assignment import ASSIGN
+from aurora.algorithms.placement.colocation import COLOCATE, JOINT
+from aurora.algorithms.placement.cost_model import AIMS, OWN
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.placement.objective import TABLE_2, objectives
+from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE
+from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.schedule import auto_orders
-from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.colocation import COLOCATE, JOINT
-from aurora.planner.placement.cost_model import AIMS, OWN
-from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.objective import TABLE_2, objectives
-from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
-from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH
 from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 from aurora.types.options import ALL_TO_ALLS

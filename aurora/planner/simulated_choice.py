@@ -12,15 +12,15 @@ from operator import itemgetter
 
 import numpy as np
 
+from aurora.algorithms.check.fit import check_traffic
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.placement.gpu_slots import SlotRoom, memory_slots_G
+from aurora.algorithms.placement.objective import objectives
+from aurora.algorithms.workload.step_traffic import cut_traffic, drawn_steps, set_aside
+from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.check.fit import check_traffic
-from aurora.planner.compile import compile_plan
-from aurora.planner.placement.gpu_slots import SlotRoom, memory_slots_G
-from aurora.planner.placement.objective import objectives
 from aurora.planner.resolve_options import coactivation_reason, flat_reason
 from aurora.planner.scenarios.scenario import seconds_between
-from aurora.planner.workload.step_traffic import cut_traffic, drawn_steps, set_aside
-from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
 from aurora.simulator.interpreter import simulate, simulate_plan, simulated_span_s
 from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
 from aurora.types.arrays import IntArray, evenly_spaced

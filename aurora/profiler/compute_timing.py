@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from aurora.algorithms.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from aurora.models.loading import MoeModel, hold_experts
 from aurora.models.own_weights import load_without_experts
-from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from aurora.profiler.devices import clocks_and_power
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.phase_recorder import HostTimer, StreamTimer, Timer

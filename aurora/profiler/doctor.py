@@ -13,8 +13,8 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.errors import BadInput, MissingDependency, RankFailed, first_line, network_reason
-from aurora.planner.layers_in_threads import Progress, no_progress
 
 if TYPE_CHECKING:
     from aurora.runtime.distributed.launcher import RankInfo

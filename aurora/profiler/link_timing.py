@@ -14,11 +14,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from aurora.algorithms.network.measured_links import find_servers, fit_link
+from aurora.algorithms.network.transfer_seconds import fit_transfer_curve
 from aurora.errors import BadInput, check_one_of, shown
 from aurora.io import load_gpus
 from aurora.moe.transport import Observe, Transport
-from aurora.planner.network.measured_links import find_servers, fit_link
-from aurora.planner.network.transfer_seconds import fit_transfer_curve
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import nccl_transport

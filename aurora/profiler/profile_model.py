@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.workload.attention import known_kv_bytes
+from aurora.algorithms.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
 from aurora.errors import BadInput
 from aurora.io.prompts import check_corpus
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
-from aurora.planner.layers_in_threads import Progress, no_progress
-from aurora.planner.workload.attention import known_kv_bytes
-from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
 from aurora.profiler.compute_timing import measure_curves
 from aurora.profiler.import_routing import file_digest
 from aurora.runtime.distributed.launcher import start_fork_server

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io.clusters import load_gpus, named_kind
 from aurora.io.files import load_model_config, naming
-from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import GpuKind, Profile, SyntheticOptions
 
 

@@ -21,7 +21,7 @@ from aurora.advisor.sharing import (
     WaysCompared,
 )
 from aurora.advisor.two_models import TwoModels, takes_turns
-from aurora.planner.alltoall.schedule import auto_orders
+from aurora.algorithms.alltoall.schedule import auto_orders
 from aurora.planner.plan import order_model
 from aurora.planner.simulated_choice import TIE
 from aurora.reports.formatting import percent, seconds, size

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.planner.layers_in_threads import Progress, no_progress
+from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.reports.advice import advice
 from aurora.reports.chart_data import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup

@@ -8,12 +8,12 @@ from aurora.advisor.ceiling import ImbalanceSplit
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.sweep import GridCell
+from aurora.algorithms.network.delivery import chosen
+from aurora.algorithms.placement.explain import LayerExplanation
 from aurora.io.clusters import fabric_json, link_curves_json
 from aurora.io.plans import by_failures, layers_json
 from aurora.planner.evaluate import Drift, Evaluation
 from aurora.planner.migrate import Migration
-from aurora.planner.network.delivery import chosen
-from aurora.planner.placement.explain import LayerExplanation
 from aurora.reports.trace_tables import percentiles
 from aurora.reports.trace_times import Comparison, Summary
 from aurora.simulator.changing_traffic import FollowedTraffic

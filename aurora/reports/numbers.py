@@ -7,12 +7,12 @@ from functools import cached_property
 import numpy as np
 
 from aurora.advisor.sharing import TIME_SLICED, WAYS, ApartSeconds, WaysCompared, apart_seconds, compare_ways
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.network.bounds import nics_of, port_seconds, spread
+from aurora.algorithms.placement.cost_model import SUMMED, layer_costs
+from aurora.algorithms.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import Progress, no_progress
-from aurora.planner.network.bounds import nics_of, port_seconds, spread
-from aurora.planner.placement.cost_model import SUMMED, layer_costs
 from aurora.planner.plan import layer_seconds
-from aurora.planner.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.reports.formatting import size
 from aurora.reports.report import ReportInputs
 from aurora.reports.trace_times import (

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
+from aurora.algorithms.network.bounds import nics_of
+from aurora.algorithms.network.delivery import chosen
+from aurora.algorithms.placement.explain import LayerExplanation
+from aurora.algorithms.placement.objective import letters
+from aurora.algorithms.workload.load_statistics import LEVEL
 from aurora.errors import plural
 from aurora.io.engine_placements import Export
-from aurora.planner.network.bounds import nics_of
-from aurora.planner.network.delivery import chosen
-from aurora.planner.placement.explain import LayerExplanation
-from aurora.planner.placement.objective import letters
-from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.formatting import DASH, Columns, distinct, percent, right, seconds, size, table_of, text
 from aurora.types import PHASES, Cluster, Cut, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import FloatArray, IntArray, gap
@@ -20,9 +20,9 @@ from aurora.types.placement import TINY
 from aurora.types.profile import CurvesByKind
 
 if TYPE_CHECKING:
+    from aurora.algorithms.workload.load_statistics import LoadIntervals
     from aurora.planner.evaluate import Drift, Evaluation
     from aurora.planner.migrate import Migration
-    from aurora.planner.workload.load_statistics import LoadIntervals
 
 LINKS = 6  # of a cut, by name
 USELESS = 1.0  # a gap, above which the bound on replicas over servers tells nothing: each may save a token its way by NIC
@@ -172,7 +172,7 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
 def delivery_table(seconds_by_name: Mapping[str, float], pays_from: Mapping[str, float]) -> Table:
     """Returns a table of the seconds of each delivery of an all-to-all, and the bytes from which an order pays off.
 
-    Args: the result of `aurora.planner.network.delivery.delivery_prices`.
+    Args: the result of `aurora.algorithms.network.delivery.delivery_prices`.
     """
     rows = []
     for name, took_s in seconds_by_name.items():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from aurora.algorithms.check.fit import check_traffic
+from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import write_bytes, write_text
-from aurora.planner.check.fit import check_traffic
-from aurora.planner.layers_in_threads import Progress, no_progress
 from aurora.reports.formatting import distinct
 from aurora.types import TRACE_PHASES, Plan, Profile, Trace
 from aurora.types.options import MICRO_BATCH_COUNTS

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.advisor.sharing import step_times
+from aurora.algorithms.network.bounds import nics_of
+from aurora.algorithms.network.switch import timed_steps
 from aurora.errors import BadInput
-from aurora.planner.network.bounds import nics_of
-from aurora.planner.network.switch import timed_steps
 from aurora.reports.formatting import distinct
 from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap

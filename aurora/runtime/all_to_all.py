@@ -10,10 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.check.plans import check_order
 from aurora.errors import BadInput
 from aurora.moe.transport import StreamWork, ThreadWork, Transport, lost_others
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.check.plans import check_order
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 from aurora.types import Network, Order

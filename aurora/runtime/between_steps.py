@@ -12,7 +12,7 @@ from aurora.types.arrays import IntArray
 from aurora.types.options import LENGTHENED
 
 if TYPE_CHECKING:
-    from aurora.planner.control.controller import Decision
+    from aurora.algorithms.control.controller import Decision
 
 MARGIN = 0.7  # of the time that a piece of work may take that it is meant to take
 GROWTH = 2  # times the last piece of work that the next one is at most

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from numpy.typing import ArrayLike
 
-from aurora.planner.control.controller import Controller, Decision
+from aurora.algorithms.control.controller import Controller, Decision
 from aurora.runtime.between_steps import Moved, MovesFailed, MovesGivenUp
 from aurora.types import ControlReport, ControlWindow, PlacementChange
 

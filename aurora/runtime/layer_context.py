@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from aurora.algorithms.arbitration import slices_of
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import ExchangeStep, Observe, Transport
-from aurora.planner.arbitration import slices_of
 from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, in_slices

@@ -3,9 +3,10 @@
 Between two steps all ranks wait for each other anyway. There they exchange a few numbers: rank 0 tells when a window of traffic
 ends, and its follower's decision; each rank tells how long its last step and its last slice of weights took.
 
-The experts of a decision move in rounds (`aurora.planner.control.move_rounds`). A round's weights travel in slices. When they
-have arrived everywhere, the round's layers change over to the new placement, each on all ranks before the same step. Slices and
-changes of layers are pieces of work. Between two steps run as many pieces as do not lengthen a step by more than LENGTHENED.
+The experts of a decision move in rounds (`aurora.algorithms.control.move_rounds`). A round's weights travel in slices. When
+they have arrived everywhere, the round's layers change over to the new placement, each on all ranks before the same step.
+Slices and changes of layers are pieces of work. Between two steps run as many pieces as do not lengthen a step by more than
+LENGTHENED.
 Meanwhile a thread prepares the expert maps of all rounds, and the orders that follow the last one.
 """
 
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from aurora.algorithms.control.move_rounds import Move, fill, rounds_of
+from aurora.algorithms.workload.serving_gpus import tokens_to_gpus
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
-from aurora.planner.control.move_rounds import Move, fill, rounds_of
-from aurora.planner.workload.serving_gpus import tokens_to_gpus
 from aurora.runtime.between_steps import Moved, MovesFailed, MovesHandover, WorkPieces
 from aurora.runtime.weight_messages import ExpertTransfer, MovableExperts, WeightMessages, Weights
 from aurora.types import Exchange, Network, Op, Order, Placement, Plan
@@ -34,7 +35,7 @@ from aurora.types.placement import EMPTY
 from aurora.types.program import hierarchy_of
 
 if TYPE_CHECKING:  # rank 0 alone has them
-    from aurora.planner.control.controller import Decision
+    from aurora.algorithms.control.controller import Decision
     from aurora.runtime.follower import Follower
 
 RECENT = 8  # steps, of which the shortest tells how long a slice may take
@@ -377,7 +378,7 @@ def _encoded(decision: "Decision", held_LGP: IntArray) -> torch.Tensor:
 
 def compile_orders(plan: Plan) -> None:
     """Compiles the ordering methods that a plan uses; see `warm_up`."""
-    from aurora.planner.compile import compile_plan
+    from aurora.algorithms.compile import compile_plan
 
     program = compile_plan(plan)
     for placement, ops_L in zip(program.placements_M, program.ops_ML, strict=True):
@@ -422,7 +423,7 @@ def reordered(
     method = _method(ops)
     if method is None:
         return ops
-    from aurora.planner.alltoall.schedule import order_exchanges
+    from aurora.algorithms.alltoall.schedule import order_exchanges
 
     bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(held_G)) * row_bytes
     np.fill_diagonal(bytes_GG, 0)
@@ -438,7 +439,9 @@ def _method(ops: tuple[Op, ...]) -> str | None:
     method = next((op.order.method for op in ops if isinstance(op, Exchange)), None)
     if method is None or method in SAME or hierarchy_of(ops) is not None:
         return None
-    from aurora.planner.alltoall.registry import ORDER  # thousands of lines, which engines with exchanges of their own need not
+    from aurora.algorithms.alltoall.registry import (
+        ORDER,  # thousands of lines, which engines with exchanges of their own need not
+    )
 
     return QUICK.get(method, method) if method in ORDER else None
 

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.algorithms.workload.serving_gpus import serving_gpus
 from aurora.moe.transport import Transport
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan, servers
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
@@ -98,7 +98,7 @@ def planned_method(plan: Plan) -> str | Order:
     If the plan uses several, the first by name is returned; if it uses only methods in UNORDERED, UNORDERED[0]. If the method
     is not in ORDER or its order is hierarchical, the Order itself is returned, because it cannot be computed for other traffic.
     """
-    from aurora.planner.alltoall.registry import ORDER
+    from aurora.algorithms.alltoall.registry import ORDER
 
     orders = {order.method: order for model in plan.models for order in model.dispatch_L}
     method = min(orders.keys() - set(UNORDERED), default=UNORDERED[0])
@@ -149,7 +149,7 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
         planned: name of the planned method, or its order if the method is not in ORDER.
         device: device of the tensors.
     """
-    from aurora.planner.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
+    from aurora.algorithms.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
 
     ranks, rng = transport.ranks, np.random.default_rng(0)
     name = planned if isinstance(planned, str) else planned.method
@@ -195,7 +195,7 @@ def calibrate_servers(
         Calibration whose methods are FLAT and OVER_SERVERS, by the average bytes that a rank sends in a flat dispatch. Its
         `orders` has the order of the kind that the plan does not use.
     """
-    from aurora.planner.alltoall.schedule import hierarchical_order_s, scheduled
+    from aurora.algorithms.alltoall.schedule import hierarchical_order_s, scheduled
 
     assert model.hierarchy is not None
     ranks, rng = transport.ranks, np.random.default_rng(0)
@@ -335,8 +335,8 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
 
 def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray, device: str) -> tuple[float, float]:
     """The start-up seconds of an exchange between some pairs of ranks, and the share of the cluster's rates that it reaches."""
-    from aurora.planner.alltoall.registry import ORDER
-    from aurora.planner.network.switch import timed  # which compiles: seconds that other runs shall not pay
+    from aurora.algorithms.alltoall.registry import ORDER
+    from aurora.algorithms.network.switch import timed  # which compiles: seconds that other runs shall not pay
 
     network, network_s, took_s = cluster.network.without_startup, [], []
     for size in MESSAGE_SIZES:

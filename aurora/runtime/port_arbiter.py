@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
+from aurora.algorithms.arbitration import ComputeQueue, ComputeRequest, PortSlices, piece
 from aurora.errors import RankFailed
 from aurora.moe.transport import ExchangeStep, Transport
-from aurora.planner.arbitration import ComputeQueue, ComputeRequest, PortSlices, piece
 from aurora.types import SlicePolicy
 
 GatherNumber = Callable[[float], Sequence[float]]
@@ -25,7 +25,7 @@ class PortArbiter(Protocol):
 
     One model computes at a time: the most urgent first, and first come, first served among equals. A computation that was
     overtaken MOST_OVERTAKEN times precedes all others, so that no model starves. Exchanges get the port by the rules of
-    `aurora.planner.arbitration`, which exclude deadlocks between ranks.
+    `aurora.algorithms.arbitration`, which exclude deadlocks between ranks.
     """
 
     @property
@@ -67,7 +67,7 @@ class PortArbiter(Protocol):
 
         Args:
             gather: all-gathers one number per rank, and returns the list by rank.
-            first: True on rank 0, which chooses the slice at which the model begins; see `aurora.planner.arbitration`.
+            first: True on rank 0, which chooses the slice at which the model begins; see `aurora.algorithms.arbitration`.
             slices: number of slices after which the model is removed again; None: it stays until `pause` or `leave`.
         """
 

@@ -39,8 +39,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aurora.algorithms.arbitration import MOST_OVERTAKEN, precedence
 from aurora.errors import RankFailed
-from aurora.planner.arbitration import MOST_OVERTAKEN, precedence
 from aurora.runtime.colocation_table import DRAWN, GPU, MODELS, PORT, STARTED, ColocationTable
 from aurora.runtime.port_arbiter import GatherNumber
 from aurora.types import SlicePolicy

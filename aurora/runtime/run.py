@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from aurora.algorithms.check.plans import check_plan
+from aurora.algorithms.control.controller import compile_decisions, load_cost_MG
 from aurora.errors import BadInput
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
-from aurora.planner.check.plans import check_plan
-from aurora.planner.control.controller import compile_decisions, load_cost_MG
 from aurora.runtime.distributed.launcher import launch, launch_threads
 from aurora.runtime.live_placement import compile_orders
 from aurora.runtime.result import RunResult, merge_results

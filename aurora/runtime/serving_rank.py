@@ -12,6 +12,8 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.control.controller import begin_to_compile_decisions, compile_decisions, plan_controller
 from aurora.errors import BadInput
 from aurora.models.decoding import check_padding
 from aurora.models.loading import MoeModel, with_same_weights
@@ -19,8 +21,6 @@ from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
 from aurora.moe.permutation import warm_up
 from aurora.moe.transport import Transport, lost_others
-from aurora.planner.compile import compile_plan
-from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions, plan_controller
 from aurora.runtime.colocation_table import colocation_folder
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.follower import Follower

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aurora.algorithms.control.controller import Controller, load_cost_G, slots_in_use, slowest_port_Bps
+from aurora.algorithms.control.load_tracker import ReplicaParts, gpu_loads
+from aurora.algorithms.control.move_rounds import move_sequence
+from aurora.algorithms.replicas.rebalance import rebalance, rebalance_inside
+from aurora.algorithms.replicas.registry import place_unbounded
 from aurora.errors import BadInput, check_one_of
-from aurora.planner.control.controller import Controller, load_cost_G, slots_in_use, slowest_port_Bps
-from aurora.planner.control.load_tracker import ReplicaParts, gpu_loads
-from aurora.planner.control.move_rounds import move_sequence
-from aurora.planner.replication.rebalance import rebalance, rebalance_inside
-from aurora.planner.replication.registry import place_unbounded
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.options import LENGTHENED, MOST, MOST_TOKENS, at_most

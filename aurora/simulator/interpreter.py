@@ -1,6 +1,6 @@
 """Event-driven simulation of a Program: ranks, models, their GPUs and ports, and the switch.
 
-Models share GPUs and ports by the rules of `aurora.planner.arbitration`, as in `aurora.runtime.port_arbiter`. Instead of
+Models share GPUs and ports by the rules of `aurora.algorithms.arbitration`, as in `aurora.runtime.port_arbiter`. Instead of
 blocking a thread, a simulated process yields a `Wait`, and is resumed when the wait is over.
 """
 
@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from aurora.algorithms.alltoall.schedule import batch_order
+from aurora.algorithms.arbitration import ComputeQueue, ComputeRequest, PortSlices, slices_of
+from aurora.algorithms.check.fit import check_traffic
+from aurora.algorithms.check.plans import check_plan
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.network.delivery import DELIVERY, Delivery
+from aurora.algorithms.network.switch import Switch
+from aurora.algorithms.network.transfer_seconds import counts_seconds
+from aurora.algorithms.workload.serving_gpus import replica_tokens
+from aurora.algorithms.workload.step_traffic import cut_traffic
+from aurora.algorithms.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes
 from aurora.errors import BadInput, check_one_of
-from aurora.planner.alltoall.schedule import batch_order
-from aurora.planner.arbitration import ComputeQueue, ComputeRequest, PortSlices, slices_of
-from aurora.planner.check.fit import check_traffic
-from aurora.planner.check.plans import check_plan
-from aurora.planner.compile import compile_plan
-from aurora.planner.network.delivery import DELIVERY, Delivery
-from aurora.planner.network.switch import Switch
-from aurora.planner.network.transfer_seconds import counts_seconds
-from aurora.planner.workload.serving_gpus import replica_tokens
-from aurora.planner.workload.step_traffic import cut_traffic
-from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes
 from aurora.types import (
     BARRIERS,
     OVERHEAD,
@@ -185,9 +185,9 @@ def simulate(
     """Predicts the Trace of `program` on `cluster`.
 
     On a rank one model computes at a time, first come first served. Models take time slices of its port in turn
-    (`aurora.planner.arbitration`); a model that has finished is skipped. With time slices by layer, gates and aggregations run
-    before waiting expert compute, and interrupt running expert compute at its preemption points. All compute of an interactive
-    model does the same.
+    (`aurora.algorithms.arbitration`); a model that has finished is skipped. With time slices by layer, gates and aggregations
+    run before waiting expert compute, and interrupt running expert compute at its preemption points. All compute of an
+    interactive model does the same.
 
     Args:
         program: a program of any number of models.

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from aurora.algorithms.check.fit import check_traffic
+from aurora.algorithms.check.plans import check_plan
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.workload.step_traffic import cut_traffic, drawn_windows
 from aurora.errors import BadInput, check_one_of
-from aurora.planner.check.fit import check_traffic
-from aurora.planner.check.plans import check_plan
-from aurora.planner.compile import compile_plan
-from aurora.planner.layers_in_threads import Progress, no_progress
-from aurora.planner.workload.step_traffic import cut_traffic, drawn_windows
 from aurora.simulator.interpreter import OrderBatch, batch_orders, simulate
 from aurora.types import BARRIERS, Plan, Profile, RequestOptions, Requests
 from aurora.types.arrays import FloatArray, IntArray, evenly_spaced

@@ -23,11 +23,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput
 from aurora.models.hub import model_folder
 from aurora.models.loading import LOADING, load_transformers
 from aurora.moe.transport import Transport
-from aurora.planner.alltoall.registry import ORDER
 from aurora.training.state import ExpertState, TrainState, exchange_tensors
 from aurora.types import Network, Placement
 

@@ -18,9 +18,9 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from aurora.algorithms.gradient_codes import GradientCode
 from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses
 from aurora.errors import BadInput, RankFailed, first_line
-from aurora.planner.gradient_codes import GradientCode
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.types.arrays import FloatArray
 

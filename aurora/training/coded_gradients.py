@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
+from aurora.algorithms.gradient_codes import GradientCode, load_of, make_code
 from aurora.errors import BadInput, plural
 from aurora.models.loading import MoeModel, expert_parameters, load_model
-from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.coded_aggregation import NORMAL, NOT_WAITED_FOR, Arguments, Array, CodedAggregator, Delay
 from aurora.training.data import GlobalBatches

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.control.controller import Controller, load_cost_G, slots_in_use
+from aurora.algorithms.placement.gpu_slots import failure_domains
+from aurora.algorithms.recovery import recover
+from aurora.algorithms.replicas.registry import best_divided
 from aurora.moe.transport import Transport
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.control.controller import Controller, load_cost_G, slots_in_use
-from aurora.planner.placement.gpu_slots import failure_domains
-from aurora.planner.recovery import recover
-from aurora.planner.replication.registry import best_divided
 from aurora.runtime.weight_messages import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
 from aurora.training.state import ExpertState, LayerState, TrainState, exchange_tensors
 from aurora.types import Cluster, ControlOptions, Placement

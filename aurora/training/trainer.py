@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel
 from aurora.models.own_weights import load_without_experts
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
-from aurora.planner.alltoall.registry import ORDER
 from aurora.training.data import GlobalBatches, samples_digest
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
 from aurora.training.migration import (

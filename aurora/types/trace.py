@@ -21,7 +21,7 @@ class PlacementChange:
 
     Args:
         at_s: time of the decision, in seconds since the run began.
-        action, kind, reason: as in `aurora.planner.control.controller.Decision`.
+        action, kind, reason: as in `aurora.algorithms.control.controller.Decision`.
         layers: the layers that change.
         moves: number of experts that GPUs fetch.
         bytes: bytes of these experts' weights.

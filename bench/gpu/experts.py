@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
+from aurora.algorithms.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from bench.gpu.device import Cuda, chosen, report
 
 EXPERTS, HIDDEN, INNER, MOST_ROWS = 16, 4096, 2048, 8192

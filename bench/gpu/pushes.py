@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.moe.permutation import MessageFormat
-from aurora.planner.alltoall.registry import ORDER
 from aurora.types import Network, Order
 from bench.gpu.device import Cuda, chosen, report
 

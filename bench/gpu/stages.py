@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aurora.planner.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import RankInfo, launch, start_fork_server
 from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.transports.gloo import GlooTransport

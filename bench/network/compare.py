@@ -21,8 +21,8 @@ from protocol import DEEP, Results, options
 from run import Setting
 from traffic import MATRICES, traffic
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.switch import timed
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.switch import timed
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from net import enter, retransmitted
 
-from aurora.planner.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.profiler.link_timing import LinkMeasurements, time_links
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, measured_network

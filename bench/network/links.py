@@ -20,8 +20,8 @@ from hosts import ExchangeJob, all_ready, find_links, measure_after_links
 from net import PAYLOAD, network
 from protocol import DEEP, Results, options
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.switch import steps_seconds
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.switch import steps_seconds
 from aurora.profiler.link_timing import RankDevice, cluster_of
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network

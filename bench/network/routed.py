@@ -11,14 +11,14 @@ import torch
 from hosts import QUIET_S, TORCH, join, start_together
 from two_tier import deduplicated_two_tier_bound
 
+from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.switch import timed_steps
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layouts import RowPerExpert, RowPerRank
 from aurora.moe.permutation import MessageFormat
 from aurora.moe.server_layout import RowPerServer
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.switch import timed_steps
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import measured_network
 from aurora.runtime.transports.gloo import GlooTransport

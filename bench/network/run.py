@@ -25,9 +25,9 @@ from net import BURST_S, PAYLOAD, network
 from protocol import DEEP, Results, options
 from traffic import MATRICES, traffic
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.bounds import fluid_bound
-from aurora.planner.network.switch import timed
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.network.switch import timed
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network
 

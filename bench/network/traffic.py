@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.bounds import fluid_bound
-from aurora.planner.network.switch import timed
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.network.switch import timed
 from aurora.types import Network
 
 Maker = Callable[[int, np.random.Generator], np.ndarray]

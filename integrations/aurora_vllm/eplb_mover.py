@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from aurora.planner.control.move_rounds import Move, fill, rounds_of
+from aurora.algorithms.control.move_rounds import Move, fill, rounds_of
 from aurora.runtime.between_steps import Moved, MovesFailed, MovesGivenUp, MovesHandover, WorkPieces
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
@@ -25,7 +25,7 @@ from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
 
 if TYPE_CHECKING:
-    from aurora.planner.control.controller import Controller, Decision
+    from aurora.algorithms.control.controller import Controller, Decision
     from aurora.runtime.follower import Follower
 
 LOG = logging.getLogger("vllm.aurora")
@@ -122,7 +122,7 @@ class EplbMover:
         self._pass_s = self._piece_s = 0.0  # what a pass without moves takes, and what the last piece took
         self._move_s, self._began_s = 0.0, clock()
         if facts.rank == 0:
-            from aurora.planner.control.controller import compile_decisions  # which other ranks never need
+            from aurora.algorithms.control.controller import compile_decisions  # which other ranks never need
 
             compile_decisions()
 
@@ -268,7 +268,7 @@ class EplbMover:
         return follower
 
     def _made_follower(self, held_LGP: IntArray) -> "tuple[Controller, Follower]":
-        from aurora.planner.control.controller import Controller, load_cost_G, slowest_port_Bps
+        from aurora.algorithms.control.controller import Controller, load_cost_G, slowest_port_Bps
         from aurora.runtime.follower import Follower
 
         options, slots, move_Bps = ControlOptions(self._settings.loss, self._settings.bytes_per_s), None, None

@@ -20,7 +20,7 @@ from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
 
 if TYPE_CHECKING:
-    from aurora.planner.control.controller import Decision
+    from aurora.algorithms.control.controller import Decision
     from aurora.runtime.follower import Follower
     from aurora_vllm.pushed_alltoall import PushedLayer
 
@@ -184,7 +184,7 @@ class ExpertMapMover:
         self, settings: Settings, facts: EngineFacts, cluster: Cluster | None, placement: Placement, profile: Profile | None
     ) -> "Follower":
         """The follower of rank 0; other ranks never need what decides."""
-        from aurora.planner.control.controller import Controller, compile_decisions, load_cost_G, plan_controller
+        from aurora.algorithms.control.controller import Controller, compile_decisions, load_cost_G, plan_controller
         from aurora.runtime.follower import Follower
 
         compile_decisions()

@@ -236,8 +236,8 @@ def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Net
         hierarchy: the servers; None: the all-to-all is flat.
         network: the ranks' network.
     """
-    from aurora.planner.alltoall.hierarchical_order import hierarchical_order
-    from aurora.planner.alltoall.open_shop import openshop
+    from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
+    from aurora.algorithms.alltoall.open_shop import openshop
 
     rng = np.random.default_rng(0)
     if hierarchy is None:

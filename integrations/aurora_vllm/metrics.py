@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from aurora.planner.network.bounds import fluid_bound, nics_of
-from aurora.planner.workload.load_statistics import LEVEL, variation, variation_by_chance
+from aurora.algorithms.network.bounds import fluid_bound, nics_of
+from aurora.algorithms.workload.load_statistics import LEVEL, variation, variation_by_chance
 from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray
 from aurora_vllm.served_metrics import RankMetrics

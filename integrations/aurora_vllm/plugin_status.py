@@ -18,7 +18,7 @@ from aurora_vllm.served_metrics import MULTIPROCESS, MetricsWriter, RankMetrics
 from aurora_vllm.settings import Settings
 
 if TYPE_CHECKING:
-    from aurora.planner.control.controller import Decision
+    from aurora.algorithms.control.controller import Decision
     from aurora.runtime.follower import Follower
 
 LOG = logging.getLogger("vllm.aurora")

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from aurora.algorithms.check.fit import check_engine
+from aurora.algorithms.placement.gpu_slots import filled, redundant_experts
+from aurora.algorithms.workload.model_structure import decoder_layers, expert_count
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_model_config, load_plan, load_profile
 from aurora.models.hub import ROUTER, model_folder, router_fingerprint
-from aurora.planner.check.fit import check_engine
-from aurora.planner.placement.gpu_slots import filled, redundant_experts
-from aurora.planner.workload.model_structure import decoder_layers, expert_count
 from aurora.types import Cluster, Hierarchy, Order, Plan, Profile
 from aurora.types.arrays import IntArray
 from aurora.types.plan import with_servers

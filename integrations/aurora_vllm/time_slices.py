@@ -79,7 +79,7 @@ class TimeSlices:
             bytes_SGG: (S, G, G) bytes from each rank to each other in each step. If S > 1 (hierarchical), steps are not cut.
             network: the ports' rates.
         """
-        from aurora.planner.arbitration import slices_of
+        from aurora.algorithms.arbitration import slices_of
         from aurora.runtime.port_arbiter import in_slices
 
         assert self.arbiter is not None, "servers that share no port cut nothing"

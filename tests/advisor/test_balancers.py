@@ -9,9 +9,9 @@ import pytest
 
 from aurora.advisor.balancers import BALANCERS, RECORDED_RANGE, BalancingCase, reach, recorded_range
 from aurora.advisor.ceiling import TOKENS, RankCurve, ServedTraffic, perfect_seconds
+from aurora.algorithms.replicas.registry import best_divided
 from aurora.errors import BadInput
 from aurora.io.files import shipped
-from aurora.planner.replication.registry import best_divided
 from tests.advisor.test_ceiling import SKEWED, profile
 
 SEE_BATCH = ("lplb", "waterfill", "metro", "llep", "ultraep", "exact-slots", "exact")  # methods that need the batch's counts

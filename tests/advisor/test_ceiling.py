@@ -21,8 +21,8 @@ from aurora.advisor.ceiling import (
     ratio_interval,
     serving_steps,
 )
+from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput
-from aurora.planner.workload.model_config import Shape
 from aurora.types import Gpu
 
 CONFIG = {

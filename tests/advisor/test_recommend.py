@@ -20,9 +20,9 @@ from aurora.advisor.recommend import (
     with_datasheet_curves,
 )
 from aurora.advisor.step_time import SchedulerStep, step_seconds
+from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput
 from aurora.io import load_gpus
-from aurora.planner.workload.model_config import Shape
 from aurora.types import SyntheticOptions
 from tests.io.engine_readers import READERS
 

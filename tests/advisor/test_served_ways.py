@@ -18,9 +18,9 @@ from aurora.advisor.served_ways import (
     method_of,
 )
 from aurora.advisor.step_time import DEFAULT, SchedulerStep, step_seconds
+from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_gpus
-from aurora.planner.workload.model_config import Shape
 from aurora.reports.advice import recommendation_lines
 from aurora.reports.json_objects import recommendation_json
 from aurora.types import RequestLoad

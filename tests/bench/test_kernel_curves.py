@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.planner.workload.curve_fit import BalancedPoints
+from aurora.algorithms.workload.curve_fit import BalancedPoints
 from bench.kernel_curves import curves_on_ranks
-from tests.planner.workload.test_grouped_kernels import EXPERTS, HELD, LAUNCH_S, TOKENS, balanced, expert_s
+from tests.algorithms.workload.test_grouped_kernels import EXPERTS, HELD, LAUNCH_S, TOKENS, balanced, expert_s
 
 
 def test_rows_of_other_ranks_are_overhead():

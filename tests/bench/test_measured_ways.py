@@ -11,8 +11,8 @@ import measured_ways
 
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED
 from aurora.advisor.sweep import compare_over_grid
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io import load_cluster, load_model_config
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 
 sys.path.pop()  # that folder has a vllm.py, which is not vLLM

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aurora.planner.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.profiler import link_timing
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.transports.gloo import GlooTransport

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
-from aurora.planner.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.bounds import hierarchical_bound_s, server_counts
+from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import PlanOptions, SyntheticOptions
 from bench.server_program import TOLERANCE, exact_hierarchical_s
 from tests.planner.scenarios.test_servers import two_servers

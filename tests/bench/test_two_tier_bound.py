@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.types import Hierarchy
 from bench.network.two_tier import deduplicated_two_tier_bound
 

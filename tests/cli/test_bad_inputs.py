@@ -16,9 +16,9 @@ import pytest
 import typer.main
 
 import aurora
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.cli import main
 from aurora.io import save
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.test_subcommands import CONFIG, LINES, commands
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.cli import demo
 from aurora.io import load_json, load_plan, load_trace, save, shipped
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.formatting import percent, seconds, speedup
 from aurora.reports.html import page
 from aurora.reports.report import Baseline, ReportInputs

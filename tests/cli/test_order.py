@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.delivery import DELIVERY
+from aurora.algorithms.workload.synthetic import draw_profile
+from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.io import save, shipped
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.delivery import DELIVERY
-from aurora.planner.workload.synthetic import draw_profile
-from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 

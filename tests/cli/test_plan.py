@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io import load_plan, load_profile, save, shipped
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 

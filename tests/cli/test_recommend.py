@@ -6,8 +6,8 @@ import shlex
 
 import numpy as np
 
+from aurora.algorithms.workload.model_config import Shape
 from aurora.io import load_gpus, load_plan, load_profile, save
-from aurora.planner.workload.model_config import Shape
 from tests.cli.refusal import refused
 
 CONFIG = {

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.cli.output import COMPILING
 from aurora.io import load_cluster, save, shipped
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused

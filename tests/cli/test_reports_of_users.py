@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from aurora.algorithms.workload.model_config import Shape
 from aurora.io import load, load_cluster
 from aurora.io.plans import load_placement
-from aurora.planner.workload.model_config import Shape
 from tests.cli.refusal import refused
 
 REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared/data")) / "reports"
@@ -174,7 +174,7 @@ def test_what_a_configuration_does_not_say_is_told(aurora):
 
 
 def test_every_configuration_is_read_or_refused_by_a_sentence():
-    """Their values are those of tests/planner/workload/test_model_structure.py, which has the one that is refused, too."""
+    """Their values are those of tests/algorithms/workload/test_model_structure.py, which has the one that is refused, too."""
     for config in sorted(REPORTS.glob("*/[cp]*[gs].json")):
         if config.parent.name != "07-ernie45-vl":
             assert Shape.of(json.loads(config.read_text())).layers > 0, config

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io import load_cluster, load_plan, save, shipped
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from tests.cli.refusal import refused
 
 CONFIG = {"num_local_experts": 4, "num_hidden_layers": 2, "num_experts_per_tok": 1, "hidden_size": 64, "intermediate_size": 64}

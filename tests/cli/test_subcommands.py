@@ -12,15 +12,15 @@ import typer.main
 
 import aurora as library
 from aurora.advisor.sweep import Setting
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.gradient_codes import SCHEMES
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.cli import demo, main, options
 from aurora.cli.options import documented, is_further
 from aurora.io import save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS
 from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFormat
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.gradient_codes import SCHEMES
-from aurora.planner.placement.grouping import PLACE
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import (
     ControlOptions,
     DriftOptions,

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from aurora.advisor.sharing import WAYS
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io import save
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import CONFIG

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.algorithms.alltoall.schedule import order_exchanges
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.recovery import program_among
 from aurora.elastic import serving as running
 from aurora.elastic.serving import RequestJournal, fewest_first, run_elastic
 from aurora.errors import BadInput, RankFailed
 from aurora.io.journals import load_journal
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
-from aurora.planner.alltoall.schedule import order_exchanges
-from aurora.planner.compile import compile_plan
-from aurora.planner.recovery import program_among
 from aurora.runtime import live_placement
 from aurora.runtime.run import verify
 from aurora.types import ControlOptions, PlanOptions, RunOptions
@@ -153,7 +153,7 @@ def test_what_makes_orders_is_compiled_before_a_rank_joins(monkeypatch, mixtral)
     compiled, made = set(), []
     monkeypatch.setattr(live_placement, "_compiled", compiled)
     monkeypatch.setattr(
-        "aurora.planner.alltoall.schedule.order_exchanges",
+        "aurora.algorithms.alltoall.schedule.order_exchanges",
         lambda *args, **more: made.append(len(args[0][0])) or order_exchanges(*args, **more),
     )
     plan = plan_for([mixtral], 4)

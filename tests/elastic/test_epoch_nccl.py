@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.elastic import epoch_nccl
 from aurora.elastic.epoch_nccl import EpochCommunicators, EpochNcclTransport, NcclGpu
 from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.member import Member
 from aurora.elastic.steps import run_elastic
 from aurora.errors import RankFailed
-from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.transports import nccl
 from aurora.types import Network
 from tests.elastic.emulated_gpu import EmulatedGpu, Killed, die, gloo_group

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from aurora.algorithms.compile import compile_plan
 from aurora.elastic.control_channel import EpochStart, Joined, MemberResult, Progress
 from aurora.elastic.elastic_rank import Decided, EpochWork, HeldExperts, NewTokens
 from aurora.elastic.host_connection import ToRank, difference
@@ -22,7 +23,6 @@ from aurora.io import save
 from aurora.models.decoding import greedy_decode
 from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
-from aurora.planner.compile import compile_plan
 from aurora.runtime.result import Answers, RankResult, Token, TokenTimes
 from aurora.runtime.weight_messages import expert_transfers
 from aurora.types import Cluster, ControlOptions, ControlReport, PlanOptions, RunOptions

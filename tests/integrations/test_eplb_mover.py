@@ -17,7 +17,7 @@ from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
 from prometheus_client import CollectorRegistry
 
-from aurora.planner.control.controller import Controller
+from aurora.algorithms.control.controller import Controller
 from aurora.types import Cluster, Curve, Gpu, Profile
 
 LAYERS, EXPERTS, RANKS, SLOTS = 2, 8, 2, 5

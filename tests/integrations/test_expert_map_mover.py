@@ -14,8 +14,8 @@ from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
 from prometheus_client import CollectorRegistry
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.control.controller import Controller
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.control.controller import Controller
 from aurora.runtime.follower import Follower
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Network, Placement

@@ -18,13 +18,13 @@ from aurora_vllm.worker_integration import WorkerIntegration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.schedule import hierarchical_order_s
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.moe.permutation import MessageFormat
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate_servers
 from aurora.runtime.port_arbiter import thread_port_arbiters

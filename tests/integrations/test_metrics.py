@@ -29,11 +29,11 @@ from aurora_vllm.worker_integration import WorkerIntegration
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import RankFailed
 from aurora.io import load_plan, save
-from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions
 from aurora.types.network import servers

@@ -16,12 +16,12 @@ from aurora_vllm.pushed_alltoall import memory_of_peers, pushed_layers
 from aurora_vllm.settings import Settings
 from aurora_vllm.worker_integration import WorkerIntegration
 
+from aurora.algorithms.network.delivery import DELIVERY
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
-from aurora.planner.network.delivery import DELIVERY
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.profiler import devices
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch

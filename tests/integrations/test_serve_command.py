@@ -14,10 +14,10 @@ from aurora_vllm import serve_command
 from aurora_vllm.serve_command import prepare
 
 from aurora.advisor.engines.vllm import rank_words
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import AuroraError
 from aurora.io import load_cluster, save
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import PlanOptions, SyntheticOptions
 
 CONFIG = {

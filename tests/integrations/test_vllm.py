@@ -21,9 +21,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from aurora.algorithms.placement.gpu_slots import redundant_experts
 from aurora.io import save
 from aurora.io.engine_records import load_records
-from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora.planner.plan import order_model
 from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
@@ -327,7 +327,7 @@ def follow_with_a_fault(worker, balancer, *args):
     model, = balancer.model_states.values()
     np.save(os.environ["MAP"] + os.environ["RANK"] + "-first", model.physical_to_logical_map.numpy())
     follow(worker, balancer, *args)
-    from aurora.planner.control.controller import Controller
+    from aurora.algorithms.control.controller import Controller
     window, calls = Controller.window, []
     def fails_once(self, *args):
         calls.append(0)

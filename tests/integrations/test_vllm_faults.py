@@ -37,7 +37,7 @@ def with_faults(follow):
         follow(*args)
         import aurora.runtime.follower as follower
         import aurora_vllm.eplb_mover as eplb_mover
-        from aurora.planner.control.controller import Controller
+        from aurora.algorithms.control.controller import Controller
         follower.STALE_S = 0.5
         window, windows, stuck, seen = Controller.window, [], threading.Event(), []
         def faulty(self, load_LE, *others):

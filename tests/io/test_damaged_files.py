@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import aurora
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import AuroraError
 from aurora.io import (
     load_gpus,
@@ -35,7 +36,6 @@ from aurora.io.files import save_npz, shipped
 from aurora.io.journals import JournalFile, load_journal
 from aurora.io.plans import load_placement, save_placement
 from aurora.io.prompts import check_corpus, load_arriving, load_token_ids
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.profiler.import_routing import import_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.training.training_run import logged_steps

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.algorithms.placement.gpu_slots import filled
 from aurora.errors import BadInput
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
 from aurora.io.plans import layers_json, load_placement, placement_from_json, save_placement
-from aurora.planner.placement.gpu_slots import filled
 from aurora.types import Placement
 from tests.io.engine_readers import READERS
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import aurora
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.io import load_model_config, load_profile, read_text, save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS, import_placement
@@ -19,8 +21,6 @@ from aurora.io.files import kind_of, served_model
 from aurora.io.prompts import check_corpus, load_prompts, load_token_ids
 from aurora.io.routing_dumps import ROUTING_FORMATS, read_dump
 from aurora.models.hub import model_folder
-from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.profiler.import_routing import file_digest
 from aurora.types import SyntheticOptions
 

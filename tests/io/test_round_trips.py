@@ -12,12 +12,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import aurora
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import AuroraError, BadInput, BrokenPlan
 from aurora.io import load_cluster, load_plan, load_profile, load_trace, save, shipped
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.compile import compile_plan
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import (
     ComputeCurves,

@@ -10,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.algorithms.workload.serving_gpus import serving_gpus, tokens_to_gpus
 from aurora.moe import permutation as token_permutation
 from aurora.moe.expert_map import ExpertMap, LocalFirst
 from aurora.moe.layouts import RowPerExpert, RowPerRank
@@ -22,8 +24,6 @@ from aurora.moe.permutation import (
     weighted_sum,
 )
 from aurora.moe.server_layout import RowPerServer
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.workload.serving_gpus import serving_gpus, tokens_to_gpus
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.types import Curve, Hierarchy, Profile
 from aurora.types.profile import ALIGNED_BYTES

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import aurora
+from aurora.algorithms.placement.gpu_slots import SlotRoom
+from aurora.algorithms.workload.step_traffic import set_aside
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_profile, save
-from aurora.planner.placement.gpu_slots import SlotRoom
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import worthwhile_slots
-from aurora.planner.workload.step_traffic import set_aside
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions
 
 CONFIG = {

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.algorithms.workload.load_statistics import variation
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.planner.evaluate import balance_slowdown, drift, evaluate, overlap
 from aurora.planner.plan import make_plan, price
-from aurora.planner.workload.load_statistics import variation
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import DriftOptions, Placement, SyntheticOptions
 from tests.conftest import cluster
 from tests.strategies import profiles

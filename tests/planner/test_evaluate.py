@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.algorithms.network.switch import timed
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.replicas.registry import REPLICAS
+from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
-from aurora.planner.network.switch import timed
-from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
-from aurora.planner.replication.registry import REPLICAS
-from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import PlanOptions, leaf_spine
 from tests.conftest import cluster
 from tests.planner.scenarios.test_exclusive import drawn, priced

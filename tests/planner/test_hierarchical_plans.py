@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import aurora
+from aurora.algorithms.check.plans import check_plan
+from aurora.algorithms.placement.gpu_slots import memory_slots_G
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner import simulated_choice
-from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.migrate import migrate
-from aurora.planner.placement.gpu_slots import memory_slots_G
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import simulated_seconds
 from aurora.reports.formatting import percent, seconds

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aurora.algorithms.check.plans import check_plan, check_schedule
 from aurora.errors import BadInput
-from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.migrate import migrate
 from aurora.planner.plan import make_plan
 from aurora.types import Placement, PlanOptions

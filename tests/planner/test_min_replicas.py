@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aurora.algorithms.check.plans import check_plan
 from aurora.errors import BadInput, BrokenPlan, InfeasiblePlan
 from aurora.io import load_plan, save
-from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.migrate import migrate
 from aurora.planner.plan import make_plan

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import aurora
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput, BrokenPlan
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import Order, Placement, PlanOptions, SyntheticOptions
 from tests.conftest import cluster
 

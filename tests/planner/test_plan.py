@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aurora
+from aurora.algorithms import layers_in_threads
+from aurora.algorithms.alltoall import schedule as alltoall
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.check.plans import check_plan, check_schedule
+from aurora.algorithms.placement.assignment import ASSIGN
+from aurora.algorithms.placement.colocation import COLOCATE, JOINT
+from aurora.algorithms.placement.colocation_problem import ColocationProblem
+from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.placement.objective import BUSIEST_RESOURCE, formula
+from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner import layers_in_threads
-from aurora.planner.alltoall import schedule as alltoall
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.colocation import COLOCATE, JOINT
-from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import exclusive_s, layer_costs
-from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.objective import BUSIEST_RESOURCE, formula
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Curve, Network, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles

@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order
-from aurora.planner.compile import compile_plan
+from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
+from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.recovery import program_among, restored
+from aurora.algorithms.workload.serving_gpus import server_split
 from aurora.planner.plan import make_plan
-from aurora.planner.recovery import program_among, restored
-from aurora.planner.workload.serving_gpus import server_split
 from aurora.runtime.weight_messages import expert_transfers, transfer_bytes
 from aurora.types import Compute, Exchange, Hierarchy, Network, Placement, PlanOptions, Program
 from tests.conftest import cluster

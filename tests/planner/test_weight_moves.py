@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.recovery import fewest_moves, holds, moved_bytes, worth_moving
+from aurora.algorithms.recovery import fewest_moves, holds, moved_bytes, worth_moving
 
 
 @st.composite

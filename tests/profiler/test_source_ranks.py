@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.profiler.import_routing import sources_of, windows_of
 from aurora.types import SyntheticOptions, TokenRouting
 from aurora.types.profile import deal_counts

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.report import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import ControlReport, ControlWindow, Placement, PlacementChange, PlanOptions, Profile, SyntheticOptions

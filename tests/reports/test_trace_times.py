@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.switch import timed
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
-from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.evaluate import evaluate
-from aurora.planner.network.switch import timed
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.formatting import DASH, as_text
 from aurora.reports.plan_tables import evaluation_table, plan_table, profile_table
 from aurora.reports.trace_tables import comparison_table, models_table, summary_table

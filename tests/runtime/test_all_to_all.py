@@ -10,8 +10,8 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 import aurora
 import aurora.runtime.all_to_all as runtime
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput
-from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.process_groups import default_process_group

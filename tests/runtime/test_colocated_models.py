@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aurora.planner.arbitration import MOST_OVERTAKEN
+from aurora.algorithms.arbitration import MOST_OVERTAKEN
 from aurora.runtime import process_port_arbiter
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.types import SlicePolicy

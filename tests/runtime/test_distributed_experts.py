@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
-from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from aurora.planner.control.controller import Controller
+from aurora.algorithms.control.controller import Controller
 from aurora.runtime.follower import (
     MOST_CHANGES,
     MOST_WINDOWS,

@@ -47,7 +47,7 @@ def test_a_follower_that_is_stuck_is_told_once(served, monkeypatch, caplog):
     caplog.set_level("INFO", "aurora.control")
     monkeypatch.setattr("aurora.runtime.follower.JOIN_S", 0)
     on, seconds = threading.Event(), iter(range(10**9))
-    monkeypatch.setattr("aurora.planner.control.controller.Controller.window", lambda *_: on.wait(60))
+    monkeypatch.setattr("aurora.algorithms.control.controller.Controller.window", lambda *_: on.wait(60))
     report = served(clock=lambda: float(next(seconds)))
     on.set()
     assert (report.stuck, report.decisions) == (1, {})

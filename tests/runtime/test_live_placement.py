@@ -15,15 +15,15 @@ import torch
 from torch import nn
 
 import aurora
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.schedule import order_exchanges
+from aurora.algorithms.control.controller import Controller, Decision, plan_controller
+from aurora.algorithms.control.move_rounds import move_sequence
 from aurora.elastic import serving
 from aurora.elastic.elastic_rank import HeldExperts, serve_elastic_rank
 from aurora.elastic.serving import RequestJournal
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.schedule import order_exchanges
-from aurora.planner.control.controller import Controller, Decision, plan_controller
-from aurora.planner.control.move_rounds import move_sequence
 from aurora.runtime import run as running
 from aurora.runtime import serving_rank
 from aurora.runtime.between_steps import Moved, MovesFailed, MovesGivenUp
@@ -447,7 +447,7 @@ def test_orders_are_made_for_bytes(monkeypatch):
     asked = []
     monkeypatch.setattr("aurora.runtime.live_placement._compiled", set())
     monkeypatch.setattr(
-        "aurora.planner.alltoall.schedule.order_exchanges",
+        "aurora.algorithms.alltoall.schedule.order_exchanges",
         lambda there, *rest, **more: asked.append(there[0].tolist()) or order_exchanges(there, *rest, **more),
     )
     ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)

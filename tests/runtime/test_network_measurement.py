@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.network.switch import steps_seconds
+from aurora.algorithms.network.switch import steps_seconds
 from aurora.runtime.order_calibration import measured_network, startups_and_share
 from aurora.types import Cluster, Gpu, servers
 

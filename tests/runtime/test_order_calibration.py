@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order
-from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.plan import make_plan
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.order_calibration import COLLECTIVE, FLAT, OVER_SERVERS, OrderCalibration

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from aurora.planner.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.runtime import phase_recorder
 from aurora.runtime.distributed_experts import MIN_CHUNK_BYTES, DistributedExperts
 from aurora.runtime.layer_context import LayerContext

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from aurora.algorithms.arbitration import MOST_OVERTAKEN, PortSlices
 from aurora.errors import RankFailed
-from aurora.planner.arbitration import MOST_OVERTAKEN, PortSlices
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import SlicePolicy
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.changing_traffic import CHANGES, RECORDED, ChangingTraffic, changing_traffic, follow_traffic
 from aurora.types import GpuSlots, Placement, SyntheticOptions
 

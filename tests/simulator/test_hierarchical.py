@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.switch import timed, timed_steps
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.switch import timed, timed_steps
+from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, TokenRouting, servers
 from tests.simulator.test_interpreter import rows

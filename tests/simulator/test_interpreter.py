@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aurora
+from aurora.algorithms.alltoall.schedule import batch_order
+from aurora.algorithms.compile import SLICE_INTERVALS, compile_plan
+from aurora.algorithms.network.delivery import DELIVERY
+from aurora.algorithms.network.switch import timed
+from aurora.algorithms.network.transfer_seconds import counts_seconds
+from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.objective import formula
+from aurora.algorithms.workload.step_traffic import micro_batches
+from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput
-from aurora.planner.alltoall.schedule import batch_order
-from aurora.planner.compile import SLICE_INTERVALS, compile_plan
-from aurora.planner.network.delivery import DELIVERY
-from aurora.planner.network.switch import timed
-from aurora.planner.network.transfer_seconds import counts_seconds
-from aurora.planner.placement.cost_model import exclusive_s, layer_costs
-from aurora.planner.placement.objective import formula
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import with_time_slice
-from aurora.planner.workload.step_traffic import micro_batches
-from aurora.planner.workload.traffic import layer_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import (
     BARRIERS,
@@ -34,8 +34,8 @@ from aurora.types import (
     TransferCurve,
 )
 from aurora.types.options import GATHERED
+from tests.algorithms.workload.test_traffic import split_by_share
 from tests.conftest import cluster
-from tests.planner.workload.test_traffic import split_by_share
 from tests.strategies import clusters, fabrics, profiles
 
 

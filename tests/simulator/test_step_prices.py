@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import aurora
+from aurora.algorithms.workload.step_traffic import drawn_windows
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.step_traffic import drawn_windows
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.requests import StepPrices, drawn_requests, grid, simulate_requests
 from aurora.types import PHASES, Curve, PlanOptions, Profile, RequestOptions, SyntheticOptions, TokenRouting
 from tests.conftest import cluster

@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
+from aurora.algorithms.gradient_codes import GradientCode, load_of, make_code
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.training.coded_aggregation import CodedAggregator
 

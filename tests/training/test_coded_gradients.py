@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from aurora.algorithms.gradient_codes import load_of, make_code
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.models.loading import load_model
 from aurora.models.own_weights import load_without_experts
-from aurora.planner.gradient_codes import load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.coded_aggregation import AggregationJob, AggregationRound, Answer, weighted_sum
 from aurora.training.coded_gradients import STEP, WEIGHTS, CodedGradients, PartGradients, code_of, train_coded

@@ -11,9 +11,9 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.models.own_weights import load_without_experts
 from aurora.moe.expert_map import ExpertMap
-from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import GlobalBatches

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.io import load_profile, save
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions, TokenRouting
 from tests.strategies import routed_profiles
 

@@ -7,17 +7,17 @@ from typing import Self
 
 import numpy as np
 
+from aurora.algorithms.layers_in_threads import Progress, no_progress
+from aurora.algorithms.placement.assignment import ASSIGN
+from aurora.algorithms.placement.bounds import colocated_bound_s
+from aurora.algorithms.placement.branch_and_bound import prove_bound
+from aurora.algorithms.placement.colocation import COLOCATE
+from aurora.algorithms.placement.colocation_problem import ColocationProblem
+from aurora.algorithms.placement.cost_model import GroupCosts, LayerCosts, layer_costs
+from aurora.algorithms.placement.gpu_slots import check_slots, even_slots, shared_slots_MG
+from aurora.algorithms.placement.grouping import grouped
+from aurora.algorithms.placement.objective import formula, seconds
 from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import Progress, no_progress
-from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bounds import colocated_bound_s
-from aurora.planner.placement.branch_and_bound import prove_bound
-from aurora.planner.placement.colocation import COLOCATE
-from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
-from aurora.planner.placement.gpu_slots import check_slots, even_slots, shared_slots_MG
-from aurora.planner.placement.grouping import grouped
-from aurora.planner.placement.objective import formula, seconds
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.types import Cluster, Placement, Profile
 from aurora.types.arrays import FloatArray, IntArray

@@ -1,7 +1,7 @@
 """One model that has the GPUs to itself, layer by layer.
 
 Recorded counts are a sample: the best placement for them is not the best for future traffic. So placements are made for a
-forecast of a layer's traffic (`planner/workload/forecast`) and compared on windows drawn from it. The search ends when these
+forecast of a layer's traffic (`algorithms/workload/forecast`) and compared on windows drawn from it. The search ends when these
 show no gain. The aim "own" takes the counts as exact instead. With `coactivation`, a token is sent once to a GPU that holds
 several of its experts, and experts that the same tokens choose are put on one GPU where that saves time.
 """
@@ -13,11 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.errors import InfeasiblePlan
-from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
-from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
-from aurora.planner.placement.bounds import deduplicated_bound, layer_bound_s
-from aurora.planner.placement.coactivation import (
+from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
+from aurora.algorithms.placement.assignment import ASSIGN, best_exclusive_s
+from aurora.algorithms.placement.bounds import deduplicated_bound, layer_bound_s
+from aurora.algorithms.placement.coactivation import (
     Costs,
     Tokens,
     coactivation_counts,
@@ -25,7 +24,7 @@ from aurora.planner.placement.coactivation import (
     coactivation_search,
     distinct_tokens,
 )
-from aurora.planner.placement.cost_model import (
+from aurora.algorithms.placement.cost_model import (
     OWN,
     SUMMED,
     LayerCosts,
@@ -34,16 +33,17 @@ from aurora.planner.placement.cost_model import (
     expected_costs,
     layer_costs,
 )
-from aurora.planner.placement.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
-from aurora.planner.placement.grouping import PLACE, grouped
-from aurora.planner.placement.linear_program import blocks, lp_rounding
-from aurora.planner.placement.slot_search import KICKS, WORTH, fill, search_in_rounds, slot_search
-from aurora.planner.placement.slot_state import PhaseSums
-from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, capped
-from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
+from aurora.algorithms.placement.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
+from aurora.algorithms.placement.grouping import PLACE, grouped
+from aurora.algorithms.placement.linear_program import blocks, lp_rounding
+from aurora.algorithms.placement.slot_search import KICKS, WORTH, fill, search_in_rounds, slot_search
+from aurora.algorithms.placement.slot_state import PhaseSums
+from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, capped
+from aurora.algorithms.replicas.registry import REPLICAS, best_divided, place_unbounded
+from aurora.algorithms.workload.forecast import Forecast, layer_forecast
+from aurora.algorithms.workload.serving_gpus import is_unreplicated
+from aurora.errors import InfeasiblePlan
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, sum_if_all
-from aurora.planner.workload.forecast import Forecast, layer_forecast
-from aurora.planner.workload.serving_gpus import is_unreplicated
 from aurora.types import Cluster, GpuSlots, Placement, PlanOptions
 from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 

@@ -9,9 +9,9 @@ from typing import Self
 
 import numpy as np
 
-from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
-from aurora.planner.placement.cost_model import LayerCosts
-from aurora.planner.placement.gpu_slots import replicas_fit
+from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
+from aurora.algorithms.placement.cost_model import LayerCosts
+from aurora.algorithms.placement.gpu_slots import replicas_fit
 from aurora.types import Cluster, Hierarchy, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 

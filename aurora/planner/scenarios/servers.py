@@ -13,16 +13,16 @@ from typing import Self
 
 import numpy as np
 
-from aurora.planner.alltoall.hierarchical import level_from
-from aurora.planner.alltoall.schedule import hierarchical_order_s
-from aurora.planner.layers_in_threads import Progress, map_layers, no_progress
-from aurora.planner.network.bounds import spread
-from aurora.planner.network.switch import steps_seconds
-from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
-from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
-from aurora.planner.placement.gpu_slots import even_slots, shared_slots_MG, slots_G
-from aurora.planner.placement.objective import seconds
-from aurora.planner.placement.server_search import (
+from aurora.algorithms.alltoall.hierarchical import level_from
+from aurora.algorithms.alltoall.schedule import hierarchical_order_s
+from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
+from aurora.algorithms.network.bounds import spread
+from aurora.algorithms.network.switch import steps_seconds
+from aurora.algorithms.placement.bounds import hierarchical_bound_s, server_counts
+from aurora.algorithms.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
+from aurora.algorithms.placement.gpu_slots import even_slots, shared_slots_MG, slots_G
+from aurora.algorithms.placement.objective import seconds
+from aurora.algorithms.placement.server_search import (
     NONE,
     Homes,
     Limits,
@@ -32,14 +32,14 @@ from aurora.planner.placement.server_search import (
     server_search,
     some_tokens,
 )
-from aurora.planner.replication.failure_resilient import DEFAULT
-from aurora.planner.replication.registry import REPLICAS, ReplicaStrategy
+from aurora.algorithms.replicas.failure_resilient import DEFAULT
+from aurora.algorithms.replicas.registry import REPLICAS, ReplicaStrategy
+from aurora.algorithms.workload.forecast import Forecast, layer_forecast
+from aurora.algorithms.workload.serving_gpus import from_servers, is_unreplicated, served_split
+from aurora.algorithms.workload.traffic import CountedTokens, exchange_bytes, known_or_counted, steps_by_chunks
 from aurora.planner.scenarios.colocated import Colocated
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH, Exclusive
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
-from aurora.planner.workload.forecast import Forecast, layer_forecast
-from aurora.planner.workload.serving_gpus import from_servers, is_unreplicated, served_split
-from aurora.planner.workload.traffic import CountedTokens, exchange_bytes, known_or_counted, steps_by_chunks
 from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, evenly_spaced
 

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from aurora.algorithms.network.bounds import pair_rates
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Observe, peer_lost, row_slices
-from aurora.planner.network.bounds import pair_rates
 from aurora.types import Cluster, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -339,7 +339,7 @@ class OrderedTransport(ABC):
         if self._cluster is None or len(self._cluster) != self.ranks:
             raise BadInput(f"order {order.method}: expected a transport that knows the rates of {self.ranks} ports")
         bytes_GG = self._gather_sizes(sends, recvs)
-        from aurora.planner.network.routes import route, rows_to_send  # which orders without pace need not
+        from aurora.algorithms.network.routes import route, rows_to_send  # which orders without pace need not
 
         began_s = time.perf_counter()
         row_X, _, limit_Bps_X = rows_to_send(order, bytes_GG, route(self._cluster.network))

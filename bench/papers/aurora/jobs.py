@@ -6,12 +6,12 @@ from typing import Protocol
 
 import numpy as np
 
-from aurora.planner.network.switch import timed
-from aurora.planner.placement.cost_model import OWN, GroupCosts, exclusive_s, layer_costs
-from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.objective import formula
+from aurora.algorithms.network.switch import timed
+from aurora.algorithms.placement.cost_model import OWN, GroupCosts, exclusive_s, layer_costs
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.placement.objective import formula
+from aurora.algorithms.workload.traffic import group_tokens
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.traffic import group_tokens
 from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Order, Plan, PlanOptions, Profile

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.planner.placement.assignment import ASSIGN, bottleneck_matching
-from aurora.planner.placement.colocation import COLOCATE
-from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.algorithms.placement.assignment import ASSIGN, bottleneck_matching
+from aurora.algorithms.placement.colocation import COLOCATE
+from aurora.algorithms.placement.colocation_problem import ColocationProblem
 from aurora.types import Cluster, Profile
 from aurora.types.arrays import IntArray
 from bench.papers.aurora.jobs import LayerJob, LayerOutcome, Pricing, job, lina_all, lina_half

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput
 from aurora.io.routing_dumps import read_dump
-from aurora.planner.workload.model_config import Shape
 from aurora.types import Curve, Profile
 from aurora.types.arrays import IntArray
 from bench.papers.recorded_data import recorded_file

@@ -7,8 +7,8 @@ from math import comb
 import numpy as np
 from scipy.stats import hypergeom
 
+from aurora.algorithms.replicas.survival_probability import BoolArray, all_held, minimal_holders, recoverable_odds
 from aurora.errors import BadInput
-from aurora.planner.replication.survival_probability import BoolArray, all_held, minimal_holders, recoverable_odds
 from aurora.types.arrays import FloatArray
 
 MOST_BRANCHES = 1 << 17  # of an exact count

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aurora.planner.gradient_codes import GradientCode, check_sizes, group_count, grouped_code
+from aurora.algorithms.gradient_codes import GradientCode, check_sizes, group_count, grouped_code
 from aurora.types.arrays import FloatArray, IntArray
 from bench.papers.bcc.recoverable_batches import messages_needed
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from aurora.algorithms.gradient_codes import GradientCode, make_code
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.gradient_codes import GradientCode, make_code
 from aurora.training.coded_aggregation import NOT_NEEDED, USED, CodedAggregator
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import MOST_SEED, at_most, check_options, option

@@ -7,7 +7,7 @@ from math import comb
 import numpy as np
 from scipy.special import digamma
 
-from aurora.planner.gradient_codes import drawn_share_K, group_count
+from aurora.algorithms.gradient_codes import drawn_share_K, group_count
 from aurora.types.arrays import FloatArray
 from bench.papers.bcc.recoverable_batches import add_drawn_batches, recoverable_share_K
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.planner.recovery import fewest_moves, migration_schedule, recover
-from aurora.planner.replication.failure_resilient import place_for_failures
+from aurora.algorithms.recovery import fewest_moves, migration_schedule, recover
+from aurora.algorithms.replicas.failure_resilient import place_for_failures
 from aurora.types import Cluster, FailureDomains, Gpu
 from aurora.types.arrays import FloatArray
 from bench.papers.lazarus.generated_traces import every, hourly, spot

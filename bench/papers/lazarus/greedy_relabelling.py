@@ -1,4 +1,4 @@
-"""Relabelling of nodes as in the paper, greedy; ours is `aurora.planner.recovery.fewest_moves`."""
+"""Relabelling of nodes as in the paper, greedy; ours is `aurora.algorithms.recovery.fewest_moves`."""
 
 import numpy as np
 

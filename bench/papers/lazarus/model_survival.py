@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
-from aurora.planner.replication.survival_probability import all_held
+from aurora.algorithms.replicas.survival_probability import all_held
 
 
 def model_survival(slots_LN: Sequence[Sequence[Sequence[int]]], failures: int) -> float:

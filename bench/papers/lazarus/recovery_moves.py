@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.planner.recovery import LayerSlots, holds, moved_bytes
+from aurora.algorithms.recovery import LayerSlots, holds, moved_bytes
 from aurora.types import Placement
 from aurora.types.arrays import BoolArray, IntArray
 

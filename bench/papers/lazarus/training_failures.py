@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate
+from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate
 from aurora.types import FailureDomains
 from aurora.types.arrays import FloatArray, IntArray
 from bench.papers.lazarus.membership_traces import MembershipEvent

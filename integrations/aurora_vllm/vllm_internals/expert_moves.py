@@ -189,7 +189,7 @@ def _move_in_pieces(worker: PatchedWorker) -> None:
 
 def move_in_rounds() -> None:
     """Replaces EPLB's schedule of moves by aurora's rounds, in which each rank sends to one rank and receives from one."""
-    from aurora.planner.control.move_rounds import buffered_rounds
+    from aurora.algorithms.control.move_rounds import buffered_rounds
 
     execute, background = find("vllm.distributed.eplb.rebalance_execute:"), find(EPLB_ASYNC)
     flow = find("vllm.distributed.eplb.migration_scheduler:MigrationFlow")

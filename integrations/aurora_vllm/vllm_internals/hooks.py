@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from aurora.algorithms.placement.gpu_slots import redundant_experts
 from aurora.errors import BadInput
 from aurora.io import load_plan
-from aurora.planner.placement.gpu_slots import redundant_experts
 from aurora_vllm.peer_ranks import end_with_parent
 from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings

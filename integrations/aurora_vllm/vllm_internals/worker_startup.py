@@ -101,7 +101,7 @@ class WorkerStartup:
         if self._refusal is not None:  # nothing was patched
             return
         if self._settings.adapt and integration.rank == 0 and verdict.refusal is None:
-            from aurora.planner.control.controller import begin_to_compile_decisions  # which other ranks never need
+            from aurora.algorithms.control.controller import begin_to_compile_decisions  # which other ranks never need
 
             begin_to_compile_decisions()  # while vLLM loads the model
         if group is not None:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from aurora.algorithms.check.plans import check_plan
+from aurora.algorithms.placement.cost_model import SUMMED, aimed_costs
+from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.replicas.registry import REPLICAS
+from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
-from aurora.planner.placement.cost_model import SUMMED, aimed_costs
-from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
-from aurora.planner.replication.registry import REPLICAS
-from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import OVERHEAD, PHASES, Curve, Placement, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aurora.algorithms.placement.bounds import colocated_bound_s, hierarchical_bound_s, layer_bound_s, least_rows, server_counts
+from aurora.algorithms.placement.coactivation import coactivation_counts, distinct_tokens
+from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.objective import formula, objectives, seconds
+from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
-from aurora.planner.placement.bounds import colocated_bound_s, hierarchical_bound_s, layer_bound_s, least_rows, server_counts
-from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
-from aurora.planner.placement.cost_model import exclusive_s, layer_costs
-from aurora.planner.placement.objective import formula, objectives, seconds
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.scenarios.servers import GPU_LOAD, SERVER_LOAD, Servers
-from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Curve, Gpu, Hierarchy, PlanOptions, SyntheticOptions, TokenRouting, servers
-from tests.planner.alltoall.test_hierarchical import by_hand as steps_by_hand
+from tests.algorithms.alltoall.test_hierarchical import by_hand as steps_by_hand
 from tests.strategies import RATES, routed_profiles
 
 CONFIG = {

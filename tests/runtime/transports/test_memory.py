@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import row_slices
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order
-from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.transports import ordered

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.switch import timed
 from aurora.errors import RankFailed
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.switch import timed
 from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.transports import nccl, process_groups

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order
-from aurora.planner.alltoall.registry import ORDER
+from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.runtime.transports.ordered import OrderedTransport
 from aurora.types import Cluster, Gpu, Hierarchy, Network, servers
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import RankFailed
-from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.transports.put import PutTransport
 from aurora.types import Network
 from tests.runtime.transports.put_emulator import EmulatedPutCalls, PutEmulator

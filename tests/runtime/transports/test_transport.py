@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import aurora
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.phase_recorder import HostTimer

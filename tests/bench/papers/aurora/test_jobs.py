@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.planner.placement.colocation import COLOCATE
-from aurora.planner.placement.cost_model import layer_costs
+from aurora.algorithms.placement.colocation import COLOCATE
+from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.types import Cluster, Curve, Gpu, Profile
 from bench.papers.aurora.jobs import PRICINGS, job, lina_all, lina_half
 from bench.papers.aurora.studies import StudySetting

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from aurora.algorithms.replicas.survival_probability import all_held
 from aurora.errors import BadInput
-from aurora.planner.replication.survival_probability import all_held
 from bench.papers.bcc import recoverable_batches
 from bench.papers.bcc.recoverable_batches import messages_needed, recoverable_sets, recoverable_share_K
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from aurora.planner.gradient_codes import make_code
+from aurora.algorithms.gradient_codes import make_code
 from bench.papers.bcc.redundancy import choose_load, code_by_speed, replay
 
 

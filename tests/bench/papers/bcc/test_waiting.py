@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from aurora.planner.gradient_codes import group_count
+from aurora.algorithms.gradient_codes import group_count
 from bench.papers.bcc.recoverable_batches import messages_needed
 from bench.papers.bcc.waiting import WAITING, formula, harmonic, waiting
 

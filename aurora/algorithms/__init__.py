@@ -1,0 +1,1 @@
+"""Mathematics of plans: pure functions on arrays, below everything that uses them."""

@@ -1,0 +1,233 @@
+"""Checker of hierarchical all-to-alls: replays dispatch and combine row by row, from the choices of every token."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from aurora.algorithms.check.plans import check_schedule
+from aurora.errors import BrokenPlan
+from aurora.types import Hierarchy, Network, Schedule
+from aurora.types.arrays import FloatArray, IntArray, read_only
+from aurora.types.compiled import njit
+
+SLACK = 1e-9  # relative, for sums of float seconds
+
+
+def check_hierarchical(
+    there_SGG: IntArray,
+    back_SGG: IntArray,
+    rank_UK: IntArray,
+    source_U: IntArray,
+    hierarchy: Hierarchy,
+    carriers: Callable[[IntArray, Hierarchy], IntArray],
+) -> None:
+    """Checks that the steps of a hierarchical dispatch and its combine carry the rows that tokens need, and no others.
+
+    The checker routes every token row by row, by the rules of `Hierarchy`. The numbers of these rows must be those of there_SGG
+    and, in the opposite direction, of back_SGG. Levelling must hand rows over only inside servers, and no NIC may carry more
+    rows to a server than the busiest NIC would without levelling.
+
+    Args:
+        there_SGG: (S, G, G) int64, rows from each rank to each other in each step of the dispatch.
+        back_SGG: (S, G, G) int64, rows from each rank to each other in each step of the combine.
+        rank_UK: (U, K) int64, the rank that computes each of the K chosen experts of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+        hierarchy: the servers, gateways and pieces.
+        carriers: a function that returns the rank whose NIC carries each piece, (G, N, C) int64, from the rows (G, N) from each
+            rank to each server and the hierarchy.
+
+    Raises:
+        BrokenPlan: if a check fails.
+    """
+    rank_UK, source_U = (read_only(np.asarray(array, dtype=np.int64)) for array in (rank_UK, source_U))
+    visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
+    carrier_GNC = carriers(visits_GN, hierarchy)
+    _check_carriers(carrier_GNC, visits_GN, hierarchy)
+    moves_X5 = hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)
+    found_SGG = np.zeros((hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
+    np.add.at(found_SGG, tuple(moves_X5[:, :3].T), 1)
+    ways = ("dispatch", found_SGG, there_SGG), ("combine", found_SGG[::-1].transpose(0, 2, 1), back_SGG)
+    for phase, expected_SGG, claimed_SGG in ways:
+        if claimed_SGG.shape != expected_SGG.shape:
+            raise BrokenPlan(f"hierarchical {phase}: expected rows of {expected_SGG.shape}, found {claimed_SGG.shape}")
+        if (wrong_X3 := np.argwhere(claimed_SGG != expected_SGG)).size:
+            step, src, dst = wrong_X3[0].tolist()
+            raise BrokenPlan(
+                f"hierarchical {phase}, step {step}: {src} -> {dst} carries {claimed_SGG[step, src, dst]} rows, its tokens "
+                f"need {expected_SGG[step, src, dst]}"
+            )
+
+
+def check_serving(
+    rank_UK: IntArray, experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray
+) -> None:
+    """Checks the ranks that compute each token's choices, for a hierarchical all-to-all.
+
+    A choice is a (token, expert) pair. Every choice must be computed by a rank that holds its expert. All choices of an expert
+    by tokens that start on one server must be computed on one server: the same one if it holds the expert. There, the choices
+    of each source rank must be divided over the expert's replicas by their shares.
+
+    Args:
+        rank_UK: (U, K) int64, the rank that computes each choice.
+        experts_UK: (U, K) int64, the experts of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+        split_EG: (E, G) float64, the share of each expert's tokens that each rank takes.
+        server_G: (G,) int64, the server of each rank.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
+    experts, ranks = split_EG.shape
+    source_X, expert_X, rank_X = np.repeat(source_U, experts_UK.shape[1]), experts_UK.ravel(), rank_UK.ravel()
+    if (wrong_X := split_EG[expert_X, rank_X] <= 0).any():
+        row = int(wrong_X.argmax())
+        raise BrokenPlan(f"hierarchical all-to-all: rank {rank_X[row]} computes expert {expert_X[row]}, which it does not hold")
+    servers = int(server_G.max()) + 1
+    shares_NE = np.stack([split_EG[:, server_G == server].sum(axis=1) for server in range(servers)])
+    found_NEN = np.zeros((servers, experts, servers), dtype=bool)
+    found_NEN[server_G[source_X], expert_X, server_G[rank_X]] = True
+    own_NE = found_NEN[np.arange(servers), :, np.arange(servers)]
+    wrong_NE = (found_NEN.sum(axis=2) > 1) | (found_NEN.any(axis=2) & (shares_NE > 0) & ~own_NE)
+    if wrong_NE.any():
+        server, expert = np.argwhere(wrong_NE)[0].tolist()
+        raise BrokenPlan(
+            f"hierarchical all-to-all: expected one server, its own if it can, to compute expert {expert} for the tokens of "
+            f"server {server}, found servers {np.flatnonzero(found_NEN[server, expert]).tolist()}"
+        )
+    pair_X = source_X * experts + expert_X
+    pair_P, count_P = np.unique(pair_X, return_counts=True)
+    triple_Q, count_Q = np.unique(pair_X * ranks + rank_X, return_counts=True)
+    (source_Q, expert_Q), rank_Q = np.divmod(triple_Q // ranks, experts), triple_Q % ranks
+    part_Q = split_EG[expert_Q, rank_Q] / shares_NE[server_G[rank_Q], expert_Q]
+    all_Q = count_P[np.searchsorted(pair_P, triple_Q // ranks)]
+    if (wrong_Q := abs(count_Q - part_Q * all_Q) > 1 + SLACK * all_Q).any():
+        row = int(wrong_Q.argmax())
+        raise BrokenPlan(
+            f"hierarchical all-to-all: rank {rank_Q[row]} computes {count_Q[row]} of {all_Q[row]} choices of expert "
+            f"{expert_Q[row]} by tokens of rank {source_Q[row]}, its share is {part_Q[row]:.3g}"
+        )
+
+
+def _check_carriers(carrier_GNC: IntArray, visits_GN: IntArray, hierarchy: Hierarchy) -> None:
+    """Raises BrokenPlan if rows leave their server to be carried, or a NIC is busier than without levelling."""
+    if carrier_GNC.shape != (shape := (hierarchy.ranks, hierarchy.servers, hierarchy.pieces)):
+        raise BrokenPlan(f"hierarchical all-to-all: expected carriers of {shape}, found {carrier_GNC.shape}")
+    server_G, every_N = hierarchy.server_G, np.arange(hierarchy.servers)
+    if (astray_X3 := np.argwhere(server_G[carrier_GNC] != server_G[:, None, None])).size:
+        source, server, piece = astray_X3[0].tolist()
+        carrier = carrier_GNC[source, server, piece]
+        raise BrokenPlan(f"hierarchical all-to-all: rank {carrier} of another server carries rows of rank {source}")
+    carried_GN, most_NN = np.zeros_like(visits_GN), np.zeros((2, hierarchy.servers, hierarchy.servers), dtype=np.int64)
+    rows_GNC = np.diff(hierarchy.piece_starts(visits_GN))
+    np.add.at(carried_GN, (carrier_GNC, every_N[:, None]), rows_GNC)
+    for most_N, rows_GN in zip(most_NN, (visits_GN, carried_GN), strict=True):
+        np.maximum.at(most_N, server_G, rows_GN)
+    slack = hierarchy.pieces  # which are whole rows
+    if (busy_X2 := np.argwhere(most_NN[1] > most_NN[0] + slack)).size:
+        home, server = busy_X2[0].tolist()
+        raise BrokenPlan(
+            f"hierarchical all-to-all, server {home} to {server}: a NIC carries {most_NN[1, home, server]} rows, "
+            f"{most_NN[0, home, server]} without levelling"
+        )
+
+
+def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy, carrier_GNC: IntArray) -> IntArray:
+    """Returns (X, 5) int64: step, source, destination, token and server of every row of a hierarchical dispatch.
+
+    Args:
+        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        source_U: (U,) int64, the rank that each token starts on.
+        hierarchy: the servers, gateways and pieces.
+        carrier_GNC: (G, N, C) int64, the rank whose NIC carries each piece of the rows from each rank to each server.
+    """
+    rank_UK, source_U, server_G, gateway_GN = map(read_only, (rank_UK, source_U, hierarchy.server_G, hierarchy.gateway_GN))
+    starts_GNC = hierarchy.piece_starts(_visits(rank_UK, source_U, server_G, hierarchy.servers))
+    return np.asarray(_moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, hierarchy.parts))
+
+
+def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> None:
+    """Checks the schedule of an all-to-all as `check_schedule` does, and its steps if there are several.
+
+    Each step must carry its own bytes, and a rank must not begin a step before its transfers of earlier steps have ended.
+
+    Args:
+        schedule: a schedule, with `step_X` if there are several steps.
+        bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
+        network: port rates and fabric.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
+    name = f"schedule {schedule.method}"
+    check_schedule(schedule, bytes_SGG.sum(axis=0), network)
+    if len(bytes_SGG) == 1:
+        return
+    step_X, ends_2X = schedule.step_X, (schedule.src_X, schedule.dst_X)
+    if step_X is None or step_X.max(initial=0) >= len(bytes_SGG):
+        raise BrokenPlan(f"{name}: expected the step of each transfer, of {len(bytes_SGG)} steps")
+    carried_SGG = np.zeros_like(bytes_SGG)
+    np.add.at(carried_SGG, (step_X, *ends_2X), schedule.bytes_X)
+    if (wrong_X3 := np.argwhere(carried_SGG != bytes_SGG)).size:
+        step, src, dst = wrong_X3[0].tolist()
+        carried, expected = carried_SGG[step, src, dst], bytes_SGG[step, src, dst]
+        raise BrokenPlan(f"{name}, step {step}: {src} -> {dst} carries {carried} bytes, expected {expected}")
+    ended_s_G = np.zeros(network.gpus)
+    for step in range(len(bytes_SGG)):
+        own_X = step_X == step
+        for rank_X in ends_2X:
+            early_X = own_X & (schedule.start_s_X < ended_s_G[rank_X] * (1 - SLACK))
+            if early_X.any():
+                rank = rank_X[np.argmax(early_X)]
+                raise BrokenPlan(f"{name}: rank {rank} begins step {step} before its transfers of earlier steps have ended")
+        for rank_X in ends_2X:
+            np.maximum.at(ended_s_G, rank_X[own_X], schedule.end_s_X[own_X])
+
+
+@njit(cache=True)
+def _visits(rank_UK, source_U, server_G, servers):
+    """(G, N) how many tokens of each rank need each server."""
+    visits_GN = np.zeros((len(server_G), servers), np.int64)
+    last_N = np.full(servers, -1)
+    for token in range(len(rank_UK)):
+        for rank in rank_UK[token]:
+            if last_N[server_G[rank]] != token:
+                last_N[server_G[rank]] = token
+                visits_GN[source_U[token], server_G[rank]] += 1
+    return visits_GN
+
+
+@njit(cache=True)
+def _moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, parts):
+    """The rows of a dispatch: of each token to the carrier and the gateway of each server, and from there to each rank."""
+    ranks, servers, pieces = len(server_G), gateway_GN.shape[1], starts_GNC.shape[2] - 1
+    visits_GN = np.zeros((ranks, servers), np.int64)
+    seen_G, seen_N = np.full(ranks, -1), np.full(servers, -1)
+    step_N, gateway_N = np.zeros(servers, np.int64), np.zeros(servers, np.int64)  # when a visit's rows are forwarded, by whom
+    moves_X5 = np.empty((3 * rank_UK.size, 5), np.int64)
+    count = 0
+    for token in range(len(rank_UK)):
+        source = source_U[token]
+        for rank in rank_UK[token]:
+            if seen_G[rank] == token:
+                continue
+            seen_G[rank] = token
+            server = server_G[rank]
+            if seen_N[server] != token:
+                seen_N[server] = token
+                number = visits_GN[source, server]
+                visits_GN[source, server] += 1
+                step_N[server] = -1
+                for piece in range(pieces):
+                    if starts_GNC[source, server, piece] <= number < starts_GNC[source, server, piece + 1]:
+                        step, at = piece // parts, source
+                        if server != server_G[source] and carrier_GNC[source, server, piece] != source:
+                            moves_X5[count] = step, source, carrier_GNC[source, server, piece], token, server
+                            count, step, at = count + 1, step + 1, carrier_GNC[source, server, piece]
+                        if gateway_GN[at, server] != at:
+                            moves_X5[count] = step, at, gateway_GN[at, server], token, server
+                            count, step, at = count + 1, step + 1, gateway_GN[at, server]
+                        step_N[server], gateway_N[server] = step, at
+            if step_N[server] >= 0 and rank != gateway_N[server]:
+                moves_X5[count] = step_N[server], gateway_N[server], rank, token, server
+                count += 1
+    return moves_X5[:count]

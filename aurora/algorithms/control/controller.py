@@ -1,0 +1,491 @@
+"""Controller of the placement in force: after each window of traffic it keeps the placement, or changes a few of its slots.
+
+- A change must be worth its moves. The present traffic is expected to last as long as traffic usually does. A layer moves only
+  if the time saved until then is a multiple of the time that its moves cost; a step counts as expert compute alone. The bytes
+  of moves are within a budget.
+- Chance alone moves nothing: the placements are compared on loads drawn from the estimated distribution of the traffic.
+- A change is undone if steps take longer after it than before, with the same traffic, by more than the machine's noise. Then no
+  change is made for some windows, unless traffic changes, or steps turn out to take as long without the change.
+- Loads that vary from window to window count as somewhat larger, so that spare slots go to experts with unpredictable loads.
+- The savings of a change are measured on the loads of later windows, and later expectations are discounted accordingly. In the
+  same way it learns the duration of moves, and the part of it for which serving waits.
+
+The controller has no threads and moves nothing itself: its caller reports loads, times and finished moves, and passes a clock.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from aurora.algorithms.check.fit import check_traffic
+from aurora.algorithms.control.feedback import AFTER, GainRecord, MoveTimes, SlotsInForce, StepTimes
+from aurora.algorithms.control.load_tracker import LoadTracker, ReplicaParts, gpu_loads
+from aurora.algorithms.control.move_rounds import Move, move_sequence, sequence_inside
+from aurora.algorithms.placement.gpu_slots import failure_domains
+from aurora.algorithms.replicas.rebalance import checked_min_replicas, rebalance, rebalance_inside
+from aurora.errors import BadInput
+from aurora.types import Cluster, ControlOptions, GpuSlots, Hierarchy, Placement, Plan, Profile
+from aurora.types.arrays import FloatArray, IntArray, locked
+from aurora.types.placement import EMPTY
+
+DRAWS = 8  # of loads, on which placements are compared
+ENOUGH = 0.005  # relative: a layer this close to equal load is not changed further
+CAUTION = 0.75  # standard deviations that experts of one GPU are expected above their load, those of more GPUs the less
+PAY_BACK = 2.0  # times its cost that a change must save while the traffic lasts
+AS_MANY = 0.1  # relative: steps whose tokens differ by more take other times for that reason
+HOLD_OFF = 4  # windows without changes after one that was undone; doubled each time
+
+Action = Literal["keep", "move", "undo"]
+Kind = Literal[  # of reason
+    "bad-loads", "no-tokens", "under-way", "held-off", "balanced", "not-worth", "over-budget", "gain", "slower"
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """The controller's decision after a window of traffic.
+
+    Attributes:
+        action: "keep" the placement, "move" experts, or "undo" the last change.
+        kind: the reason as a word, for programs. A placement is kept because the window has "bad-loads" or "no-tokens", moves
+            are "under-way", or "held-off" after a change that was undone, the placement is "balanced", or moves are "not-worth"
+            it or "over-budget". Experts move for a "gain". A change is undone because steps are "slower".
+        reason: the reason as one sentence.
+        held_LGP: (L, G, P) int64, the expert in each slot of the wanted placement, -1 for none.
+        moves: the moves from the placement in force to the wanted one, in sequence; see `move_sequence`.
+        bytes: bytes of all moves.
+        layers: the layers that change.
+        loss: expected time of the slowest GPUs under the placement in force / under the wanted one - 1.
+        balancedness: mean load of the GPUs / largest load, under the placement in force in this window, over all layers; 1 is
+            balanced. NaN if the window has no tokens.
+        expected_balancedness: the expected ratio under the wanted placement in the next window.
+        at_s: time of the decision, by the controller's clock.
+    """
+
+    action: Action
+    kind: Kind
+    reason: str
+    held_LGP: IntArray
+    moves: tuple[Move, ...]
+    bytes: int
+    layers: tuple[int, ...]
+    loss: float
+    balancedness: float
+    expected_balancedness: float
+    at_s: float
+
+    def __str__(self) -> str:
+        """One line."""
+        moves = f"; {len(self.moves)} moves, {self.bytes / 1e6:.1f} MB" if self.moves else ""
+        balancedness = f"; balancedness {self.balancedness:.3f}, {self.expected_balancedness:.3f} expected"
+        return f"{self.action} ({self.kind}): {self.reason}{moves}{'' if math.isnan(self.balancedness) else balancedness}"
+
+
+class _Previous(NamedTuple):
+    """The placement before the last change, and before changes that followed each other too fast to be judged alone."""
+
+    held_LGP: IntArray
+    step_s: float  # the median of the windows before it, of the same traffic; 0 if none was timed
+    slower: float  # relative: a step that takes this much longer after the change than by noise has become slower
+    changes: int  # of traffic until then
+
+
+class _Undone(NamedTuple):
+    """A change that was undone, or is being undone, because steps were slower."""
+
+    before_s: float  # a step before the change
+    after_s: float  # the same after it
+    changes: int  # of traffic until then
+    free_at: int  # the window from which the same traffic may change slots again
+    judged: bool = False  # whether steps without the change were looked at
+
+
+class Controller:
+    """Decides after each window of traffic whether to change the placement in force, and how.
+
+    Args:
+        held: the placement in force, or (L, G, P) int64, the expert in each slot, -1 for none; all experts are held. In
+            layers that change, a placement's split no longer counts: their replicas share evenly.
+        expert_bytes: bytes of an expert's weights.
+        options: the options that users set.
+        slots: slots and cost of each GPU; None: equal GPUs with the slots of the table.
+        move_Bps: first estimate of the bytes of weights that move per second, over all ports, until moves are timed; None:
+            moves count as free until one is timed.
+        clock: a function that returns the time in seconds.
+        seed: random seed of the draws.
+        stalls: True if serving waits while experts move; False if it goes on meanwhile.
+        min_replicas: minimum number of GPUs, and of failure domains, that hold each expert, also while experts move; if the
+            first placement has fewer, as many as there.
+        domain_G: (G,) the failure domain of each GPU; None: each GPU is its own.
+        server_G: (G,) int64, the server of each GPU, if all-to-alls are hierarchical; experts then stay on their servers. None:
+            all-to-alls are flat.
+
+    Example:
+        >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
+        >>> decision = controller.window([[900, 800, 100, 200]], step_s=1.0)
+        >>> decision.action, len(decision.moves)
+        ('move', 2)
+        >>> controller.moved()
+        >>> controller.window([[900, 800, 100, 200]], step_s=0.8).action
+        'keep'
+    """
+
+    def __init__(
+        self,
+        held: Placement | ArrayLike,
+        expert_bytes: int,
+        options: ControlOptions = ControlOptions(),
+        slots: GpuSlots | None = None,
+        move_Bps: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int = 0,
+        stalls: bool = False,
+        min_replicas: int = 1,
+        domain_G: ArrayLike | None = None,
+        server_G: IntArray | None = None,
+    ) -> None:
+        table = held.held_LGP() if isinstance(held, Placement) else held
+        self.held_LGP: IntArray = locked(np.array(table, dtype=np.int64))
+        self._split, self._server_G = ReplicaParts(held, server_G), server_G
+        layers, gpus, width = self.held_LGP.shape
+        self.options = options
+        self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
+        self._slots = slots or GpuSlots.equal(gpus, width)
+        self._min_replicas, self._domain_G = checked_min_replicas(min_replicas, domain_G, gpus)
+        self._expert_bytes, self._stalls, self._clock = expert_bytes, stalls, clock
+        self._move_times = MoveTimes(move_Bps)
+        self._gains = GainRecord(self._slots.cost_G)
+        self._rng = np.random.default_rng(seed)
+        self._steps = StepTimes()
+        self._tokens: float | None = None  # of a step in these windows
+        self._wanted: Decision | None = None  # whose moves are under way
+        self._previous: _Previous | None = None
+        self._expects: tuple[float, float] = 0.0, 0.0  # what that saves: part of a step's time, and in how many windows
+        self._undone: _Undone | None = None
+        self._hold_off = HOLD_OFF  # windows
+
+    def window(
+        self, loads: ArrayLike, step_s: float | None = None, tokens: float | None = None, period_s: float | None = None
+    ) -> Decision:
+        """Adds a window of traffic and returns the decision after it.
+
+        Args:
+            loads: (L, E) tokens of each expert in the window.
+            step_s: seconds that a step of the window took; None: not measured.
+            tokens: tokens of a step, in any unit; None: as many as in the window before. Only times of steps with about equally
+                many tokens are compared.
+            period_s: seconds that the window took; None: as many as the window before, and for the first one
+                `options.period_s`.
+
+        Returns:
+            The decision. Moves are under way until `moved` or `failed` is called; before that, placements are kept.
+        """
+        changes = self.tracker.changes
+        if period_s is not None:
+            self.options = replace(self.options, period_s=period_s)
+        try:
+            load_LE = self.tracker.add(loads)
+        except BadInput as error:
+            return self._keep("bad-loads", str(error))
+        if not load_LE.any():
+            return self._keep("no-tokens", "the window has no tokens")
+        self._gains.window(load_LE)
+        if self.tracker.changes > changes:
+            self._steps.restart()  # those of other traffic tell nothing of this
+        if tokens is not None and (self._tokens is None or abs(tokens - self._tokens) > AS_MANY * self._tokens):
+            self._tokens, self._previous = tokens, None
+            self._undone = self._undone and self._undone._replace(judged=True)  # its steps had other tokens
+            self._steps.restart()
+        if step_s is not None and 0 < step_s < math.inf:
+            self._steps.add(step_s)
+        now = self._balancedness(load_LE, self.held_LGP)
+        if self._wanted is not None:
+            return self._keep("under-way", "moves are under way", now)
+        if (undone := self._undo(now)) is not None:
+            return undone
+        if (free_at := self._held_off_until()) > self.tracker.windows:
+            reason = f"no changes before window {free_at}, after one that was undone, while traffic is the same"
+            return self._keep("held-off", reason, now)
+        return self._change(now)
+
+    def moved(self, seconds: float | None = None, waited_s: float | None = None) -> None:
+        """Reports to the controller that the moves of the last decision are done and its placement is in force.
+
+        Args:
+            seconds: seconds that the moves took; None: not measured.
+            waited_s: seconds for which serving waited meanwhile; None: not measured.
+        """
+        assert self._wanted is not None, "no moves are under way"
+        decision, self._wanted = self._wanted, None
+        if decision.kind == "slower":
+            self._gains.forget()
+        if decision.kind == "gain":
+            old, new = (SlotsInForce(held_LGP, self._split.parts(held_LGP)) for held_LGP in (self.held_LGP, decision.held_LGP))
+            self._gains.expect(np.array(decision.layers), old, new, *self._expects)
+        if seconds and decision.bytes:
+            self._move_times.add(decision.bytes, seconds, waited_s)
+        before = self._previous
+        if before is None or not before.step_s or before.changes != self.tracker.changes:
+            self._previous = None
+            if decision.action == "move":
+                steps = self._steps.median_s, self._steps.slower
+                self._previous = _Previous(self.held_LGP, *steps, self.tracker.changes)
+            self._steps.restart()
+        self._steps.interrupt()
+        self.held_LGP = decision.held_LGP  # else this change and the last one are judged together
+        self._split.change(self.held_LGP)
+
+    def failed(self, held: ArrayLike | None = None) -> None:
+        """Reports to the controller that the moves of the last decision were given up.
+
+        Args:
+            held: the placement in force now; None: the one before the moves.
+        """
+        self._wanted = None
+        if held is not None:
+            self.held_LGP = locked(np.array(held, dtype=np.int64))
+            self._split.change(self.held_LGP)
+            self._previous = None
+            self._steps.restart()
+
+    def _undo(self, now: float) -> Decision | None:
+        """The decision to undo the last change, if steps of the same traffic take longer since then than noise explains."""
+        if self._previous is None or self._steps.windows < AFTER:
+            return None
+        before, self._previous = self._previous, None
+        if before.changes != self.tracker.changes or not before.step_s:
+            return None
+        after_s = self._steps.median_s
+        if after_s <= before.step_s * (1 + self._steps.noise) * (1 + before.slower):
+            self._hold_off = HOLD_OFF
+            return None
+        self._undone = _Undone(before.step_s, after_s, before.changes, self.tracker.windows + self._hold_off)
+        self._hold_off *= 2
+        reason = f"steps take {after_s / before.step_s - 1:.0%} longer since the last change, with the same traffic"
+        return self._decide("undo", "slower", reason, before.held_LGP, now, 0.0)
+
+    def _held_off_until(self) -> int:
+        """The window before which slots do not change. If steps take as long without what was undone, it is forgotten."""
+        undone = self._undone
+        if undone is not None and undone.changes != self.tracker.changes:
+            self._undone = None
+        elif undone is not None and not undone.judged and self._steps.windows >= AFTER:
+            self._undone = undone._replace(judged=True)
+            if self._steps.median_s**2 > undone.before_s * undone.after_s:  # nearer to the steps that were called slower
+                self._undone, self._hold_off = None, HOLD_OFF
+        return 0 if self._undone is None else self._undone.free_at
+
+    def _change(self, now: float) -> Decision:
+        """The decision to move the layers that gain, or to keep all."""
+        expected_LE, spread_LE = self.tracker.expected_LE, self.tracker.spread_LE
+        next_LGP = self._levelled(expected_LE + CAUTION / math.sqrt(self._slots.slots_G.mean()) * spread_LE)
+        kept_L, next_L = self._expected_max_L(expected_LE, spread_LE, self.held_LGP, next_LGP)
+        mean_L = expected_LE.sum(axis=1) / (1 / self._slots.cost_G).sum()
+        saved_L, bytes_L = kept_L - next_L, moves_L(self.held_LGP, next_LGP) * self._expert_bytes
+        loss = max(float(saved_L.sum() / next_L.sum()), 0.0)
+        loses = f"the placement loses {loss:.1%}"
+        if not (saved_L > 0).any() or loss <= self.options.loss:
+            return self._keep("balanced", f"{loses}, no more than {self.options.loss:.1%}", now, loss)
+        paying = self._paying(saved_L / mean_L.sum(), bytes_L)
+        if not paying:
+            return self._keep("not-worth", f"{loses}, but moves cost more until traffic changes", now, loss)
+        chosen = self._within_budget(paying, bytes_L)
+        if not chosen:
+            return self._keep("over-budget", f"{loses}, but one layer's moves are above `bytes_per_s`", now, loss)
+        held_LGP = self.held_LGP.copy()
+        held_LGP[chosen] = next_LGP[chosen]
+        self._expects = float(saved_L[chosen].sum() / mean_L.sum()), self.tracker.horizon
+        reason = f"{loses}; {len(chosen)} of {len(held_LGP)} layers change"
+        decision = self._decide("move", "gain", reason, held_LGP, now, loss)
+        if not decision.layers:
+            self._wanted = None
+            return self._keep("not-worth", f"{loses}, but no sequence of moves keeps `min_replicas`", now, loss)
+        return decision
+
+    def _levelled(self, load_LE: FloatArray) -> IntArray:
+        """(L, G, P) the slots that suit loads (L, E) best: all that change, whether that pays or not."""
+        rules = ENOUGH, self._min_replicas, self._domain_G
+        if self._server_G is None:
+            return rebalance(load_LE, self.held_LGP, self._slots, None, 0.0, *rules).held_LGP
+        part_LGP = self._split.parts(self.held_LGP)
+        return rebalance_inside(load_LE, self.held_LGP, part_LGP, self._slots, self._server_G, *rules)
+
+    def _paying(self, saved_L: FloatArray, bytes_L: IntArray) -> list[int]:
+        """Layers whose moves cost less than they save from their end on, those first that save most for their bytes.
+
+        saved_L are parts of a step's time. No layer counts as changed before the last one is: one more delays the others.
+        """
+        best_L = np.argsort(-saved_L / np.maximum(bytes_L, 1), kind="stable")
+        best_L = best_L[saved_L[best_L] > 0]
+        bytes_K, saved_K = bytes_L[best_L].cumsum(), saved_L[best_L].cumsum()  # of the first layers
+        moving_s_K = self._move_times.seconds(bytes_K)
+        paced_s_K = bytes_K / (self.options.bytes_per_s or math.inf)
+        cost_s_K = moving_s_K if self._stalls else np.maximum(moving_s_K, paced_s_K) * self._move_times.waiting
+        after_s_K = np.maximum(self.options.period_s * self.tracker.horizon - moving_s_K, 0.0)
+        gain_s_K = self._gains.discount * saved_K * after_s_K - PAY_BACK * cost_s_K
+        return best_L[: gain_s_K.argmax() + 1].tolist() if gain_s_K.max() > 0 else []
+
+    def _within_budget(self, layers: Sequence[int], bytes_L: IntArray) -> list[int]:
+        """The first of the layers, as many as a period's budget allows."""
+        budget, chosen = (self.options.bytes_per_s or math.inf) * self.options.period_s, []
+        for layer in layers:
+            if bytes_L[layer] <= budget:
+                budget -= float(bytes_L[layer])
+                chosen.append(layer)
+        return chosen
+
+    def _expected_max_L(self, expected_LE: FloatArray, spread_LE: FloatArray, *tables: IntArray) -> list[FloatArray]:
+        """For each table of slots (L,), the largest load of a GPU times its cost, the mean over drawn loads.
+
+        They differ from the expected loads by what is not known of these and by what windows differ by.
+        """
+        total_L1, sample_L1 = expected_LE.sum(axis=1, keepdims=True), np.maximum(self.tracker.sample_L, 1e-300)[:, None]
+        variance_LE = expected_LE * total_L1 / sample_L1 + spread_LE**2
+        scale_LE = np.divide(variance_LE, expected_LE, out=np.ones_like(expected_LE), where=expected_LE > 0)
+        gamma_DLE = self._rng.gamma(np.broadcast_to(expected_LE / scale_LE, (DRAWS, *expected_LE.shape)), scale_LE)
+        load_DLE = gamma_DLE * (total_L1[:, 0] / np.maximum(gamma_DLE.sum(axis=2), 1e-300))[:, :, None]
+        loads = [gpu_loads(load_DLE, table, self._slots.cost_G, self._split.parts(table)) for table in tables]
+        return [load_DLG.max(axis=2).mean(axis=0) for load_DLG in loads]
+
+    def _balancedness(self, load_LE: FloatArray, held_LGP: IntArray) -> float:
+        """Mean over largest load of the GPUs, the layers' loads summed."""
+        gpu_LG = gpu_loads(load_LE[None], held_LGP, self._slots.cost_G, self._split.parts(held_LGP))[0]
+        return float(gpu_LG.mean(axis=1).sum() / max(gpu_LG.max(axis=1).sum(), 1e-300))
+
+    def _keep(self, kind: Kind, reason: str, now: float = math.nan, loss: float = 0.0) -> Decision:
+        return Decision("keep", kind, reason, self.held_LGP, (), 0, (), loss, now, now, self._clock())
+
+    def _decide(self, action: Action, kind: Kind, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
+        """The decision for other slots, whose moves are under way from now on."""
+        sequence = move_sequence if self._server_G is None else partial(sequence_inside, self._server_G)
+        moves, held_LGP = sequence(self.held_LGP, held_LGP, self._min_replicas, self._domain_G)
+        layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
+        moved, expected = len(moves) * self._expert_bytes, self._balancedness(self.tracker.expected_LE, held_LGP)
+        held_LGP = locked(held_LGP)
+        self._wanted = Decision(action, kind, reason, held_LGP, moves, moved, layers, loss, now, expected, self._clock())
+        return self._wanted
+
+
+def moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:
+    """Returns (L,) int64, number of experts whose weights GPUs receive in each layer for a change from old_LGP to new_LGP.
+
+    Both arguments are (L, G, P) int64, the expert in each slot.
+    """
+    lacking_LGP = (new_LGP[:, :, :, None] != old_LGP[:, :, None, :]).all(axis=3) & (new_LGP != EMPTY)
+    return np.asarray(lacking_LGP.sum(axis=(1, 2)), dtype=np.int64)
+
+
+_COMPILING = threading.Lock()
+
+
+def slots_in_use(placement: Placement, cost_G: ArrayLike) -> GpuSlots:
+    """Returns GpuSlots in which each GPU has as many slots as it uses in its fullest layer of a placement.
+
+    cost_G (G,) is the cost of a unit of load on each GPU.
+    """
+    held_G = (placement.held_LGP() >= 0).sum(axis=2).max(axis=0)
+    return GpuSlots(np.maximum(held_G, 1), np.array(cost_G))
+
+
+def load_cost_G(cluster: Cluster, profile: Profile | None = None) -> FloatArray:
+    """Returns (G,) the cost of a unit of load on each GPU.
+
+    Args:
+        cluster: the GPUs.
+        profile: the cost is the expert's seconds by its compute curves; None: the cost is 1 / speed of the GPU.
+    """
+    cost_G = np.array([1 / gpu.speed for gpu in cluster.gpus])
+    if profile is not None:
+        tokens = profile.tokens_TLSE.sum(axis=2).mean()  # of an expert in a window
+        found_G = np.array([float(profile.seconds("expert", gpu, tokens)) for gpu in cluster.gpus])
+        cost_G = found_G if found_G.all() else cost_G
+    return cost_G
+
+
+def load_cost_MG(plan: Plan, profiles: Sequence[Profile]) -> FloatArray:
+    """Returns (M, G) the cost of a unit of each model's load on each GPU, by the compute curves of each model's profile.
+
+    Raises:
+        BadInput: as `check_traffic`.
+    """
+    check_traffic(plan, profiles)
+    return np.stack([load_cost_G(plan.cluster, profile) for profile in profiles])
+
+
+def slowest_port_Bps(cluster: Cluster, inside: bool = False) -> float:
+    """Returns the lowest rate of a port or, unless `inside`, of a GPU's share of its NIC, in bytes per second.
+
+    Args:
+        cluster: the GPUs.
+        inside: whether only transfers inside servers matter, which use no NIC.
+    """
+    network, fabric = cluster.network, cluster.fabric
+    port_Bps = float(min(network.out_Bps_G.min(), network.in_Bps_G.min()))
+    if not inside and fabric is not None and fabric.nic_Bps is not None:
+        sharing = max(map(fabric.server_G.count, fabric.server_G)) if fabric.shared_nic else 1
+        port_Bps = min(port_Bps, fabric.nic_Bps / sharing)
+    return port_Bps
+
+
+def compile_decisions() -> None:
+    """Compiles the functions that decisions call, so that the first decision does not take seconds; numba caches them."""
+    with _COMPILING:
+        _compile_decisions()
+
+
+def begin_to_compile_decisions() -> None:
+    """Starts `compile_decisions` in a background thread; a later call of `compile_decisions` waits for it to end."""
+    threading.Thread(target=compile_decisions, name="aurora-compile", daemon=True).start()
+
+
+@cache
+def _compile_decisions() -> None:
+    controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1)
+    while controller.window([[900, 800, 100, 200]]).action == "keep":
+        pass
+
+
+def plan_controller(
+    placement: Placement,
+    cluster: Cluster,
+    expert_bytes: int,
+    options: ControlOptions = ControlOptions(),
+    clock: Callable[[], float] = time.monotonic,
+    min_replicas: int = 1,
+    cost_G: ArrayLike | None = None,
+    hierarchy: Hierarchy | None = None,
+) -> Controller:
+    """Returns a Controller for a placement on a cluster: its ports' rates, failure domains and servers follow from the cluster.
+
+    Args:
+        placement: the placement in force.
+        cluster: the GPUs.
+        expert_bytes: bytes of an expert's weights as they are in memory.
+        options: the options that users set.
+        clock: a function that returns the time in seconds.
+        min_replicas: minimum replicas of each expert, on different nodes, that moves keep.
+        cost_G: (G,) the cost of a unit of load on each GPU; None: 1 / speed of the GPU.
+        hierarchy: the hierarchy of the model's all-to-alls; None: they are flat.
+    """
+    server_G = None if hierarchy is None else hierarchy.server_G
+    move_Bps = slowest_port_Bps(cluster, inside=hierarchy is not None) * len(cluster)
+    slots = slots_in_use(placement, load_cost_G(cluster) if cost_G is None else cost_G)
+    domain_G = failure_domains(cluster, slots.slots_G).domain_N
+    return Controller(
+        placement,
+        expert_bytes,
+        options,
+        slots,
+        move_Bps,
+        clock,
+        min_replicas=min_replicas,
+        domain_G=domain_G,
+        server_G=server_G,
+    )

@@ -1,0 +1,202 @@
+"""SCHEMES: gradient codes by name. A code says which batches each worker computes, what it sends, and how to decode the sum.
+
+The schemes are `balanced`, `bcc` (batched coupon's collector), `uncoded` and `cyclic` (cyclic repetition). A new scheme takes
+one function (workers, batches, load, rng) -> GradientCode and one line in SCHEMES.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.algorithms.replicas.survival_probability import all_held
+from aurora.errors import BadInput, InfeasiblePlan, check_one_of
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, locked
+
+TOLERANCE = 1e-6  # largest error of a decoded sum, relative to the largest batch
+
+
+@dataclass(frozen=True)
+class GradientCode:
+    """A gradient code: worker w sends the sum over batches b of code_WB[w, b] times the result of batch b."""
+
+    scheme: str
+    code_WB: FloatArray  # zero where the worker does not compute the batch
+    needed: int | None = None  # messages, from any workers, that suffice; None: the first of each of disjoint groups of workers
+
+    @property
+    def holds_WB(self) -> BoolArray:
+        """(W, B) bool, True where a worker computes a batch."""
+        return np.asarray(self.code_WB != 0)
+
+    def weights(self, arrived: Sequence[int]) -> FloatArray | None:
+        """Returns the factors by which the arrived messages are multiplied to sum to the result of all batches.
+
+        Args:
+            arrived: the workers whose messages have arrived, in order of arrival.
+
+        Returns:
+            (K,) float64, a factor for each message; if messages are plain sums, 1 for the first copy and 0 for further copies.
+            None if the messages do not suffice yet.
+        """
+        code_KB = self.code_WB[np.asarray(arrived, dtype=np.int64)]
+        if self.needed is None:
+            if not all_held(code_KB != 0, np.ones(len(code_KB), dtype=np.bool_)):
+                return None
+            weights_K = np.zeros(len(code_KB))
+            weights_K[(code_KB != 0).argmax(axis=0)] = 1.0  # the first message that has a batch
+            return weights_K
+        if len(arrived) < self.needed:
+            return None
+        weights_K = np.asarray(np.linalg.lstsq(code_KB.T, np.ones(code_KB.shape[1]), rcond=None)[0], dtype=np.float64)
+        return weights_K if np.abs(code_KB.T @ weights_K - 1).max() <= TOLERANCE else None
+
+
+Scheme = Callable[[int, int, int, np.random.Generator], GradientCode]  # workers, batches, load, rng
+
+
+def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
+    """Makes a gradient code by a scheme's name: the batches that each worker computes, and the factors of its message.
+
+    Args:
+        scheme: a name of SCHEMES.
+        workers: number of workers.
+        batches: number of batches whose results are summed.
+        load: largest number of batches that a worker computes.
+        rng: random generator, for schemes that assign batches at random.
+
+    Raises:
+        BadInput: if the scheme is unknown, or a size is out of range.
+        InfeasiblePlan: if the workers cannot hold every batch, or the random draw leaves a batch to no worker; the message
+            gives the probability of such a draw.
+
+    Source:
+        BCC: Li, Mousavi Kalan, Avestimehr, Soltanolkotabi (arXiv:1710.09990).
+    """
+    check_sizes(scheme, workers, batches, load)
+    return SCHEMES[scheme](workers, batches, load, rng)
+
+
+def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
+    """Checks a scheme's name and sizes as `make_code` does, without drawing a code."""
+    check_one_of("scheme", scheme, SCHEMES)
+    if workers < 1 or batches < 1:
+        raise BadInput(f"scheme {scheme}: expected at least one worker and one batch, found {workers} and {batches}")
+    if not 1 <= load <= batches:
+        raise BadInput(f"scheme {scheme}: expected a load of 1 to {batches} batches a worker, found {load}")
+    if load * workers < batches:
+        raise InfeasiblePlan(f"scheme {scheme}: {workers} workers of {load} batches each cannot hold all {batches} batches")
+    if scheme != "cyclic" and (groups := group_count(batches, load)) > workers:
+        raise InfeasiblePlan(f"scheme {scheme}: {batches} batches in {groups} groups need as many workers, found {workers}")
+
+
+def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
+    """Returns the number of batches per worker at which at least `redundancy` workers compute every batch (BCC: on average).
+
+    Raises:
+        BadInput: if `redundancy` is not from 1 to the number of workers, or not 1 with the uncoded scheme, or there are no
+            workers.
+    """
+    if workers < 1:
+        raise BadInput(f"`workers`: expected more than zero, found {workers}")
+    if not 1 <= redundancy <= workers:
+        raise BadInput(f"`redundancy`: expected from 1 to the {workers} workers, found {redundancy}")
+    if scheme == "uncoded" and redundancy > 1:
+        raise BadInput(f"`redundancy`: expected 1 with the uncoded scheme, which repeats nothing, found {redundancy}")
+    if scheme == "cyclic":
+        return min(batches, -(-batches * redundancy // workers))
+    return -(-batches // min(batches, workers // redundancy))
+
+
+def group_count(batches: int, load: int) -> int:
+    """Returns the number of groups into which batches are divided, with at most `load` batches each."""
+    return -(-batches // load)
+
+
+def misses(workers: int, groups: int) -> float:
+    """Returns the probability that at least one group has no worker, if each worker draws its group uniformly."""
+    return 1.0 - float(drawn_share_K(workers, groups)[-1])
+
+
+def drawn_share_K(workers: int, groups: int) -> FloatArray:
+    """Returns (W + 1,) float64: entry k is the probability that k uniform draws include every group (coupon collector)."""
+    met_J = np.zeros(groups + 1)
+    met_J[0] = 1.0
+    share_K = np.zeros(workers + 1)
+    again_J = np.arange(groups + 1) / groups
+    for k in range(1, workers + 1):
+        met_J[1:] = met_J[1:] * again_J[1:] + met_J[:-1] * (1 - again_J[:-1])
+        met_J[0] = 0.0
+        share_K[k] = met_J[-1]
+    return share_K
+
+
+def grouped_code(scheme: str, group_W: IntArray, batches: int, groups: int) -> GradientCode:
+    """Makes a code in which each worker sends the plain sum of one group of batches.
+
+    Args:
+        scheme: the code's name.
+        group_W: (W,) int64, the group that each worker computes.
+        batches: number of batches.
+        groups: number of groups, which consist of consecutive batches and are of nearly equal size.
+    """
+    code_JB = np.zeros((groups, batches))
+    for group, members in enumerate(np.array_split(np.arange(batches), groups)):
+        code_JB[group, members] = 1.0
+    return GradientCode(scheme, locked(code_JB[group_W]))
+
+
+def _balanced(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
+    """Every group goes to nearly equally many workers, drawn at random."""
+    groups = group_count(batches, load)
+    return grouped_code("balanced", rng.permutation(np.arange(workers) % groups), batches, groups)
+
+
+def _bcc(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
+    """Every worker draws its group independently (batched coupon's collector)."""
+    groups = group_count(batches, load)
+    group_W = rng.integers(groups, size=workers)
+    if missing := sorted(set(range(groups)) - set(group_W.tolist())):
+        raise InfeasiblePlan(
+            f"scheme bcc: no worker of {workers} drew {'group' if len(missing) == 1 else 'groups'} "
+            f"{', '.join(map(str, missing))} of {groups}, which has probability {misses(workers, groups):.2g}; balanced "
+            "always covers every group; or take another seed"
+        )
+    return grouped_code("bcc", group_W, batches, groups)
+
+
+def _uncoded(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
+    """Every batch goes to one worker; workers beyond the number of batches compute none."""
+    groups = min(workers, batches)
+    code = grouped_code("uncoded", np.arange(groups), batches, groups)
+    return GradientCode("uncoded", locked(np.vstack([code.code_WB, np.zeros((workers - groups, batches))])))
+
+
+def _cyclic(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
+    """Cyclic repetition: any workers - repeats + 1 messages give the sum.
+
+    Batches form one share per worker, and each worker holds `repeats` neighbouring shares. If the number of workers does not
+    divide the number of batches, shares that are one batch larger may bring a worker above `load`.
+
+    Source:
+        Tandon, Lei, Dimakis, Karampatziakis (arXiv:1612.03301), Alg. 1.
+    """
+    repeats = min(workers, load * workers // batches)
+    shares = np.array_split(np.arange(batches), workers)
+    code_WS = np.zeros((workers, workers))
+    if repeats == 1:
+        np.fill_diagonal(code_WS, 1.0)
+    else:
+        check_RS = rng.standard_normal((repeats - 1, workers))
+        check_RS[:, -1] = -check_RS[:, :-1].sum(axis=1)
+        for worker in range(workers):
+            parts = (worker + np.arange(repeats)) % workers
+            code_WS[worker, worker] = 1.0
+            code_WS[worker, parts[1:]] = np.linalg.solve(check_RS[:, parts[1:]], -check_RS[:, worker])
+    code_WB = np.zeros((workers, batches))
+    for share, members in enumerate(shares):
+        code_WB[:, members] = code_WS[:, [share]]
+    return GradientCode("cyclic", locked(code_WB), needed=workers - repeats + 1)
+
+
+SCHEMES: dict[str, Scheme] = {"balanced": _balanced, "bcc": _bcc, "uncoded": _uncoded, "cyclic": _cyclic}

@@ -1,0 +1,201 @@
+"""Lower bounds on the time of one all-to-all, from ports and NICs; and on the largest cost of a GPU over all placements.
+
+Source: Aurora Thm 4.2 and 5.2 (arXiv:2410.17043).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from aurora.types import Network
+from aurora.types.arrays import FloatArray, IntArray, locked
+from aurora.types.compiled import njit
+
+ROUNDING = 1e-12  # relative error of a sum of floats that cancel
+
+
+def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
+    """Returns (G,) float64 seconds in which each GPU sends or receives all its bytes, whichever takes longer."""
+    return _port_seconds(bytes_GG, network.out_Bps_G, network.in_Bps_G)
+
+
+@njit(cache=True)
+def _port_seconds(bytes_GG, out_Bps_G, in_Bps_G):
+    """The function above, compiled."""
+    out_G, in_G = _sums(bytes_GG)
+    return np.maximum(out_G / out_Bps_G, in_G / in_Bps_G)
+
+
+@njit(cache=True)
+def _sums(amount_GG):
+    """The sums of the rows and of the columns of a matrix."""
+    row_G, column_G = np.zeros((2, len(amount_GG)), amount_GG.dtype)
+    for i in range(len(amount_GG)):
+        for j in range(len(amount_GG)):
+            column_G[j] += amount_GG[i, j]
+        row_G[i] = amount_GG[i].sum()
+    return row_G, column_G
+
+
+def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
+    """Returns the fluid bound in seconds: the largest of all ports' bytes / rate.
+
+    Start-ups, fabric and incast do not count. A schedule reaches the bound if it starts all transfers at once, each at the rate
+    bytes / bound. On equal ports, one-to-one transfers reach it too.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other, as everywhere in this module.
+        network: only its port rates are used.
+
+    Source: Aurora Thm 4.2.
+    """
+    return float(port_seconds(bytes_GG, network).max(initial=0.0))
+
+
+def pair_rates(network: Network) -> FloatArray:
+    """Returns (G, G) float64, bytes per second of each transfer if it is alone on the network's ports and links."""
+    return network.pair_Bps_GG if network.fabric is None else _fabric_rates(network)
+
+
+@lru_cache(maxsize=8)
+def _fabric_rates(network: Network) -> FloatArray:
+    """The function above, on a fabric."""
+    if network.fabric is not None and network.fabric.nic_Bps is not None:
+        server_G = np.array(network.fabric.server_G)
+        far_Bps_GG = network.pair_Bps_GG.clip(max=network.fabric.nic_Bps)
+        return locked(np.where(server_G[:, None] == server_G, network.pair_Bps_GG, far_Bps_GG))
+    from aurora.algorithms.network.routes import route  # which networks of other fabrics need
+
+    routes = route(network)
+    with np.errstate(divide="ignore"):
+        alone_GGK = routes.capacity_Bps_R[routes.use_GGK] / routes.share_GGK
+    return locked(alone_GGK.min(axis=2))
+
+
+def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
+    """Returns (G, G) float64, the seconds of each transfer if it is alone on the network, the start-up included."""
+    return _pair_seconds(bytes_GG, pair_rates(network), network.pair_startup_s_GG)
+
+
+@njit(cache=True, error_model="numpy")
+def _pair_seconds(bytes_GG, Bps_GG, startup_s_GG):
+    """The function above, compiled."""
+    seconds_GG = np.empty(bytes_GG.shape)
+    for i in range(len(bytes_GG)):
+        for j in range(len(bytes_GG)):
+            seconds_GG[i, j] = bytes_GG[i, j] / Bps_GG[i, j] + startup_s_GG[i, j] if bytes_GG[i, j] > 0 else 0.0
+    return seconds_GG
+
+
+def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
+    """Returns the one-to-one bound in seconds: the largest row or column sum of `pair_seconds`.
+
+    It holds for all-to-alls in which each GPU sends to one GPU and receives from one at a time, with one message per pair. It
+    is the optimum if there are no start-ups and transfers may be split.
+
+    Source: Gonzalez & Sahni 1976.
+    """
+    return longest_port(pair_seconds(bytes_GG, network))
+
+
+@njit(cache=True)
+def longest_port(seconds_GG: FloatArray) -> float:
+    """Returns the largest row or column sum of seconds_GG (G, G): the seconds for which the busiest port is in use."""
+    out_s_G, in_s_G = _sums(seconds_GG)
+    return max(out_s_G.max(), in_s_G.max()) if len(seconds_GG) else 0.0
+
+
+def spread(cost_GE: FloatArray, replicas: bool, fixed_G: FloatArray | None = None) -> float:
+    """Returns a lower bound on the largest cost of a GPU, over all assignments of experts to GPUs.
+
+    With replicas, experts may be divided: a share x of expert e on GPU g costs x * cost_GE[g, e]. A GPU's cost is the sum over
+    its shares. The bound is a dual solution of this fractional assignment: sum_e min_g v_g cost_ge for weights v_g >= 0 that
+    sum to one, with v_g inverse to the cost of all experts on GPU g. If GPUs differ only in speed, it is total work / total
+    speed. Without replicas, the costliest expert on its cheapest GPU counts, too.
+
+    Args:
+        cost_GE: (G, E) float64, the cost that expert e adds on GPU g; may be negative.
+        replicas: whether experts may be divided over GPUs.
+        fixed_G: (G,) float64, the cost of each GPU without experts; None: zero.
+    """
+    fixed_G = np.zeros(len(cost_GE)) if fixed_G is None else fixed_G
+    total_G = np.abs(cost_GE).sum(axis=1)
+    weight_G = total_G.min() / total_G if (total_G > 0).all() else np.ones(len(fixed_G))
+    weight_G /= weight_G.sum()
+    fixed = float(weight_G @ fixed_G)
+    bound = fixed + float((cost_GE * weight_G[:, None]).min(axis=0).sum())
+    if (cost_GE < 0).any():
+        return max(0.0, bound - ROUNDING * fixed)
+    whole = 0.0 if replicas else float((fixed_G[:, None] + cost_GE).min(axis=0).max(initial=0.0))
+    return max(bound, whole, float(fixed_G.max(initial=0.0)))
+
+
+@dataclass(frozen=True, eq=False)
+class Nics:
+    """The NICs by which GPUs reach GPUs of other servers.
+
+    Attributes:
+        server_G: (G,) int64, the server of each GPU, numbered from zero.
+        Bps_G: (G,) float64, bytes per second, each way, of the NIC that each GPU uses.
+        shared: whether the GPUs of a server use one NIC, instead of one each.
+    """
+
+    server_G: IntArray
+    Bps_G: FloatArray
+    shared: bool
+
+    @cached_property
+    def members_NG(self) -> FloatArray:
+        """(N, G) float64: 1 where a GPU is in a server."""
+        return np.asarray(self.server_G == np.arange(self.server_G.max() + 1)[:, None], dtype=np.float64)
+
+    @property
+    def size_N(self) -> FloatArray:
+        """(N,) float64: GPUs of each server."""
+        return np.asarray(self.members_NG.sum(axis=1))
+
+    @property
+    def server_Bps_N(self) -> FloatArray:
+        """(N,) float64: bytes per second that all NICs of a server send, and receive."""
+        total_N = self.members_NG @ self.Bps_G
+        return np.asarray(total_N / self.size_N if self.shared else total_N)
+
+    @property
+    def as_ports_Bps_G(self) -> FloatArray:
+        """(G,) float64: each GPU's total send rate, limited by its NIC, if it sends equally much to every other GPU.
+
+        If a server has one NIC, each of its GPUs has an equal part of it.
+        """
+        size_G = self.size_N[self.server_G]
+        far_G = (len(size_G) - size_G) / (len(size_G) - 1)
+        return np.asarray(self.Bps_G / (size_G if self.shared else 1.0) / far_G)
+
+    def across(self, rows_XGG: IntArray) -> IntArray:
+        """Returns rows_XGG (X, G, G), from GPU to GPU, with zeros where both GPUs are on the same server."""
+        return np.where(self.server_G[:, None] != self.server_G, rows_XGG, 0)
+
+    def seconds(self, bytes_GG: IntArray) -> FloatArray:
+        """Returns (G,) float64 seconds in which each GPU's NIC sends or receives all its bytes, whichever takes longer.
+
+        Args:
+            bytes_GG: (G, G) int64, bytes from each GPU to each other.
+        """
+        (far_GG,) = self.across(bytes_GG[None])
+        return np.asarray(np.maximum(self.carried(far_GG.sum(axis=1)), self.carried(far_GG.sum(axis=0))) / self.Bps_G)
+
+    def carried(self, load_XG: IntArray | FloatArray) -> FloatArray:
+        """Returns (X, G) float64, the load of the NIC that each GPU uses.
+
+        Args:
+            load_XG: (X, G), what each GPU itself sends, or receives, through its NIC.
+        """
+        return np.asarray((load_XG @ self.members_NG.T)[..., self.server_G] if self.shared else load_XG)
+
+
+def nics_of(network: Network) -> Nics | None:
+    """Returns the NICs of a network with a fabric of two servers or more; None for other networks."""
+    fabric = network.fabric
+    if fabric is None or fabric.nic_Bps is None or len(set(fabric.server_G)) < 2:
+        return None
+    return Nics(np.array(fabric.server_G), np.full(network.gpus, fabric.nic_Bps), fabric.shared_nic)

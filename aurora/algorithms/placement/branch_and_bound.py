@@ -1,0 +1,173 @@
+"""Branch and bound for colocated models, over linear programs: the optimum, or the best assignment found and a lower bound.
+
+An edge (m, g, j) puts group j of model m on GPU g. The linear program lets a GPU hold fractions of groups. An edge is open
+while an assignment with it may still beat a given value in seconds; otherwise it is closed.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from aurora.algorithms.placement.assignment import bottleneck_value
+from aurora.algorithms.placement.colocation_problem import ColocationProblem
+from aurora.algorithms.placement.linear_program import PathProgram
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
+
+SLACK = 1e-9  # relative: a proof shows that no assignment is better by more than this
+WORTHWHILE = 0.97  # another linear program is solved if the last round left at most this part of the edges open
+HUGE = 1e300
+
+
+@dataclass(frozen=True)
+class LpBound:
+    """A lower bound on every assignment that uses open edges only.
+
+    Terms are defined in `objective.Formula`; a moved term is one that depends on the assignment.
+
+    Attributes:
+        seconds: the bound; infinite if there is no such assignment.
+        spare_MGJ: (M, G, J) seconds; an assignment takes at least `seconds` plus the sum of spare_MGJ over its edges.
+        term_X: (X,) seconds of each moved term in the optimum of the linear program.
+        least_X: (X,) seconds, a lower bound on each moved term by itself.
+    """
+
+    seconds: float
+    spare_MGJ: FloatArray
+    term_X: FloatArray
+    least_X: FloatArray
+
+
+@dataclass(frozen=True)
+class OptimalityProof:
+    """Result of `prove_bound`: a lower bound, and the edges that an assignment better than a given value can use.
+
+    Attributes:
+        bound_s: lower bound in seconds on all assignments.
+        closed: True if no assignment beats the value by more than SLACK.
+        open_MGJ: (M, G, J) bool, the edges that a better assignment can use; all false if `closed`.
+        lp: the bound of the last linear program, or of the first if `closed`.
+    """
+
+    bound_s: float
+    closed: bool
+    open_MGJ: BoolArray
+    lp: LpBound
+
+
+def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
+    """Proves a lower bound on a colocation problem by a few linear programs.
+
+    Each round closes the edges that no assignment below value_s can use, and relaxes the rest again. The rounds end when no
+    edge is open (no assignment is then below value_s) or when a round closes few edges.
+
+    Args:
+        problem: the models' costs and the objective.
+        value_s: seconds of the assignment to beat.
+    """
+    aim_s = value_s * (1 - SLACK)
+    open_MGJ = problem.open_MGJ
+    first = lp = lp_bound(problem, open_MGJ)
+    while lp.seconds < aim_s:
+        kept_MGJ = open_MGJ & (lp.seconds + lp.spare_MGJ < aim_s)
+        for model in range(len(kept_MGJ)):
+            term_XGJ = np.maximum(lp.least_X[:, None, None], _least_XGJ(problem, kept_MGJ, model))
+            term_XGJ = np.minimum(term_XGJ, HUGE)  # infinite without a partner, but a path may hold it zero times
+            path_PGJ = np.tensordot(problem.count_PX, term_XGJ, axes=1) + problem.base_P[:, None, None]
+            kept_MGJ[model] &= path_PGJ.max(axis=0) < aim_s
+        if kept_MGJ.sum() > WORTHWHILE * open_MGJ.sum():
+            return OptimalityProof(lp.seconds, False, kept_MGJ, lp)
+        open_MGJ = kept_MGJ
+        lp = lp_bound(problem, open_MGJ)
+    return OptimalityProof(max(aim_s, first.seconds), True, np.zeros_like(open_MGJ), first)
+
+
+def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
+    """Returns the bound of the linear program over open edges, computed from its dual solution without solver tolerances."""
+    arrays, least_X = problem.arrays, _least_X(problem, open_MGJ)
+    nothing_MGJ = np.zeros(open_MGJ.shape)
+    if not np.isfinite(least_X).all():
+        return LpBound(np.inf, nothing_MGJ, least_X, least_X)
+    (models, n, _), program = open_MGJ.shape, _program(problem, open_MGJ, least_X)
+    if (solution := program.solved("highs")) is None:
+        return LpBound(float((problem.count_PX @ least_X + problem.base_P).max()), nothing_MGJ, least_X, least_X)
+    weights, price_s_MJ = program.weights(solution.price_R), solution.price_s_E[models * n :].reshape(models, n)
+    cost_MGJ = nothing_MGJ.copy()
+    for row, (model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
+        cost_MGJ[model] += arrays.seconds_GNJ[:, row] * weights.weight_KG[part][:, None]
+    spare_MGJ = np.where(open_MGJ, cost_MGJ - price_s_MJ[:, None, :], np.inf)
+    price_MG = spare_MGJ.min(axis=2)
+    bound_s = float(weights.weight_P @ problem.base_P + weights.rest_X @ least_X + price_MG.sum() + price_s_MJ.sum())
+    return LpBound(bound_s, spare_MGJ - price_MG[:, :, None], solution.term_X, least_X)
+
+
+def _program(problem: ColocationProblem, open_MGJ: BoolArray, least_X: FloatArray) -> PathProgram:
+    """The program of the open edges, sorted by model, GPU and group; least_X as in `LpBound`."""
+    arrays, (models, n, _), (model_V, gpu_V, group_V) = problem.arrays, open_MGJ.shape, np.nonzero(open_MGJ)
+    cost_KV = np.zeros((len(arrays.term_K), len(model_V)))
+    for row, (model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
+        own_V = model_V == model
+        cost_KV[part, own_V] = arrays.seconds_GNJ[gpu_V[own_V], row, group_V[own_V]]
+    sums = np.concatenate([model_V * n + gpu_V, (models + model_V) * n + group_V]), np.tile(np.arange(len(model_V)), 2)
+    sum_EV = csr_array((np.ones(2 * len(model_V)), sums), shape=(2 * models * n, len(model_V)))
+    nothing_KG = np.zeros((len(arrays.term_K), n))
+    return PathProgram(cost_KV, gpu_V, nothing_KG, arrays.term_K, problem.count_PX, problem.base_P, least_X, sum_EV)
+
+
+def _least_X(problem: ColocationProblem, open_MGJ: BoolArray) -> FloatArray:
+    """(X,) a lower bound in seconds on each moved term alone, by bottleneck matchings; infinite without an assignment."""
+    least_X = np.zeros(problem.count_PX.shape[1])
+    for model, open_GJ in enumerate(open_MGJ):
+        for term, least_GJ in enumerate(_least_XGJ(problem, open_MGJ, model)):
+            least_X[term] = max(least_X[term], bottleneck_value(np.where(open_GJ, least_GJ, np.inf)))
+    return least_X
+
+
+def _least_XGJ(problem: ColocationProblem, open_MGJ: BoolArray, model: int) -> FloatArray:
+    """(X, G, J) seconds that each moved term takes at least when the model's group j sits on GPU g.
+
+    Beside one other model the least is taken over its groups; beside several, over the groups of each and for each part apart.
+    """
+    arrays = problem.arrays
+    term_N = arrays.term_K[arrays.part_N]
+    least_XGJ = np.zeros((problem.count_PX.shape[1], *open_MGJ.shape[1:]))
+    for term in np.unique(term_N[arrays.model_N == model]).tolist():
+        rows = {m: (term_N == term) & (arrays.model_N == m) for m in range(len(open_MGJ))}
+        others = [m for m in rows if m != model and rows[m].any()]
+        for g, seconds_NJ in enumerate(arrays.seconds_GNJ):
+            own_KJ = seconds_NJ[rows[model]]
+            beside = [seconds_NJ[rows[other]][:, open_MGJ[other, g]] for other in others]  # (K, open groups) of each
+            if len(beside) != 1:
+                least = [np.zeros(len(own_KJ)), *(other_KJ.min(axis=1, initial=np.inf) for other_KJ in beside)]
+                beside = [np.sum(least, axis=0)[:, None]]
+            least_XGJ[term, g] = (own_KJ[:, :, None] + beside[0][:, None, :]).max(axis=0).min(axis=1, initial=np.inf)
+    return least_XGJ
+
+
+def branch_and_bound(problem: ColocationProblem, group_MG: IntArray) -> tuple[IntArray, float]:
+    """Finds the best assignment of the models' groups to GPUs, with a lower bound.
+
+    Linear programs close most edges or prove the start optimal. The solver's branch and bound covers the rest, until
+    `problem.until_s`.
+
+    Args:
+        problem: the models' costs, the objective and the time limit.
+        group_MG: (M, G) int64, the group of each model on each GPU at the start; not changed.
+
+    Returns:
+        (group_MG, bound): an assignment, never worse than the start; and the lower bound in seconds. The assignment is optimal,
+        to within the solver's tolerance, unless the search ended early.
+    """
+    value_s = problem.value_s(group_MG)
+    proof = prove_bound(problem, value_s)
+    limit_s = problem.until_s - problem.clock()
+    if proof.closed or limit_s <= 0:
+        return group_MG, proof.bound_s
+    share_V, bound_s = _program(problem, proof.open_MGJ, proof.lp.least_X).whole(limit_s)
+    if share_V is not None:
+        best_MGJ = np.zeros(proof.open_MGJ.shape)
+        best_MGJ[proof.open_MGJ] = share_V
+        best_MG = best_MGJ.argmax(axis=2)
+        if (best_s := problem.value_s(best_MG)) < value_s:
+            group_MG, value_s = best_MG, best_s
+    return group_MG, max(proof.bound_s, min(bound_s, value_s * (1 - SLACK)))

@@ -1,0 +1,299 @@
+"""Moves expert weights to another placement, and recovers after ranks failed or joined.
+
+Moves: relabelling of GPUs, bytes to transfer, and a budget for them. Recovery: the next placement, and the program of the
+surviving ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
+
+from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
+from aurora.algorithms.alltoall.schedule import scheduled
+from aurora.algorithms.placement.gpu_slots import failure_domains
+from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped
+from aurora.algorithms.replicas.registry import best_divided
+from aurora.errors import InfeasiblePlan
+from aurora.types import Cluster, Exchange, FailureDomains, Network, Op, Order, Placement, Program, Schedule
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.placement import HeldML
+
+LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or node
+
+
+def holds(slots_G: LayerSlots, experts: int) -> IntArray:
+    """Returns (G, E) int64: 1 where GPU g holds expert e; slots_G[g] are the experts that GPU g holds."""
+    holds_GE = np.zeros((len(slots_G), experts), dtype=np.int64)
+    for gpu, gpu_experts in enumerate(slots_G):
+        holds_GE[gpu, list(gpu_experts)] = 1
+    return holds_GE
+
+
+def fewest_moves(
+    old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray, alike_G: IntArray, node_G: IntArray | None = None
+) -> IntArray:
+    """Relabels GPUs so that the fewest bytes move in all. Exact; ties leave GPUs as they are.
+
+    Solves a minimum-cost assignment of GPUs. With node_G, it assigns nodes; the cost of a pair of nodes is the minimum-cost
+    assignment of their GPUs.
+
+    Args:
+        old_GE: (G, E) int64, 1 where GPU g holds expert e in the present placement.
+        new_GE: (G, E) int64, 1 where GPU g holds expert e in the new placement. Two colocated models' experts are side by side.
+        bytes_E: (E,) int64, bytes of each expert's weights.
+        alike_G: (G,) int64, equal numbers for GPUs that may be exchanged.
+        node_G: (G,) int64, the node of each GPU, if only nodes as a whole may be exchanged; None: each GPU by itself.
+
+    Returns:
+        (G,) int64: entry g is the GPU that takes the experts which the new placement gives to GPU g.
+    """
+    arriving_GG = (new_GE * bytes_E) @ (1 - old_GE).T  # what GPU h lacks of the new GPU g's experts
+    n = len(old_GE)
+    stays_GG = arriving_GG * (n + 1) + (1 - np.eye(n, dtype=np.int64))
+    cost_GG = np.where(alike_G[:, None] == alike_G[None, :], stays_GG, np.inf)
+    if node_G is None:
+        return np.asarray(linear_sum_assignment(cost_GG)[1], dtype=np.int64)
+    gpus_N = [np.flatnonzero(node_G == node) for node in np.unique(node_G)]
+    kinds_N = [sorted(alike_G[gpus].tolist()) for gpus in gpus_N]
+    cost_NN = np.full((len(gpus_N),) * 2, np.inf)
+    inner: dict[tuple[int, int], IntArray] = {}
+    for a, b in product(range(len(gpus_N)), repeat=2):
+        if kinds_N[a] == kinds_N[b]:
+            part_GG = cost_GG[np.ix_(gpus_N[a], gpus_N[b])]
+            rows, inner[a, b] = linear_sum_assignment(part_GG)
+            cost_NN[a, b] = part_GG[rows, inner[a, b]].sum()
+    taker_G = np.empty(n, dtype=np.int64)
+    for a, b in enumerate(linear_sum_assignment(cost_NN)[1].tolist()):
+        taker_G[gpus_N[a]] = gpus_N[b][inner[a, b]]
+    return taker_G
+
+
+def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArray:
+    """Returns (G, G) int64 bytes of the expert weights that move from rows to columns.
+
+    All GPUs that held an expert send equal parts of it; odd bytes come from the GPUs that have sent the least. Experts that no
+    GPU held before come from elsewhere and are not counted.
+
+    Args:
+        old_GE: (G, E) int64, 1 where GPU g holds expert e before the migration.
+        new_GE: (G, E) int64, 1 where GPU g holds expert e after the migration.
+        bytes_E: (E,) int64, bytes of each expert's weights.
+    """
+    n = len(old_GE)
+    moved_GG = np.zeros((n, n), dtype=np.int64)
+    for gpu, expert in np.argwhere((new_GE == 1) & (old_GE == 0)).tolist():
+        owners = np.flatnonzero(old_GE[:, expert])
+        if not len(owners):
+            continue
+        owners = owners[np.argsort(moved_GG[owners].sum(axis=1), kind="stable")]
+        part, odd = divmod(int(bytes_E[expert]), len(owners))
+        moved_GG[owners, gpu] += part + (np.arange(len(owners)) < odd)
+    return moved_GG
+
+
+def migration_schedule(bytes_GG: IntArray, cluster: Cluster, rng: np.random.Generator) -> Schedule:
+    """Returns the Schedule in which a migration's bytes_GG (G, G) are sent over the cluster's network."""
+    return scheduled(bytes_GG, cluster.network, "openshop", rng=rng)[1]
+
+
+def worth_moving(saved_s_L: FloatArray, bytes_L: IntArray, most_bytes: int) -> IntArray:
+    """Returns (L,) int64: 1 for the layers that save the most seconds while moving at most `most_bytes`.
+
+    Args:
+        saved_s_L: (L,) float64, seconds that a layer's new placement saves; layers that save none stay.
+        bytes_L: (L,) int64, bytes of expert weights that the layer moves.
+        most_bytes: the budget in bytes.
+    """
+    gains = (saved_s_L > 0) & (bytes_L <= most_bytes)
+    if bytes_L[gains].sum() <= most_bytes:
+        return gains.astype(np.int64)
+    rows = np.flatnonzero(gains)
+    scale = float(saved_s_L[rows].max())
+    solution = milp(
+        -saved_s_L[rows] / scale,
+        constraints=LinearConstraint((bytes_L[rows] / most_bytes)[None, :], -np.inf, 1.0),
+        integrality=np.ones(len(rows), dtype=np.int64),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0.0},
+    )
+    assert solution.x is not None, "moving nothing is always possible"
+    chosen = np.zeros(len(bytes_L), dtype=np.int64)
+    chosen[rows] = np.rint(solution.x).astype(np.int64)
+    return chosen
+
+
+Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fewest_moves` without node_G
+
+
+def recover(
+    old_LN: Sequence[LayerSlots],
+    alive_N: BoolArray,
+    load_LE: FloatArray | IntArray,
+    failure_domains: FailureDomains,
+    min_replicas: int,
+    method: str = DEFAULT,
+    seed: int = 0,
+    relabel: Relabel = fewest_moves,
+) -> Placement:
+    """Places experts anew on the alive nodes after nodes were lost or joined, so that few replicas move.
+
+    Args:
+        old_LN: old_LN[l][n] are the experts that node n held in layer l; empty for a node that has joined.
+        alive_N: (N,) bool, whether each node is alive now.
+        load_LE: (L, E), the load of each expert.
+        failure_domains: all N nodes, their slots and failure domains.
+        min_replicas: minimum replicas of each expert, as far as the slots left allow.
+        method: a name in SURVIVE.
+        seed: random seed of the placement method.
+        relabel: a function like `fewest_moves` that relabels the nodes if each is a failure domain of its own; otherwise
+            `fewest_moves` is used.
+
+    Returns:
+        The experts on the alive nodes, numbered from zero in ascending order.
+
+    Raises:
+        InfeasiblePlan: if one replica of each expert does not fit.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
+    """
+    nodes, experts = len(alive_N), np.asarray(load_LE).shape[1]
+    alive = np.flatnonzero(alive_N)
+    remaining = _remaining(failure_domains, alive)
+    slots = int(remaining.slots_N.sum())
+    if slots < experts:
+        raise InfeasiblePlan(f"{experts} experts need {experts} slots; the {len(alive)} nodes left of {nodes} have {slots}")
+    distinct = int(np.minimum(remaining.slots_N, experts).sum()) // experts
+    kept_min_replicas = max(1, min(min_replicas, slots // experts, distinct))
+    layers = []
+    for old_N, load_E in zip(old_LN, np.asarray(load_LE, dtype=np.float64), strict=True):
+        count_E = capped(allocate(load_E, remaining, kept_min_replicas), load_E, len(alive))
+        rng = np.random.default_rng(seed)
+        made_EN = SURVIVE[method](count_E, remaining, aim_of(kept_min_replicas, remaining), rng)
+        before_NE = holds([old_N[node] for node in alive.tolist()], experts)
+        after_NE = _relabelled(before_NE, (made_EN.T > 0).astype(np.int64), remaining, relabel)
+        layers.append(best_divided(after_NE, load_E, np.ones(len(alive))))
+    return Placement.stack(layers)
+
+
+def order_among(order: Order, alive_N: BoolArray) -> Order:
+    """Returns an order without lost ranks, the others renumbered; transfers keep their sequence and tiers."""
+    number_N = np.cumsum(alive_N) - 1
+    kept_X = alive_N[order.pairs_X2].all(axis=1)
+    share_X2 = None if order.share_X2 is None else order.share_X2[kept_X]
+    tier_X = None if order.tier_X is None else order.tier_X[kept_X]
+    return replace(order, pairs_X2=number_N[order.pairs_X2[kept_X]], share_X2=share_X2, tier_X=tier_X)
+
+
+def _remaining(failure_domains: FailureDomains, alive: IntArray) -> FailureDomains:
+    """The nodes `alive`, renumbered, and their failure domains."""
+    domains, domain_N = np.unique(failure_domains.domain_N[alive], return_inverse=True)
+    return FailureDomains(failure_domains.slots_N[alive], domain_N, failure_domains.odds_D[domains])
+
+
+def _relabelled(before_NE: IntArray, made_NE: IntArray, remaining: FailureDomains, relabel: Relabel) -> IntArray:
+    """(N, E) int64: made_NE with nodes of equally many slots relabelled, failure domains as a whole, so that few move."""
+    bytes_E = np.ones(made_NE.shape[1], dtype=np.int64)
+    if remaining.domains < remaining.nodes:
+        taker_N = fewest_moves(before_NE, made_NE, bytes_E, remaining.slots_N, remaining.domain_N)
+    else:
+        taker_N = relabel(before_NE, made_NE, bytes_E, remaining.slots_N)
+    return made_NE[np.argsort(taker_N)]
+
+
+def program_among(
+    program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML], moved: bool = False
+) -> Program:
+    """Returns the program without lost ranks, the others renumbered; these keep their experts.
+
+    Remaining replicas take over the load of lost ones in proportion to their own, or evenly if they had none. Experts without
+    replicas go, heaviest first, to the rank with the least load; ties go to a rank that has the weights.
+
+    Args:
+        program: the program of all ranks.
+        alive: the surviving ranks, ascending.
+        load_MLE: for each model, (L, E) tokens of each expert.
+        held_R: for each surviving rank, the experts whose weights it has, by model and layer.
+        moved: whether experts may have moved since the program was made. Where they have, ranks keep the experts whose weights
+            they have instead of the program's, and replicas take even parts.
+    """
+    alive_G = np.isin(np.arange(program.ranks), alive)
+    placements, ops = [], []
+    for model, (placement, load_LE) in enumerate(zip(program.placements_M, load_MLE, strict=True)):
+        held_LR = [[held_ML[model][layer] for held_ML in held_R] for layer in range(len(placement.slots_LG))]
+        placements.append(
+            Placement.stack([_layer(placement.layer(n), alive, load_LE[n], held_LR[n], moved) for n in range(len(held_LR))])
+        )
+        ops.append(tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[model]))
+    return replace(program, ranks=len(alive), placements_M=tuple(placements), ops_ML=tuple(ops))
+
+
+def restored(
+    program: Program,
+    cluster: Cluster,
+    alive: Sequence[int],
+    load_LE: FloatArray,
+    held_LR: Sequence[LayerSlots],
+    min_replicas: int,
+) -> Program:
+    """Returns the program of the surviving ranks with lost replicas replaced, so that few weights move.
+
+    Each expert gets `min_replicas` replicas if there are enough slots. A rank has as many slots as `program` gave it experts,
+    and more if otherwise the slots would not hold every expert.
+
+    Args:
+        program: the program of all ranks, for one model.
+        cluster: all ranks' GPUs; those of a node fail as a whole.
+        alive: the surviving ranks, ascending.
+        load_LE: (L, E), the tokens of each expert.
+        held_LR: by layer and surviving rank, the experts whose weights it has.
+        min_replicas: minimum number of nodes that hold each expert.
+    """
+    (placement,), at_least = program.placements_M, -(-program.placements_M[0].experts // len(alive))
+    slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])
+    alive_G = np.isin(np.arange(program.ranks), alive)
+    held_LG = [[held_R[list(alive).index(gpu)] if gpu in alive else () for gpu in range(program.ranks)] for held_R in held_LR]
+    recovered = recover(held_LG, alive_G, load_LE, failure_domains(cluster, slots_G), min_replicas)
+    ops = tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[0])
+    return replace(program, ranks=len(alive), placements_M=(recovered,), ops_ML=(ops,))
+
+
+def _among(op: Op, alive_G: BoolArray) -> Op:
+    """An operation with the order and the servers of the surviving ranks alone."""
+    if not isinstance(op, Exchange):
+        return op
+    if op.hierarchy is None or op.order.tier_X is None:
+        return replace(op, order=order_among(op.order, alive_G), hierarchy=op.hierarchy and op.hierarchy.among(alive_G))
+    hierarchy = op.hierarchy.among(alive_G)  # whose gateways are others, so that other pairs of ranks use the NICs
+    ranks = hierarchy.ranks
+    even_GG = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
+    order = hierarchical_order(even_GG, hierarchy, Network.equal(ranks), rng=np.random.default_rng(0))
+    return replace(op, order=order if op.phase == "dispatch" else order.reversed, hierarchy=hierarchy)
+
+
+def _layer(
+    placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]], moved: bool
+) -> Placement:
+    """One layer's placement on the surviving ranks, see `program_among`."""
+    split_ER = placement.split_EG(0)[:, list(alive)]
+    slots_R = [list(placement.slots_LG[0][gpu]) for gpu in alive]
+    if moved and list(map(set, slots_R)) != list(map(set, held_R)):
+        slots_R, split_ER = list(map(list, held_R)), np.zeros(split_ER.shape)
+    kept_ER = np.zeros(split_ER.shape, dtype=bool)
+    for rank, slots in enumerate(slots_R):
+        kept_ER[slots, rank] = True
+    idle_E = split_ER.sum(axis=1) == 0
+    split_ER[idle_E] = kept_ER[idle_E]
+    total_E = split_ER.sum(axis=1)
+    split_ER[total_E > 0] /= total_E[total_E > 0, None]
+    load_R = load_E @ split_ER
+    orphans = np.flatnonzero(total_E == 0)
+    for expert in orphans[np.argsort(-load_E[orphans], kind="stable")].tolist():
+        rank = min(range(len(alive)), key=lambda rank: (load_R[rank], expert not in held_R[rank], len(slots_R[rank]), rank))
+        slots_R[rank].append(expert)
+        split_ER[expert, rank] = 1.0
+        load_R[rank] += load_E[expert]
+    return Placement.divided(tuple(tuple(sorted(slots)) for slots in slots_R), split_ER)

@@ -1,0 +1,205 @@
+"""The judge must find every kind of lie."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.check.plans import check_order, check_plan, check_schedule
+from aurora.algorithms.network.switch import timed
+from aurora.algorithms.workload.synthetic import draw_profile
+from aurora.errors import BadInput, BrokenPlan
+from aurora.io import load_plan, save
+from aurora.planner.plan import make_plan
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import Network, Order, Schedule, SyntheticOptions
+from tests.conftest import cluster
+
+BYTES = np.array([[0, 4, 6], [5, 0, 2], [3, 7, 0]])
+ONES = Network.equal(3)
+CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
+
+
+def good(method="openshop"):
+    return timed(ORDER[method](BYTES, ONES, rng=np.random.default_rng(0)), BYTES, ONES)
+
+
+COLUMNS = ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")
+
+
+def columns(schedule, **changed):
+    return replace(schedule, **{name: changed.get(name, getattr(schedule, name)) for name in COLUMNS})
+
+
+def in_sequence(schedule, row_X):
+    return columns(schedule, **{name: getattr(schedule, name)[row_X] for name in COLUMNS})
+
+
+def edited(array, index, value):
+    copy = array.copy()
+    copy[index] = value
+    return copy
+
+
+@pytest.mark.parametrize("method", ORDER)
+def test_good_schedules_pass(method):
+    check_schedule(good(method), BYTES, ONES)
+
+
+def test_a_missing_byte():
+    with pytest.raises(BrokenPlan, match="bytes, expected"):
+        check_schedule(columns(good(), bytes_X=edited(good().bytes_X, 0, good().bytes_X[0] - 1)), BYTES, ONES)
+
+
+def test_a_transfer_too_fast_for_its_port():
+    s = good()
+    halved = edited(s.end_s_X, 0, (s.start_s_X[0] + s.end_s_X[0]) / 2)
+    with pytest.raises(BrokenPlan, match="but its rate moves"):
+        check_schedule(columns(s, end_s_X=halved), BYTES, ONES)
+    with pytest.raises(BrokenPlan, match="its port carries 1"):
+        check_schedule(columns(s, end_s_X=halved, rate_Bps_X=edited(s.rate_Bps_X, 0, 2.0)), BYTES, ONES)
+
+
+def test_shared_ports_that_are_too_full_together():
+    """Each transfer keeps to the port's rate, both at once do not."""
+    both = Schedule("x", False, [0, 1], [2, 2], [5, 5], [0.0, 0.0], [5.0, 5.0], [1.0, 1.0], 0, 0)
+    traffic = np.array([[0, 0, 5], [0, 0, 5], [0, 0, 0]])
+    with pytest.raises(BrokenPlan, match="rank 2 receives 2 B/s at 0 s, its port carries 1"):
+        check_schedule(both, traffic, ONES)
+    slower = replace(both, end_s_X=np.array([10.0, 10.0]), rate_Bps_X=np.array([0.5, 0.5]))
+    check_schedule(slower, traffic, ONES)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [[0.0, 0.5], [0.5, 0.9]],  # ends early
+        [[0.0, 0.5], [0.6, 1.0]],  # leaves a gap
+        [[0.0, 0.6], [0.5, 1.0]],  # overlaps
+        [[0.1, 0.5], [0.5, 1.0]],  # begins late
+        [[0.0, 1.0], [1.0, 0.5]],  # runs backwards
+        [[0.0, 1.0], [0.0, 1.0]],  # comes twice
+    ],
+)
+def test_parts_that_do_not_make_a_whole(shares):
+    pairs = np.array([[0, 1], [1, 0], [0, 1]])
+    check_order(Order("x", pairs, share_X2=[[0.5, 1.0], [0.0, 1.0], [0.0, 0.5]]), 2)
+    with pytest.raises(BrokenPlan, match="order x: expected 0 -> 1 once, found the parts"):
+        check_order(Order("x", pairs, share_X2=[shares[0], [0.0, 1.0], shares[1]]), 2)
+
+
+def test_a_pair_is_of_one_tier():
+    pairs, shares = np.array([[0, 1], [1, 0], [0, 1]]), [[0.5, 1.0], [0.0, 1.0], [0.0, 0.5]]
+    check_order(Order("x", pairs, share_X2=shares, tier_X=[1, 0, 1]), 2)
+    with pytest.raises(BrokenPlan, match="order x: expected the parts of 0 -> 1 in one tier, found them in several"):
+        check_order(Order("x", pairs, share_X2=shares, tier_X=[1, 0, 0]), 2)
+    with pytest.raises(BadInput, match="order x, tier_X: expected 3 along X as in pairs_X2, found"):
+        Order("x", pairs, share_X2=shares, tier_X=[1, 0])
+
+
+def test_one_partner_at_a_time_in_each_tier():
+    """Both transfers of rank 0 flow at once, which they may in two tiers and not in one."""
+    claimed = columns(
+        good(), src_X=[0, 0], dst_X=[1, 2], bytes_X=[1, 1], start_s_X=[0, 0], end_s_X=[2, 2], rate_Bps_X=[0.5, 0.5]
+    )
+    bytes_GG = np.array([[0, 1, 1], [0, 0, 0], [0, 0, 0]])
+    check_schedule(replace(claimed, tier_X=np.array([0, 1])), bytes_GG, ONES)
+    with pytest.raises(BrokenPlan, match="rank 0 sends to or from two partners at once"):
+        check_schedule(replace(claimed, tier_X=np.array([1, 1])), bytes_GG, ONES)
+
+
+FAULTS = {
+    "a byte less": lambda s, row: {"bytes_X": edited(s.bytes_X, row, s.bytes_X[row] - 1)},
+    "to another rank": lambda s, row: {"dst_X": edited(s.dst_X, row, 3 - s.src_X[row] - s.dst_X[row])},
+    "too fast": lambda s, row: {
+        "rate_Bps_X": edited(s.rate_Bps_X, row, s.rate_Bps_X[row] * 2),
+        "end_s_X": edited(s.end_s_X, row, (s.start_s_X[row] + s.end_s_X[row]) / 2),
+    },
+    "too early": lambda s, row: {
+        "start_s_X": edited(s.start_s_X, row, s.start_s_X[row] - 0.5),
+        "end_s_X": edited(s.end_s_X, row, s.end_s_X[row] - 0.5),
+    },
+    "twice": lambda s, row: {name: np.append(getattr(s, name), getattr(s, name)[row]) for name in COLUMNS},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", ["openshop", "birkhoff", "all-at-once"])
+def test_every_row_is_looked_at(method, fault):
+    """One fault in any row is found, whether its port is shared or not, and in rows of any sequence."""
+    made = good(method)
+    for row in range(len(made.src_X)):
+        spoiled = columns(made, **FAULTS[fault](made, row))
+        for wrong in (spoiled, in_sequence(spoiled, np.arange(len(spoiled.src_X))[::-1])):
+            with pytest.raises(BrokenPlan):
+                check_schedule(wrong, BYTES, ONES)
+
+
+def test_rows_may_come_in_any_sequence():
+    for method in ORDER:
+        made = good(method)
+        check_schedule(in_sequence(made, np.random.default_rng(0).permutation(len(made.src_X))), BYTES, ONES)
+
+
+def test_two_partners_at_once_where_one_was_claimed():
+    claimed = replace(good("all-at-once"), one_to_one=True)
+    with pytest.raises(BrokenPlan, match="two partners at once"):
+        check_schedule(claimed, BYTES, ONES)
+
+
+def test_time_running_backwards():
+    s = good()
+    with pytest.raises(BrokenPlan, match="ends before it starts"):
+        check_schedule(columns(s, end_s_X=edited(s.end_s_X, 0, -1.0)), BYTES, ONES)
+
+
+def test_a_rank_that_is_not_there():
+    s = good()
+    with pytest.raises(BrokenPlan, match="beyond the 3"):
+        check_schedule(columns(s, src_X=edited(s.src_X, 0, 7)), BYTES, ONES)
+
+
+@pytest.mark.parametrize("pairs", [[[0, 1]], [[0, 1], [0, 1]], [[0, 1], [1, 1]], [[0, 1], [1, 2]]])
+def test_an_order_must_name_each_pair_once(pairs):
+    with pytest.raises(BrokenPlan, match=r"ordered pairs once|is no pair of 2 ranks"):
+        check_order(Order("x", np.array(pairs)), 2)
+
+
+def test_a_plan_that_promises_too_much():
+    plan = make_plan(cluster(1e6, 1e6), [draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))])
+    check_plan(plan)
+    with pytest.raises(BrokenPlan, match="below its bound"):
+        check_plan(replace(plan, objective_s=plan.bound_s / 2))
+    with pytest.raises(BrokenPlan, match="below its bound"):
+        check_plan(replace(plan, assignment_bound_s=plan.objective_s * 2))
+    model = plan.models[0]
+    rushed = replace(model, dispatch_s_L=model.fluid_bound_s_L * 0.9)
+    with pytest.raises(BrokenPlan, match="below the fluid bound"):
+        check_plan(replace(plan, models=(rushed,)))
+
+
+def test_weights_that_a_gpu_has_no_memory_for(tmp_path):
+    """Refused wherever a plan passes: checked, saved, loaded, simulated, and for two models together."""
+    profile = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))
+    plan = make_plan(cluster(1e6, 1e6), [profile])
+    held = max(sum(len(layer[rank]) for layer in plan.models[0].placement.slots_LG) for rank in range(2))
+    need = profile.other_bytes + held * profile.expert_bytes
+    roomy, tight = (
+        replace(plan, cluster=replace(plan.cluster, gpus=tuple(replace(g, memory_bytes=most) for g in plan.cluster.gpus)))
+        for most in (need, need - 1)
+    )
+    check_plan(roomy)
+    save(plan, tmp_path / "plan.json")
+    (tmp_path / "tight.json").write_text((tmp_path / "plan.json").read_text().replace("1000000000", str(need - 1)))
+    refusals = (
+        lambda: check_plan(tight),
+        lambda: save(tight, tmp_path / "never.json"),
+        lambda: load_plan(tmp_path / "tight.json"),
+        lambda: simulate_plan(tight, [profile]),
+        lambda: check_plan(replace(roomy, models=roomy.models * 2)),
+    )
+    for refusal in refusals:
+        with pytest.raises(BrokenPlan, match=r"gpu 'g\d' has \d+ bytes of memory, but the \d+ experts of all layers"):
+            refusal()
+    assert not (tmp_path / "never.json").exists()

@@ -1,0 +1,89 @@
+"""What the controller of a plan takes from the plan's cluster and profile."""
+
+import threading
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from aurora.algorithms.control import controller as module
+from aurora.algorithms.control.controller import (
+    begin_to_compile_decisions,
+    compile_decisions,
+    load_cost_G,
+    plan_controller,
+    slots_in_use,
+    slowest_port_Bps,
+)
+from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.types import ControlOptions, Curve, Hierarchy, Placement, servers
+from tests.conftest import cluster
+from tests.planner.test_plan import profile
+
+
+def of_kinds(machines, *kinds):
+    return replace(machines, gpus=tuple(replace(gpu, kind=kind) for gpu, kind in zip(machines.gpus, kinds, strict=True)))
+
+
+def curves(**seconds):
+    """Of each kind, which takes so many seconds for a thousand tokens."""
+    line = {kind: Curve(np.array([0.0, 1000.0]), np.array([0.0, each])) for kind, each in seconds.items()}
+    return {kind: dict.fromkeys(("gate", "expert", "aggregate"), curve) for kind, curve in line.items()}
+
+
+def test_load_costs_what_a_kinds_own_curve_says():
+    machines = of_kinds(cluster(1e9, 1e9), "slow", "fast")
+    traffic = replace(profile(np.full((1, 1, 2, 4), 100)), curves=curves(slow=3.0, fast=1.0))
+    slots = slots_in_use(Placement((((0, 1, 2), (3,)),)), load_cost_G(machines, traffic))
+    assert slots.slots_G.tolist() == [3, 1]
+    assert slots.cost_G[0] == pytest.approx(3 * slots.cost_G[1])
+    assert load_cost_G(machines).tolist() == [1.0, 1.0]  # speeds tell alone
+
+
+def test_a_slow_kind_gets_less_load_than_its_speed_tells():
+    machines = of_kinds(cluster(1e9, 1e9, 1e9, 1e9), "slow", "fast", "slow", "fast")
+    traffic = replace(profile(np.full((1, 1, 4, 16), 100)), curves=curves(slow=3.0, fast=1.0))
+    placement = Placement((tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12)),))
+    load_LE, cost_G, slowest = np.linspace(1e6, 1e5, 16)[None], load_cost_G(machines, traffic), []
+    for costs_G in (None, cost_G):
+        control = plan_controller(placement, machines, 1, ControlOptions(loss=0.0), cost_G=costs_G)
+        if control.window(load_LE).action == "move":
+            control.moved()
+        slowest.append(gpu_loads(load_LE[None], control.held_LGP, cost_G)[0, 0].max())
+        load_G = gpu_loads(load_LE[None], control.held_LGP, np.ones(4))[0, 0]
+    assert max(load_G[[0, 2]]) < min(load_G[[1, 3]])
+    assert slowest[1] < 0.8 * slowest[0]
+
+
+def test_over_servers_experts_stay_on_theirs_and_travel_by_the_ports_inside():
+    machines, server_G = cluster(1e9, 1e9, 1e9, 1e9), np.array([0, 1, 0, 1])
+    machines = replace(machines, fabric=servers(server_G.tolist(), [1e9] * 4, [1e9] * 4, 1e8))
+    assert slowest_port_Bps(machines) == 1e8
+    assert slowest_port_Bps(machines, inside=True) == 1e9
+    placement = Placement((tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12)),))
+    control = plan_controller(placement, machines, 1, ControlOptions(loss=0.0), hierarchy=Hierarchy(server_G))
+    decision = control.window(np.linspace(1e6, 1e5, 16)[None])
+    assert decision.action == "move"
+    assert all(server_G[move.src] == server_G[move.dst] for move in decision.moves)
+
+
+def test_decisions_are_compiled_once_by_whom_begins_and_others_wait(monkeypatch):
+    began, ends, by = threading.Event(), threading.Event(), []
+
+    def compiles():
+        by.append(threading.current_thread().name)
+        began.set()
+        assert ends.wait(60)
+
+    monkeypatch.setattr(module, "_compile_decisions", cache(compiles))
+    begin_to_compile_decisions()
+    assert began.wait(60)
+    other = threading.Thread(target=compile_decisions)
+    other.start()
+    other.join(0.05)
+    assert other.is_alive()
+    ends.set()
+    other.join(60)
+    assert not other.is_alive()
+    assert by == ["aurora-compile"]

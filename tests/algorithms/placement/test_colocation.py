@@ -1,0 +1,228 @@
+"""Models on the same GPUs: bound <= optimum <= every method, against all assignments."""
+
+from dataclasses import replace
+from itertools import count, permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.algorithms.placement.branch_and_bound import branch_and_bound, lp_bound, prove_bound
+from aurora.algorithms.placement.colocation import COLOCATE
+from aurora.algorithms.placement.colocation_problem import ColocationProblem, anneal, gpu_terms, longest_path
+from aurora.algorithms.placement.cost_model import GroupCosts, layer_costs
+from aurora.algorithms.placement.linear_program import ROUNDED
+from aurora.algorithms.placement.objective import objectives
+from aurora.planner.plan import make_plan
+from aurora.types import PlanOptions
+from tests.conftest import cluster
+from tests.planner.test_plan import profile
+from tests.strategies import clusters, profiles
+
+
+@st.composite
+def problems(draw):
+    models = draw(st.integers(2, 3))
+    n = draw(st.integers(1, 3))
+    machines = draw(clusters(n))
+    sources = [draw(profiles(n, max_layers=1)) for _ in range(models)]
+    costs = tuple(layer_costs(machines, source, 0).grouped(np.arange(source.experts) % n) for source in sources)
+    held = {draw(st.integers(0, models - 1)): np.array(draw(st.permutations(range(n))))}
+    return ColocationProblem(costs, held, draw(st.booleans()), draw(st.sampled_from(objectives(models))))
+
+
+def random_problem(seed, n, objective="causal", models=2):
+    """Ports and speeds 100/80/50/40, lognormal token counts, compute and traffic of one size."""
+    rng = np.random.default_rng(seed)
+    speed_G = np.array([1.0, 0.8, 0.5, 0.4])[np.arange(n) * 4 // n]
+    costs = []
+    for _ in range(models):
+        tokens_SJ = (rng.lognormal(size=(n, n)) * 1000).astype(np.int64)
+        load_J = tokens_SJ.sum(axis=0)
+        send, recv = tokens_SJ.sum(axis=1)[:, None] - tokens_SJ, load_J - tokens_SJ
+        compute = load_J / speed_G[:, None] * rng.choice([0.25, 1.0, 4.0])
+        costs.append(
+            GroupCosts(
+                load_J=load_J, send_GJ=send, recv_GJ=recv, dispatch_bytes=1, combine_bytes=1, expert_s_GJ=compute,
+                gate_s_G=1000 / speed_G, aggregate_s_G=300 / speed_G, out_Bps=speed_G, in_Bps=speed_G,
+            )
+        )  # fmt: skip
+    return ColocationProblem(tuple(costs), {0: np.arange(n)}, objective=objective)
+
+
+def assignments(problem):
+    """Every (M, G) groups on GPUs that the problem allows."""
+    every = [np.array(p) for p in permutations(range(problem.gpus))]
+    models, movers = range(len(problem.costs_M)), problem.movers_M.tolist()
+    return map(np.stack, product(*(every if model in movers else [problem.held[model]] for model in models)))
+
+
+def optimum(problem):
+    return min(map(problem.value_s, assignments(problem)))
+
+
+@given(problems())
+def test_the_compiled_price_is_the_objective(problem):
+    group_MG = next(iter(assignments(problem)))
+    held_GX = np.zeros((problem.gpus, len(problem.formula.moved)))
+    for g in range(problem.gpus):
+        gpu_terms(problem.arrays, g, group_MG[:, g], held_GX[g])
+    found = longest_path(problem.arrays, held_GX.max(axis=0))
+    assert found == pytest.approx(problem.value_s(group_MG))
+
+
+@pytest.mark.full
+@given(problems(), st.sampled_from([1.0, 1.02, 2.0]))
+def test_no_assignment_is_below_the_bound_or_the_exact_one(problem, worse):
+    best = optimum(problem)
+    found = COLOCATE["exact"](problem, np.random.default_rng(0))
+    assert problem.value_s(found.group_MG) == pytest.approx(best, rel=2 * ROUNDED)
+    assert best * (1 - 4 * ROUNDED) <= found.bound_s <= best * (1 + 1e-12)
+    assert prove_bound(problem, worse * best).bound_s <= best * (1 + 1e-12)
+    assert not prove_bound(problem, best * 1.01).closed or best == 0
+
+
+@given(problems(), st.sampled_from(sorted(COLOCATE)))
+def test_every_method_places_each_group_once_and_moves_a_model_only_where_it_may(problem, name):
+    found = COLOCATE[name](problem, np.random.default_rng(1))
+    assert (np.sort(found.group_MG, axis=1) == np.arange(problem.gpus)).all()
+    assert found.group_MG.shape == (len(problem.costs_M), problem.gpus)
+    for model, held_G in problem.held.items():
+        assert problem.movable or found.group_MG[model].tolist() == held_G.tolist()
+    assert problem.value_s(found.group_MG) >= optimum(problem) * (1 - 1e-12)
+    again = COLOCATE[name](problem, np.random.default_rng(1))
+    assert again.group_MG.tolist() == found.group_MG.tolist()
+
+
+@given(problems())
+def test_local_search_is_never_worse_than_where_it_starts(problem):
+    priced = {}
+    for name in ("decoupled", "matching", "local-search"):
+        group_MG = COLOCATE[name](problem, np.random.default_rng(0)).group_MG
+        priced[name] = (problem.value_s(group_MG), problem.sequential_s(group_MG))
+    assert priced["local-search"] <= min(priced["decoupled"], priced["matching"])
+
+
+def test_of_assignments_that_one_port_decides_the_one_is_taken_whose_models_take_least():
+    """Rank 0 of model a sends so much that nothing else counts; the other models' groups still go where they send least."""
+    rng = np.random.default_rng(0)
+    machines = cluster(1.0, 1.0, 1.0)
+    busy = profile([[[[0, 0, 500], [0, 0, 500], [500, 500, 0]]]], name="a")
+    others = [profile(rng.integers(0, 9, (1, 1, 3, 3))) for _ in range(2)]
+    costs = tuple(layer_costs(machines, source, 0).grouped(np.arange(3)) for source in (busy, *others))
+    problem = ColocationProblem(costs, {0: np.arange(3)}, objective="busiest-resource")
+    found = COLOCATE["local-search"](problem, np.random.default_rng(0)).group_MG
+    least = min((problem.value_s(each), problem.sequential_s(each)) for each in assignments(problem))
+    own = COLOCATE["matching"](problem, np.random.default_rng(0)).group_MG
+    assert problem.value_s(found) == least[0]
+    assert least[1] <= problem.sequential_s(found) <= problem.sequential_s(own)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("objective", "models"), [(name, models) for models in (2, 3) for name in objectives(models)])
+def test_mixed_gpus_against_all_assignments(objective, models):
+    for gpus, seed in ((4, 0), (4, 1), (4, 2), (5, 3)) if models == 2 else ((3, 0), (3, 1), (4, 2)):
+        problem = random_problem(seed, gpus, objective, models)
+        best = optimum(problem)
+        found = COLOCATE["exact"](problem, np.random.default_rng(0))
+        assert problem.value_s(found.group_MG) == pytest.approx(best, rel=2 * ROUNDED)
+
+
+def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
+    gaps, theirs = [], []
+    for seed in range(8):
+        problem = random_problem(seed, 8)
+        best = COLOCATE["exact"](problem, np.random.default_rng(0))
+        assert problem.value_s(best.group_MG) == pytest.approx(best.bound_s, rel=4 * ROUNDED)
+        for name, values in (("local-search", gaps), ("decoupled", theirs)):
+            found = COLOCATE[name](problem, np.random.default_rng(0))
+            values.append(problem.value_s(found.group_MG) / best.bound_s)
+    assert np.mean(gaps) <= 1.005
+    assert max(gaps) <= 1.03
+    assert np.mean(theirs) > np.mean(gaps)
+
+
+@pytest.mark.full
+def test_branch_and_bound_finds_the_optimum_from_a_bad_start():
+    """No linear program proves a bad start, so the solver branches."""
+    for seed in range(4):
+        problem = random_problem(seed, 4)
+        group_MG, bound_s = branch_and_bound(problem, np.stack([np.arange(4)] * 2))
+        assert problem.value_s(group_MG) == pytest.approx(optimum(problem), rel=2 * ROUNDED)
+        assert bound_s <= optimum(problem)
+
+
+def test_a_search_without_time_still_gives_a_bound_below_the_optimum():
+    for seed in range(3):
+        problem = random_problem(seed, 4)
+        rushed = replace(problem, until_s=0.0)
+        group_MG, bound_s = branch_and_bound(rushed, np.stack([np.arange(4)] * 2))
+        assert lp_bound(problem, problem.open_MGJ).seconds <= bound_s <= optimum(problem)
+        assert problem.value_s(group_MG) >= optimum(problem) * (1 - 1e-12)
+
+
+@given(problems())
+def test_spare_seconds_are_below_what_every_assignment_takes(problem):
+    found = lp_bound(problem, problem.open_MGJ)
+    models, gpus = np.arange(len(problem.costs_M))[:, None], np.arange(problem.gpus)
+    for group_MG in assignments(problem):
+        spare = found.spare_MGJ[models, gpus, group_MG].sum()
+        assert found.seconds + spare <= problem.value_s(group_MG) * (1 + 1e-9) + 1e-12
+
+
+def test_annealing_with_nothing_to_gain_stays():
+    none, nothing = np.zeros((1, 1), dtype=np.int64), np.zeros(1)
+    still = GroupCosts(
+        load_J=none[0], send_GJ=none, recv_GJ=none, dispatch_bytes=1, combine_bytes=1, expert_s_GJ=np.zeros((1, 1)),
+        gate_s_G=nothing, aggregate_s_G=nothing, out_Bps=np.ones(1), in_Bps=np.ones(1),
+    )  # fmt: skip
+    problem = ColocationProblem((still, still), {0: np.arange(1)})
+    assert anneal(problem, np.zeros((2, 1), dtype=np.int64), np.random.default_rng(0)).tolist() == [[0], [0]]
+
+
+@pytest.mark.full
+@given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n, max_experts=3, max_layers=1),
+                                                     profiles(n, max_experts=9, max_layers=1))))  # fmt: skip
+def test_matching_holds_for_unequal_numbers_of_experts_and_many_a_gpu(case):
+    """What sends and receives is counted anew from the placement of single experts."""
+    machines, few, many = case
+    n = len(machines)
+    plan = make_plan(machines, [few, many], PlanOptions(assign="contiguous", colocate="matching"))
+    layout = [model.placement.gpu_E(0) for model in plan.models]
+    sizes = {len(held) for held in plan.models[1].placement.slots_LG[0]}
+    assert max(sizes) - min(sizes) <= 1
+
+    def port_bytes(*gpu_E):
+        send, recv = np.zeros(n), np.zeros(n)
+        for source, where in zip((few, many), gpu_E, strict=True):
+            for rank in range(n):
+                for expert, gpu in enumerate(where):
+                    if gpu != rank:
+                        moved = source.tokens_TLSE[:, 0, rank, expert].sum() * source.dispatch_bytes
+                        send[rank] += moved
+                        recv[gpu] += moved
+        return max(send.max(), recv.max())
+
+    every = [port_bytes(layout[0], np.array(p)[layout[1]]) for p in permutations(range(n))]
+    assert port_bytes(*layout) == min(every)
+
+
+def test_a_plan_whose_time_is_up_still_stands():
+    """Every look at the clock finds a thousand seconds gone."""
+    rng = np.random.default_rng(1)
+    pair = [profile(rng.integers(1, 99, (1, 2, 4, 4)), rate=1.0) for _ in range(2)]
+    late = count(0, 1000)
+    plan = make_plan(cluster(4.0, 3.0, 2.0, 1.0), pair, PlanOptions(colocate="exact"), clock=lambda: next(late))
+    assert plan.bound_s <= plan.assignment_bound_s <= plan.objective_s * (1 + 1e-12)
+
+
+def test_the_objective_changes_what_is_planned_for():
+    rng = np.random.default_rng(0)
+    pair = [profile(rng.integers(1, 99, (1, 1, 4, 4)), rate=1.0) for _ in range(2)]
+    machines = cluster(4.0, 3.0, 2.0, 1.0)
+    causal, paper = (make_plan(machines, pair, PlanOptions(colocate="exact", objective=name)) for name in ("causal", "paper"))
+    assert (causal.objective, paper.objective) == ("causal", "paper")
+    assert paper.objective_s <= causal.objective_s
+    for plan in (causal, paper):
+        assert plan.objective_s == pytest.approx(plan.assignment_bound_s, rel=1e-6)

@@ -1,0 +1,82 @@
+"""Layer times by hand and against each other."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.algorithms.placement.cost_model import PhaseTimes, exclusive_s
+from aurora.algorithms.placement.objective import formula
+
+
+def paper(*both):
+    return formula("paper", 2).seconds(both)
+
+
+def causal(*both):
+    return formula("causal", 2).seconds(both)
+
+
+@st.composite
+def terms(draw, gpus):
+    """A model's terms whose combine mirrors its dispatch, as on ports with equal rates both ways."""
+    column = st.lists(st.integers(0, 20), min_size=gpus, max_size=gpus).map(lambda v: np.array(v, dtype=float))
+    send, recv = draw(column), draw(column)
+    return PhaseTimes(draw(column), np.stack([send, recv, recv, send]), draw(column), draw(column))
+
+
+PAIRS = st.integers(1, 4).flatmap(lambda n: st.tuples(terms(n), terms(n)))
+
+
+@given(PAIRS)
+def test_the_printed_table_never_exceeds_the_causal_timeline(pair):
+    assert paper(*pair) <= causal(*pair) + 1e-9
+
+
+@given(PAIRS)
+def test_colocation_takes_no_longer_than_one_after_the_other_with_barriers(pair):
+    a, b = pair
+    summed = sum(x.max() for t in pair for x in (t.gate_G, t.dispatch_G, t.expert_G, t.combine_G, t.aggregate_G))
+    assert causal(a, b) <= summed + 1e-9
+
+
+@given(PAIRS)
+def test_causal_waits_for_each_models_own_chain(pair):
+    """Neither model can be faster than its own phases one after another, b's gate included, a's too."""
+    a, b = pair
+    chain_b = b.gate_G.max() + b.dispatch_G.max() + b.expert_G.max() + b.combine_G.max() + b.aggregate_G.max()
+    assert causal(a, b) >= chain_b + a.gate_G.max() - 1e-9
+
+
+def one(value):
+    return np.array([float(value)])
+
+
+def test_exclusive_takes_the_slowest_gpu_of_each_part():
+    port_4G = np.array([[5.0, 1], [0, 3], [0, 3], [5, 1]])
+    t = PhaseTimes(np.array([1.0, 2]), port_4G, np.array([2.0, 9]), np.array([1.0, 4]))
+    assert exclusive_s(t) == max(1 + 5, 2 + 3) + max(2 + 5, 9 + 3) + 4
+
+
+def test_both_readings_by_hand():
+    """Gates 1, dispatch and combine 4 each, experts 3, aggregations 1, one GPU.
+
+    causal: F_a 4..7, N_b ends 8, F_b 8..11, s = 8, C_a ends 12, A_a 13, C_b ends max(8 + 8, 11 + 4) = 16, A_b 17, G_a 18.
+    paper: F_b ends 11, C_a ends 12, A_a 13, C_b ends 16: the same here.
+    """
+    t = PhaseTimes(one(1), np.full((4, 1), 4.0), one(3), one(1))
+    assert causal(t, t) == 18
+    assert paper(t, t) == 18
+
+
+def test_the_table_as_printed_lets_a_combine_end_before_its_experts():
+    """Experts of 20 against transfers of 1: as printed, C_a is over at 3, long before F_a ends at 21."""
+    t = PhaseTimes(one(0), np.ones((4, 1)), one(20), one(0))
+    assert paper(t, t) == 41
+    assert causal(t, t) == 42
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 0)])
+def test_no_work_takes_no_time(pair):
+    nothing = PhaseTimes(one(0), np.zeros((4, 1)), one(0), one(0))
+    assert causal(nothing, nothing) == paper(nothing, nothing) == exclusive_s(nothing) == 0

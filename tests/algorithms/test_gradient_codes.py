@@ -1,0 +1,108 @@
+"""Codes decode to the plain sum, whoever is late."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.algorithms.gradient_codes import SCHEMES, group_count, load_of, make_code, misses
+from aurora.errors import BadInput, InfeasiblePlan
+
+
+@st.composite
+def sizes(draw):
+    workers, batches = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    least = -(-batches // workers)
+    return workers, batches, draw(st.integers(least, batches))
+
+
+def made(scheme, size, seed):
+    """None where BCC's draw misses a batch."""
+    try:
+        return make_code(scheme, *size, np.random.default_rng(seed))
+    except InfeasiblePlan:
+        return None
+
+
+@given(st.sampled_from(sorted(SCHEMES)), sizes(), st.integers(0, 9))
+def test_any_order_decodes_to_the_sum(scheme, size, seed):
+    if (code := made(scheme, size, seed)) is None:
+        assert scheme == "bcc"
+        return
+    workers, batches, load = size
+    rng = np.random.default_rng(seed)
+    results_B = rng.integers(-9, 9, batches)
+    order = rng.permutation(workers).tolist()
+    known = [code.weights(order[:k]) for k in range(workers + 1)]
+    first = next(k for k, weights in enumerate(known) if weights is not None)
+    for k in range(first, workers + 1):
+        assert known[k] @ (code.code_WB[order[:k]] @ results_B) == pytest.approx(results_B.sum(), abs=1e-6)
+    if code.needed is None:
+        assert set(known[first].tolist()) <= {0.0, 1.0}
+        held_B = code.holds_WB[order[: first - 1]].any(axis=0)
+        assert not held_B.all()
+    else:
+        assert first == code.needed
+    most = -(-load * workers // batches) * -(-batches // workers)  # shares that are not all of one size
+    assert code.holds_WB.sum(axis=1).max() <= (most if scheme == "cyclic" else load)
+
+
+def test_balanced_groups_differ_by_one_worker_at_most():
+    for workers, batches, load in itertools.product(range(4, 12), (4, 7), (2, 3)):
+        code = make_code("balanced", workers, batches, load, np.random.default_rng(0))
+        repeats_B = code.holds_WB.sum(axis=0)
+        assert repeats_B.max() - repeats_B.min() <= 1
+        assert repeats_B.sum() >= workers
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.sampled_from(sorted(SCHEMES)))
+def test_redundancy_is_what_every_batch_has_at_least(workers, batches, redundancy, scheme):
+    if redundancy > workers or (scheme == "uncoded" and redundancy > 1):
+        with pytest.raises(BadInput):
+            load_of(scheme, workers, batches, redundancy)
+        return
+    load = load_of(scheme, workers, batches, redundancy)
+    if scheme == "bcc":
+        assert workers / group_count(batches, load) >= redundancy
+    else:
+        code = make_code(scheme, workers, batches, load, np.random.default_rng(0))
+        assert code.holds_WB.sum(axis=0).min() >= redundancy
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "why"),
+    [
+        (("balanced", 0, 4, 1), BadInput, "at least one worker and one batch, found 0 and 4"),
+        (("balanced", 4, 4, 5), BadInput, "a load of 1 to 4 batches a worker, found 5"),
+        (("cyclic", 4, 4, 0), BadInput, "a load of 1 to 4 batches a worker, found 0"),
+        (("balanced", 3, 8, 2), InfeasiblePlan, "3 workers of 2 batches each cannot hold all 8 batches"),
+        (("bcc", 3, 4, 1), InfeasiblePlan, "3 workers of 1 batches each cannot hold all 4 batches"),
+        (("best", 4, 4, 2), BadInput, "`scheme`: expected one of balanced, bcc, uncoded, cyclic, found 'best'"),
+    ],
+)
+def test_sizes_that_fit_nothing(args, error, why):
+    with pytest.raises(error, match=why):
+        make_code(*args, np.random.default_rng(0))
+
+
+def test_a_draw_that_misses_says_how_probable_that_was():
+    messages = set()
+    for seed in range(30):
+        try:
+            make_code("bcc", 4, 4, 2, np.random.default_rng(seed))
+        except InfeasiblePlan as error:
+            messages.add(str(error))
+    assert messages
+    assert all(m.startswith("scheme bcc: no worker of 4 drew group ") for m in messages)
+    assert all("probability 0.12" in m for m in messages)
+
+
+@pytest.mark.parametrize(("workers", "groups"), [(4, 2), (5, 3), (6, 4)])
+def test_misses_are_counted(workers, groups):
+    drawn = list(itertools.product(range(groups), repeat=workers))
+    assert misses(workers, groups) == pytest.approx(sum(len(set(d)) < groups for d in drawn) / len(drawn))
+    assert misses(20, 10) == pytest.approx(0.785, abs=1e-3)
+    assert misses(100, 10) == pytest.approx(2.6e-4, rel=0.05)
+    assert misses(50, 5) == pytest.approx(7e-5, rel=0.05)

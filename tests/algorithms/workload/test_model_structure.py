@@ -1,0 +1,180 @@
+"""Layers with experts and sizes of experts, read from the modules of models that transformers knows."""
+
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.model_structure import dense_layers, model_structure, number
+from aurora.errors import BadInput
+
+PAGE = Path(__file__).parents[3] / "docs/reference/models.md"
+REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared/data")) / "reports"
+QWEN = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8}
+QWEN |= {"num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128}
+
+
+def test_a_model_says_which_layers_have_experts_and_how_large_they_are():
+    structure = model_structure(QWEN | {"mlp_only_layers": [1]})
+    assert (structure.decoder_layers, structure.moe_layers, structure.experts) == (4, (0, 2, 3), 8)
+    assert (structure.hidden, structure.dispatched, structure.inner, structure.expert_weights) == (64, 64, 32, 3 * 64 * 32)
+    assert dense_layers(QWEN | {"mlp_only_layers": [1]}) == (1,)
+    shape = Shape.of({"model_type": "qwen3_moe"})  # all by the type's defaults, as transformers reads it
+    assert (shape.layers, shape.experts, shape.top_k) == (24, 128, 8)
+
+
+def test_ungated_and_hybrid_models():
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 5,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 8,
+        "num_attention_heads": 4,
+    }
+    config = {"model_type": "nemotron_h", **sizes, "num_experts_per_tok": 2, "hybrid_override_pattern": "MEM*E"}
+    shape = Shape.of(config)
+    assert (shape.moe_layers, shape.expert_bytes, shape.remarks) == ((1, 4), 2 * 2 * 64 * 32, ())
+
+
+def test_what_cannot_be_built_is_read_by_its_names():
+    assert model_structure({"model_type": "qwen3_moe", "num_hidden_layers": "four"}) is None
+    assert model_structure({"model_type": "a type to come"}) is None
+    assert model_structure({}) is None
+    for said in ({"num_hidden_layers": 10**9}, {"num_experts": 10**9}, {"text_config": {"num_hidden_layers": 10**9}}):
+        with pytest.raises(BadInput, match=r"must be at most [0-9]+, found 1000000000"):  # and not after an hour
+            Shape.of(QWEN | said)
+    assert model_structure({"model_type": "llama"}) is None  # it has no experts
+
+
+def test_experts_of_any_form_are_found():
+    """In stacks of another name, beside experts of attention; as rows of one matrix; and those that are none are told."""
+    from transformers import CONFIG_MAPPING
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128}
+    config = {"model_type": "jetmoe", **sizes, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 4}
+    structure = model_structure(config)
+    assert (structure.moe_layers, structure.experts, structure.inner, structure.expert_weights) == ((0, 1), 8, 32, 3 * 64 * 32)
+    sizes = {"d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 128}
+    dbrx = {"attn_config": {"kv_n_heads": 4, "rope_theta": 1e4}}
+    dbrx |= {"ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 4}}
+    structure = model_structure({"model_type": "dbrx", **sizes, **dbrx})
+    assert (structure.moe_layers, structure.experts, structure.inner, structure.expert_weights) == ((0, 1), 8, 32, 3 * 64 * 32)
+    shared = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 96}
+    assert model_structure({**QWEN, **shared}).shared_weights == 3 * 64 * 96
+    for said, message in (
+        ({"model_type": "doge", "num_hidden_layers": 2}, "experts with matrices of their own in .* of doge, found none"),
+        ({"model_type": "switch_transformers"}, "a model with a decoder alone, found switch_transformers"),
+        (
+            {"model_type": "dots3_note_vision_encoder"},
+            "equally many experts of one size .*, found 4 of 9732096 weights and 8 of",
+        ),
+    ):
+        if said["model_type"] in CONFIG_MAPPING:  # transformers 5.20 has no dots3
+            with pytest.raises(BadInput, match=f"config: expected {message}"):
+                Shape.of(said)
+
+
+def models_page():
+    """The module that writes the page of models; the test is skipped for a transformers that the page is not of."""
+    spec = importlib.util.spec_from_file_location("models", PAGE.parents[1] / "models.py")
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    if f"transformers {models.VERSION};" not in PAGE.read_text():
+        pytest.skip(f"the page of models is of another transformers than {models.VERSION}")
+    return models
+
+
+def test_rows_of_the_page_of_models():
+    models = models_page()
+    for name in ("granitemoe", "gpt_oss", "vitpose_backbone"):
+        cells, remark = models.row(name)
+        assert models.line(name, cells) in PAGE.read_text()
+        assert bool(remark) == (cells[0] == "refused")
+        assert f"- `{name}`: {remark}\n" in PAGE.read_text() or not remark
+
+
+@pytest.mark.full
+def test_the_page_of_models_is_what_is_read_of_every_moe_type(monkeypatch):
+    """Built with its defaults, a model's MoE layers, experts and widths agree with what its config says of them, too."""
+    models, read = models_page(), []
+    monkeypatch.setattr(models, "model_structure", lambda config: read.append(model_structure(config)) or read[-1])
+    assert PAGE.read_text() == models.page(), "run `python docs/models.py`"
+    found = list(filter(None, read))
+    for structure in found:
+        text = structure.text
+        said = [
+            text[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if text.get(key)
+        ]
+        assert not said or structure.experts in said, text["model_type"]
+        assert 0 < len(structure.moe_layers) <= structure.decoder_layers, text["model_type"]
+        assert structure.expert_weights >= 2 * structure.dispatched * structure.inner, text["model_type"]
+    assert len(found) > 85
+
+
+@pytest.mark.skipif(not REPORTS.exists(), reason="recorded data is not here: set AURORA_DATA")
+@pytest.mark.parametrize(
+    ("case", "layers", "dense", "experts", "top_k", "expert_bytes"),
+    [
+        ("01-nemotron3-nano", 23, (0, 2, 4, 5), 128, 6, 19_955_712),
+        ("03-step35-flash", 42, (0, 1, 2), 288, 8, 31_457_280),
+        ("04-trinity-mini", 30, (0, 1), 128, 8, 12_582_912),
+        ("06-longcat-flash", 28, (), 512, 12, 75_497_472),
+        ("08-qwen3-omni", 48, (), 128, 8, 9_437_184),
+        ("09-deepseek-vl2", 29, (0,), 72, 6, 23_592_960),
+        ("12-kimi-k2-thinking-int4", 60, (0,), 384, 8, 24_772_608),
+        ("14-mistral-large-3-params", 58, (0, 1, 2), 128, 4, 176_160_768),
+        ("15-llama4-maverick", 24, (0, 2, 4, 6), 128, 1, 251_658_240),
+        ("17-granite4-small", 40, (), 72, 10, 18_874_368),
+        ("18-minimax-m2", 62, (), 256, 8, 14_155_776),
+        ("19-gpt-oss-120b", 36, (), 128, 4, 13_223_790),
+        ("20-kimi-k3-latent", 68, (0,), 896, 16, 66_060_288),
+        ("22-grok-style", 64, (), 8, 2, 603_979_776),
+        ("23-hunyuan-large", 63, (0,), 16, 1, 702_873_600),
+        ("26-phi-motif-first-dense", 76, (0, 1, 2, 3), 256, 8, 100_663_296),
+        ("27-dots-llm1", 61, (0,), 128, 6, 34_603_008),
+    ],
+)
+def test_configurations_after_public_reports(case, layers, dense, experts, top_k, expert_bytes):
+    (file,) = (REPORTS / case).glob("*.json")
+    shape = Shape.of(json.loads(file.read_text()))
+    assert (shape.layers, shape.dense_layers[:4], shape.experts, shape.top_k) == (layers, dense, experts, top_k)
+    assert shape.expert_bytes == expert_bytes
+
+
+@pytest.mark.skipif(not REPORTS.exists(), reason="recorded data is not here: set AURORA_DATA")
+def test_experts_of_two_kinds_of_tokens_are_refused():
+    config = json.loads((REPORTS / "07-ernie45-vl/config.json").read_text())
+    with pytest.raises(BadInput, match=r"moe_layer_end_index does not say which of 28 layers have experts: \[29, 28\]"):
+        Shape.of(config)
+
+
+@pytest.mark.parametrize(("config", "found"), [({"hidden_size": "a"}, "'a'"), ({}, "none: not a MoE model?")])
+def test_a_size_that_is_no_number_is_shown(config, found):
+    with pytest.raises(BadInput, match=f"above zero under hidden_size, found {re.escape(found)}"):
+        number(config, "hidden_size")
+
+
+@pytest.mark.parametrize("names", [("language_model_cfg",), ("backbone", "decoder_config"), ("thinker_config", "text_config")])
+def test_parts_of_any_name_and_depth_tell_experts(names):
+    """By the type of the part, where transformers knows it, and by the names that it gives."""
+    for part in (QWEN | {"mlp_only_layers": [1]}, {**QWEN, "model_type": "to come", "first_k_dense_replace": 1}):
+        config = part
+        for name in reversed(names):
+            config = {"model_type": "sees_and_hears", "vision_config": {"hidden_size": 8, "num_hidden_layers": 2}, name: config}
+        shape = Shape.of(config)
+        assert (shape.layers, shape.experts, shape.top_k, shape.hidden, shape.inner) == (3, 8, 2, 64, 32)
+    with pytest.raises(BadInput, match="expected one part that tells a number of experts, found one, two"):
+        Shape.of({"one": {"num_experts": 4}, "two": {"num_experts": 8}})
+
+
+def test_parameters_of_mistral_s_own_files():
+    moe = {"num_experts": 8, "num_experts_per_tok": 2}
+    shape = Shape.of({"dim": 4096, "n_layers": 32, "hidden_dim": 14336, "n_heads": 32, "vocab_size": 32000, "moe": moe})
+    assert (shape.layers, shape.experts, shape.top_k, shape.expert_bytes) == (32, 8, 2, 352321536)
+    assert shape.remarks[0].startswith(
+        "all 32 layers are taken to have experts: the config has none of mlp_layer_types, moe_layer"
+    )
