@@ -335,8 +335,7 @@ def recommend(
     nvlink = has_nvlink(cluster)
     served = simulated = plan = at_most = None
     if config is not None and cluster.equal and kinds:
-        nic = cluster.fabric.nic_Bps if cluster.fabric is not None else None
-        case = ServingCase(config, kinds[0], load, nic, per_server_of(cluster))
+        case = ServingCase(config, kinds[0], load, nic_Bps_of(cluster), per_server_of(cluster))
         served = compare_ways_of_serving(profile, case, engine, len(cluster), nvlink, progress=progress)
         best = None if drawn else best_way(served)
         if best is not None and best.way is not None and best.way.placement == "plan":
@@ -398,7 +397,7 @@ def moe_share(
         isl: tokens of a prompt.
     """
     tokens = max(1, round(_step_tokens(profile) / len(cluster)))
-    nic_Bps = None if cluster.fabric is None else cluster.fabric.nic_Bps
+    nic_Bps = nic_Bps_of(cluster)
     step, servers = SchedulerStep(tokens, prefill_requests=-(-tokens // isl)), way.per_server if nic_Bps else len(cluster)
     parts = [
         astuple(step_seconds(config, kind, way.layout, step, exchange=way.exchange, nic_Bps=nic_Bps, per_server=servers))
@@ -468,6 +467,14 @@ def per_server_of(cluster: Cluster) -> int:
     """Returns the number of GPUs of a server; if servers differ in size, the number of all GPUs, as if they were one server."""
     sizes = set(Counter(gpu.node for gpu in cluster.gpus).values())
     return sizes.pop() if len(sizes) == 1 else len(cluster)
+
+
+def nic_Bps_of(cluster: Cluster) -> float | None:
+    """Returns a GPU's bytes per second to other servers: of its NIC, or of its share of its server's; None on one server."""
+    fabric = cluster.fabric
+    if fabric is None or fabric.nic_Bps is None or not fabric.shared_nic:
+        return None if fabric is None else fabric.nic_Bps
+    return fabric.nic_Bps / max(Counter(fabric.server_G).values())
 
 
 def orders_of(way: ServingWay) -> str:

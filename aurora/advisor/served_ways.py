@@ -142,7 +142,7 @@ class ServingCase:
         config: the content of the model's config.json.
         kind: the GPUs' datasheet.
         load: the requests.
-        nic_Bps: bytes per second of a GPU's NIC to other servers; None: there is one server.
+        nic_Bps: bytes per second of a GPU's NIC, or of its share of one, to other servers; None: there is one server.
         per_server: GPUs of a server.
     """
 

@@ -304,7 +304,8 @@ def step_seconds(
         exchange: name of the exchange, one of EXCHANGES.
         overlap: whether the step is cut in halves, so that one computes during the other's exchanges.
         constants: constants of the engine on its host.
-        nic_Bps: bytes per second of a GPU's NIC, each way; None: all GPUs are in one server.
+        nic_Bps: bytes per second of a GPU's NIC, or of its share of a NIC of several GPUs, each way; None: all GPUs are in one
+            server.
         per_server: GPUs of a server.
         ratio: seconds of the slowest rank's experts / seconds with perfect balance, used instead of `imbalance` and chance.
             None: not used.
@@ -445,7 +446,7 @@ class _Collectives:
         many: how many.
         ranks: among how many.
         sent_bytes: that a rank sends or gets in one.
-        nic_bytes: those of them that leave the server; None: the part of other servers' ranks.
+        nic_bytes: that each GPU's NIC carries each way.
         arrays: that one call of the library carries.
         reduces: whether they are all-reduces.
     """
@@ -453,7 +454,7 @@ class _Collectives:
     many: int
     ranks: int
     sent_bytes: float
-    nic_bytes: float | None = None
+    nic_bytes: float
     arrays: int = 1
     reduces: bool = False
 
@@ -464,9 +465,29 @@ class _Collectives:
         servers = ceil(self.ranks / per_server)
         link_s = self.sent_bytes / kind.port_Bps
         if servers > 1 and nic_Bps is not None:
-            nic_bytes = self.sent_bytes * (servers - 1) / servers if self.nic_bytes is None else self.nic_bytes
-            latency_s, link_s = 2 * latency_s, max(link_s, nic_bytes / nic_Bps)
+            latency_s, link_s = 2 * latency_s, max(link_s, self.nic_bytes / nic_Bps)
         return self.many * (latency_s + link_s / constants.link_share)
+
+
+def ring_nic_bytes(ring_bytes: float, ranks: int, per_server: int) -> float:
+    """Returns the bytes that each GPU's NIC carries each way in a collective over rings, as NCCL runs it between servers.
+
+    A ring enters and leaves each server once, and carries there what each of its ranks sends. NCCL runs a ring for each NIC and
+    divides the bytes among them. The server with the fewest ranks has the fewest NICs.
+
+    Args:
+        ring_bytes: bytes that a rank sends, over all rings.
+        ranks: number of ranks.
+        per_server: GPUs of a server, each with a NIC or an equal share of one.
+
+    Source: Hu et al., "Demystifying NCCL", arXiv:2507.04786; NCCL's src/graph/search.cc.
+
+    Example:
+        >>> ring_nic_bytes(15.0, 16, 8)
+        1.875
+    """
+    servers = ceil(ranks / per_server)
+    return 0.0 if servers == 1 else ring_bytes / (ranks - (servers - 1) * per_server)
 
 
 def _visited(groups: int, top_k: int) -> float:
@@ -489,17 +510,19 @@ def _collectives(
         message = tokens * sizes.hidden * HALF_BYTES
         after = sizes.layers - (sizes.moe_layers if spread else 0)
         sent_bytes = all_reduce_bytes(message, layout.tensor)
-        reduces.append(_Collectives(sizes.layers + after + 1, layout.tensor, sent_bytes, reduces=True))
+        nic_bytes = ring_nic_bytes(sent_bytes, layout.tensor, per_server)
+        reduces.append(_Collectives(sizes.layers + after + 1, layout.tensor, sent_bytes, nic_bytes, reduces=True))
         if spread:  # tokens are split among tensor ranks before their experts, and gathered after
-            reduces.append(_Collectives(sizes.moe_layers, layout.tensor, message * (layout.tensor - 1) / layout.tensor))
+            reduces.append(_Collectives(sizes.moe_layers, layout.tensor, sent_bytes / 2, nic_bytes / 2))
     if not spread:
         return reduces, []
     token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.copy_gpus
     if not routed:  # all tokens go to all ranks with their choices, and back reduced
-        back_bytes = (layout.data - 1) * tokens * token_bytes
-        there_bytes = back_bytes * (1 + 8 * sizes.top_k / token_bytes)
-        there, back = (_Collectives(sizes.moe_layers, ranks, sent_bytes) for sent_bytes in (there_bytes, back_bytes))
-        return reduces, [replace(there, arrays=3), back]
+        sent_bytes = (layout.data - 1) * tokens * token_bytes
+        nic_bytes = ring_nic_bytes((ranks - 1) * tokens / layout.tensor * token_bytes, ranks, per_server)
+        chosen = 1 + 8 * sizes.top_k / token_bytes
+        there = _Collectives(sizes.moe_layers, ranks, sent_bytes * chosen, nic_bytes * chosen, arrays=3)
+        return reduces, [there, replace(there, sent_bytes=sent_bytes, nic_bytes=nic_bytes, arrays=1)]
     servers, choices = ceil(ranks / per_server), sizes.top_k if sent.once_per == "expert" else _visited(ranks, sizes.top_k)
     crossing = {"server": _visited(servers, sizes.top_k), "servers": servers}.get(sent.once_per, choices)
     rank_bytes = tokens / layout.tensor * token_bytes * imbalance

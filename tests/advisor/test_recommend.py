@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from aurora.advisor.recommend import (
     CONFIDENCE,
     cluster_of,
     interval,
+    nic_Bps_of,
     recommend,
     save_recommendation,
     with_datasheet_curves,
@@ -24,6 +26,7 @@ from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput
 from aurora.io import load_gpus
 from aurora.types import SyntheticOptions
+from aurora.types.network import servers
 from tests.io.engine_readers import READERS
 
 CONFIG = {
@@ -178,3 +181,12 @@ def test_the_interval_covers_as_often_as_it_says():
         _, low, high = np.log(interval(np.array(seen)))
         covered += low <= further <= high
     assert covered / 2000 == pytest.approx(CONFIDENCE, abs=0.03)
+
+
+def test_gpus_that_share_a_nic_each_have_their_part_of_it():
+    own = cluster_of("h100:16", KINDS, nic_Bps=50e9)
+    ports = [gpu.out_Bps for gpu in own.gpus]
+    shared = replace(own, fabric=servers([gpu.node for gpu in own.gpus], ports, ports, 50e9, shared_nic=True))
+    assert nic_Bps_of(own) == 50e9
+    assert nic_Bps_of(shared) == 50e9 / 8
+    assert nic_Bps_of(cluster_of("h100:8", KINDS)) is None

@@ -116,14 +116,14 @@ def test_even_traffic_has_nothing_to_balance():
 
 
 def test_two_servers_of_a_small_model_have_copies():
-    """Between servers bytes are slow: a copy on each server has none of them, and answers nearly twice as fast. An exchange that
+    """Between servers bytes are slow: a copy on each server has none of them, and answers faster. An exchange that
     must be installed is not taken for a difference within the error of computed steps."""
     model = replace(ONE_SERVER, nic_Bps=50e9)
     compared = compare_ways_of_serving(traffic(), model, "vllm", 16)
     assert best_way(compared).way.layout.copies >= 2
     two = replace(SERVING_ENGINES["vllm"].default(16, 8, 16), layout=Layout(data=8, expert=8, copies=2))
     best = next(other for other in compared.others if other.way == two)
-    assert best.gain > 1.2
+    assert best.gain > 1.1
     assert not installs(compared, best)
     routed = next(other for other in compared.others if other.way == replace(best.way, exchange="deepep-v2"))
     for faster, taken in ((1.05, best), (1.15, routed)):

@@ -14,6 +14,7 @@ from aurora.advisor.step_time import (
     active_experts,
     all_reduce_bytes,
     memory_bytes,
+    ring_nic_bytes,
     step_seconds,
 )
 from aurora.errors import BadInput
@@ -166,6 +167,50 @@ def test_halves_launch_twice_and_leave_multiprocessors_to_the_exchange():
         step_seconds(SIZES, KIND, split, large, exchange=name, overlap=True).attention_s for name in ("nixl", "deepep-ht")
     )
     assert with_all < with_less <= with_all / (1 - 20 / 132) * (1 + 1e-9)
+
+
+QUIET = replace(DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
+
+
+def collectives_s(layout, nic_Bps, tokens=600, **how):
+    """Seconds of all collectives of a step of prompts, without latencies."""
+    step = SchedulerStep(prefill_tokens=tokens)
+    return step_seconds(SIZES, KIND, layout, step, constants=QUIET, nic_Bps=nic_Bps, **how).collectives_s
+
+
+@pytest.mark.parametrize(
+    ("layout", "gathered_tokens"),
+    [
+        # 2 servers of 8: a ring of 16 ranks crosses a server's border with what 15 ranks hold, 600 tokens each; the server's
+        # 8 NICs carry 15 x 600 / 8. (8 ranks are elsewhere, so at least 8 x 600 / 8 tokens must come in.)
+        (Layout(data=16, expert=16), 15 * 600 / 8),
+        # 4 servers of 8: what 31 ranks hold, over 8 NICs: 31 x 600 / 8. (24 ranks are elsewhere: at least 24 x 600 / 8.)
+        (Layout(data=32, expert=32), 31 * 600 / 8),
+        # 2 servers of 8, 2 data-parallel ranks of 8 GPUs: each of the 16 GPUs holds 600 / 8 tokens of its rank's: 15 x 75 / 8.
+        (Layout(8, 2, 16), 15 * 75 / 8),
+    ],
+)
+def test_a_gather_between_servers_uses_all_of_their_nics(layout, gathered_tokens):
+    """Hand values of vLLM's default exchange over NCCL's rings, and of the reduce-scatter that brings results back."""
+    there_bytes = 64 * 2 + 2 * 8  # a token, and its two choices with 8 bytes each
+    back_bytes = 64 * 2
+    nic_Bps = 1e6  # slow enough to decide
+    expected_s = 4 * gathered_tokens * (there_bytes + back_bytes) / nic_Bps  # four layers
+    if layout.tensor > 1:  # all-reduces inside the servers: embeddings and one a layer, then the gathers of tensor parallelism
+        expected_s += ((4 + 0 + 1) * 2 + 4) * 600 * back_bytes * 7 / 8 / KIND.port_Bps
+    assert collectives_s(layout, nic_Bps) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize(("ranks", "crossing"), [(16, 2 * 15 / 16 / 8), (32, 2 * 31 / 32 / 8), (12, 2 * 11 / 12 / 4)])
+def test_an_all_reduce_between_servers_uses_all_of_their_nics(ranks, crossing):
+    """Tensor parallelism over servers of 8: a rank's 2 (R - 1) / R of the message cross over 8 NICs, 4 where 4 ranks are left."""
+    reduced_s = (2 * 4 + 1) * 600 * 64 * 2 * crossing / 1e6  # twice in each of four layers, and embeddings
+    assert collectives_s(Layout(ranks), 1e6) == pytest.approx(reduced_s)
+
+
+def test_a_server_of_eight_gpus_gathers_over_links():
+    assert ring_nic_bytes(7.0, 8, 8) == 0
+    assert collectives_s(Layout(data=8, expert=8), 1.0) == collectives_s(Layout(data=8, expert=8), None)
 
 
 def test_servers_meet_over_their_nics():
