@@ -18,6 +18,7 @@ from aurora.algorithms.arbitration import ComputeQueue, ComputeRequest, PortSlic
 from aurora.algorithms.check.fit import check_traffic
 from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.compile import compile_plan
+from aurora.algorithms.network.bounds import nics_of
 from aurora.algorithms.network.delivery import DELIVERY, Delivery
 from aurora.algorithms.network.switch import Switch
 from aurora.algorithms.network.transfer_seconds import counts_seconds
@@ -508,7 +509,8 @@ class _Run:
         """(S, G, G) int64: the bytes that each GPU sends to each in one all-to-all, in each of its steps."""
         profile, deduplicated = self.profiles[model], self.program.deduplicated_M[model]
         if self.program.gathered:
-            return gathered_bytes(profile, layer, step, op.phase)
+            nics = nics_of(self.cluster.network)
+            return gathered_bytes(profile, layer, step, op.phase, None if nics is None else nics.server_G)
         placed = profile, layer, self._split_MLEG[model][layer]
         rows_SGG = exchange_rows(*placed, deduplicated=deduplicated, hierarchy=op.hierarchy, window=step)
         return exchange_bytes(rows_SGG, profile, op.phase, deduplicated)

@@ -362,17 +362,49 @@ def exchange_bytes(rows_SGG: IntArray, profile: Profile, phase: str, deduplicate
     return rows_SGG[::-1].transpose(0, 2, 1) * profile.combine_bytes
 
 
-def gathered_bytes(profile: Profile, layer: int, window: int, phase: str) -> IntArray:
+def gathered_bytes(profile: Profile, layer: int, window: int, phase: str, server_G: IntArray | None = None) -> IntArray:
     """Returns (S, G, G) int64 bytes of an allgather ("dispatch") or a reduce-scatter ("combine"), as in vLLM.
 
-    In the allgather every rank sends all of its tokens to every other, in three steps: hidden states, router weights, expert
-    numbers (4 bytes each). In the reduce-scatter it sends every rank its partial sums of that rank's tokens.
+    The allgather has three steps: hidden states, router weights, expert numbers (4 bytes each). In the reduce-scatter every
+    rank gets the partial sums of its tokens. On one server each rank sends to every other. On several, the bytes go around
+    `nccl_rings`, an equal part in each: a rank passes on all but its successor's, so that a NIC of R ranks on servers of P GPUs
+    carries (R - 1) / P ranks' bytes.
+
+    Args:
+        profile: the model and its traffic.
+        layer: index of the MoE layer.
+        window: index of the window.
+        phase: "dispatch" or "combine".
+        server_G: (G,) int64, the server of each rank; None: all on one.
     """
     tokens_S = profile.tokens_TLSE[window, layer].sum(axis=1) // profile.top_k
-    rows_SS = tokens_S[:, None] * (1 - np.eye(len(tokens_S), dtype=np.int64))
-    if phase == "combine":
-        return np.asarray(rows_SS.T * profile.combine_bytes)[None]
-    return np.stack([rows_SS * size for size in (profile.dispatch_bytes, *(4 * profile.top_k,) * (GATHERS - 1))])
+    sizes = [profile.combine_bytes]
+    if phase == "dispatch":
+        sizes = [profile.dispatch_bytes, *[4 * profile.top_k] * (GATHERS - 1)]
+    bytes_XS = np.array(sizes)[:, None] * tokens_S
+    sent_XSS = bytes_XS[:, :, None] * (1 - np.eye(len(tokens_S), dtype=np.int64))
+    if server_G is not None:
+        sent_XSS[:] = 0
+        next_CS = nccl_rings(server_G)
+        for ring, next_S in enumerate(next_CS):
+            passed_XS = bytes_XS.sum(axis=1, keepdims=True) - bytes_XS[:, next_S]
+            upto_XS, before_XS = (passed_XS * part // len(next_CS) for part in (ring + 1, ring))
+            sent_XSS[:, np.arange(len(next_S)), next_S] += upto_XS - before_XS
+    return np.asarray(sent_XSS.swapaxes(1, 2) if phase == "combine" else sent_XSS)
+
+
+def nccl_rings(server_G: IntArray) -> IntArray:
+    """Returns (C, G) int64: the rank that each rank passes bytes to in each of NCCL's C rings, one for each GPU of a server.
+
+    A ring visits the ranks of each server one after the other. Each ring enters and leaves a server by other GPUs' NICs, so
+    that all NICs are used: on servers of 2 GPUs the rings are 0, 1, 2, 3 and 1, 0, 3, 2.
+    """
+    members_N = [np.flatnonzero(server_G == server) for server in np.unique(server_G)]
+    next_CG = np.empty((max(map(len, members_N)), len(server_G)), dtype=np.int64)
+    for ring, next_G in enumerate(next_CG):
+        visited_G = np.concatenate([np.roll(members, -ring) for members in members_N])
+        next_G[visited_G] = np.roll(visited_G, -1)
+    return next_CG
 
 
 def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArray, gpus: int) -> IntArray:
