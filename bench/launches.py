@@ -229,18 +229,14 @@ def staged_step(ranks: int, tokens: int = TOKENS, experts: int = EXPERTS) -> tup
 
     from aurora.moe import layer
     from aurora.moe.expert_map import ExpertMap
+    from aurora.moe.layouts import RowPerExpert
 
     each, width = experts // ranks, 16
     counted = Counted()
     rounds = [(source, (source + shift) % ranks) for shift in range(1, ranks) for source in range(ranks)]
 
-    class Staged(layer.ExpertParallelLayer):
-        expert_map = ExpertMap(tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(ranks)), 0)
-        transport = StagedRank(ranks, counted)
-
-        def order(self, phase: str) -> Order:
-            return Order("rounds", np.array(rounds))
-
+    expert_map = ExpertMap(tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(ranks)), 0)
+    alltoalls = layer.OrderedAllToAlls(StagedRank(ranks, counted), Order("rounds", np.array(rounds)))
     index = torch.rand(tokens, experts).topk(TOP_K).indices
     hidden, weights = torch.zeros(tokens, width), torch.ones(tokens, TOP_K)
     module, run, device = transformers_experts(each, width), JITFunction.run, torch.cuda.device
@@ -249,12 +245,13 @@ def staged_step(ranks: int, tokens: int = TOKENS, experts: int = EXPERTS) -> tup
     try:
         with torch.inference_mode(), OnGpu(counted), counted:
             began_s = time.thread_time()
-            Staged().outputs(hidden, index, weights, module)
+            layout, arrived = layer.dispatch(RowPerExpert(expert_map, hidden, index, weights, None), alltoalls)
+            layout.aggregate(layer.combine(layout, layer.compute(layout, arrived, module), alltoalls))
             counted.python_s = time.thread_time() - began_s
     finally:
         JITFunction.run, torch.cuda.device = run, device
     counted.synchronisations.append("slots of the rows that arrive")  # copied from pageable memory
-    return counted, Staged.transport
+    return counted, alltoalls.transport
 
 
 def transformers_experts(experts: int, width: int) -> Any:

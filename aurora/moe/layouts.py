@@ -69,8 +69,12 @@ class DispatchLayout(ABC):
         """Sets `sizes_SRR` from the `counts` of every rank, (R, *counts.shape)."""
 
     def flat_counts(self, counts_RX: torch.Tensor) -> torch.Tensor | None:
-        """Converts the `counts` of all ranks to the counts of RowPerRank for the same tokens; None if this layout is flat."""
+        """Converts the `counts` of all ranks to the counts of `flat()`; None if this layout is flat."""
         return None
+
+    def flat(self) -> "DispatchLayout":
+        """Returns the layout of the same tokens with one row per rank; this one if it is flat."""
+        return self
 
     @abstractmethod
     def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ all-to-all.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +55,13 @@ class RowPerServer(RowPerRank):
     rank needs of each piece (`sent_GN` and `needed_GCG` of HierarchicalRows).
     """
 
+    def __init__(self, *tokens: Any) -> None:
+        super().__init__(*tokens)
+        self._tokens = tokens
+
+    def flat(self) -> RowPerRank:
+        return RowPerRank(*self._tokens)
+
     def _sort(self) -> torch.Tensor:
         self._hierarchy, server_R = self._map.hierarchy, self._map.server_R
         sent_N, token_X, self._row_NK = permutation_by_rank(server_R[self.rank_NK], self._hierarchy.servers)
@@ -66,6 +73,7 @@ class RowPerServer(RowPerRank):
         from aurora.algorithms.alltoall.hierarchical import HierarchicalRows, hop_rows  # which flat layouts need not
 
         hierarchy = self._hierarchy
+        del self._tokens  # `flat` is not asked for any more
         sent_GN, needed_GX = np.split(counts.numpy(), [hierarchy.servers], axis=1)
         rows = HierarchicalRows(sent_GN, needed_GX.reshape(len(counts), hierarchy.pieces, len(counts)))
         hops = hop_rows(rows, hierarchy)
@@ -74,7 +82,7 @@ class RowPerServer(RowPerRank):
         self._arrived_S = [sum(step.inside_in) for step in self._steps]
 
     def flat_counts(self, counts_RX: torch.Tensor) -> torch.Tensor:
-        """Converts the `counts` of all ranks to (R, R) int64, the counts of `RowPerRank` for the same tokens."""
+        """Converts the `counts` of all ranks to (R, R) int64, the counts of `flat()`."""
         ranks, servers = len(counts_RX), self._hierarchy.servers
         return counts_RX[:, servers:].reshape(ranks, -1, ranks).sum(dim=1)
 

@@ -1,7 +1,6 @@
 """Expert-parallel replacement of a MoE layer's experts module: performs the layer's operations over all ranks."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -12,23 +11,21 @@ from aurora.errors import RankFailed
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.models.own_weights import release_freed_memory
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layer import ExpertParallelLayer, PushedRows
-from aurora.moe.layouts import DispatchLayout
-from aurora.moe.transport import ExchangeStep
-from aurora.runtime.layer_context import LayerContext
+from aurora.moe.layer import all_loads, combine, compute, dispatch
+from aurora.moe.layouts import DispatchLayout, RowPerExpert, RowPerRank
+from aurora.runtime.layer_context import LayerContext, LayerPort
 from aurora.types import Exchange, Op, Placement
-from aurora.types.arrays import IntArray
 from aurora.types.program import hierarchy_of
 
 MIN_CHUNK_BYTES = 32 * 1024  # of rows, between two preemption points; at least one row
 LEAST_CHUNK_BYTES = 2 * 1024  # the same of a batch model beside an interactive one
 
 
-class DistributedExperts(ExpertParallelLayer, nn.Module):
+class DistributedExperts(nn.Module):
     """Expert-parallel module that replaces the experts module of a MoE layer, and gives the same output for this rank's tokens.
 
-    It is an ExpertParallelLayer whose LayerContext records its phases and shares GPU and port with other models. Call
-    `set_placement` before the first forward pass.
+    Its LayerContext records the layer's phases, and shares GPU and port with other models. Call `set_placement` before the
+    first forward pass.
 
     Attributes:
         local: the module that computes this rank's experts: at first the replaced module. It starts with all experts, or, if it
@@ -67,7 +64,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         self.ops, self._layer, self._context = ops, layer, context
         self._chunk_bytes = self._least_bytes = LEAST_CHUNK_BYTES if context.yields else MIN_CHUNK_BYTES
         hierarchy, rank, slots_G = hierarchy_of(ops), context.transport.rank, placement.slots_LG[layer]
-        self.hierarchical, self.deduplicate = hierarchy is not None, deduplicate
+        self._deduplicate = deduplicate
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
         expert_map = ExpertMap(slots_G, rank, split_EG, local_first, hierarchy)
         self.place(expert_map.to(next(self.local.parameters()).device), slots_G[rank])
@@ -130,51 +127,53 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         context.recorder.route(top_k_index, context.mask)
         context.count_tokens(top_k_index, layer)
-        experts = self._compute_in_chunks if context.preemptible else self.local
         outs = []
         for part in [slice(None)] if context.push is None else context.push.parts(len(rows)):
             mask = None if context.mask is None else context.mask[part]
-            outs.append(self.outputs(rows[part], top_k_index[part], top_k_weights[part], experts, mask))
+            tokens = rows[part], top_k_index[part], top_k_weights[part], mask
+            outs.append(self._by_messages(*tokens) if context.push is None else self._by_push(*tokens))
             context.start_compute()
         out = outs[0] if len(outs) == 1 else torch.cat(outs)
         context.layers_done = layer + 1
         return out.view(hidden_states.shape)
 
-    def gather_loads(self, tokens_E: torch.Tensor) -> torch.Tensor:
-        """Gathers all ranks' loads; see `ExpertParallelLayer.gather_loads`. Releases the GPU while it waits for other ranks."""
-        self._context.stop_compute("gate", self._layer)
-        gathered = self._context.gather_counts(tokens_E, self._layer)
-        self._context.start_compute()
-        return gathered
-
-    def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """Ends the phase "gate", and gathers the row counts of all ranks; see `ExpertParallelLayer.gather_counts`."""
-        self._context.stop_compute("gate", self._layer)
-        return self._context.gather_counts(layout.counts, self._layer)
-
-    def pushed(
+    def _by_messages(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
-    ) -> PushedRows | None:
-        """Begins the dispatch by ordered push and returns its PushedBatch; returns None if the context has no push."""
-        if self._context.push is None:
-            return None
+    ) -> torch.Tensor:
+        """Returns (N, H), the outputs for this rank's tokens, which its transport carries."""
+        context, layer, port = self._context, self._layer, LayerPort(self._context, self._layer, self.ops)
+        loads_RE = all_loads(self.expert_map, index, mask, port.gather)
+        if loads_RE is not None:
+            context.start_compute()
+        layout = self._layout_kind(index.shape[1])(self.expert_map, hidden, index, weights, mask, loads_RE)
+        layout, arrived = dispatch(layout, port, context.is_hierarchical)
+        with context.computing("expert", layer):
+            answers = compute(layout, arrived, self._compute_in_chunks if context.preemptible else self.local)
+        returned = combine(layout, answers, port)
+        with context.computing("aggregate", layer):
+            return layout.aggregate(returned)
+
+    def _by_push(
+        self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Returns (N, H), the outputs for this rank's tokens, which kernels push without the host."""
         from aurora.runtime.pushed_batch import PushedBatch  # Triton's interpreter is chosen before its import
 
-        self._context.stop_compute("gate", self._layer)
-        return PushedBatch(self._context.push, self._layer, self.expert_map, (hidden, index, weights), mask)
+        context, layer = self._context, self._layer
+        assert context.push is not None
+        context.stop_compute("gate", layer)
+        batch = PushedBatch(context.push, layer, self.expert_map, (hidden, index, weights), mask)
+        with context.computing("expert", layer):
+            batch.compute(self._compute_in_chunks if context.preemptible else self.local)
+        return batch.combined()
 
-    def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns True if the batch's all-to-alls are hierarchical, False if flat; see `LayerContext.is_hierarchical`."""
-        return self._context.is_hierarchical(flat_RR, row_bytes)
+    def _layout_kind(self, top_k: int) -> type[DispatchLayout]:
+        """Returns the class of layouts for tokens that choose `top_k` experts each."""
+        if hierarchy_of(self.ops) is not None:
+            from aurora.moe.server_layout import RowPerServer  # which flat all-to-alls need not
 
-    def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
-        """Context manager around the layer's dispatch or combine; see `LayerContext.exchanging`."""
-        op = next(op for op in self.ops if isinstance(op, Exchange) and op.phase == phase)
-        return self._context.exchanging(self._layer, op, rows_SRR, row_bytes)
-
-    def computing(self, phase: str) -> AbstractContextManager[None]:
-        """Context manager around a compute phase: holds this rank's GPU; see `LayerContext.computing`."""
-        return self._context.computing(phase, self._layer)
+            return RowPerServer
+        return RowPerRank if self._deduplicate and top_k > 1 else RowPerExpert
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Computes `local` with preemption points: a chunk takes about `preemption_s`, judged by an earlier one.

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from aurora.moe.transport import ExchangeStep, Observe, Transport
 from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, in_slices
-from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Network, Order, Program
+from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Network, Op, Order, Program
 from aurora.types.arrays import IntArray
 
 if TYPE_CHECKING:
@@ -286,3 +287,28 @@ class LayerContext:
             raise type(error)(f"{self.recorder.model_name}, {where}: {error}") from None
         finally:
             self.waiting_since = None
+
+
+@dataclass(frozen=True)
+class LayerPort:
+    """LayerTransport (aurora.moe.layer) of one layer whose model shares GPU and port with other models.
+
+    Args:
+        context: access of the layer's model to compute and communication.
+        layer: index of the MoE layer.
+        ops: the layer's operations, which have its orders.
+    """
+
+    context: LayerContext
+    layer: int
+    ops: tuple[Op, ...]
+
+    def gather(self, counts: torch.Tensor) -> torch.Tensor:
+        """Ends the phase "gate", releases the GPU, and allgathers `counts`; see `LayerContext.gather_counts`."""
+        self.context.stop_compute("gate", self.layer)
+        return self.context.gather_counts(counts, self.layer)
+
+    def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
+        """Context manager around the layer's dispatch or combine; see `LayerContext.exchanging`."""
+        op = next(op for op in self.ops if isinstance(op, Exchange) and op.phase == phase)
+        return self.context.exchanging(self.layer, op, rows_SRR, row_bytes)

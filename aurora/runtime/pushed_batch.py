@@ -32,7 +32,8 @@ class PushedBatch:
         push: the ranks' buffers, with `experts` set, and large enough for rows of the layer's MessageFormat.
         layer: index of the layer; selects the order.
         expert_map: the layer's map, with `needs_all_counts` False.
-        tokens, mask: `hidden`, `index`, `weights` and `mask` of `ExpertParallelLayer.dispatch`.
+        tokens: hidden states (N, H), experts (N, K) and weights (N, K) of this rank's tokens.
+        mask: (N,) bool, True for tokens that need experts; None: all.
 
     Raises:
         BadInput: if the buffers are too small, or hidden states have a dtype in which rows cannot be summed.

@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layer import ExpertParallelLayer
-from aurora.moe.layouts import DispatchLayout, RowPerExpert, exchange_rows
+from aurora.moe.layer import OrderedAllToAlls, all_loads, combine, compute, dispatch
+from aurora.moe.layouts import RowPerExpert, exchange_rows
 from aurora.moe.permutation import exact_dtype, weighted_sum
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Order
+from aurora.types.arrays import IntArray
 
 
-class ExpertParallel(ExpertParallelLayer, nn.Module):
+class ExpertParallel(nn.Module):
     """Differentiable expert-parallel module that replaces a layer's experts module; same output for this rank's tokens.
 
     The replicas of an expert share the tokens of all ranks; each serves its own rank's tokens first. `serve` must be called
@@ -50,7 +51,7 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
                 (combine; gradients of the dispatch) use the reversed order.
             transport: carries tokens and gradients between the ranks.
         """
-        self.expert_map, self.transport, self._order = expert_map, transport, order
+        self.expert_map, self._alltoalls = expert_map, OrderedAllToAlls(transport, order)
         self._expert_P = np.array([expert for slots in slots_G for expert in slots], dtype=np.int64)
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
@@ -59,30 +60,31 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
         Forward and backward pass are collective calls: all ranks make them.
         """
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        return self.outputs(rows, top_k_index, top_k_weights, self.local).view(hidden_states.shape)
-
-    def order(self, phase: str) -> Order:
-        """Returns the order of a phase, "dispatch" or "combine"."""
-        return self._order if phase == "dispatch" else self._order.reversed
-
-    def layout_kind(self, top_k: int) -> type[DispatchLayout]:
-        """Returns the class DifferentiableRows, whose exchanges are differentiable."""
-        return DifferentiableRows
-
-    def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """All-gathers the row counts, adds them to `tokens_E`, and returns them."""
-        counts_RP = super().gather_counts(layout)
-        np.add.at(self.tokens_E, self._expert_P, counts_RP.sum(dim=0).numpy())
-        return counts_RP
+        loads_RE = all_loads(self.expert_map, top_k_index, None, self._alltoalls.gather)
+        layout = DifferentiableRows(self.expert_map, rows, top_k_index, top_k_weights, None, loads_RE)
+        _, arrived = dispatch(layout, self._alltoalls)
+        np.add.at(self.tokens_E, self._expert_P, layout.tokens_P)
+        answers = compute(layout, arrived, self.local)
+        return layout.aggregate(combine(layout, answers, self._alltoalls)).view(hidden_states.shape)
 
 
 class DifferentiableRows(RowPerExpert):
-    """Layout of one row per (token, expert) pair whose exchanges are differentiable."""
+    """Layout of one row per (token, expert) pair whose exchanges are differentiable.
+
+    Attributes:
+        tokens_P: (P,) int64, rows of all ranks for each physical expert; set by `gathered`.
+    """
+
+    tokens_P: IntArray
 
     def _lay_out(self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor) -> None:
         self._hidden = hidden
         with torch.no_grad():
             super()._lay_out(hidden, weights, physical_NK)
+
+    def gathered(self, counts: torch.Tensor) -> None:
+        super().gathered(counts)
+        self.tokens_P = counts.sum(dim=0).numpy()
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
         """Returns the rows (X, H) received for this rank's experts. The backward pass sends gradients back to the tokens."""

@@ -13,7 +13,7 @@ import torch
 
 from aurora.models.loading import hold_experts
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layer import ExpertParallelLayer
+from aurora.moe.layer import OrderedAllToAlls, combine, compute, dispatch
 from aurora.moe.layouts import RowPerExpert, RowPerRank
 from aurora.moe.server_layout import RowPerServer
 from aurora.runtime.distributed.launcher import RankInfo, launch_threads
@@ -26,18 +26,6 @@ RANKS, EXPERTS, TOP_K = 4, 16, 4
 SLOTS_G = tuple((*range(4 * rank, 4 * rank + 4), (4 * rank + 4) % EXPERTS) for rank in range(RANKS))  # a replica each
 KINDS = (RowPerExpert, RowPerRank, RowPerServer)
 Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-class VirtualLayer(ExpertParallelLayer):
-    """A layer on ranks that are threads."""
-
-    def __init__(self, expert_map: ExpertMap, transport: MemoryTransport, kind: type) -> None:
-        self.expert_map, self.transport = expert_map, transport
-        self.hierarchical, self.deduplicate = kind is RowPerServer, kind is RowPerRank
-
-    def order(self, phase: str) -> Order:
-        """Returns an order that starts everything at once."""
-        return Order.all_at_once(RANKS)
 
 
 def drawn(device: Cuda, tokens: int, hidden: int, dtype: torch.dtype) -> list[Tokens]:
@@ -65,8 +53,10 @@ def outputs(rank_info: RankInfo, memory: Memory, kind: type, whole: Any, tokens_
     rank, hierarchy = rank_info.rank, Hierarchy(np.array([0, 0, 1, 1])) if kind is RowPerServer else None
     with torch.inference_mode():
         expert_map = ExpertMap(SLOTS_G, rank, None, False, hierarchy).to(device)
-        layer = VirtualLayer(expert_map, MemoryTransport(memory, rank), kind)
-        return layer.outputs(*tokens_R[rank], held_by(whole, SLOTS_G[rank]))
+        alltoalls = OrderedAllToAlls(MemoryTransport(memory, rank), Order.all_at_once(RANKS))
+        layout, arrived = dispatch(kind(expert_map, *tokens_R[rank], None), alltoalls)
+        answers = compute(layout, arrived, held_by(whole, SLOTS_G[rank]))
+        return layout.aggregate(combine(layout, answers, alltoalls))
 
 
 def compare_layouts(device: Cuda) -> float:

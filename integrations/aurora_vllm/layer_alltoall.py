@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layer import ExpertParallelLayer
-from aurora.moe.layouts import DispatchLayout, RowPerRank
+from aurora.moe.layer import combine, dispatch
+from aurora.moe.layouts import RowPerRank
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
@@ -103,7 +103,15 @@ class LayerAllToAll:
             is not on this rank.
         """
         batch = DispatchedBatch(self, own_rows)
-        layout, rows = batch.start(hidden, index.long(), weights)
+        kind: type[RowPerRank] = RowPerRank
+        if self.hierarchy is not None:
+            from aurora.moe.server_layout import RowPerServer  # which flat all-to-alls need not
+
+            kind = RowPerServer
+        batch.layout = kind(self.expert_map, hidden, index.long(), weights, None)
+        layout, rows = dispatch(batch.layout, batch, batch.is_hierarchical)
+        assert isinstance(layout, RowPerRank)
+        batch.layout, batch.received = layout, len(rows)
         received, weights_PK, slots_PK = layout.received(rows)
         local_PK = slots_PK >= 0
         experts_PK = self._expert_S[slots_PK].to(index.dtype)  # slot -1 is the last
@@ -121,7 +129,13 @@ class LayerAllToAll:
             (N, H), each token's expert outputs, summed.
         """
         assert len(answers) == batch.received
-        return batch.finish(answers.contiguous())
+        batch.begin()
+        returned = combine(batch.layout, answers.contiguous(), batch)
+        batch.report("combine")
+        began = self.clock.mark()
+        summed = batch.layout.aggregate(returned)
+        batch.aggregate = span(began, self.clock.mark())
+        return summed
 
     def orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
         """Returns the orders (dispatch, combine) for a batch that is not small; bytes_GG (G, G): its bytes between ranks."""
@@ -131,46 +145,35 @@ class LayerAllToAll:
         return order, order.reversed
 
 
-class DispatchedBatch(ExpertParallelLayer):
-    """State of one batch of a layer from dispatch to combine: an ExpertParallelLayer whose experts vLLM computes.
+class DispatchedBatch:
+    """One batch of a layer from dispatch to combine, and its LayerTransport (aurora.moe.layer); its size chooses the order.
 
     Args:
         alltoall: the layer's all-to-all.
         own_rows: as in `LayerAllToAll.dispatch`.
 
     Attributes:
+        layout: the layout in which the tokens went.
         received: number of rows that this rank received.
         tokens_G: (G,) number of (token, expert) choices that each rank computes, counted over all ranks' `own_rows`.
         aggregate: time span of the weighted sum at the end; None until the sum has been launched.
     """
 
+    layout: RowPerRank
     tokens_G: IntArray
-    deduplicate = True
 
     def __init__(self, alltoall: LayerAllToAll, own_rows: slice) -> None:
-        self.expert_map, self.transport, self.hierarchical = (
-            alltoall.expert_map,
-            alltoall.transport,
-            alltoall.hierarchy is not None,
-        )
+        self.transport = alltoall.transport
         self.received = 0
         self.aggregate: Span | None = None
         self._alltoall, self._own_rows = alltoall, own_rows
         self._small: bool | None = None  # None: not known yet
         self._orders: tuple[Order, Order] | None = None  # of dispatch and combine
-        self._began = alltoall.clock.mark()
+        self.begin()
 
-    def start(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> tuple[RowPerRank, torch.Tensor]:
-        """Dispatches the tokens. Returns their layout and the received rows; see `ExpertParallelLayer.dispatch`."""
-        layout, rows = self.dispatch(hidden, index, weights)
-        assert isinstance(layout, RowPerRank)
-        self._layout, self.received = layout, len(rows)
-        return layout, rows
-
-    def finish(self, answers: torch.Tensor) -> torch.Tensor:
-        """Sends expert outputs back, and returns their sums by token; see `ExpertParallelLayer.combine`."""
+    def begin(self) -> None:
+        """Marks the beginning of an all-to-all, for `report`."""
         self._began = self._alltoall.clock.mark()
-        return self.combine(self._layout, answers)
 
     def report(self, phase: str) -> None:
         """Passes the times of the all-to-all of `phase` to the layer's `report`, once all its work has been launched."""
@@ -178,19 +181,14 @@ class DispatchedBatch(ExpertParallelLayer):
         took = span(self._began, alltoall.clock.mark())
         alltoall.report(phase, alltoall.layer, took, self._bytes_SGG.sum(axis=0))
 
-    def layout_kind(self, top_k: int) -> type[DispatchLayout]:
-        """Returns the layout class with one row per server if the layer is hierarchical, else per rank; ignores `top_k`."""
-        return super().layout_kind(top_k) if self.hierarchical else RowPerRank
-
-    def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """All-gathers the row counts and returns them; the same message also carries the counts for `tokens_G`."""
-        assert isinstance(layout, RowPerRank)
-        tokens_R = torch.bincount(layout.rank_NK[self._own_rows].flatten(), minlength=self.transport.ranks)
-        mine, watched = torch.cat([tokens_R, layout.counts]), self._alltoall.watched
+    def gather(self, counts: torch.Tensor) -> torch.Tensor:
+        """Allgathers the row counts; the same message also carries the counts for `tokens_G`."""
+        tokens_R = torch.bincount(self.layout.rank_NK[self._own_rows].flatten(), minlength=self.transport.ranks)
+        mine, watched = torch.cat([tokens_R, counts]), self._alltoall.watched
         gathered = self.transport.gather(mine) if watched is None else watched.gather(self.transport, mine)
-        tokens_RR, counts = gathered.split_with_sizes([len(tokens_R), len(layout.counts)], dim=1)
+        tokens_RR, counts_RX = gathered.split_with_sizes([len(tokens_R), len(counts)], dim=1)
         self.tokens_G = tokens_RR.numpy().sum(axis=0)
-        return counts
+        return counts_RX
 
     def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
         """Returns True if this batch is to be hierarchical: it is not small, and `watched` (if not None) chooses so.
@@ -202,7 +200,7 @@ class DispatchedBatch(ExpertParallelLayer):
 
     @contextmanager
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
-        """Context manager that grants the port for an all-to-all; see `ExpertParallelLayer.exchanging`."""
+        """Context manager that grants the port for an all-to-all; see LayerTransport."""
         alltoall, exchange = self._alltoall, self.transport.exchange
         self._bytes_SGG = bytes_SGG = rows_SRR * row_bytes
         if self._orders is None:
@@ -218,14 +216,6 @@ class DispatchedBatch(ExpertParallelLayer):
             else:
                 with alltoall.watched.exchanging(order, phase, self.transport.rank, bytes_SGG.sum(axis=0)) as chosen:
                     yield lambda sends, recvs: exchange(chosen, sends, recvs, lambda *_event: None)
-
-    @contextmanager
-    def computing(self, phase: str) -> Iterator[None]:
-        """Context manager around the weighted sum after the combine; reports the combine and times the sum."""
-        self.report("combine")
-        began = self._alltoall.clock.mark()
-        yield
-        self.aggregate = span(began, self._alltoall.clock.mark())
 
 
 def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:
