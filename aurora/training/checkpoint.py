@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from safetensors.torch import save_file
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput
+from aurora.io.files import naming
 from aurora.models.hub import model_folder
 from aurora.models.loading import LOADING, load_transformers
 from aurora.moe.transport import Transport
@@ -125,13 +127,20 @@ class CheckpointWriter:
             shard = temporary.rename(folder / f"{name}-{_digest(temporary)}.safetensors")
             for older in set(folder.glob(f"{name}-*")) - {shard}:  # whose other shards were never written
                 older.unlink()
-            if rank == 0:
-                _remove_older(self._folder)
         except (OSError, SafetensorError, RuntimeError) as error:  # the last of a GPU, which ends the rank too
-            self.failures.append(f"{folder}: shard {rank} of {ranks} was not written: {error}")
-            LOG.warning("%s; training goes on", self.failures[-1])  # now: a run that is killed has no end to tell it at
+            self._fail(f"{folder}: shard {rank} of {ranks} was not written: {error}")
             with suppress(OSError):
                 temporary.unlink()
+            return
+        if rank == 0:
+            try:
+                _remove_older(self._folder)
+            except BadInput as error:
+                self._fail(f"older checkpoints are kept: {error}")
+
+    def _fail(self, failure: str) -> None:
+        self.failures.append(failure)
+        LOG.warning("%s; training goes on", failure)  # now: a run that is killed has no end to tell it at
 
 
 def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeCheckpoint | None, list[str]]:
@@ -142,36 +151,53 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
         steps: accept only a checkpoint with this number of steps; None: any.
 
     Returns:
-        (the checkpoint or None; one sentence per newer, incomplete checkpoint).
+        (the checkpoint or None; one sentence per newer, incomplete checkpoint, which names a missing or damaged shard).
+
+    Raises:
+        BadInput: if a shard that is there cannot be read; this does not mean that it is damaged.
     """
     remarks = []
     for number, path in reversed(begun_checkpoints(folder)):
         if steps not in (None, number):
             continue
-        shards = _shards_in(path)
-        if not shards:
-            remarks.append(f"{path}: shards are missing")
-        elif broken := [shard for shard in shards if not _is_whole(shard)]:
-            remarks.append(f"{broken[0]}: is not what was written")
-        else:
-            with safe_open(shards[0], framework="pt") as file:
+        shards, flaw = _inspect(path)
+        if flaw is None:
+            with naming(shards[0]), safe_open(shards[0], framework="pt") as file:
                 return WholeCheckpoint(number, shards, json.loads(file.metadata()["aurora"])), remarks
+        remarks.append(flaw)
     return None, remarks
 
 
 def begun_checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Returns (number of steps, folder) of all checkpoints of a run, complete or not, the newest last."""
+    """Returns (number of steps, folder) of all checkpoints of a run, complete or not, the newest last.
+
+    Raises:
+        BadInput: if the folder cannot be read.
+    """
     if not folder.is_dir():
         return []
-    named = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    with naming(folder):
+        named = [(STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
     return sorted((int(step[1]), path) for step, path in named if step)
 
 
-def remove_newer(folder: Path, steps: int) -> None:
-    """Removes a run's checkpoints of more than `steps` steps, so that their shards do not mix with those written later."""
+def set_newer_aside(folder: Path, steps: int) -> list[str]:
+    """Renames a run's checkpoints of more than `steps` steps, so that their shards do not mix with those written later.
+
+    Returns:
+        One sentence per renamed checkpoint.
+
+    Raises:
+        BadInput: if one cannot be renamed.
+    """
+    remarks = []
     for later, path in begun_checkpoints(folder):
         if later > steps:
-            shutil.rmtree(path, ignore_errors=True)
+            aside = next(name for number in count(1) if not (name := path.with_name(f"{path.name}.aside-{number}")).exists())
+            with naming(path):
+                path.rename(aside)
+            remarks.append(f"{path}: training goes on from step {steps}; this newer checkpoint is kept as {aside.name}")
+    return remarks
 
 
 def restore_dense(state: TrainState, checkpoint: WholeCheckpoint) -> None:
@@ -251,29 +277,51 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
+def _inspect(folder: Path) -> tuple[tuple[Path, ...], str | None]:
+    """Returns (the shards of a complete checkpoint, None), or ((), a sentence on a missing or damaged shard).
+
+    Raises:
+        BadInput: if the folder or a shard cannot be read.
+    """
+    shards: dict[int, dict[int, Path]] = {}  # by number of ranks, and rank
+    with naming(folder), suppress(FileNotFoundError):
+        for path in sorted(folder.iterdir()):
+            if named := SHARD.fullmatch(path.name):
+                shards.setdefault(int(named[2]), {})[int(named[1])] = path
+    flaw = f"{folder}: all shards are missing"
+    for ranks, of_rank in shards.items():
+        if (missing := next((rank for rank in range(ranks) if rank not in of_rank), None)) is not None:
+            flaw = f"{folder}: shard {missing} of {ranks} is missing"
+        elif (damaged := next((shard for shard in of_rank.values() if not _is_whole(shard)), None)) is not None:
+            flaw = f"{damaged}: is damaged: expected a file with the digest in its name"
+        else:
+            return tuple(of_rank[rank] for rank in range(ranks)), None
+    return (), flaw
+
+
 def _is_whole(shard: Path) -> bool:
-    """Returns whether a shard is a file, which can be read, with the digest that its name says."""
-    with suppress(OSError):
+    """Returns whether a shard is a file with the digest that its name says. Raises BadInput if it cannot be read."""
+    try:
         return shard.is_file() and f"-{_digest(shard)}." in shard.name
-    return False
-
-
-def _shards_in(folder: Path) -> tuple[Path, ...]:
-    """The shards of a checkpoint; empty unless all are there."""
-    shards = {(int(f[1]), int(f[2])): path for path in folder.iterdir() if (f := SHARD.fullmatch(path.name))}
-    for ranks in {ranks for _, ranks in shards}:
-        if all((rank, ranks) in shards for rank in range(ranks)):
-            return tuple(shards[rank, ranks] for rank in range(ranks))
-    return ()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise BadInput(f"{shard}: cannot be read: {error.strerror}") from None
 
 
 def _remove_older(folder: Path) -> None:
-    """Removes the checkpoints that are older than the KEPT newest whole ones."""
-    whole = 0
-    for _, path in reversed(begun_checkpoints(folder)):
-        if whole < KEPT:
-            whole += bool(_shards_in(path))
-        else:
+    """Removes the checkpoints that are older than the KEPT newest complete ones, whose shards are read for that.
+
+    Raises:
+        BadInput: if one cannot be read; none is removed then.
+    """
+    begun = begun_checkpoints(folder)
+    complete = 0
+    while begun and complete < KEPT < complete + len(begun):  # else there is none to remove
+        _, path = begun.pop()
+        complete += _inspect(path)[1] is None
+    if complete == KEPT:
+        for _, path in begun:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -23,12 +23,10 @@ from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses, Start
 from aurora.elastic.steps import Pause, Version, run_elastic
 from aurora.errors import AuroraError, BadInput, RankFailed, plural
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
-from aurora.training.checkpoint import newest_checkpoint, remove_newer
 from aurora.training.data import read_samples, samples_digest
 from aurora.training.member_training import MemberTraining
 from aurora.training.trainer import Trainer, load_trainer
 from aurora.training.training_run import (
-    CHECKPOINTS,
     LOG,
     CommittedStep,
     FinalStep,
@@ -177,9 +175,6 @@ def train_elastic(
     launcher = Launcher(options, output, watch)
     with ExitStack() as stack:
         mark = stack.enter_context(sole_run(output))
-        if options.resume:
-            newest, _ = newest_checkpoint(output / CHECKPOINTS)
-            remove_newer(output / CHECKPOINTS, 0 if newest is None else newest.steps)
         lead = None
         if certificate is not None and options.lead is not None:
             address, job = parse_address("lead", options.lead), (mark, leaders_options(options), samples_digest(samples_NT))

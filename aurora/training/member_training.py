@@ -3,6 +3,7 @@
 `run_elastic` takes the steps of members that come and go, `take_steps` those of a run with fixed ranks.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +22,15 @@ from aurora.training.checkpoint import (
     export_model,
     newest_checkpoint,
     read_experts,
-    remove_newer,
     restore_dense,
+    set_newer_aside,
 )
 from aurora.training.migration import held_by_all, send_dense
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks
 from aurora.training.training_run import CHECKPOINTS, LOG, MODEL, CommittedStep, FinalStep, KeptSteps, TrainResult, log_step
 from aurora.types import Placement, TrainOptions
+
+LOGGER = logging.getLogger("aurora.train")
 
 
 def nodes_of(members: Sequence[str], slots: int, experts: int, min_replicas: int) -> list[int]:
@@ -94,6 +97,7 @@ class MemberTraining:
         self._since_s: float | None = None  # when the last step was committed; None: it has committed none, or missed some
         self._planning_s = 0.0  # of the last `begin`
         self._saved: int | None = None  # steps of the checkpoint that was read or written last
+        self._resumes: bool | None = None  # from checkpoints that were there at the start; None: not known yet
         self._remarks: list[str] = []
 
     @property
@@ -102,9 +106,17 @@ class MemberTraining:
         return self._remarks + self._writer.failures
 
     def restore(self) -> int:
-        """Restores the newest complete checkpoint, or the model's files if there is none. Returns its number of steps."""
-        checkpoint, remarks = newest_checkpoint(self._output / CHECKPOINTS)
-        self._remarks += remarks
+        """Restores the newest complete checkpoint, or the model's files if there is none. Returns its number of steps.
+
+        Raises:
+            BadInput: if a run is resumed and none of its checkpoints is complete, or one belongs to another training.
+        """
+        checkpoint, flaws = newest_checkpoint(self._output / CHECKPOINTS)
+        self._remarks += flaws
+        if self._resumes is None:
+            self._resumes = self._options.resume and (checkpoint is not None or bool(flaws))
+        if checkpoint is None and self._resumes:
+            raise BadInput(f"`resume`: expected a complete checkpoint, found none: {'; '.join(flaws) or self._output}")
         self._committed = None
         self.step = 0 if checkpoint is None else checkpoint.steps
         if checkpoint is not None:
@@ -136,6 +148,11 @@ class MemberTraining:
             state.take_back()
         state.continue_after(self.step)
         self._agree(holders)
+        if epoch.rank == 0 and not version.epoch:  # all have read their checkpoint
+            aside = set_newer_aside(self._output / CHECKPOINTS, version.step)
+            for remark in [*self._remarks, *aside] if aside else ():
+                LOGGER.warning("%s", remark)
+            self._remarks += aside
         held_R = held_by_all(state, transport)
         lost_L = [set(range(layer.count)).difference(*held_L) for layer, *held_L in zip(state.layers, *held_R, strict=True)]
         if any(lost_L) and version.epoch:
@@ -262,8 +279,6 @@ def take_steps(
     work = MemberTraining(load, path, options, output, lambda *_: transport, log, prepare)
     version = Version(0, work.restore())
     work.begin(Epoch(1, tuple(members), {}, transport.rank), Settlement(version, frozenset(), frozenset()), [])
-    if transport.rank == 0:  # all ranks have read
-        remove_newer(output / CHECKPOINTS, version.step)
     while work.step < work.steps:
         work.prepare()
         work.commit()

@@ -1,5 +1,6 @@
 """Checkpoints whose newest one is damaged: the one before is found, and it is told why."""
 
+import errno
 import hashlib
 import json
 import os
@@ -9,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aurora.training.checkpoint import newest_checkpoint
+from aurora.errors import BadInput
+from aurora.training.checkpoint import _remove_older, begun_checkpoints, newest_checkpoint, set_newer_aside
 
 
 def as_a_folder(shard):
@@ -43,17 +45,53 @@ DAMAGES = {
 }
 
 
+def write_checkpoint(home, step):
+    """Writes a complete checkpoint of two shards. Returns the second one."""
+    folder = home / f"step-{step:08d}"
+    folder.mkdir()
+    for rank in range(2):
+        save_file({"dense.a": torch.ones(2)}, folder / "shard", {"aurora": json.dumps({"steps": step})})
+        digest = hashlib.sha256((folder / "shard").read_bytes()).hexdigest()[:16]
+        shard = (folder / "shard").rename(folder / f"shard-{rank}-of-2-{digest}.safetensors")
+    return shard
+
+
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_the_checkpoint_before_a_damaged_one_is_found(tmp_path, damage):
-    for step in (1, 2):
-        folder = tmp_path / f"step-{step:08d}"
-        folder.mkdir()
-        for rank in range(2):
-            save_file({"dense.a": torch.ones(2)}, folder / "shard", {"aurora": json.dumps({"steps": step})})
-            digest = hashlib.sha256((folder / "shard").read_bytes()).hexdigest()[:16]
-            shard = (folder / "shard").rename(folder / f"shard-{rank}-of-2-{digest}.safetensors")
+    _, shard = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2)
     assert newest_checkpoint(tmp_path)[0].steps == 2
     damage(shard)
     found, remarks = newest_checkpoint(tmp_path)
     assert found.steps == 1
     assert len(remarks) == (not (tmp_path / "step-00000002").is_file())
+
+
+@pytest.mark.parametrize(("damaged", "kept"), [((), [3, 4]), ((4,), [2, 3, 4]), ((2, 4), [1, 2, 3, 4]), ((3, 4), [1, 2, 3, 4])])
+def test_older_checkpoints_are_removed_once_two_newer_ones_are_complete(tmp_path, damaged, kept):
+    for step in (1, 2, 3, 4):
+        shard = write_checkpoint(tmp_path, step)
+        if step in damaged:
+            shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    _remove_older(tmp_path)
+    assert [step for step, _ in begun_checkpoints(tmp_path)] == kept
+
+
+def test_no_checkpoint_is_removed_while_one_cannot_be_read(tmp_path, monkeypatch):
+    def unreadable(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    for step in (1, 2, 3):
+        write_checkpoint(tmp_path, step)
+    monkeypatch.setattr("aurora.training.checkpoint._digest", unreadable)
+    with pytest.raises(BadInput, match="cannot be read: Permission denied"):
+        _remove_older(tmp_path)
+    assert len(begun_checkpoints(tmp_path)) == 3
+
+
+def test_checkpoints_that_are_set_aside_keep_apart(tmp_path):
+    for name in ("step-00000003.aside-1", "step-00000003.aside-2"):
+        write_checkpoint(tmp_path, 3)
+        (remark,) = set_newer_aside(tmp_path, 2)
+        assert remark.endswith(f"this newer checkpoint is kept as {name}")
+        assert len(list((tmp_path / name).iterdir())) == 2
+    assert not begun_checkpoints(tmp_path)

@@ -1,5 +1,9 @@
 """Training runs: checkpoints, resuming on other ranks, and the trained model."""
 
+import errno
+import os
+import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +15,7 @@ from safetensors.torch import load_file
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.models.loading import load_model
 from aurora.training.run import train
+from aurora.training.trainer import Trainer
 from aurora.types import TrainOptions
 from tests.models.architectures import build, load_plain
 
@@ -42,7 +47,7 @@ def test_ranks_in_processes_do_the_same(folder, straight, tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight, tmp_path):
+def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight, tmp_path, monkeypatch, caplog):
     result, made = straight
     files = [made / "text.txt"]
     train(folder, files, replace(OPTIONS, steps=3, ranks=3, checkpoint_every=1), output=tmp_path)
@@ -55,14 +60,70 @@ def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight,
     (tmp_path / "other.txt").write_text("def f(x): return x - 1\n" * 20)
     with pytest.raises(BadInput, match=r"step-00000002: was made with text [0-9a-f]{16}, expected [0-9a-f]{16}"):
         train(folder, [tmp_path / "other.txt"], replace(OPTIONS, resume=True), output=tmp_path)
+    before, said = {path.name: path.read_bytes() for path in whole[1].iterdir()}, []
+
+    def prepare(trainer, prepare=Trainer.prepare):
+        said[:] = said or [record.getMessage() for record in caplog.records if record.name == "aurora.train"]
+        return prepare(trainer)
+
+    monkeypatch.setattr(Trainer, "prepare", prepare)
     rest = train(folder, files, replace(OPTIONS, resume=True), output=tmp_path)
     assert (rest.resumed, [step.step for step in rest.steps]) == (2, [2, 3])
-    assert rest.remarks == (f"{torn}: is not what was written",)
+    aside = "training goes on from step 2; this newer checkpoint is kept as step-00000003.aside-1"
+    assert rest.remarks == (
+        damaged := f"{torn}: is damaged: expected a file with the digest in its name",
+        f"{whole[1]}: {aside}",
+    )
+    assert said == [damaged, f"{whole[1]}: {aside}"], "before the first step"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoints" / "step-00000003.aside-1").iterdir()} == before
     assert not whole[1].exists(), "shards of two runs would be in one folder"
     np.testing.assert_allclose(losses(rest), losses(result)[2:], rtol=0, atol=1e-9)
     weights, expected = (load_file(each.model / "model.safetensors") for each in (rest, result))
     for name, weight in expected.items():
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-9)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl"}
+
+
+def without(shard):
+    shard.unlink()
+    return rf"{shard.parent}: shard 1 of 2 is missing"
+
+
+def with_a_flipped_byte(shard):
+    kept = bytearray(shard.read_bytes())
+    kept[-1] ^= 1
+    shard.write_bytes(kept)
+    return rf"{shard}: is damaged: expected a file with the digest in its name"
+
+
+@pytest.mark.parametrize("damage", [without, with_a_flipped_byte])
+@pytest.mark.parametrize("change", [{}, {"transport": "gloo", "elastic": True}, {"ranks": 1, "transport": "auto"}])
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed_and_keeps_them(folder, straight, tmp_path, damage, change):
+    output = tmp_path / "out"
+    shutil.copytree(straight[1] / "out", output)
+    said = "; ".join(damage(shard) for shard in sorted(output.glob("checkpoints/*/shard-1-*"), reverse=True))
+    assert said.count(";") == 1
+    before = contents(output)
+    with pytest.raises(BadInput, match=f"`resume`: expected a complete checkpoint, found none: {re.escape(said)}"):
+        train(folder, [straight[1] / "text.txt"], replace(OPTIONS, resume=True, steps=6, **change), output=output)
+    assert contents(output) == before
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(folder, straight, tmp_path, monkeypatch):
+    output = tmp_path / "out"
+    shutil.copytree(straight[1] / "out", output)
+    before = contents(output)
+
+    def unreadable(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("aurora.training.checkpoint._digest", unreadable)
+    with pytest.raises(BadInput, match=r"step-00000004/shard-0-of-2-\w+\.safetensors: cannot be read: Input/output error"):
+        train(folder, [straight[1] / "text.txt"], replace(OPTIONS, resume=True, steps=6), output=output)
+    assert contents(output) == before
 
 
 def test_the_trained_model_is_a_transformers_checkpoint(folder, straight):
