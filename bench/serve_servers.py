@@ -63,7 +63,7 @@ def measured(repetitions: int) -> list[str]:
         tempfile.TemporaryDirectory() as folder,
     ):
         known = profile(path, Path(folder))
-        plans = {way: make_plan(cluster(), [known], PlanOptions(coactivation=True, all_to_all=way)) for way in WAYS}
+        plans = {way: make_plan(cluster(), [known], PlanOptions(all_to_all=way)) for way in WAYS}
         for number, way in by_turns(WAYS, repetitions):
             plan, meeting = plans[way], f"{folder}/{way}{number}"
             shares = launch(served_on_hosts, len(SERVER_G), hosts, meeting, plan, [str(path)], [prompts], served)

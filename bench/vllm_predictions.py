@@ -98,7 +98,7 @@ def prompts_routed(moe: MoeModel, routing: str, shape: tuple[int, int], rng: np.
 
 def made_plan(profile: Profile) -> Plan:
     """A plan for the routing, on hosts of 400 Mbit/s: a plugin that knows slower ports sends smaller pieces."""
-    return make_plan(HOSTS, [profile], PlanOptions(coactivation=True))
+    return make_plan(HOSTS, [profile], PlanOptions())
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),
     layouts,
-    partial(plan, coactivation=True),
     partial(plan, models=2),
     *(partial(plan, place=place, slots_per_gpu=3) for place in (*REPLICAS, "swap-search", *PLACE)),
 )

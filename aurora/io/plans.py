@@ -88,6 +88,7 @@ def save_placement(placement: Placement, method: str, path: Path) -> None:
 PLAN_FORMAT = "aurora plan"
 DIGEST = "digest"  # of all else in the file; plans of earlier versions have none
 REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
+WITHOUT_EFFECT = (("coactivation", False),)  # options and values that plans may hold and that decided nothing
 _PAIRS = re.compile(r"([0-9]{1,9}>[0-9]{1,9}( |$))*")
 _SIZES = ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes")  # of a model
 _OBJECTIVE = ("objective", "objective_s", "bound_s", "assignment_bound_s", "unseen_s", "slot_gain")  # of a plan
@@ -163,7 +164,6 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                 "profile": {"path": m.profile_path, "digest": m.profile_digest, "traffic": m.traffic_digest},
                 **{name: getattr(m, name) for name in _SIZES},
                 "dense_layers": list(m.dense_layers),
-                **({"deduplicated": True} if m.deduplicated else {}),
                 **({} if m.hierarchy is None else {"hierarchy": _hierarchy_to_json(m.hierarchy)}),
                 "layers": [
                     {
@@ -203,7 +203,6 @@ def _plan_from_json(table: Mapping[str, Any]) -> Plan:
                 load_LE=counts("load", [layer["load"] for layer in layers], 2),
                 dense_layers=tuple(m["dense_layers"]),
                 cut_L=tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
-                deduplicated=m.get("deduplicated") is True,
                 hierarchy=_hierarchy_from_json(m["hierarchy"]) if "hierarchy" in m else None,
                 **figures,
             )
@@ -239,6 +238,7 @@ def _between(pair: Sequence[Any]) -> tuple[float, float]:
 def _options_from_json(table: Mapping[str, Any]) -> PlanOptions:
     """The options, or BadInput if one is unknown or of a wrong type."""
     kinds = {field.name: _json_types(field.type) for field in fields(PlanOptions)}
+    table = {name: value for name, value in table.items() if (name, value) not in WITHOUT_EFFECT}
     for name, value in table.items():
         if name not in kinds:
             raise BadInput(f"options: expected one of {', '.join(kinds)}, found {name!r}")

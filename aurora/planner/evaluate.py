@@ -108,12 +108,11 @@ def _check_own_price(plan: Plan, profiles: Sequence[Profile], served_s: float) -
 def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     """Returns the plan with seconds computed anew from profiles of the same traffic whose compute curves have changed.
 
-    Returns the plan itself if no curves have changed, if it was made for several domains, or if a model is deduplicated with
-    flat all-to-alls.
+    Returns the plan itself if no curves have changed, or if it was made for several domains.
     """
     pairs = list(zip(plan.models, profiles, strict=True))
     more = any(not np.array_equal(m.load_LE, p.load_LE) for m, p in pairs)  # domains, which a plan does not name
-    if more or all(m.profile_digest == p.digest or (m.deduplicated and m.hierarchy is None) for m, p in pairs):
+    if more or all(m.profile_digest == p.digest for m, p in pairs):
         return plan
     placed = scenario_of_plan(plan, profiles).priced([model.placement for model in plan.models])
     return replace(

@@ -153,7 +153,7 @@ def ordered_plan(
         profiles, placed.placements_M, paths or [""] * len(profiles), placed.hierarchy_M or (None,) * len(profiles), strict=True
     )
     models = tuple(
-        order_model(cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated, hierarchy, progress)
+        order_model(cluster, (profile, *domains), placement, options.order, rng, path, hierarchy, progress)
         for profile, placement, path, hierarchy in per_model
     )
     plan = Plan(
@@ -189,11 +189,11 @@ def scenario_of(
 
 def scenario_of_plan(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Scenario:
     """Returns the Scenario of an existing plan, to price other placements on given traffic by the plan's own objective."""
-    hierarchy_M, deduplicated = tuple(model.hierarchy for model in plan.models), plan.models[0].deduplicated
+    hierarchy_M = tuple(model.hierarchy for model in plan.models)
     hierarchical = any(hierarchy is not None for hierarchy in hierarchy_M)
     options = replace(plan.options, all_to_all="hierarchical" if hierarchical else "flat")
     scenario = scenario_of(plan.cluster, profiles, options, domains)
-    return replace(scenario, deduplicated=deduplicated, hierarchy_M=hierarchy_M)
+    return replace(scenario, hierarchy_M=hierarchy_M)
 
 
 def layer_seconds(
@@ -202,21 +202,14 @@ def layer_seconds(
     """Returns the seconds of each layer by the plan's objective and aim under given placements.
 
     Args:
-        plan: gives the cluster, the objective, the aim, and whether tokens are deduplicated.
+        plan: gives the cluster, the objective, the aim, and the hierarchies of all-to-alls.
         placements: one Placement per model.
         profiles: one profile per model.
         domains: further profiles that the placement of a single model must serve.
 
     Returns:
         (L,) float64; L is the number of layers, of several models the largest one.
-
-    Raises:
-        BadInput: with deduplicated tokens, if the profile holds no token-level routing or, where all-to-alls are flat, the
-            placement has replicas.
     """
-    first = plan.models[0]
-    if first.deduplicated and first.hierarchy is None and placements[0].split_LG is not None:
-        raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
     return scenario_of_plan(plan, profiles, domains).seconds(placements)
 
 
@@ -227,7 +220,6 @@ def order_model(
     order: str,
     rng: np.random.Generator,
     path: str,
-    deduplicated: bool = False,
     hierarchy: Hierarchy | None = None,
     progress: Progress = no_progress,
 ) -> ModelPlan:
@@ -240,18 +232,14 @@ def order_model(
         order: "auto" or a name of ORDER.
         rng: for orders that draw; each layer draws from a generator that it spawns.
         path: the first profile's file, as the plan should name it.
-        deduplicated: whether a token is sent once to a GPU that holds several of its experts.
-        hierarchy: the servers and chunks of hierarchical all-to-alls, whose tokens are deduplicated; None: they are flat.
+        hierarchy: the servers and chunks of hierarchical all-to-alls; None: they are flat.
         progress: called with (what is being done, layers done, layers in all).
 
     Returns:
         The placed model with its orders, their times and bounds.
-
-    Raises:
-        BadInput: with `deduplicated` and no hierarchy, if a profile holds no token-level routing.
     """
     profile = profiles[0]
-    rngs = rng.spawn(profile.layers)
+    rngs, deduplicated = rng.spawn(profile.layers), hierarchy is not None
 
     def schedule_layer(layer: int) -> tuple[Order, Order, tuple[float, float, float], Cut | None]:
         split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
@@ -289,7 +277,6 @@ def order_model(
         load_LE=np.sum([traffic.load_LE for traffic in profiles], axis=0),
         dense_layers=profile.dense_layers,
         cut_L=tuple(cut for cut in cut_L if cut),
-        deduplicated=deduplicated,
         hierarchy=hierarchy,
         traffic_digest=profile.traffic_digest,
     )

@@ -119,8 +119,6 @@ def resolve(
     colocated, equal, gpus = len(profiles) > 1, cluster.equal, len(cluster.gpus)
     _check_scenario(options, len(profiles))
     _check_min_replicas(options, cluster)
-    if options.coactivation and (reason := coactivation_reason(options, profiles, domains)):
-        raise BadInput(f"`coactivation`: {reason}")
     start = "matching" if colocated and equal else "exact"  # for one model, or before a joint search
     alike = equal and len(_servers(cluster)) > 1
     by_index = alike and options.place == "contiguous" and options.colocate == "auto"  # neighbours stay on one server
@@ -134,7 +132,7 @@ def resolve(
         "place": place,
         "colocate": "contiguous" if by_index else "local-search" if searches else "matching",
         "assign": "contiguous" if by_index else start,
-        "aim": OWN if colocated or options.coactivation else "mean",
+        "aim": OWN if colocated else "mean",
         "objective": known["objective"][0] if colocated else "auto",
         "time_slice": TIME_SLICES[0] if colocated or options.micro_batches > 1 else "auto",
         "all_to_all": ALL_TO_ALLS[0],
@@ -165,26 +163,6 @@ def flat_reason(cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None
     return None
 
 
-def coactivation_reason(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> str | None:
-    """Returns the reason why `coactivation` contradicts other options or profiles, as text for an error message; else None."""
-    if len(profiles) > 1:
-        return f"is for a plan of one model, found {len(profiles)} models that share the GPUs"
-    for contradicts, option in (
-        (options.place not in ("auto", SWAP_SEARCH), f"`place` {options.place}"),
-        (options.assign not in ("auto", "exact"), f"`assign` {options.assign}"),
-        (options.aim not in ("auto", OWN), f"`aim` {options.aim}"),
-        (options.min_replicas is not None, "`min_replicas`, as it holds no replicas"),
-        (bool(domains), "`domain`"),
-    ):
-        if contradicts:
-            return f"expected no {option}; it is a placement for the sum of one profile's windows"
-    try:
-        profiles[0].required_routing  # noqa: B018
-    except BadInput as error:
-        return str(error)
-    return None
-
-
 def _servers(cluster: Cluster) -> set[int]:
     """The servers of the cluster's fabric; empty without any."""
     return set() if cluster.fabric is None else set(cluster.fabric.server_G)
@@ -194,8 +172,6 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
     """Replicas if slots are left for them; else the swap search, unless whole groups of experts are asked for."""
     if options.min_replicas is not None:
         return DEFAULT
-    if options.coactivation:
-        return SWAP_SEARCH
     if (options.slots_per_gpu or 0) * len(cluster.gpus) > profile.experts:
         return "equal-split"
     return "balanced" if colocated or options.assign != "auto" else SWAP_SEARCH

@@ -19,7 +19,7 @@ from aurora.algorithms.placement.objective import objectives
 from aurora.algorithms.workload.step_traffic import cut_traffic, drawn_steps, set_aside
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.resolve_options import coactivation_reason, flat_reason
+from aurora.planner.resolve_options import flat_reason
 from aurora.planner.scenarios.scenario import seconds_between
 from aurora.simulator.interpreter import simulate, simulate_plan, simulated_span_s
 from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
@@ -92,8 +92,7 @@ class SimulatedChoice:
             """Returns the simulated seconds, on traffic kept aside, of the plan with so many slots; all-to-alls as at first."""
             nonlocal trial
             ways = all_to_alls(replace(trial, slots_per_gpu=slots_per_gpu), few, [planned], self.domains)
-            plan, way, _ = self._fastest(ways, few, [planned])
-            trial = self.options if way.coactivation else way  # which takes no replicas
+            plan, trial, _ = self._fastest(ways, few, [planned])
             return simulated_seconds(plan, self.steps([aside.first_windows(ASIDE_WINDOWS)]))
 
         fitting = SlotRoom.of(cluster, self.profiles[0], self.options)
@@ -248,15 +247,13 @@ def all_to_alls(
     """Returns a dict from each candidate kind of all-to-all to the options of its plan, for `faster_all_to_all`.
 
     If `options.all_to_all` is "auto" and servers have several GPUs, the candidates are: flat, with a row for each of a token's
-    chosen experts; for one model also flat with a row for each GPU that a token needs (`coactivation`); and hierarchical.
+    chosen experts; and hierarchical.
     """
     if options.all_to_all != "auto":
         return {options.all_to_all: options}
     ways = {"flat": options}  # as "auto" is flat without the simulator
     if _choosable(cluster) and flat_reason(cluster, domains) is None:
         ways["hierarchical"] = replace(options, all_to_all="hierarchical")
-        if not options.coactivation and coactivation_reason(options, profiles, domains) is None:
-            ways["flat with `coactivation`"] = replace(options, all_to_all="flat", coactivation=True)
     return ways
 
 
@@ -266,7 +263,7 @@ def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Seque
     Raises:
         BadInput: if `kv_tokens` is given although the slots are not chosen.
     """
-    left_open = options.place == options.assign == "auto" and not options.coactivation and options.min_replicas is None
+    left_open = options.place == options.assign == "auto" and options.min_replicas is None
     single = len(profiles) == 1 and not domains and options.objective != SIMULATED
     chooses = options.slots_per_gpu == AUTO_SLOTS and left_open and single
     if options.kv_tokens is not None and not chooses:

@@ -169,7 +169,7 @@ def _dispatch_s(numbers: ReportNumbers, number: int, order: str) -> float:
     """Returns the seconds of the dispatches of a model, given by its number, in another order on the given traffic."""
     plan, planned = numbers.of.plan, numbers.of.plan.models[number]
     rng, profiles = np.random.default_rng(plan.options.seed), numbers.of.profiles[number : number + 1]
-    other = order_model(plan.cluster, profiles, planned.placement, order, rng, "", deduplicated=planned.deduplicated)
+    other = order_model(plan.cluster, profiles, planned.placement, order, rng, "")
     return float(other.dispatch_s_L.sum())
 
 

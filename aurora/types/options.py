@@ -110,7 +110,7 @@ AUTO_SLOTS = 0  # per GPU: replicas where they pay
 MICRO_BATCH_COUNTS = (1, 2, 3, 4)  # into how many a model's batches can be cut
 COUNTED, STRATEGY, CHANGING = "What is counted", "Strategies by name", "Traffic that changes"  # panels of --help-all
 PLACES = ": {place}; for several models {colocated_place}; with --min-replicas {survive}; or auto"
-AIMS = ": {aim} (mean; for several models or with --co-activation: own)"
+AIMS = ": {aim} (mean; for several models: own)"
 
 
 def read_micro_batches(text: str) -> int:
@@ -218,7 +218,6 @@ class PlanOptions:
         slots_per_gpu: experts that each GPU holds, replicas included; 0, auto: with replicas where these pay; None, memory: as
             memory allows, each expert once unless place or min_replicas asks for replicas.
         aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
-        coactivation: count a token once per GPU, and put experts chosen together on one GPU, where this is faster.
         min_replicas: minimum replicas of each expert, each on another node (on one node: another GPU); None: one.
         time_slice: how long a model has a port: "exchange", "layer" or a forward "step"; "auto": the faster of the first two.
         all_to_all: "flat": tokens go directly to each GPU; "hierarchical": once to each server, then on; "auto": the faster.
@@ -239,7 +238,6 @@ class PlanOptions:
     time_limit_s: float = option(60.0, above=0, most=LONGEST_S, flag="--time-limit", panel=STRATEGY)
     slots_per_gpu: int | None = option(AUTO_SLOTS, least=0, most=1 << 16, read=read_slots, metavar="N|auto|memory")
     aim: str = option("auto", choices="aim", names=AIMS, panel=STRATEGY)
-    coactivation: bool = option(False, flag="--co-activation", panel=STRATEGY)
     min_replicas: int | None = option(None, above=0, most=1 << 16)
     time_slice: str = option("auto", choices="time_slice", panel=STRATEGY)
     all_to_all: str = option("auto", choices="all_to_all", panel=STRATEGY)

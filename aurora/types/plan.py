@@ -38,14 +38,12 @@ class ModelPlan(Value):
         cut_L: the cut that limits each layer's dispatch on a fabric; empty on a big switch.
         load_LE: (L, E) int64, the tokens of each expert in the traffic that the plan was made for.
         dense_layers: indices, among all decoder layers, of the layers without experts, as in Profile.
-        deduplicated: True: a token is sent once to a GPU that holds several of its experts; seconds and orders assume this.
-        hierarchy: the servers and chunks of its hierarchical all-to-alls; None if they are flat.
+        hierarchy: the servers and chunks of its hierarchical all-to-alls, whose tokens are deduplicated; None if they are flat.
         traffic_digest: the profile's `traffic_digest`; empty in plans of earlier versions.
 
     Raises:
-        BadInput: if a layer lacks loads or one of its two orders, top_k or a size is out of range, a deduplicated model with
-            flat all-to-alls has replicas, or a hierarchical one is not deduplicated or its hierarchy has another number of
-            ranks.
+        BadInput: if a layer lacks loads or one of its two orders, top_k or a size is out of range, or the hierarchy has another
+            number of ranks.
     """
 
     model: str
@@ -65,7 +63,6 @@ class ModelPlan(Value):
     load_LE: IntArray
     dense_layers: tuple[int, ...] = ()
     cut_L: tuple[Cut, ...] = ()
-    deduplicated: bool = False
     hierarchy: Hierarchy | None = None
     traffic_digest: str = ""
 
@@ -86,13 +83,13 @@ class ModelPlan(Value):
         if not len(self.dispatch_L) == len(self.combine_L) == layers:
             orders = f"{len(self.dispatch_L)} and {len(self.combine_L)}"
             raise BadInput(f"{what}: expected two orders for each of {layers} layers, found {orders}")
-        if self.deduplicated and self.hierarchy is None and self.placement.split_LG is not None:
-            once = "every expert held once where flat all-to-alls send a token once to a GPU"
-            raise BadInput(f"{what}: expected {once}, found replicas")
-        if self.hierarchy is not None and not self.deduplicated:
-            raise BadInput(f"{what}: expected deduplicated tokens where all-to-alls are hierarchical")
         if self.hierarchy is not None and self.hierarchy.ranks != self.placement.gpus:
             raise BadInput(f"{what}: expected the servers of {self.placement.gpus} ranks, found {self.hierarchy.ranks}")
+
+    @property
+    def deduplicated(self) -> bool:
+        """True if a token is sent once to a server that holds several of its experts: all-to-alls are hierarchical."""
+        return self.hierarchy is not None
 
     @property
     def identity(self) -> ModelIdentity:
@@ -133,7 +130,7 @@ class Plan(Value):
         survival_LK: (L, D-1) float64: with `options.min_replicas`, the probability that every expert is still held after 1, 2,
             ... of the D nodes failed; None if failures were not planned for.
         unseen_s: expected seconds on future windows of the same traffic (drawn from a forecast), weighted as `objective_s`;
-            None if not estimated: for several models or domains, and for deduplicated tokens.
+            None if not estimated: for several models or domains, and for hierarchical all-to-alls.
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; if aurora chose the slots, share of the
             simulated step on held-out windows. None if memory has no room for a slot, or if not estimated.
         notes: remarks on how the plan was made.
@@ -162,8 +159,6 @@ class Plan(Value):
             raise BadInput("plan: expected at least one model, found none")
         if self.colocated and self.options.micro_batches > 1:
             raise BadInput(f"`micro_batches`: cut the batches of a single model, expected 1, found {len(self.models)} models")
-        if self.colocated and any(model.deduplicated and model.hierarchy is None for model in self.models):
-            raise BadInput(f"plan: flat all-to-alls are deduplicated in plans of one model, found {len(self.models)} models")
         for name in ("priorities", "weights"):
             if (values := getattr(self.options, name)) and len(values) != len(self.models):
                 raise BadInput(f"`{name}`: expected one for each of {len(self.models)} models, found {len(values)}")
@@ -245,8 +240,6 @@ class Plan(Value):
                 values[name] = str(getattr(options, name))
         if any(model.hierarchy is not None for model in self.models):
             values["all_to_all"] = self.options.all_to_all
-        elif any(model.deduplicated for model in self.models):
-            values["coactivation"] = "on"
         return {**values, "order": options.order}
 
     @property
@@ -263,19 +256,18 @@ class Plan(Value):
 def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
     """Returns the plan with hierarchical all-to-alls for each model that supports them.
 
-    A model does if it is deduplicated, has several experts per token and no replicas, and the cluster has several servers, at
-    least one with several GPUs. A hierarchy that the plan already has stays.
+    A model does if it has several experts per token and no replicas, and the cluster has several servers, at least one with
+    several GPUs. A hierarchy that the plan already has stays.
 
     Args:
         plan: the plan.
-        deduplicate: whether models are deduplicated; None: as the plan says.
+        deduplicate: whether a token may be sent once to a GPU that holds several of its experts; if not, the plan stays.
     """
     server_G = np.array([] if plan.cluster.fabric is None else plan.cluster.fabric.server_G, dtype=np.int64)
-    if not 1 < len(set(server_G.tolist())) < len(server_G):
+    if not deduplicate or not 1 < len(set(server_G.tolist())) < len(server_G):
         return plan
     models = []
     for model in plan.models:
-        once = model.deduplicated if deduplicate is None else deduplicate
-        may = once and model.top_k > 1 and model.hierarchy is None and model.placement.split_LG is None
-        models.append(replace(model, deduplicated=True, hierarchy=Hierarchy(server_G)) if may else model)
+        may = model.top_k > 1 and model.hierarchy is None and model.placement.split_LG is None
+        models.append(replace(model, hierarchy=Hierarchy(server_G)) if may else model)
     return replace(plan, models=tuple(models))

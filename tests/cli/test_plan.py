@@ -97,26 +97,6 @@ def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
     assert load_plan(out).objective == "exclusive"
 
 
-def test_coactivation_from_profile_to_simulation(aurora, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    synthetic = ["synthetic", "zipf:0.5", tmp_path / "config.json", "--sources", 8]
-    known, counted, plan = tmp_path / "known.npz", tmp_path / "counted.npz", tmp_path / "plan.json"
-    assert aurora(*synthetic, "--tokens", "--correlation", 0.9, "-o", known)[0] == 0
-    assert aurora(*synthetic, "--correlation", 0.9, "-o", counted)[0] == 0
-    planning = ["plan", "--cluster", MIXED, "--co-activation", "-o", plan]
-    refused(aurora(*planning, "--profile", counted), "--co-activation: .*expected token-level routing, found counts alone")
-    refused(aurora(*planning, "--profile", known, "--profile", known), "--co-activation: is for a plan of one model")
-    assert not plan.exists()
-    code, printed, err = aurora(*planning, "--profile", known, "--explain")
-    assert (code, err) == (0, "")
-    assert "coactivation on" in " ".join(printed.split())
-    assert json.loads(plan.read_text())["models"][0]["deduplicated"] is True
-    assert aurora("simulate", plan)[0] == 0
-    assert aurora("evaluate", plan, "--profile", known)[0] == 0
-    for command in (["simulate", plan], ["evaluate", plan]):
-        refused(aurora(*command, "--profile", counted), "expected token-level routing, found counts alone")
-
-
 SERVERS = """
 schema = 1
 name = "servers"

@@ -143,7 +143,7 @@ def test_a_planned_order_is_for_the_alltoall_that_was_planned(tmp_path, hierarch
     folder = build("mixtral", tmp_path / "m")
     plan = planned(load_model(folder), servers([0, 1], [1e9] * 2, [1e9] * 2, 1e8))
     if hierarchical:
-        made = replace(plan.models[0], deduplicated=True, hierarchy=Hierarchy(np.array([0, 1])))
+        made = replace(plan.models[0], hierarchy=Hierarchy(np.array([0, 1])))
         plan = replace(plan, models=(made,))
     save(plan, tmp_path / "plan.json")
     settings = Settings(plan=tmp_path / "plan.json", order=order, all_to_all=all_to_all)

@@ -690,7 +690,7 @@ def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpo
     if eplb_too:
         settings["all_to_all"] = "hierarchical"
     else:
-        made = replace(plan.models[0], deduplicated=True, hierarchy=hierarchy)
+        made = replace(plan.models[0], hierarchy=hierarchy)
         plan = replace(plan, models=(made,))
     save(plan, tmp_path / "plan.json")
     run = Ranks(

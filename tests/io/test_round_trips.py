@@ -321,7 +321,7 @@ def test_hierarchical_plans_come_back_and_compile(tmp_path, level_from):
     source = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8, token_level=True))
     made = make_plan(cluster(4.0, 4.0, 4.0, 4.0), [source, source])
     hierarchy = Hierarchy(np.array([0, 0, 1, 1]), 2, level_from)
-    models = (replace(made.models[0], deduplicated=True, hierarchy=hierarchy), made.models[1])
+    models = (replace(made.models[0], hierarchy=hierarchy), made.models[1])
     save(replace(made, models=models), tmp_path / "plan.json")
     back = load_plan(tmp_path / "plan.json")
     assert [model.hierarchy for model in back.models] == [hierarchy, None]
@@ -329,10 +329,8 @@ def test_hierarchical_plans_come_back_and_compile(tmp_path, level_from):
     ops_ML = compile_plan(back).ops_ML
     assert {op.hierarchy for op in ops_ML[0][0] if isinstance(op, Exchange)} == {hierarchy}
     assert {op.hierarchy for op in ops_ML[1][0] if isinstance(op, Exchange)} == {None}
-    with pytest.raises(BadInput, match="expected deduplicated tokens where all-to-alls are hierarchical"):
-        replace(made.models[0], hierarchy=hierarchy)
     with pytest.raises(BadInput, match="expected the servers of 4 ranks, found 2"):
-        replace(made.models[0], deduplicated=True, hierarchy=Hierarchy(np.array([0, 1])))
+        replace(made.models[0], hierarchy=Hierarchy(np.array([0, 1])))
 
 
 def test_names_that_say_no_single_gpu(tmp_path):
@@ -425,6 +423,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         (lambda p: p["models"][0].update(dispatch_bytes=0), BadInput, "dispatch_bytes above zero"),
         (lambda p: p["cluster"]["gpu"][0].update(node=-3), BadInput, "node must be a whole number from zero on, found -3"),
         (lambda p: p.update(between_s="12"), BadInput, "between_s: expected numbers"),
+        (lambda p: p["options"].update(coactivation=True), BadInput, "options: expected one of .*, found 'coactivation'"),
         (
             lambda p: p["models"][0].update(hierarchy={"servers": [0, 1.5], "chunks": 1}),
             BadInput,
@@ -439,6 +438,15 @@ def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message
     (tmp_path / "p.json").write_text(json.dumps(found))
     with pytest.raises(error, match=message):
         load_plan(tmp_path / "p.json")
+
+
+def test_options_that_decided_nothing_are_read(tmp_path, plan):
+    save(plan, tmp_path / "p.json")
+    found = json.loads((tmp_path / "p.json").read_text())
+    found["options"]["coactivation"] = False
+    del found["digest"]
+    (tmp_path / "p.json").write_text(json.dumps(found))
+    assert load_plan(tmp_path / "p.json") == plan
 
 
 def test_a_combine_is_written_only_if_it_is_not_the_dispatch_backwards(tmp_path, plan):

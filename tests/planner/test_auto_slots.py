@@ -115,7 +115,7 @@ def test_plans_stay_as_they_are_without_room_without_gain_and_where_options_deci
         (tight, traffic(), PlanOptions()),  # memory, but none beside what a tenth of the cache frees
         (machines(10**9), even, PlanOptions()),
         (machines(10**9), traffic(), PlanOptions(place="swap-search")),
-        (machines(10**9), traffic(), PlanOptions(coactivation=False, assign="exact")),
+        (machines(10**9), traffic(), PlanOptions(assign="exact")),
     ):
         found, held = aurora.plan(on, source, options), make_plan(on, [source], options)
         assert found.options.slots_per_gpu is None

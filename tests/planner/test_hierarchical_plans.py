@@ -49,10 +49,9 @@ def test_top_6_over_slow_nics_is_sent_once_to_a_server():
     assert plan.gap >= 0
     assert plan.strategies["all_to_all"] == plan.options.all_to_all == "hierarchical"
     (note,) = plan.notes
-    flat, once = (aurora.plan(slow_nics(), traffic(), Options(all_to_all="flat", coactivation=c)) for c in (False, True))
-    seconds = [f"{simulate_plan(each, [traffic()]).seconds:.4g} s" for each in (plan, once, flat)]
-    others = f"flat with `coactivation` {seconds[1]}, flat {seconds[2]}"
-    assert note == f"all-to-alls are hierarchical: {seconds[0]} in the simulator, {others}"
+    flat = aurora.plan(slow_nics(), traffic(), Options(all_to_all="flat"))
+    seconds = [f"{simulate_plan(each, [traffic()]).seconds:.4g} s" for each in (plan, flat)]
+    assert note == f"all-to-alls are hierarchical: {seconds[0]} in the simulator, flat {seconds[1]}"
     assert simulate_plan(plan, [traffic()]).seconds < simulate_plan(flat, [traffic()]).seconds / 2
     assert flat.notes == ()
     assert "all_to_all" not in flat.strategies
@@ -216,7 +215,7 @@ def test_two_models_share_the_servers(barriers):
 
 
 @pytest.mark.parametrize("shared_nic", [False, True])
-@pytest.mark.parametrize("options", [Options(), Options(coactivation=True), Options(slots_per_gpu=6)])
+@pytest.mark.parametrize("options", [Options(), Options(slots_per_gpu=6)])
 def test_flat_plans_take_at_least_what_their_nics_take(options, shared_nic):
     """Their dispatch, as it is timed on the NICs, is part of their objective, so that it compares with hierarchical plans."""
     plan = make_plan(slow_nics(shared_nic=shared_nic), [traffic()], options)
@@ -224,7 +223,7 @@ def test_flat_plans_take_at_least_what_their_nics_take(options, shared_nic):
     assert dispatch_s < plan.objective_s < 4 * dispatch_s
     assert evaluate(plan, [traffic()]).served_s_L.sum() == pytest.approx(plan.objective_s)
     assert plan.bound_s <= plan.objective_s
-    assert plan.bound_s > 0.5 * plan.objective_s or options.coactivation  # it counts NICs too
+    assert plan.bound_s > 0.5 * plan.objective_s  # it counts NICs too
 
 
 @pytest.mark.parametrize("all_to_all", ["flat", "hierarchical"])
@@ -278,11 +277,9 @@ def test_experts_in_index_order_stay_in_index_order_on_equal_servers():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("coactivation", [False, True])
-def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path, coactivation):
+def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path):
     now, later = traffic(), traffic(1)
-    options = replace(HIERARCHICAL, coactivation=coactivation)
-    plan = aurora.plan(slow_nics(), now, options)
+    plan = aurora.plan(slow_nics(), now, HIERARCHICAL)
     aurora.save(plan, tmp_path / "plan.json")
     back = aurora.load(tmp_path / "plan.json", aurora.Plan)
     assert back == plan

@@ -40,9 +40,6 @@ def test_profiles_of_other_plans(alone):
             ReportInputs(alone.plan, (), (other,))
     with pytest.raises(BadInput, match="expected 1 profiles as in the plan, found 2"):
         ReportInputs(alone.plan, (), (profile(), profile()))
-    deduplicated = replace(alone.plan, models=(replace(alone.plan.models[0], deduplicated=True),))
-    with pytest.raises(BadInput, match="expected token-level routing"):
-        ReportInputs(deduplicated, (), alone.profiles)
 
 
 def test_names_tell_traces_and_models_apart(alone):

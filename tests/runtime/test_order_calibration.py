@@ -210,8 +210,7 @@ def test_flat_and_over_servers_are_timed_on_traffic_as_expected(planned, monkeyp
 
 def test_only_plans_that_send_tokens_once_may_go_over_servers():
     plan = plan_of_four_ranks()
-    assert with_servers(plan, None) is not plan
-    assert [model.hierarchy for model in with_servers(plan, None).models] == [None]
+    assert with_servers(plan, None) is plan
     assert [model.hierarchy for model in with_servers(replace(plan, cluster=cluster(*[1e9] * 4)), True).models] == [None]
 
 
@@ -219,7 +218,7 @@ def test_a_planned_order_of_servers_is_tried_as_it_is(monkeypatch):
     monkeypatch.setattr(measuring, "SIZES", (1 << 10,))
     plan, hierarchy = plan_of_four_ranks(), Hierarchy(np.array([0, 0, 1, 1]))
     order = hierarchical_order(np.ones((4, 4), np.int64), hierarchy, plan.cluster.network, rng=np.random.default_rng(0))
-    model = replace(plan.models[0], deduplicated=True, hierarchy=hierarchy, dispatch_L=(order,) * 2)
+    model = replace(plan.models[0], hierarchy=hierarchy, dispatch_L=(order,) * 2)
     planned = planned_method(replace(plan, models=(model,)))
     assert planned is order
     first, *_ = launch_threads(choose, 4, Memory(4, 10.0), planned)

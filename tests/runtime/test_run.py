@@ -18,7 +18,6 @@ import aurora
 from aurora.errors import BadInput, BrokenPlan, RankFailed
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
-from aurora.models.prompts import Corpus
 from aurora.planner.plan import make_plan
 from aurora.planner.resolve_options import with_priorities
 from aurora.profiler.profile_model import profile_model
@@ -86,7 +85,7 @@ def plan_for(paths, ranks, options=PlanOptions("random", "random", "random", "op
 
 def hierarchical(plan, hierarchy):
     """The plan with all-to-alls over servers."""
-    return replace(plan, models=tuple(replace(model, deduplicated=True, hierarchy=hierarchy) for model in plan.models))
+    return replace(plan, models=tuple(replace(model, hierarchy=hierarchy) for model in plan.models))
 
 
 def with_replicas(plan):
@@ -386,22 +385,6 @@ def test_deduplication_changes_bytes_but_no_answer(mixtral, qwen):
         return result.trace.bytes_X[result.trace.phase_X == TRACE_PHASES.index(phase)].sum()
 
     assert moved(deduplicated, "combine") < moved(every, "combine")
-
-
-def test_a_plan_that_counts_tokens_once_sends_the_bytes_that_were_predicted(mixtral, text):
-    """Eight prompts, prefill alone, the profile made of the same: every layer's dispatch and combine, byte by byte."""
-    profile = profile_model(mixtral, [text], ProfileOptions(sources=2, prompt_tokens=32, limit=8, token_level=True))
-    plan = make_plan(cluster(50e6, 50e6), [profile], PlanOptions(coactivation=True))
-    model = load_model(mixtral)
-    prompts = list(Corpus(model.tokenizer, model.vocabulary, [text], 32))[:8]
-    result, found = differences(plan, [mixtral], [prompts], max_new_tokens=1)
-    assert found == []
-    predicted = simulate_plan(plan, [profile])
-    for phase, layer in product((TRACE_PHASES.index("dispatch"), TRACE_PHASES.index("combine")), range(profile.layers)):
-        planned, measured = (
-            trace.bytes_X[(trace.phase_X == phase) & (trace.layer_X == layer)].sum() for trace in (predicted, result.trace)
-        )
-        assert planned == measured > 0
 
 
 @pytest.mark.full

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.network.switch import timed, timed_steps
 from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.planner.plan import make_plan
-from aurora.simulator.interpreter import simulate_plan
+from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import TRACE_PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, TokenRouting, servers
 from tests.simulator.test_interpreter import rows
 
@@ -38,7 +39,7 @@ def machines(server_G, nic_Bps, inside_Bps=480.0, startup_s=0.0, shared_nic=Fals
 def hierarchical(plan, chunks, level_from=None):
     """The plan with all-to-alls in two hops over the servers of its cluster."""
     hierarchy = Hierarchy(np.array(plan.cluster.fabric.server_G), chunks, level_from)
-    return replace(plan, models=tuple(replace(each, deduplicated=True, hierarchy=hierarchy) for each in plan.models))
+    return replace(plan, models=tuple(replace(each, hierarchy=hierarchy) for each in plan.models))
 
 
 def transfers(trace, phase, rank):
@@ -69,8 +70,8 @@ def test_two_servers_by_hand():
     for (phase, rank), moved in expected.items():
         assert [pytest.approx(row) for row in moved] == transfers(trace, phase, rank)
     assert trace.seconds == pytest.approx(8.4)
-    deduplicated = replace(flat, models=(replace(flat.models[0], deduplicated=True),))
-    assert simulate_plan(deduplicated, [p]).seconds == pytest.approx(16)
+    deduplicated = replace(compile_plan(flat), deduplicated_M=(True,))
+    assert simulate(deduplicated, flat.cluster, [p]).seconds == pytest.approx(16)
 
 
 def test_a_server_with_one_nic_divides_it():

@@ -11,7 +11,7 @@ from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
 from aurora.simulator.requests import StepPrices, drawn_requests, grid, simulate_requests
-from aurora.types import PHASES, Curve, PlanOptions, Profile, RequestOptions, SyntheticOptions, TokenRouting
+from aurora.types import Curve, PlanOptions, Profile, RequestOptions, SyntheticOptions
 from tests.conftest import cluster
 
 FREE = Curve(np.array([1.0]), np.array([0.0]))
@@ -120,20 +120,6 @@ def test_drawn_steps_have_the_ranks_tokens_and_no_expert_twice():
 def test_a_source_that_was_never_seen_routes_as_the_others():
     silent = replace(one_expert_each(), tokens_TLSE=np.array([[[[0, 5], [0, 0]]]]))
     assert drawn_windows(silent, np.array([[3, 3]]), np.random.default_rng(0)).tokens_TLSE.tolist() == [[[[0, 3], [0, 3]]]]
-
-
-def test_a_plan_that_sends_tokens_once_is_priced_by_recorded_tokens():
-    """Both experts of every token are on the other GPU, ports have 2 B/s, and rows 2 bytes: sent once, and for each expert."""
-    pairs = TokenRouting(np.array([[[2, 3]], [[0, 1]]] * 4), np.array([0, 1] * 4), np.zeros(8, dtype=int))
-    counted = replace(one_expert_each(), tokens_TLSE=pairs.tokens_TLSE(1, 2, 4), top_k=2)
-    traffic = replace(
-        counted, routing=pairs, dispatch_bytes=2, combine_bytes=2, curves={"reference": dict.fromkeys(PHASES, FREE)}
-    )
-    plan = make_plan(cluster(2.0, 2.0), [traffic], CONTIGUOUS)
-    once = replace(plan, models=(replace(plan.models[0], deduplicated=True),))
-    twice_s, once_s = (StepPrices(each, traffic, 64)(np.array([9, 9])) for each in (plan, once))
-    assert twice_s == pytest.approx(9 * 2 * (2 + 2) / 2)
-    assert once_s == pytest.approx(9 * (traffic.row_bytes(True) + 2) / 2)
 
 
 def test_a_run_says_how_far_its_steps_are_off_and_what_it_leaves_out(mixed):

@@ -79,9 +79,8 @@ def check_placements(
             raise BadInput(
                 f"placement of {profile.model!r}: replicas are for a plan of one model, found {len(profiles)} models"
             )
-    for name in ("coactivation", "min_replicas"):
-        if getattr(options, name):
-            raise BadInput(f"`{name}`: decides a placement, found placements that are given")
+    if options.min_replicas is not None:
+        raise BadInput("`min_replicas`: decides a placement, found placements that are given")
 
 
 def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
@@ -93,7 +92,7 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
 
     Raises:
         BadInput: if the number of profiles is not that of the models; or if a profile is of another model, has another number
-            of ranks, has no tokens, or lacks token-level routing although the plan's flat all-to-alls are deduplicated.
+            of ranks, or has no tokens.
     """
     models = plan.models * len(profiles) if 1 < len(profiles) == plan.options.micro_batches else plan.models
     if len(profiles) != len(models):
@@ -101,8 +100,6 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
     for model, profile in zip(models, profiles, strict=True):
         check_profile(plan.cluster, profile)
         profile.identity.check_same(model.identity, f"profile of {profile.model!r}")
-        if model.deduplicated and model.hierarchy is None:
-            _ = profile.required_routing
 
 
 def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:

@@ -169,39 +169,6 @@ def _least_s(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float
     return spread(cost_GE, replicas, fixed_G)
 
 
-def deduplicated_bound(costs: LayerCosts, top_k: int, slots_G: IntArray) -> float:
-    """Returns a lower bound in seconds on Aurora's Eq. 1 for deduplicated tokens and unreplicated placements.
-
-    A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
-    A source sends at least `least_sent`.
-
-    Args:
-        costs: one layer with deduplicated tokens, whose experts are known.
-        top_k: experts per token.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-
-    Source:
-        Eq. 1: Aurora (arXiv:2410.17043).
-    """
-    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
-    (expert_s_GE,), (gate_s_G,), gpus, experts = costs.expert_s_WGE, costs.gate_s_WG, *costs.own_WGE.shape[1:]
-    counts_SEE = coactivation_counts(*distinct_tokens(*costs.routing), experts, gpus)
-    send_s_G, recv_s_G, csend_s_G, crecv_s_G = costs.port_s_XG
-    own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
-    arriving_GE = own_GE.sum(axis=0) - own_GE  # tokens that start on GPU g are not sent to experts there
-    shared_GE, sent_G = _shared_GE(counts_SEE, top_k, slots_G), least_sent(counts_SEE, top_k, slots_G)
-
-    def either(work_GE: FloatArray, row_s_G: FloatArray) -> float:
-        """The larger of two bounds: the longest expert on its fastest GPU, and all experts divided over all GPUs."""
-        whole_GE, part_GE = (work_GE + rows_GE * row_s_G[:, None] for rows_GE in (arriving_GE, shared_GE))
-        return max(float(whole_GE.min(axis=0).max(initial=0.0)), spread(part_GE, replicas=True))
-
-    idle_GE = np.zeros_like(expert_s_GE)
-    first_s = max(float((gate_s_G + sent_G * send_s_G).max()), float(gate_s_G.min()) + either(idle_GE, recv_s_G))
-    second_s = max(float((sent_G * crecv_s_G).max()), either(expert_s_GE, csend_s_G))
-    return first_s + second_s + float(costs.aggregate_s_WG.max())
-
-
 def _shared_GE(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> FloatArray:
     """(G, E): a lower bound on expert e's part of the tokens that GPU g receives, each divided evenly over its experts there.
 

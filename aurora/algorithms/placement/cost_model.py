@@ -16,7 +16,6 @@ from aurora.algorithms.workload.serving_gpus import served_split
 from aurora.algorithms.workload.traffic import (
     CountedTokens,
     KnownTokens,
-    deduplicated_tokens,
     group_tokens,
     hierarchical_steps,
     known_or_counted,
@@ -259,8 +258,7 @@ class LayerCosts(PortCosts):
             group_E: (E,) int64, the group of each expert, one group for each GPU.
         """
         (own_GE,), (expert_s_GE,), n = self.own_WGE, self.expert_s_WGE, len(self.out_Bps)
-        assert not isinstance(self.routing, CountedTokens), "groups of flat all-to-alls are deduplicated by known tokens alone"
-        tokens_SJ = deduplicated_tokens(*self.routing, group_E, n) if self.routing else group_tokens(own_GE, group_E, n)
+        tokens_SJ = group_tokens(own_GE, group_E, n)
         return GroupCosts(
             load_J=tokens_SJ.sum(axis=0),
             send_GJ=tokens_SJ.sum(axis=1)[:, None] - tokens_SJ,
@@ -309,28 +307,22 @@ class LayerCosts(PortCosts):
         """Returns the seconds of each phase on each GPU; only for costs with a single traffic case.
 
         Args:
-            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes. With deduplicated tokens: 0 or 1 if
-                all-to-alls are flat, and as `server_split` returns it if they are hierarchical.
+            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes; if all-to-alls are hierarchical, as
+                `server_split` returns it.
             hierarchy: the servers and chunks of hierarchical all-to-alls, whose tokens are deduplicated; None if they are flat.
         """
-        if self.routing is not None:
-            return self._deduplicated_times(split_EG, hierarchy)
+        if hierarchy is not None:
+            return self._hierarchical_times(split_EG, hierarchy)
         times = self._phase_times(split_EG, slice(1))
         of_phases = (times.expert_G[0], times.aggregate_G[0], times.nic_4G[:, 0], times.steps_2G[:, 0])
         return PhaseTimes(times.gate_G[0], times.port_4G[:, 0], *of_phases)
 
-    def _deduplicated_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None) -> PhaseTimes:
-        """The phase times of deduplicated tokens, whose rows are counted one by one in each step, or estimated."""
-        assert self.routing is not None
-        served_EG, gpus = split_EG, split_EG.shape[1]
-        if hierarchy is None:
-            assert not isinstance(self.routing, CountedTokens), "flat all-to-alls are deduplicated by known tokens alone"
-            experts_UK, source_U = self.routing
-            rows_SGG = deduplicated_tokens(experts_UK, source_U, split_EG.argmax(axis=1), gpus)[None]
-            rows_SGG[:, np.arange(gpus), np.arange(gpus)] = 0
-        else:
-            rows_SGG = hierarchical_steps(self.routing, split_EG, hierarchy)
-            served_EG = served_split(self.own_WGE[0], split_EG, hierarchy.server_G)
+    def _hierarchical_times(self, split_EG: FloatArray, hierarchy: Hierarchy) -> PhaseTimes:
+        """The phase times of hierarchical all-to-alls, whose rows are counted one by one in each step, or estimated."""
+        assert self.routing is not None, "layer_costs counts deduplicated tokens"
+        gpus = split_EG.shape[1]
+        rows_SGG = hierarchical_steps(self.routing, split_EG, hierarchy)
+        served_EG = served_split(self.own_WGE[0], split_EG, hierarchy.server_G)
         seconds = [_both_ways(rows_SGG.sum(axis=2), rows_SGG.sum(axis=1), self.port_s_XG)]
         if self.nics is not None:
             far_SGG = self.nics.across(rows_SGG)
@@ -433,7 +425,7 @@ def layer_costs(cluster: Cluster, profile: Profile, layer: int, deduplicated: bo
         cluster: the GPUs.
         profile: the model's traffic.
         layer: index of the MoE layer.
-        deduplicated: whether a token is counted once for a group that holds several of its experts.
+        deduplicated: whether a token is counted once for a server that holds several of its experts.
     """
     costs = _scenario_costs(cluster, [(profile, slice(None))], layer)
     if not deduplicated:

@@ -302,9 +302,9 @@ def _add_products(total_B, one_B, other_B):
 GATHERS = 3  # exchanges of an allgather: hidden states, weights and expert numbers, one after the other
 
 
-def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray, deduplicated: bool = False) -> IntArray:
+def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray) -> IntArray:
     """Returns (G, G) int64 rows of one layer's flat dispatch over the whole profile; arguments as in `exchange_rows`."""
-    return np.asarray(exchange_rows(profile, layer, split_EG, deduplicated=deduplicated)[0])
+    return np.asarray(exchange_rows(profile, layer, split_EG)[0])
 
 
 def exchange_rows(

@@ -2,34 +2,24 @@
 
 Recorded counts are a sample: the best placement for them is not the best for future traffic. So placements are made for a
 forecast of a layer's traffic (`algorithms/workload/forecast`) and compared on windows drawn from it. The search ends when these
-show no gain. The aim "own" takes the counts as exact instead. With `coactivation`, a token is sent once to a GPU that holds
-several of its experts, and experts that the same tokens choose are put on one GPU where that saves time.
+show no gain. The aim "own" takes the counts as exact instead.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.placement.assignment import ASSIGN, best_exclusive_s
-from aurora.algorithms.placement.bounds import deduplicated_bound, layer_bound_s
-from aurora.algorithms.placement.coactivation import (
-    Costs,
-    Tokens,
-    coactivation_counts,
-    coactivation_groups,
-    coactivation_search,
-    distinct_tokens,
-)
+from aurora.algorithms.placement.bounds import layer_bound_s
 from aurora.algorithms.placement.cost_model import (
     OWN,
     SUMMED,
     LayerCosts,
     aimed_costs,
-    exclusive_s,
     expected_costs,
     layer_costs,
 )
@@ -113,51 +103,10 @@ class Exclusive(Scenario):
 
     def costs(self, layer: int) -> list[LayerCosts]:
         """Returns [LayerCosts] of a layer, in one traffic case per window or domain; `options.aim` says which cases count."""
-        if self.deduplicated:
-            return [layer_costs(self.cluster, self.profiles[0], layer, deduplicated=True)]
         return [aimed_costs(self.cluster, self.profiles[0], self.domains, layer, self.options.aim)]
 
     def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
-        """Places all experts by `options.place`; with `options.coactivation` also by co-activation, if that is faster."""
-        placed = self._place_by_load(progress)
-        if not self.options.coactivation:
-            return placed
-        return min(placed, self.place_deduplicated(placed.placements_M[0], rng), key=lambda candidate: candidate.objective_s)
-
-    def bounds(
-        self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
-    ) -> tuple[float, float | None]:
-        """Returns lower bounds on a layer's seconds, the second for a single traffic case; see `Scenario.bounds`."""
-        (costs,), (split_EG,), own_s = costs_M, split_MEG, None
-        most_G = np.maximum(np.minimum(self._memory_G, self.options.slots_per_gpu or MOST_COUNT), slots_G)
-        if len(costs.own_WGE) == 1 and not self.domains and is_unreplicated(split_EG):
-            own_s = best_exclusive_s(costs.grouped(split_EG.argmax(axis=1)))
-        if not self.deduplicated:
-            return layer_bound_s(costs, most_G), own_s
-        profile = self.profiles[0]
-        rows = replace(costs, dispatch_bytes=profile.dispatch_bytes, routing=None)  # replicas cost deduplication
-        return min(deduplicated_bound(costs, profile.top_k, most_G), layer_bound_s(rows, most_G)), own_s
-
-    def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
-        """Returns the seconds of a layer by Aurora's Eq. 1, averaged over the cases that count; see `Scenario.price`."""
-        if self.deduplicated:
-            return exclusive_s(costs_M[0].phase_times(split_MEG[0]))
-        return costs_M[0].value_s(split_MEG[0])
-
-    def unseen_s(self, placements_M: Sequence[Placement]) -> float | None:
-        """Returns the expected seconds of all layers on draws of the forecast; None with deduplicated tokens or domains."""
-        if self.deduplicated or self.domains:  # domains may have compute times of their own, draws have the profile's
-            return None
-        layers = range(self.layers)
-        return sum(self._unseen(self._forecast(l), l).value_s(placements_M[0].split_EG(l)) for l in layers)
-
-    @cached_property
-    def _memory_G(self) -> IntArray:
-        """(G,) int64 slots that memory allows."""
-        return memory_slots_G(self.cluster, self.profiles)
-
-    def _place_by_load(self, progress: Progress) -> PlacedModels:
-        """Places layers by the loads of their experts, as recorded or forecast."""
+        """Places all experts by `options.place`, by their loads as recorded or forecast. See `Scenario.place`."""
         profile, options = self.profiles[0], self.options
         memory_G, capacity_G = self._memory_G, slots_G(self.cluster, profile, options)
         offered = set(evenly_spaced(profile.layers, OFFERED_LAYERS).tolist())
@@ -195,6 +144,32 @@ class Exclusive(Scenario):
             slot_gain=1 - then_s / now_s if now_s else None,
         )
 
+    def bounds(
+        self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
+    ) -> tuple[float, float | None]:
+        """Returns lower bounds on a layer's seconds, the second for a single traffic case; see `Scenario.bounds`."""
+        (costs,), (split_EG,), own_s = costs_M, split_MEG, None
+        most_G = np.maximum(np.minimum(self._memory_G, self.options.slots_per_gpu or MOST_COUNT), slots_G)
+        if len(costs.own_WGE) == 1 and not self.domains and is_unreplicated(split_EG):
+            own_s = best_exclusive_s(costs.grouped(split_EG.argmax(axis=1)))
+        return layer_bound_s(costs, most_G), own_s
+
+    def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
+        """Returns the seconds of a layer by Aurora's Eq. 1, averaged over the cases that count; see `Scenario.price`."""
+        return costs_M[0].value_s(split_MEG[0])
+
+    def unseen_s(self, placements_M: Sequence[Placement]) -> float | None:
+        """Returns the expected seconds of all layers on draws of the forecast; None with domains."""
+        if self.domains:  # domains may have compute times of their own, draws have the profile's
+            return None
+        layers = range(self.layers)
+        return sum(self._unseen(self._forecast(l), l).value_s(placements_M[0].split_EG(l)) for l in layers)
+
+    @cached_property
+    def _memory_G(self) -> IntArray:
+        """(G,) int64 slots that memory allows."""
+        return memory_slots_G(self.cluster, self.profiles)
+
     def _problem(self, layer: int, capacity_G: IntArray, rng: np.random.Generator) -> ExclusiveProblem:
         """One layer with its recorded and its forecast traffic."""
         cluster, profile, aim = self.cluster, self.profiles[0], self.options.aim
@@ -228,18 +203,6 @@ class Exclusive(Scenario):
     def _forecast(self, layer: int) -> Forecast:
         """The forecast of a layer's traffic."""
         return layer_forecast([*self.profiles, *self.domains], layer, self.options.aim in SUMMED)
-
-    def place_deduplicated(self, start: Placement, rng: np.random.Generator) -> PlacedModels:
-        """Places experts by co-activation local search, which moves and swaps single experts.
-
-        It starts from `start`, an unreplicated placement, and from groups of experts that the same tokens choose. With
-        deduplicated tokens the result never takes longer than `start`.
-        """
-        scenario, capacity_G = replace(self, deduplicated=True), slots_G(self.cluster, self.profiles[0], self.options)
-        gpu_LE = [
-            _deduplicated_layer(scenario.costs(layer)[0], start.gpu_E(layer), capacity_G, rng) for layer in range(self.layers)
-        ]
-        return scenario.priced([Placement.stack([Placement.unreplicated(gpu_E, len(self.cluster)) for gpu_E in gpu_LE])])
 
 
 def _place_layer(cluster: Cluster, problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
@@ -333,26 +296,3 @@ def _failure_resilient(
     count_E = capped(allocate(load_E, domains, options.min_replicas), load_E, len(problem.slots_G))
     held_EG = SURVIVE[options.place](count_E, domains, aim_of(options.min_replicas, domains), rng)
     return best_divided(held_EG.T, load_E.astype(np.float64), problem.ports.token_s_G)
-
-
-def _deduplicated_layer(layer: LayerCosts, start_E: IntArray, slots_G: IntArray, rng: np.random.Generator) -> IntArray:
-    """(E,) int64, the best placement found, never longer than start_E."""
-    assert layer.routing is not None, "layer_costs counts deduplicated tokens"
-    experts_VK, source_V, count_V = distinct_tokens(*layer.routing)
-    tokens = Tokens.of(experts_VK, source_V, count_V, len(start_E))
-    (counts_EE,) = coactivation_counts(experts_VK, np.zeros_like(source_V), count_V, len(start_E), 1)  # of all sources
-    ports = layer.nics_as_ports.port_s_XG
-    costs = Costs(np.array(layer.expert_s_WGE[0], order="C"), layer.gate_s_WG[0], ports, slots_G)
-    groups_E = coactivation_groups(counts_EE, slots_G)
-    candidates = [start_E]
-    for begun_E in (start_E, _reassigned(layer, groups_E, slots_G)):
-        searched_E = coactivation_search(tokens, costs, begun_E, rng)
-        candidates += [searched_E, _reassigned(layer, searched_E, slots_G)]
-    return min(candidates, key=lambda gpu_E: exclusive_s(layer.phase_times(np.eye(len(slots_G))[gpu_E])))
-
-
-def _reassigned(layer: LayerCosts, gpu_E: IntArray, slots_G: IntArray) -> IntArray:
-    """The best assignment of the same groups of experts to GPUs; unchanged unless every GPU has slots for the largest group."""
-    if np.bincount(gpu_E, minlength=len(slots_G)).max() > slots_G.min():
-        return gpu_E
-    return np.argsort(ASSIGN["exact"](layer.nics_as_ports.grouped(gpu_E), np.random.default_rng(0)))[gpu_E]

@@ -30,7 +30,6 @@ class PlacedModels:
             servers, for all placements without replicas; None where experts have replicas, or several traffic cases count.
         unseen_s: expected seconds on future traffic, drawn from a forecast; None if not estimated.
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; None if memory has none, or not estimated.
-        deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
         hierarchy_M: the Hierarchy of each model's all-to-alls; None for models whose all-to-alls are flat.
         between_s: lower and upper limit of `objective_s`, from `seconds_between`.
     """
@@ -41,7 +40,6 @@ class PlacedModels:
     assignment_bound_s: float | None
     unseen_s: float | None = None
     slot_gain: float | None = None
-    deduplicated: bool = False
     hierarchy_M: tuple[Hierarchy | None, ...] = ()
     between_s: tuple[float, float] | None = None
 
@@ -57,7 +55,6 @@ class Scenario(ABC):
         profiles: the traffic, one profile per model.
         options: the planning options after `resolve`, which replaces "auto" by names.
         domains: further profiles of a single model.
-        deduplicated: whether a token is sent once to a GPU that holds several of its experts.
         hierarchy_M: the Hierarchy of each model's all-to-alls (None: flat); empty if not chosen yet, or all are flat.
     """
 
@@ -65,7 +62,6 @@ class Scenario(ABC):
     profiles: Sequence[Profile]
     options: PlanOptions
     domains: Sequence[Profile] = ()
-    deduplicated: bool = False
     hierarchy_M: tuple[Hierarchy | None, ...] = ()
 
     @property
@@ -155,7 +151,6 @@ class Scenario(ABC):
             sum(bound_s_L),
             sum_if_all(own_s_L),
             unseen_s=self.unseen_s(placements_M),
-            deduplicated=self.deduplicated,
             hierarchy_M=self.hierarchy_M,
             between_s=self.between_s(placements_M),
         )

@@ -70,9 +70,7 @@ class Servers(Scenario):
         Experts are placed by load alone if token-level routing is missing, `options.place` names a strategy that knows no
         servers, or `min_replicas` is given and nodes (which fail as a whole) are not the same GPUs as servers.
         """
-        by_load = (Colocated if self._colocated else Exclusive)(
-            replace(self.cluster, fabric=None), self.profiles, replace(self.options, coactivation=False)
-        )
+        by_load = (Colocated if self._colocated else Exclusive)(replace(self.cluster, fabric=None), self.profiles, self.options)
         placements_M = by_load.place(rng, clock, progress).placements_M
         if self._searches_servers:
             placements_M = tuple(self.improve_on_servers(placements_M, self.hierarchies(placements_M, rng), progress))
@@ -80,7 +78,7 @@ class Servers(Scenario):
 
     def for_placements(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
         """Returns this scenario with each model's fastest Hierarchy under given placements; see `Scenario.for_placements`."""
-        return replace(self, deduplicated=True, hierarchy_M=self.hierarchies(placements_M, rng))
+        return replace(self, hierarchy_M=self.hierarchies(placements_M, rng))
 
     def hierarchies(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> tuple[Hierarchy, ...]:
         """Returns each model's fastest Hierarchy (servers, and number of chunks); see `fastest_hierarchy`."""
