@@ -26,7 +26,8 @@ from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.clusters import MOST_GPUS, load_gpus, named_kind
 from aurora.io.engine_placements import export_placement
-from aurora.io.files import load_model_config, make_folder, write_text
+from aurora.io.files import make_folder, write_text
+from aurora.io.model_configs import load_model_config
 from aurora.planner.plan import make_plan, price
 from aurora.planner.simulated_choice import TIE
 from aurora.simulator.interpreter import simulate_plan

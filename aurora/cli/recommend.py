@@ -9,7 +9,7 @@ from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_gpus, load_model_config, load_profile
-from aurora.io.files import served_model
+from aurora.io.model_configs import served_model
 from aurora.types import Cluster, RequestLoad
 from aurora.types.options import OptionField
 

@@ -10,7 +10,8 @@
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | records of aurora's vLLM plugin, one file per rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
-| traffic matrix of an all-to-all, tokens of each expert (.csv, .npy) | files |
+| traffic matrix of an all-to-all, tokens of each expert (.csv, .npy) | matrices |
+| a model's config.json | model_configs |
 | prompts (.txt, .jsonl) | prompts |
 
 `files` has the containers (JSON, TOML, npz), the schemas of all formats, and the atomic write.
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from aurora.io.clusters import *
     from aurora.io.files import *
     from aurora.io.files import Arrays
+    from aurora.io.matrices import *
+    from aurora.io.model_configs import *
     from aurora.io.plans import *
     from aurora.io.profiles import *
     from aurora.io.requests import *
@@ -42,7 +45,9 @@ if TYPE_CHECKING:
 else:
     NAMES = {  # those that each module defines
         "clusters": "load_cluster load_gpus save_cluster",
-        "files": "load_json load_loads load_matrix load_model_config read_text shipped write_text",
+        "files": "load_json read_text shipped write_text",
+        "matrices": "load_loads load_matrix",
+        "model_configs": "load_model_config",
         "plans": "load_plan save_plan",
         "profiles": "load_curves load_profile save_curves save_profile",
         "requests": "load_requests",

@@ -1,7 +1,6 @@
 """Reads and writes text, JSON, TOML, .npy and npz, for all file formats. Readers trust no file; writers replace it atomically.
 
-Users' own arrays are read here too: the traffic matrix of an all-to-all, and the tokens of each expert (.csv without a header,
-or .npy). `open_locked` keeps two processes from writing one file.
+`open_locked` keeps two processes from writing one file.
 """
 
 import fcntl
@@ -21,12 +20,9 @@ from tokenize import TokenError
 from typing import IO, Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from aurora.errors import AuroraError, BadInput, shown
-from aurora.types.arrays import FloatArray, IntArray, square_bytes
-from aurora.types.placement import expert_loads
-from aurora.types.read_numbers import finite_number, whole_number
 
 Arrays = Mapping[str, NDArray[Any]]
 _Value = TypeVar("_Value")
@@ -73,7 +69,6 @@ MADE_BY = {  # the command that makes a file of a format
     "aurora record": "the vLLM plugin",
 }
 OPEN_FILE = re.compile(r"/dev/(std|fd/)|/proc/")
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # of a model in the Hugging Face hub
 
 
 @contextmanager
@@ -194,66 +189,6 @@ def json_of_line(line: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-def load_model_config(source: str | Path) -> dict[str, Any]:
-    """Reads a model's transformers config.json, or Mistral's params.json. Raises BadInput if it is missing or not JSON.
-
-    Where it says nothing of quantisation, a hf_quant_config.json beside it does, as ModelOpt writes one.
-
-    Args:
-        source: the file, the model's folder, its name in the local Hugging Face cache, such as "org/model", or that of a model
-            that comes with the package, such as "mixtral-topics".
-    """
-    if not str(source):
-        raise BadInput("`model`: expected a config.json or its folder, found an empty name")
-    path = Path(source)
-    if not path.exists() and path.name == str(source) and (named := shipped(f"models/{source}")).is_dir():
-        path = named
-    if not path.exists() and HUB_NAME.fullmatch(str(source)):
-        path = _cached_config(str(source))
-    if not path.exists():
-        raise BadInput(
-            f"{source}: no such file; expected a config.json, a model's folder, or a name on the hub or of a shipped model"
-        )
-    if path.is_dir():
-        params = path / "params.json"
-        path = params if params.exists() and not (path / "config.json").exists() else path / "config.json"
-    config, beside = load_json(path), path.with_name("hf_quant_config.json")
-    if not config.get("quantization_config") and beside.is_file():
-        config["quantization_config"] = {"quant_method": "modelopt", **load_json(beside)}
-    return config
-
-
-def served_model(source: Path | str) -> str:
-    """Returns the name or path to give to a serving engine for the model of `load_model_config(source)`.
-
-    It is the Hugging Face name in the config, if there is one; otherwise the path as given (for a config.json its folder, for a
-    shipped model the folder in the package).
-
-    Args:
-        source: as in `load_model_config`.
-
-    Raises:
-        BadInput: if there is no such model.
-    """
-    stated, path = str(load_model_config(source).get("_name_or_path", "")), Path(source)
-    if not path.exists():
-        return str(source) if HUB_NAME.fullmatch(str(source)) else str(shipped(f"models/{source}"))
-    if HUB_NAME.fullmatch(stated) and not Path(stated).exists():
-        return stated
-    return str(path.parent.resolve() if path.name == "config.json" else path)
-
-
-def _cached_config(name: str) -> Path:
-    """Returns the config.json of a model in the local Hugging Face cache, or raises BadInput."""
-    with suppress(ImportError, ValueError):
-        from huggingface_hub import try_to_load_from_cache
-
-        if isinstance(cached := try_to_load_from_cache(name, "config.json"), str):
-            return Path(cached)
-    fetch = f"`hf download {name} config.json` puts it there"
-    raise BadInput(f"{name}: no such file, and no model of this name in the local hub cache: {fetch}")
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -535,48 +470,3 @@ def open_locked(path: Path) -> io.FileIO:
         raise BadInput(f"{path}: another run writes it") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def load_matrix(path: str | Path) -> IntArray:
-    """Read a (G, G) matrix of whole numbers of zero or more, G two or more, as int64. Raises BadInput for anything else."""
-    names = ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers"
-    bytes_GG: IntArray = _load_array(Path(path), *names, whole_number, square_bytes)
-    if len(bytes_GG) < 2:
-        raise BadInput(f"{path}: expected a matrix with rows of two GPUs or more, found {len(bytes_GG)}")
-    return bytes_GG
-
-
-def load_loads(path: str | Path) -> FloatArray:
-    """Read loads of zero or more as (L, E) float64; a single row is one layer. Raises BadInput for anything else."""
-    return _load_array(Path(path), ".csv or .npy", "a table of loads", finite_number, expert_loads)
-
-
-def _load_array(
-    path: Path,
-    suffixes: str,
-    what: str,
-    read_cell: Callable[[str], Any],
-    check: Callable[[str, ArrayLike], NDArray[Any]],
-) -> NDArray[Any]:
-    try:
-        with naming(path):
-            if path.suffix == ".npy":
-                array = load_npy(path)
-            elif path.suffix == ".csv":
-                array = _read_csv(path, what, read_cell)
-            else:
-                raise BadInput(f"expected {suffixes}, found {path.suffix or 'no suffix'}")
-            return check(str(path), array)
-    except AuroraError:
-        raise
-    except Exception as error:  # numpy raises many kinds for a file that is not its own
-        raise BadInput(f"{path}: not {what}: {error}") from None
-
-
-def _read_csv(path: Path, what: str, read_cell: Callable[[str], Any]) -> NDArray[Any]:
-    rows = [line.split(",") for line in read_text(path).splitlines() if line.strip()]
-    if len(lengths := {len(row) for row in rows}) > 1:
-        raise BadInput(f"{path}: not {what}: expected rows of one length, found {min(lengths)} to {max(lengths)} cells")
-    cells = np.array([[read_cell(cell) for cell in row] for row in rows], dtype=object)
-    cells = cells.reshape(len(rows), -1) if rows else np.zeros((0, 0), dtype=np.int64)
-    return cells.astype(np.int64 if read_cell is whole_number else np.float64) if cells.dtype == object else cells

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, need
-from aurora.io.files import HUB_NAME, check_ends, path_exists
+from aurora.io.files import check_ends, path_exists
+from aurora.io.model_configs import HUB_NAME
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ def model_digest(model: str | Path) -> str:
 def router_fingerprint(routers: Iterable[torch.Tensor]) -> str:
     """Returns SHA-256 digests of the router weights rounded to float32, bfloat16 and float16, joined by dots.
 
-    Two loads of a model in different precisions share at least one digest, by which `aurora.types.profile.same_model`
+    Two loads of a model in different precisions share at least one digest, by which `aurora.types.model_identity.same_model`
     recognises them.
 
     Args:

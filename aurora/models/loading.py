@@ -16,7 +16,7 @@ from torch import nn
 from aurora.algorithms.workload.model_structure import expert_groups, top_k
 from aurora.errors import BadInput, MissingDependency, first_line, need
 from aurora.models.hub import ROUTER, model_folder, router_fingerprint
-from aurora.types.profile import ModelIdentity
+from aurora.types.model_identity import ModelIdentity
 
 LOADING = threading.RLock()  # transformers changes itself while it loads a model, for all threads
 QUANTISED = ("fp8", "mxfp4")  # by quant_method, which transformers dequantises while it loads

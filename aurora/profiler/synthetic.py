@@ -7,7 +7,8 @@ from typing import Any
 from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io.clusters import load_gpus, named_kind
-from aurora.io.files import load_model_config, naming
+from aurora.io.files import naming
+from aurora.io.model_configs import load_model_config
 from aurora.types import GpuKind, Profile, SyntheticOptions
 
 

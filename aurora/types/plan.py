@@ -9,10 +9,11 @@ import numpy as np
 from aurora.errors import BadInput, shown
 from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays, check_name, gap, layer_numbers
 from aurora.types.cluster import Cluster
+from aurora.types.model_identity import ModelIdentity
 from aurora.types.network import Cut
 from aurora.types.options import PlanOptions
 from aurora.types.placement import Placement
-from aurora.types.profile import ModelIdentity, Profile
+from aurora.types.profile import Profile
 from aurora.types.schedule import Hierarchy, Order
 
 

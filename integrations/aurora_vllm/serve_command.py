@@ -26,7 +26,8 @@ from aurora.algorithms.placement.gpu_slots import redundant_experts
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_cluster, load_model_config, load_plan, save_cluster
-from aurora.io.files import HUB_NAME, make_folder, served_model
+from aurora.io.files import make_folder
+from aurora.io.model_configs import HUB_NAME, served_model
 from aurora.profiler.devices import find_devices
 from aurora.types import Cluster, Gpu, Plan
 from aurora_vllm.rank_servers import RankServers, free_ports

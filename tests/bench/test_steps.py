@@ -15,7 +15,7 @@ from steps import Row, chunks, pairs
 from aurora.advisor.engines.engine import Layout
 from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, step_seconds
 from aurora.io.clusters import load_gpus
-from aurora.io.files import load_model_config
+from aurora.io.model_configs import load_model_config
 
 sys.path.pop()  # that folder has a vllm.py, which is not vLLM
 

@@ -17,7 +17,8 @@ from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.io import load_model_config, load_profile, read_text, save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS, import_placement
-from aurora.io.files import kind_of, served_model
+from aurora.io.files import kind_of
+from aurora.io.model_configs import served_model
 from aurora.io.prompts import check_corpus, load_prompts, load_token_ids
 from aurora.io.routing_dumps import ROUTING_FORMATS, read_dump
 from aurora.models.hub import model_folder
