@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import secrets
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from aurora.errors import RankFailed
-from aurora_vllm.settings import JOINS
+from aurora_vllm.settings import JOINS, SECRET
 from aurora_vllm.whole_streams import ServingChanges
 
 # A process that becomes the server: code between fork and exec is not safe in a parent with threads. SIGTERM ends the server,
@@ -239,6 +240,7 @@ class RankServers:
         self.changes = ServingChanges(self.hang_s + 2.0)
         self._starts = 0
         self._store = ""
+        self._secret = secrets.token_urlsafe()  # of commands to servers, which know it by their environment
         self._keeper: asyncio.subprocess.Process | None = None
         self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
 
@@ -419,7 +421,7 @@ class RankServers:
     async def _start_server(self, rank: int, port: int, more: dict[str, str]) -> None:
         words, environ = self.command(rank, port, self._store)
         log = self.folder / f"rank-{rank}{f'-start-{self._starts}' if self._starts > 1 else ''}.log"
-        process = await self._run(words, log, {**os.environ, **environ, **more})
+        process = await self._run(words, log, {**os.environ, **environ, **more, SECRET: self._secret})
         self.servers[rank] = RankServer(rank, f"http://127.0.0.1:{port}", process, log)
 
     async def _run(self, words: list[str], log: Path, environ: dict[str, str], **more: Any) -> asyncio.subprocess.Process:
@@ -489,7 +491,7 @@ class RankServers:
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.write(f"{ranks.change}\n".encode())  # frees survivors that wait for a lost rank
         params = {"change": ranks.change, "dead": sorted(ranks.dead), "alive": ranks.alive, "within_s": WITHIN_S}
-        body = {"instruction": "change_ranks", "params": params}
+        body = {"instruction": "change_ranks", "secret": self._secret, "params": params}
         posts: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
         posts += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]
         answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url, body in posts))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ from aiohttp import ClientError, ClientSession, web
 from aurora.advisor.engines.vllm import rank_words
 from aurora.algorithms.placement.gpu_slots import redundant_experts
 from aurora.algorithms.workload.model_config import Shape
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput, MissingDependency, RankFailed
 from aurora.io import load_cluster, load_model_config, load_plan, save_cluster
 from aurora.io.files import make_folder
 from aurora.io.model_configs import HUB_NAME, served_model
@@ -43,6 +44,7 @@ CPU_RANKS, CPU_HEAD = 2, 32
 NEVER = str(10**12)  # steps between two rearrangements of EPLB, the first of which comes after a quarter of them
 SHUTDOWN_S = "5"  # for workers to write their records
 CPU_OPTIONS = (("--dtype", "float32"), ("--enforce-eager", ""))
+API_KEY = "--api-key"
 Read = tuple[str | None, Callable[[str], Any], Any]  # an option's short name, its type and its default
 READ: dict[str, Read] = {  # options of vLLM that are read, and given to each server anew
     "--data-parallel-size": ("-dp", int, None), "--tensor-parallel-size": ("-tp", int, None),
@@ -87,6 +89,11 @@ class ServeCommand:
     cpu: bool
 
     @property
+    def api_key(self) -> str | None:
+        """One of the keys that servers ask for, chosen as vLLM does: options, or else VLLM_API_KEY; None: they ask for none."""
+        return next(filter(None, self.given.api_key or [os.environ.get("VLLM_API_KEY")]), None)
+
+    @property
     def several(self) -> bool:
         """True if each rank has its own server process."""
         return self.size > 1
@@ -104,6 +111,7 @@ class ServeCommand:
         settings = options.additional_config["aurora"] | ({"fault_store": store} if store else {})
         config = {**options.additional_config, "aurora": settings}
         words = [self.model, *self.words, "--tensor-parallel-size", str(self.tensor), "--additional-config", json.dumps(config)]
+        words += [API_KEY, *options.api_key] if options.api_key else []
         if self.several:
             meeting = options.data_parallel_address, options.data_parallel_rpc_port or rpc_port
             words = rank_words(words, rank, self.size, port, meeting)
@@ -210,6 +218,7 @@ def prepare(
 def _read(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Returns the values of READ, and the other words. Raises BadInput if a value is of another type."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser.add_argument(API_KEY, "--api_key", nargs="+", default=[])
     for name, (short, kind, default) in READ.items():
         names = [name, "--" + name[2:].replace("-", "_"), *([short] if short else [])]
         parser.add_argument(*dict.fromkeys(names), type=_value(name, kind), default=default)
@@ -316,7 +325,7 @@ async def serve(
                     break
                 start.result()
                 if command.several and front is None:
-                    context = await _context_tokens(session, servers.servers[command.ranks[0]].url)
+                    context = await _context_tokens(session, servers.servers[command.ranks[0]].url, command.api_key)
                     front = web.AppRunner(
                         ResumingProxy(lambda: servers.router, session, servers.changes, context).app(), shutdown_timeout=1.0
                     )
@@ -353,8 +362,11 @@ async def _first(*tasks: asyncio.Task[Any]) -> asyncio.Task[Any]:
     return next(task for task in tasks if task in finished)
 
 
-async def _context_tokens(session: ClientSession, url: str) -> int:
-    async with session.get(f"{url}/v1/models") as answer:
+async def _context_tokens(session: ClientSession, url: str, api_key: str | None) -> int:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    async with session.get(f"{url}/v1/models", headers=headers) as answer:
+        if answer.status == HTTPStatus.UNAUTHORIZED:  # a key in a --config file
+            raise RankFailed(f"{API_KEY}: expected the key that vLLM asks for, here or in VLLM_API_KEY, found another or none")
         return int((await answer.json())["data"][0]["max_model_len"])
 
 

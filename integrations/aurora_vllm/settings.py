@@ -16,7 +16,8 @@ ORDERS = ("auto", "plan", "online", "push", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
 PREFIX = "AURORA_"
 JOINS = "AURORA_RANK_JOINS"  # `aurora vllm` sets it for a rank that comes back, beside those that serve
-OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER", JOINS)  # which are no settings
+SECRET = "AURORA_COMMAND_SECRET"  # `aurora vllm` makes it at each start: servers obey its commands alone
+OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER", JOINS, SECRET)  # which are no settings
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 NAME = re.compile(r"[\w-]+", re.ASCII)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, web
 
+from aurora_vllm.client_paths import only_client_paths
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DEFAULT_TOKENS = 16  # vLLM's max_tokens of completions
 DONE = b"data: [DONE]\n\n"
@@ -211,7 +213,7 @@ class ResumingProxy:
 
     def app(self) -> web.Application:
         """Returns the aiohttp application that serves the proxy."""
-        app = web.Application(client_max_size=LARGEST_BODY)
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[only_client_paths])
         app.router.add_post(COMPLETIONS, self._generate)
         app.router.add_post(CHAT, self._generate)
         app.router.add_route("*", "/{path:.*}", self._pass)

@@ -25,7 +25,7 @@ from aurora.errors import RankFailed
 
 HANG_S = 1.5
 SERVER = """
-import asyncio, json, subprocess, sys, time
+import asyncio, json, os, subprocess, sys, time
 from aiohttp import web
 
 rank, port = map(int, sys.argv[1:3])
@@ -66,10 +66,15 @@ async def complete(request):
     return response
 
 async def models(request):
+    key = os.environ.get("VLLM_API_KEY")
+    if key and request.headers.get("Authorization") != "Bearer " + key:
+        return web.json_response({"error": "Unauthorized"}, status=401)
     return web.json_response({"data": [{"max_model_len": 512}]})
 
 async def apply(request):
     body = await request.json()
+    if body.pop("secret", None) != os.environ["AURORA_COMMAND_SECRET"]:
+        return web.json_response({}, status=403)
     told.append(body)
     if sys.argv[3] in ("refuses", "sticks"):
         state.update(status="unhealthy" if sys.argv[3] == "refuses" else "healthy", ft_error="no", last_ft_request_id="r")
@@ -94,7 +99,9 @@ async def deal(request):
     alive = [url for url in urls + added if url not in removed]
     asked.append(url := alive[len(asked) % len(alive)])
     response = web.StreamResponse()
-    async with ClientSession() as session, session.post(url + request.path, data=await request.read()) as answer:
+    sent = {"data": await request.read(), "headers": request.headers}
+    async with ClientSession() as session, session.request(request.method, url + request.path, **sent) as answer:
+        response.set_status(answer.status)
         await response.prepare(request)
         async for part in answer.content.iter_any():
             await response.write(part)
@@ -113,7 +120,7 @@ async def health(request):
 
 app = web.Application()
 app.add_routes([web.get("/health", health), web.post("/remove_worker", remove), web.post("/add_worker", add)])
-app.add_routes([web.post("/v1/completions", deal)])
+app.add_routes([web.get("/list_workers", health), web.route("*", "/{path:.*}", deal)])
 web.run_app(app, host="127.0.0.1", port=int(sys.argv[sys.argv.index("--port") + 1]), print=None)
 """
 
@@ -453,7 +460,8 @@ def test_the_command_ends_when_asked_to_and_then_says_what_a_plan_would_bring(tm
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, survive=False)
     (port,) = free_ports(1)
     command = SimpleNamespace(
-        given=SimpleNamespace(host="127.0.0.1", port=port), ranks=range(2), several=True, survive=False, state=tmp_path,
+        given=SimpleNamespace(host="127.0.0.1", port=port), api_key=None, ranks=range(2), several=True, survive=False,
+        state=tmp_path,
         command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
 

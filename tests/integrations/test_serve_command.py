@@ -112,6 +112,25 @@ def test_options_that_are_given_stay(command):
     assert found.given.additional_config["other"] == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "variable", "key", "given"),
+    [
+        (["--api-key", "a", "b"], "c", "a", ["a", "b"]), (["--api_key=a"], None, "a", ["a"]), ([], "c", "c", None),
+        (["--api-key", "", "b"], "c", "b", ["", "b"]), ([], "", None, None), ([], None, None, None),
+    ],
+)  # fmt: skip
+def test_the_key_is_the_first_that_vllm_takes(command, monkeypatch, words, variable, key, given):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_API_KEY", variable)
+    found, _ = command("-dp", "2", *words, "--max-model-len", "64")
+    assert found.api_key == key
+    started, _ = found.command(1, 700, "", 600)
+    where = started.index("--api-key") + 1 if given else 0
+    assert started[where : where + len(given or ())] == (given or [])
+    assert value(started, "--max-model-len") == "64"
+
+
 def test_one_rank_is_a_server_as_vllms_own(command):
     found, _ = command("-tp", "2")
     words, _ = found.command(0, 8000, "", 600)

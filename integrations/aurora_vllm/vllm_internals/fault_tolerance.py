@@ -15,13 +15,14 @@ Interface between the parent, which starts the servers and alone decides who is 
            --enable-fault-tolerance --fault-tolerance-config '{"engine_recovery_timeout_sec": 180}'
            --additional-config '{"aurora": {..., "fault_store": "127.0.0.1:PORT of the keeper"}}'
 
-   `fault_store` (or AURORA_FAULT_STORE) turns all of this on. All servers must start: a loss before `/health` of every rank
-   answers 200 ends the start, and the parent starts anew.
+   `fault_store` (or AURORA_FAULT_STORE) turns all of this on. AURORA_COMMAND_SECRET, in the environment of every server, has a
+   secret that the parent draws when it starts: servers obey commands alone that bring it. All servers must start: a loss
+   before `/health` of every rank answers 200 ends the start, and the parent starts anew.
 3. When ranks are lost, the parent kills their process groups, draws the next change number (1, 2, 3, ...; never again the same
    one), and posts to every survivor's server, idle or not, all at once:
 
        POST /fault_tolerance/apply
-       {"instruction": "change_ranks", "params": {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 40}}
+       {"instruction": "change_ranks", "secret": ..., "params": {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 40}}
 
    Ranks are numbered as at start, for ever: `dead` has all ranks that were lost since, `alive` the others; together they are
    0 ... N-1. `within_s` is how long survivors wait for each other. vLLM answers 202 {"request_id": ..., "message": ...}.
@@ -44,6 +45,7 @@ Interface between the parent, which starts the servers and alone decides who is 
 from __future__ import annotations
 
 import functools
+import hmac
 import json
 import logging
 import multiprocessing
@@ -67,6 +69,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
+from aurora_vllm.settings import SECRET
 from aurora_vllm.vllm_internals.api_checks import LAYER_INDEX, MOE, check_api, find
 from aurora_vllm.vllm_internals.group_connections import GroupConnections, RankLost, announce, connect, connection_numbers
 from aurora_vllm.vllm_internals.joining_rank import begin_alone, end_alone, joins, start_without_others
@@ -468,11 +471,15 @@ def install_in_server(address: str) -> None:
     Called before the server starts engines.
 
     Raises:
-        BadInput: if this vLLM fails the API checks.
+        BadInput: if this vLLM fails the API checks, or the environment has no secret.
     """
     check_api("survive")
+    if not (secret := os.environ.get(SECRET)):
+        raise BadInput(f"fault_store: expected {SECRET}, with which `aurora vllm` starts servers, found none")
     os.environ[VARIABLE] = address  # for its engine and workers
-    find("vllm.entrypoints.serve.fault_tolerance.api_router:")._ALLOWED_INSTRUCTIONS.add(INSTRUCTION)
+    commands = find("vllm.entrypoints.serve.fault_tolerance.api_router:")
+    commands._ALLOWED_INSTRUCTIONS.add(INSTRUCTION)
+    require_secret(commands, secret)
     module = find("vllm.v1.engine.utils:")
 
     class KeptCoordinator:
@@ -497,6 +504,20 @@ def install_in_server(address: str) -> None:
     module.DPCoordinator = KeptCoordinator
     if joins():
         start_without_others(json.loads(connect(address, timedelta(seconds=30)).get("coordinator")))
+
+
+def require_secret(commands: Any, secret: str) -> None:
+    """Patches vLLM's module of fault-tolerance commands to answer 403 to bodies without the parent's secret."""
+    validate = commands._validate_payload
+
+    @functools.wraps(validate)
+    def validate_payload(body: Any) -> Any:
+        given = body.get("secret") if isinstance(body, dict) else None
+        if not hmac.compare_digest(str(given).encode(errors="replace"), secret.encode()):
+            raise commands.HTTPException(403, "secret: expected that of the `aurora vllm` that started this server")
+        return validate(body)
+
+    commands._validate_payload = validate_payload
 
 
 def keep(ranks: int) -> None:
