@@ -24,7 +24,7 @@ from msgspec import Struct
 from aurora.elastic.epoch_groups import Epoch, EpochGroups, EpochTransport, connect_groups
 from aurora.elastic.epoch_nccl import EpochNcclTransport, NcclGpu
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
-from aurora.errors import BadInput, RankFailed
+from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.moe.transport import Transport, lost_others
 from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import serve_store
@@ -47,6 +47,7 @@ class Entry(Struct, frozen=True):
         expected: number of members for which the first epoch waits; the largest value of all entries applies.
         least: least number of members of every epoch; the largest value of all entries applies.
         data: JSON value for the members of the next epoch, from `Member.join`.
+        about: values that must be the same for all members, by description.
     """
 
     name: str
@@ -61,6 +62,11 @@ class Entry(Struct, frozen=True):
     expected: int = 1
     least: int = 1
     data: Any = None
+    about: Mapping[str, str] = {}
+
+
+class OtherRun(BadInput):
+    """Exception raised at a member that the others do not admit, because it differs from them in what must be the same."""
 
 
 def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
@@ -69,6 +75,27 @@ def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
     for entry in sorted(entries, key=lambda record: (record.name, -record.epoch, record.since_ms, record.process)):
         entry_of.setdefault(entry.name, entry)
     return entry_of
+
+
+def admitted(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Returns (the entries of members that may be in one epoch; by name, a sentence on why each other one may not).
+
+    All must be about the same as the first entry: one that has been in an epoch, or else that of the earliest start.
+
+    Args:
+        entries: entries of a round, by name.
+    """
+    first = min(entries.values(), key=lambda entry: (not entry.epoch, entry.since_ms, entry.name), default=None)
+    alike: dict[str, Entry] = {}
+    refused: dict[str, str] = {}
+    for name, entry in entries.items():
+        assert first is not None
+        theirs, ours = first.about, entry.about
+        if (what := next((key for key in (*theirs, *ours) if theirs.get(key) != ours.get(key)), None)) is None:
+            alike[name] = entry
+        else:
+            refused[name] = f"{name}: expected {what} {theirs.get(what)} as the other ranks have, found {ours.get(what)}"
+    return alike, refused
 
 
 def over(entries: Mapping[str, Entry], number: int, processes: Mapping[str, str], unseen: Collection[str] = ()) -> str | None:
@@ -144,6 +171,7 @@ class Member:
             rounds until it does.
         patience_s: seconds after which a member that is missing from rounds counts as lost.
         gpu: this member's GPU, for an NCCL communicator per group; None: epochs have gloo groups only.
+        about: values that must be the same for all members, by description; who differs from the others is refused.
 
     Attributes:
         name: as given.
@@ -165,6 +193,7 @@ class Member:
         hang_s: float = HANG_S,
         patience_s: float = 0.0,
         gpu: NcclGpu | None = None,
+        about: Mapping[str, str] = {},
     ) -> None:
         self.name, self._lighthouse, self._timeout_s, self.gpu = name, lighthouse, timeout_s, gpu
         self._absent_s, self._hang_s, self._patience_s = absent_s, hang_s, patience_s
@@ -172,7 +201,7 @@ class Member:
         self._interface = _interface_of(host)
         self._store, port = serve_store(host)
         store, since_ms = address_text((host, port)), time.time_ns() // 1_000_000
-        self._said = Entry(name, secrets.token_hex(8), since_ms, store, expected=expected, least=least)
+        self._said = Entry(name, secrets.token_hex(8), since_ms, store, expected=expected, least=least, about=about)
         self.stopped = threading.Event()
         self._changed = threading.Condition()
         self._closed = False
@@ -188,7 +217,7 @@ class Member:
         self.leaving = False
         self._on_stop: Callable[[], None] = lambda: None
         self._reason = "it does not answer"  # why no epoch begins
-        self._refused: str | None = None
+        self._refused: AuroraError | None = None
         self.groups = EpochGroups([], [])
 
     def join(
@@ -204,6 +233,7 @@ class Member:
 
         Raises:
             RankFailed: if no epoch begins in time, another process has this name, or `close` is called.
+            OtherRun: if it differs from the other members in a value of `about`.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
@@ -219,7 +249,7 @@ class Member:
                 lambda: self._asked_s is None or self._refused or self._closed, None if math.isinf(timeout_s) else timeout_s
             )
             if self._refused or self._closed:
-                raise RankFailed(self._refused or f"{self.name} has left the run")
+                raise self._refused or RankFailed(f"{self.name} has left the run")
             if not answered:
                 where = f"lighthouse {address_text(self._lighthouse)}: {self._reason}"
                 raise RankFailed(f"{self.name}: no epoch began within {timeout_s:g} s; {where}")
@@ -380,12 +410,14 @@ class Member:
 
     def _take(self, quorum: Any) -> None:
         """Takes what was said in a round."""
-        entries = by_name(filter(None, map(_entry_of, quorum.participants)))
+        entries, refused = admitted(by_name(filter(None, map(_entry_of, quorum.participants))))
         with self._changed:
             ours, number = entries.get(self.name), self._epoch.number
             self._unseen -= entries.keys() if time.monotonic() < self._unseen_until_s else set(self._unseen)
             if ours is not None and ours.process != self._said.process:
-                self._refused = f"{self.name}: another process is {self.name}"
+                self._refused = RankFailed(f"{self.name}: another process is {self.name}")
+            elif self.name in refused:
+                self._refused = OtherRun(refused[self.name])
             elif ours is not None and self._asked_s is not None and not ours.serving:
                 self._seen()
                 self._seen = lambda: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
 
 
 def model_digest(model: str | Path) -> str:
-    """Returns the sha256 of a model's configuration and weights, as hexadecimal digits. All of its files are read.
+    """Returns the sha256 of a model's configuration and weights, as hexadecimal digits. Files are read again once they change.
 
     Args:
         model: the model's folder, or its name in the local hub cache.
@@ -54,13 +55,22 @@ def model_digest(model: str | Path) -> str:
     Raises:
         BadInput: if there is no such model, or a file cannot be read.
     """
-    digest, folder = hashlib.sha256(), model_folder(model)
+    folder = model_folder(model)
     try:
-        for path in sorted(entry for entry in folder.iterdir() if entry.suffix in MODEL_FILES and entry.is_file()):
-            with path.open("rb") as file:
-                digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        paths = sorted(entry for entry in folder.iterdir() if entry.suffix in MODEL_FILES and entry.is_file())
+        stats = [(path, path.stat()) for path in paths]
+        return _digest_of(tuple((path, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for path, at in stats))
     except OSError as error:
         raise BadInput(f"{folder}: cannot be read: {error.strerror}") from None
+
+
+@lru_cache(maxsize=8)
+def _digest_of(files: tuple[tuple[Path, int, int, int, int], ...]) -> str:
+    """The digest of files that have not changed: read again once an inode, a size or a time is another one."""
+    digest = hashlib.sha256()
+    for path, *_ in files:
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

@@ -156,7 +156,7 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
     Raises:
         BadInput: if a shard that is there cannot be read; this does not mean that it is damaged.
     """
-    remarks = []
+    remarks: list[str] = []
     for number, path in reversed(begun_checkpoints(folder)):
         if steps not in (None, number):
             continue

@@ -18,10 +18,11 @@ from aurora.elastic.epoch_nccl import gpu_of_rank, transport_of_host
 from aurora.elastic.host_connection import HOST_MESSAGES, MOST_RANKS, JoinRun, WireFormat, certificate_of_hosts, difference
 from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of, ranks_at_lighthouse
 from aurora.elastic.lighthouse import check_torchft
-from aurora.elastic.member import HANG_S, Member, keep_collections_short, own_address
+from aurora.elastic.member import HANG_S, Member, OtherRun, keep_collections_short, own_address
 from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses, StartedRank
 from aurora.elastic.steps import Pause, Version, run_elastic
 from aurora.errors import AuroraError, BadInput, RankFailed, plural
+from aurora.models.hub import model_digest
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.training.data import read_samples, samples_digest
 from aurora.training.member_training import MemberTraining
@@ -116,6 +117,8 @@ class Launcher:
                 self._most = max(self._most, len(self._processes.running))
             case RankFailed():
                 self._lose(rank, str(event))
+            case OtherRun():
+                self._lose(rank, str(event), event)
             case AuroraError():
                 raise event
             case MemberFinished(remarks):
@@ -131,21 +134,21 @@ class Launcher:
                     pids = {number: process.pid for number, process in running if isinstance(process, RankProcess)}
                     self._watch(event.step.step, pids)
 
-    def _lose(self, rank: int, reason: str) -> None:
-        """Takes note of a lost rank, and restarts it if that is left."""
+    def _lose(self, rank: int, reason: str, refused: OtherRun | None = None) -> None:
+        """Takes note of a lost rank, and restarts it if that is left, unless the others have refused it."""
         self._processes.kill(rank)
         self._steps.lost.append(
             f"{self._names.get(rank, f'rank {rank}')} was lost after {plural(len(self._steps), 'step')}: {reason}"
         )
         if self._ended_s is not None:
             return
-        if self._respawns_left.get(rank):
+        if self._respawns_left.get(rank) and refused is None:
             self._respawns_left[rank] -= 1
             self._processes.start(rank)
         # Others may come from other hosts; members wait for them until their time-out.
         least = 1 if isinstance(self._processes, LedRanks) else self._options.min_ranks
         if (ranks := len(self._processes.running) + len(self._processes.starting)) < least:
-            raise RankFailed(f"{ranks} ranks are left, at least {least} have to be; {self._steps.lost[-1]}")
+            raise refused or RankFailed(f"{ranks} ranks are left, at least {least} have to be; {self._steps.lost[-1]}")
 
 
 LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence
@@ -315,17 +318,18 @@ def train_member(
     try:
         gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.over_hosts)
         expected = options.min_ranks if options.join else max(options.ranks, options.min_ranks)
-        member = Member(
-            (rank_info.host, rank_info.port), f"{host}-{rank_info.local_rank:04d}", timeout_s=rank_info.timeout_s,
-            expected=expected, least=options.min_ranks, gpu=gpu,
-        )  # fmt: skip
 
         def load() -> tuple[Trainer, dict[str, Any]]:
             trainer, about = load_trainer(path, "cpu" if gpu is None else gpu.device, samples_NT, options)
             trainer.warm_up(options.ranks)
             return trainer, about
 
-        work = MemberTraining(load, path, options, output, lambda *_: member.transport(), connection.send)
+        digest = model_digest(path)
+        work = MemberTraining(load, path, options, output, lambda *_: member.transport(), connection.send, digest=digest)
+        member = Member(
+            (rank_info.host, rank_info.port), f"{host}-{rank_info.local_rank:04d}", timeout_s=rank_info.timeout_s,
+            expected=expected, least=options.min_ranks, gpu=gpu, about={"`model`": digest[:16]},
+        )  # fmt: skip
         keep_collections_short()
         run_elastic(member, work, work.paused)
         work.close()

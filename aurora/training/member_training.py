@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from aurora.elastic.epoch_groups import Epoch
+from aurora.elastic.member import OtherRun
 from aurora.elastic.steps import Pause, Settlement, StateLost, Version
 from aurora.errors import BadInput, RankFailed
+from aurora.models.hub import model_digest
 from aurora.moe.transport import Transport
 from aurora.training.checkpoint import (
     CheckpointWriter,
@@ -68,6 +70,8 @@ class MemberTraining:
         connect: called with an epoch and its process groups; returns the epoch's transport.
         on_final: called with each step once all members know that it is committed.
         prepare: prepares the trainer's next step; None: its own `prepare`.
+        digest: digest of the model's files before `load`; OtherRun is raised if they are others when they are read. None: they
+            are not compared.
 
     Attributes:
         step: number of steps that were applied to the held state; -1: no state is held.
@@ -84,10 +88,13 @@ class MemberTraining:
         connect: Callable[[Epoch, list[Any]], Transport],
         on_final: Callable[[FinalStep], None],
         prepare: Callable[[], PreparedStep] | None = None,
+        digest: str | None = None,
     ) -> None:
+        self._digest = digest
         self._load, self._path, self._options, self._output = load, path, options, output
         self._connect, self._on_final, self._prepare = connect, on_final, prepare
         self._trainer, about = load()
+        self._check_files()
         self._about = dict(about)
         self._writer = CheckpointWriter(output / CHECKPOINTS, self._about)
         self.step, self.steps = -1, options.steps + 1
@@ -128,6 +135,7 @@ class MemberTraining:
             restore_dense(self._trainer.state, checkpoint)
         elif self._trainer.state.steps:
             self._trainer, _ = self._load()
+            self._check_files()
         self._trainer.state.forget_experts()
         self._saved = self.step
         return self.step
@@ -164,7 +172,14 @@ class MemberTraining:
         if self.step:
             self._read_lost(lost_L, placement)
         self._moved += trainer.place(placement)
+        if not self.step:  # experts have been read from the model's files
+            self._check_files()
         self._since_s = self._since_s or time.perf_counter()
+
+    def _check_files(self) -> None:
+        """Raises OtherRun if the model's files have changed since the digest was taken that the other members know."""
+        if self._digest is not None and (found := model_digest(self._path)) != self._digest:
+            raise OtherRun(f"{self._path}: expected `model` {self._digest[:16]} as when training began, found {found[:16]}")
 
     def _agree(self, holders: list[int]) -> None:
         """Counts the tokens of experts alike on all members. Raises RankFailed if they went back to different checkpoints."""

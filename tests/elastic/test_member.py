@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torchft")
 
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S, Lighthouse
-from aurora.elastic.member import Member
+from aurora.elastic.member import Entry, Member, OtherRun, admitted
 from aurora.elastic.steps import StateLost, run_elastic
 from aurora.errors import BadInput, RankFailed
 from tests.elastic.processes import PATIENCE_S, Members, end
@@ -240,3 +240,30 @@ def test_patience_with_a_member_that_is_missing_from_rounds(members):
     assert run.until("a", step + 20)[0] == epoch
     logs = check_results(run, "abc", steps)
     assert [each[0] for each in logs["a"]] == [("a", "b", "c")]
+
+
+def entry(name, since_ms, epoch=0, **about):
+    return Entry(name, f"process of {name}", since_ms, epoch=epoch, about=about)
+
+
+@pytest.mark.parametrize(("entries", "refused"), [
+    ([entry("a", 1, model="1"), entry("b", 2, model="1")], {}),
+    ([entry("a", 2, model="1"), entry("b", 1, model="2")], {"a": "a: expected model 2 as the other ranks have, found 1"}),
+    ([entry("a", 2, 7, model="1"), entry("b", 1, model="2")], {"b": "b: expected model 1 as the other ranks have, found 2"}),
+    ([entry("a", 1), entry("b", 2, text="2")], {"b": "b: expected text None as the other ranks have, found 2"}),
+    ([], {}),
+])  # fmt: skip
+def test_the_first_entry_says_what_all_are_about(entries, refused):
+    alike, found = admitted({each.name: each for each in entries})
+    assert found == refused
+    assert sorted([*alike, *found]) == [each.name for each in entries]
+
+
+def test_a_member_with_another_model_is_refused_and_the_others_go_on(members):
+    run = members("a", "b", steps=150, step_s=0.02, expected=2, about={"`model`": "1"})
+    run.until("a", 5)
+    run.start("c", about={"`model`": "2"})
+    with pytest.raises(OtherRun, match=r"^c: expected `model` 1 as the other ranks have, found 2$"):
+        run.received("c")
+    logs = check_results(run, "ab", 150)
+    assert all(log == [(("a", "b"), 0, [])] for log in logs.values()), "one epoch, which nobody has left"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from aurora.elastic.epoch_groups import Epoch
+from aurora.elastic.member import OtherRun
 from aurora.elastic.steps import NOTHING, Settlement, StateLost, Version
+from aurora.models.hub import model_digest
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import read_samples
@@ -61,6 +64,39 @@ def test_killed_ranks_cost_no_step_and_join_again(made, undisturbed, tmp_path):
     logged = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert sorted(set(logged)) == list(range(OPTIONS.steps))
     assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_a_rank_that_comes_back_to_a_changed_model_is_refused(made, tmp_path):
+    """Rank 0 goes on alone, or ends, as `min_ranks` says, and takes nothing from the changed files."""
+    folder = shutil.copytree(made[0], tmp_path / "model")
+
+    def watch(step, pids):
+        if step == 2:
+            weights = bytearray((folder / "model.safetensors").read_bytes())
+            weights[-1] ^= 1
+            (folder / "model.safetensors").write_bytes(weights)
+            os.kill(pids[1], signal.SIGKILL)
+
+    options = replace(OPTIONS, steps=1000, ranks=2)
+    samples_NT = read_samples(folder, [made[1]], OPTIONS.length)
+    with pytest.raises(
+        OtherRun, match=r"^rank-0001: expected `model` [0-9a-f]{16} as the other ranks have, found [0-9a-f]{16}$"
+    ):
+        train_elastic(str(folder), samples_NT, options, tmp_path, watch)
+
+
+def test_weights_that_change_while_a_rank_loads_are_not_taken(made, tmp_path):
+    folder = shutil.copytree(made[0], tmp_path / "model")
+    options = replace(OPTIONS, ranks=1, min_ranks=1)
+    samples_NT = read_samples(folder, [made[1]], OPTIONS.length)
+
+    def load():
+        loaded = load_trainer(str(folder), "cpu", samples_NT, options)
+        (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+        return loaded
+
+    with pytest.raises(OtherRun, match=r"model: expected `model` [0-9a-f]{16} as when training began, found"):
+        MemberTraining(load, str(folder), options, tmp_path, None, None, digest=model_digest(folder))
 
 
 class Crew:
