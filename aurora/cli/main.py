@@ -38,19 +38,6 @@ HELP = "Measure hardware without traffic: links, compute, devices."
 
 PASSED_ON = ("vllm",)  # subcommands that hand options that they do not know to another command
 
-SYSTEMS = "`python bench/silicon.py SYSTEM` in the source repository, and `aurora measure compute --add` of its curves"
-RETIRED = {  # subcommands that were, and where their work is done now
-    "reproduce": "`python -m bench.papers.aurora`, `.lazarus` or `.bcc` in the source repository, all three by `make papers`",
-    "replay": "`python -m bench.papers.lazarus.replay` in the source repository",
-    "drift": "`aurora evaluate [PLAN] --before BEFORE --profile AFTER`",
-    "bench": "`aurora sweep --ways`",
-    "measure system": SYSTEMS,
-}
-GONE = {  # options, likewise
-    **dict.fromkeys(("profile --shape", "profile --system", "synthetic --system"), SYSTEMS),
-    "run --sample-utilisation": "`nvidia-smi dmon` beside the run",
-}
-
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 UsageError: Any = typer.BadParameter.__base__  # of typer's click, wherever typer keeps it
 
@@ -87,9 +74,6 @@ def _root(
 
 def main() -> None:
     """Run the `aurora` command with the arguments of this process; its entry point."""
-    for name in filter(None, (" ".join(sys.argv[1:most]) for most in (2, 3))):
-        if (successor := RETIRED.get(name)) is not None:
-            _refuse(f"`{name}` is no subcommand any more: it is {successor}")
     try:
         code = app(prog_name="aurora", standalone_mode=False)
         sys.stdout.flush()
@@ -126,9 +110,6 @@ def _refuse_usage(error: Any) -> None:
         error.show()
         sys.exit(2)
     command = "aurora" if error.ctx is None else error.ctx.command_path
-    option = f"{command} {getattr(error, 'option_name', '')}".removeprefix("aurora ")
-    if (successor := GONE.get(option)) is not None:
-        _refuse(f"`{option}` is no option any more: it is {successor}")
     _refuse(f"{error.format_message().rstrip('.')}; see {command} --help")
 
 

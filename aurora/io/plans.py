@@ -86,7 +86,7 @@ def save_placement(placement: Placement, method: str, path: Path) -> None:
 
 
 PLAN_FORMAT = "aurora plan"
-DIGEST = "digest"  # of all else in the file; plans of earlier versions have none
+DIGEST = "digest"  # of all else in the file
 REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
 WITHOUT_EFFECT = (("coactivation", False),)  # options and values that plans may hold and that decided nothing
 _PAIRS = re.compile(r"([0-9]{1,9}>[0-9]{1,9}( |$))*")
@@ -116,7 +116,7 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
     with naming(path):
         if checked:
             _check(plan)
-        if table.get("gap") not in (None, plan.gap) or table.get(DIGEST) not in (None, _digest(table)):
+        if table.get(DIGEST) != _digest(table):
             raise BrokenPlan("was changed after it was made, so that its seconds and bounds are not its own; make it anew")
     return plan
 
@@ -196,7 +196,7 @@ def _plan_from_json(table: Mapping[str, Any]) -> Plan:
                 fingerprint=str(m["fingerprint"]),
                 profile_path=str(m["profile"]["path"]),
                 profile_digest=str(m["profile"]["digest"]),
-                traffic_digest=str(m["profile"].get("traffic", "")),
+                traffic_digest=str(m["profile"]["traffic"]),
                 placement=placement_from_json(layers),
                 dispatch_L=dispatches,
                 combine_L=tuple(map(_combine_from_json, dispatches, layers)),
@@ -287,8 +287,6 @@ def _order_from_json(table: Mapping[str, Any]) -> Order:
     if shares is not None:
         shares = np.array([[finite_number(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
     windows = whole_number(table["sends_open"]), whole_number(table["recvs_open"])
-    if "sub-channels" in table:
-        raise BadInput("expected an order without sub-channels, which aurora no longer has; plan again, with the order paced")
     tier_X = np.array([whole_number(tier) for tier in table["tiers"].split()], dtype=np.int64) if "tiers" in table else None
     return Order(str(table["method"]), pairs, *windows, shares, table.get("paced") is True, tier_X)
 

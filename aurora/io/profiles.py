@@ -13,7 +13,6 @@ from aurora.types.profile import CurvesByKind, check_counts
 PROFILE_FORMAT = "aurora profile"
 _SCALARS = ("model", "fingerprint", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes")
 _ROUTING = ("experts_ULK", "source_U", "window_U")
-_EARLIER = ("together_LEE", "next_LEE")  # counts of pairs of experts, which earlier versions wrote; they are not used
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -44,8 +43,6 @@ def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
     """Returns the profile in a file's header `about` and arrays."""
     if not arrays["tokens_TLSE"].any():
         raise BadInput("expected traffic, found no token")
-    for name in _EARLIER:
-        arrays.get(name)  # so that it counts as known
     curves = kinds_from_arrays(about.pop("kinds"), arrays)
     routing = None
     if any(name in arrays for name in _ROUTING):

@@ -33,6 +33,4 @@ def trace_from_arrays(about: dict[str, Any], arrays: Arrays) -> Trace:
 def _control_report(changes: list[dict[str, Any]], series: list[dict[str, Any]], **more: Any) -> ControlReport:
     """A control loop's report in a header."""
     changed = tuple(PlacementChange(**change | {"layers": tuple(change["layers"])}) for change in changes)
-    for window in series:
-        window.pop("windows", None)  # of earlier versions: how many windows an entry stood for
     return ControlReport(**more, changes=changed, series=tuple(ControlWindow(**window) for window in series))

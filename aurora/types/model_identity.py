@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from aurora.errors import BadInput
 
 PRECISIONS = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # how many times wider a number is than the same number at another precision
-EARLIER = "; profiles of earlier versions know a model at one precision only: if this is the same at another, make them anew"
 
 
 def same_model(found: str, planned: str) -> bool:
     """Returns whether two fingerprints can belong to the same model.
 
-    A fingerprint has one hash of the router weights for each precision that they may be loaded in, separated by dots;
-    fingerprints of earlier versions have one hash. Two fingerprints match if they have a hash in common: weights that were
-    rounded once do not change when rounded again. A synthetic profile has no fingerprint, and fits any model of its shape.
+    A fingerprint has one hash of the router weights for each precision that they may be loaded in, separated by dots. Two
+    fingerprints match if they have a hash in common: weights that were rounded once do not change when rounded again. A
+    synthetic profile has no fingerprint, and fits any model of its shape.
     """
     return not found or not planned or not set(found.split(".")).isdisjoint(planned.split("."))
 
@@ -86,8 +85,7 @@ class ModelIdentity:
         if (layers, experts) != (self.layers, self.experts):
             raise BadInput(shape)
         if not same_model(fingerprint, self.fingerprint):
-            earlier = "" if "." in fingerprint and "." in self.fingerprint else EARLIER
-            raise BadInput(f"{shape} and other router weights{earlier}")
+            raise BadInput(f"{shape} and other router weights")
         return shape
 
     def proves(self, other: "ModelIdentity") -> bool:

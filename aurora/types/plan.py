@@ -40,7 +40,7 @@ class ModelPlan(Value):
         load_LE: (L, E) int64, the tokens of each expert in the traffic that the plan was made for.
         dense_layers: indices, among all decoder layers, of the layers without experts, as in Profile.
         hierarchy: the servers and chunks of its hierarchical all-to-alls, whose tokens are deduplicated; None if they are flat.
-        traffic_digest: the profile's `traffic_digest`; empty in plans of earlier versions.
+        traffic_digest: the profile's `traffic_digest`.
 
     Raises:
         BadInput: if a layer lacks loads or one of its two orders, top_k or a size is out of range, or the hierarchy has another
@@ -100,8 +100,6 @@ class ModelPlan(Value):
 
     def made_from(self, profile: Profile) -> bool:
         """Returns whether the plan was made from the traffic of `profile`; the compute curves may differ."""
-        if not self.traffic_digest:
-            return profile.digest == self.profile_digest
         return profile.traffic_digest == self.traffic_digest
 
     @property

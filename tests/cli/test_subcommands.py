@@ -240,17 +240,6 @@ def test_help_lists_auto_where_it_is_the_default():
     assert [(name, param.name) for name, param in auto if "auto" not in options.filled(param.help)] == []
 
 
-@pytest.mark.parametrize("retired", main.RETIRED)
-def test_a_retired_subcommand_says_where_its_work_is_done_now(aurora, retired):
-    refused(aurora(*retired.split(), "anything", "-o", "there"), f"`{retired}` is no subcommand any more: it is ")
-
-
-@pytest.mark.parametrize("gone", main.GONE)
-def test_an_option_that_is_gone_says_what_does_its_work_now(aurora, gone):
-    subcommand, option = gone.split()
-    refused(aurora(subcommand, "x", "y", option, "z"), f"`{gone}` is no option any more: it is ")
-
-
 def test_version_and_completion(aurora):
     code, out, _ = aurora("--version")
     assert (code, out.startswith("aurora 0.")) == (0, True)

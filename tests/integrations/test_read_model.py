@@ -131,8 +131,6 @@ def test_a_model_is_the_same_at_another_precision(tmp_path, dtype):
             found.identity.check_same(model.identity, "the plan")
         with pytest.raises(BadInput, match=r"and other router weights$"):
             other.identity.check_same(model.identity, "the plan")
-    with pytest.raises(BadInput, match=r"other router weights; profiles of earlier versions .* make them anew"):
-        narrow.identity.check_same(replace(wide.identity, fingerprint=wide.fingerprint().split(".")[0]), "the plan")
 
 
 @pytest.mark.parametrize("order", ["auto", "plan"])

@@ -1,19 +1,15 @@
 """Journals of answers: what is added is there afterwards, whole, and only the run that it is of goes on from it."""
 
-import json
-import shutil
 from contextlib import closing, suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.io.journals import UNCHECKED, JournalFile, JournalledAnswer, _sealed, load_journal
+from aurora.io.journals import JournalFile, JournalledAnswer, _sealed, load_journal
 
 ABOUT = {"prompts": "abc", "max_new_tokens": 4}
-OLDER = Path(__file__).parents[1] / "older_files" / "run.journal.jsonl"
 
 
 @pytest.fixture
@@ -99,7 +95,7 @@ def test_journals_of_others_are_refused(path):
 
 
 def test_what_is_no_journal_is_refused(path):
-    for lines in ("", "\n", "[]\n", '{"a": 1}\n', "[" * 100_000 + "\n", OLDER.read_text() + '{"model":0}\n'):
+    for lines in ("", "\n", "[]\n", '{"a": 1}\n', "[" * 100_000 + "\n"):
         path.write_text(lines)
         with pytest.raises(BadInput, match="expected the journal of an interrupted run"):
             load_journal(path)
@@ -200,17 +196,3 @@ def test_what_no_run_can_have_written_is_refused_whatever_its_checksum(path, row
     with pytest.raises(BadInput, match="expected the journal of an interrupted run"):
         JournalFile(path, OF_TWO, resume=True)
     assert path.read_bytes() == head + line
-
-
-def test_a_journal_without_checksums_is_gone_on_from_and_told(path, caplog):
-    shutil.copy(OLDER, path)
-    head = json.loads(OLDER.read_text().splitlines()[0])
-    assert head["schema"] == UNCHECKED
-    about = {name: head[name] for name in ("models", "prompts", "max_new_tokens", "dtype")}
-    with closing(JournalFile(path, about | {"model files": ["new"], "answers": [[32, 256, None]]}, resume=True)) as journal:
-        assert len(journal.resumed) == 32
-        journal.add(0, 3, 10, [7], False)
-    assert "an earlier version wrote it, without checksums" in caplog.text
-    assert load_journal(path)[0, 3].tokens[10:] == [7]
-    with pytest.raises(BadInput, match="is none of 32 of at most 40 tokens"):
-        JournalFile(path, about | {"answers": [[32, 100, None]]}, resume=True)

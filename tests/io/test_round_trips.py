@@ -17,6 +17,7 @@ from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import AuroraError, BadInput, BrokenPlan
 from aurora.io import load_cluster, load_plan, load_profile, load_trace, save, shipped
+from aurora.io.plans import _digest
 from aurora.planner.plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import (
@@ -133,10 +134,6 @@ def test_decisions_come_back_with_the_trace_they_were_made_in(tmp_path, plan, pr
     about = json.loads(str(arrays["about"]))
     (kept,) = about["control_M"]
     first, *more = kept["series"]
-    older = kept | {"series": [each | {"windows": 1} for each in kept["series"]]}  # in which windows were joined
-    arrays["about"] = np.array(json.dumps(about | {"control_M": [older]}))
-    np.savez(tmp_path / "t.npz", **arrays)
-    assert load_trace(tmp_path / "t.npz") == trace
     for wrong in (
         kept | {"age_s": "old"},
         kept | {"series": [first | {"at_s": None}, *more]},
@@ -444,7 +441,7 @@ def test_options_that_decided_nothing_are_read(tmp_path, plan):
     save(plan, tmp_path / "p.json")
     found = json.loads((tmp_path / "p.json").read_text())
     found["options"]["coactivation"] = False
-    del found["digest"]
+    found["digest"] = _digest(found)
     (tmp_path / "p.json").write_text(json.dumps(found))
     assert load_plan(tmp_path / "p.json") == plan
 
@@ -456,7 +453,7 @@ def test_a_combine_is_written_only_if_it_is_not_the_dispatch_backwards(tmp_path,
     assert layer["combine"] == "reversed"
     back = " ".join(">".join(pair.split(">")[::-1]) for pair in layer["dispatch"]["pairs"].split()[::-1])
     layer["combine"] = {**layer["dispatch"], "pairs": back}
-    del found["digest"]
+    found["digest"] = _digest(found)
     (tmp_path / "p.json").write_text(json.dumps(found))
     assert load_plan(tmp_path / "p.json") == plan
 

@@ -129,6 +129,6 @@ def test_a_profile_keeps_the_bytes_of_a_token(tmp_path):
     source = traffic()
     save(source, tmp_path / "p.npz")
     assert load_profile(tmp_path / "p.npz") == source
-    assert source.digest == replace(source, kv_bytes=None).digest  # files of earlier versions fit their plans
+    assert source.digest == replace(source, kv_bytes=None).digest
     with pytest.raises(BadInput, match="expected kv_bytes of zero or more"):
         replace(source, kv_bytes=-1.0)

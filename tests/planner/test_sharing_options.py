@@ -33,18 +33,6 @@ def test_a_plan_keeps_priorities_and_weights(pair, tmp_path):
     assert compile_plan(make_plan(cluster(1.0, 1.0), pair)).policies_M == (SlicePolicy(),) * 2
 
 
-def test_files_without_them_are_read(pair, tmp_path):
-    path = tmp_path / "plan.json"
-    save_plan(make_plan(cluster(1.0, 1.0), pair), path)
-    lines = path.read_text().splitlines()
-    later = ('"priorities"', '"weights"', '"preemption_s"', ' "digest"')
-    kept = [line for line in lines if not line.lstrip(" ").startswith(later[:3]) and not line.startswith(later[3])]
-    kept = "\n".join(kept).replace(",\n }", "\n }").replace(",\n}", "\n}").replace(",\n  }", "\n  }")
-    assert len(kept.splitlines()) == len(lines) - 4
-    path.write_text(kept)
-    assert load_plan(path).options.priorities == ()
-
-
 def test_other_priorities_than_the_plans(pair):
     plan = make_plan(cluster(1.0, 1.0), pair)
     assert with_priorities(plan, ()) is plan
