@@ -9,8 +9,7 @@ from aurora.cli.options import names
 from aurora.cli.output import json_text, show
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_matrix, load_profile, write_text
-from aurora.types import Cluster
-from aurora.types.arrays import IntArray, square_bytes
+from aurora.types.arrays import IntArray
 from aurora.types.options import OptionField
 
 
@@ -22,7 +21,6 @@ def order(
     startup_s: Annotated[float | None, OptionField(flag="--startup")] = None,
     layer: int | None = None,
     seed: int = 0,
-    on_gpus: bool = False,
     output: Path | None = None,
     as_json: bool = False,
 ) -> None:
@@ -35,35 +33,21 @@ def order(
         startup_s: fixed seconds per message; default: the cluster's.
         layer: for a profile: the MoE layer, whose experts are placed contiguously.
         seed: random seed of random orders and random priorities.
-        on_gpus: also estimate how long GPUs take: by pushes into peers' memory, ordered or not, and by NCCL; and from how many
-            bytes of a rank an order pays.
         output: write the JSON to a file.
     """
-    from aurora.reports.json_objects import deliveries_json, schedule_json
-    from aurora.reports.plan_tables import cut_line, delivery_table, order_table
+    from aurora.reports.json_objects import schedule_json
+    from aurora.reports.plan_tables import cut_line, order_table
 
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
     methods = [name for name in names("order") if name != "auto"] if method == "all" else [method]
     schedules = [aurora.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
     objects = [schedule_json(schedule, len(bytes_GG)) for schedule in schedules]
-    summary, priced = {"schedules": objects} if method == "all" else objects[0], None
-    if on_gpus:
-        priced = _prices(bytes_GG, machines)
-        summary |= deliveries_json(*priced)
+    summary = {"schedules": objects} if method == "all" else objects[0]
     if output is not None:
         write_text(output, json_text(summary) + "\n")
     cut, wrote = schedules[0].cut, None if output is None else f"wrote {output}"
-    deliveries = None if priced is None else delivery_table(*priced)
-    show(as_json, summary, order_table(schedules), None if cut is None else cut_line(cut), deliveries, wrote)
-
-
-def _prices(bytes_GG: IntArray, machines: Cluster | None) -> tuple[dict[str, float], dict[str, float]]:
-    from aurora.algorithms.alltoall.schedule import equal_network
-    from aurora.algorithms.network.delivery import delivery_prices
-
-    matrix = square_bytes("traffic", bytes_GG)
-    return delivery_prices(matrix, equal_network(len(matrix)) if machines is None else machines.network)
+    show(as_json, summary, order_table(schedules), None if cut is None else cut_line(cut), wrote)
 
 
 def _bytes(traffic: Path, layer: int | None) -> IntArray:

@@ -8,7 +8,6 @@ from aurora.advisor.ceiling import ImbalanceSplit
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.sweep import GridCell
-from aurora.algorithms.network.delivery import chosen
 from aurora.algorithms.placement.explain import LayerExplanation
 from aurora.io.clusters import fabric_json, link_curves_json
 from aurora.io.plans import by_failures, layers_json
@@ -160,12 +159,6 @@ def schedule_json(schedule: Schedule, ranks: int) -> JsonObject:
         "gap": schedule.gap,
         "transfers": rows_json(**{name: getattr(schedule, f"{name}_X") for name in names}),
     }
-
-
-def deliveries_json(seconds: Mapping[str, float], pays_from: Mapping[str, float]) -> JsonObject:
-    """Returns the seconds of each delivery (from `delivery_prices`), the bytes from which it pays off, and the push to use."""
-    rows = [{"delivery": name, "seconds": took_s, "pays_from_bytes": pays_from.get(name)} for name, took_s in seconds.items()]
-    return {"deliveries": rows, "push": chosen(seconds)}
 
 
 def cluster_json(cluster: Cluster) -> JsonObject:

@@ -1,13 +1,12 @@
 """Tables of plans and of their inputs: profiles, drift, clusters, links, compute curves, schedules, explained layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
 
 from aurora.algorithms.network.bounds import nics_of
-from aurora.algorithms.network.delivery import chosen
 from aurora.algorithms.placement.explain import LayerExplanation
 from aurora.algorithms.placement.objective import letters
 from aurora.algorithms.workload.load_statistics import LEVEL
@@ -167,19 +166,6 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
     table = table_of({"method": text, **times, "gap": percent, "rows": str, "one to one": str}, rows)
     table.columns[0].no_wrap = True
     return table
-
-
-def delivery_table(seconds_by_name: Mapping[str, float], pays_from: Mapping[str, float]) -> Table:
-    """Returns a table of the seconds of each delivery of an all-to-all, and the bytes from which an order pays off.
-
-    Args: the result of `aurora.algorithms.network.delivery.delivery_prices`.
-    """
-    rows = []
-    for name, took_s in seconds_by_name.items():
-        least = pays_from.get(name)
-        pays = DASH if least is None else "never" if least == float("inf") else f"from {size(least)} a rank"
-        rows.append((f"{name}, estimated", took_s, pays, "yes" if name == chosen(seconds_by_name) else ""))
-    return table_of({"delivery": text, "time": seconds, "its order pays": text, "to use": text}, rows)
 
 
 def cut_line(cut: Cut) -> str:

@@ -10,8 +10,8 @@ import torch
 
 from aurora.algorithms.arbitration import slices_of
 from aurora.errors import BadInput, RankFailed
-from aurora.moe.transport import ExchangeStep, Observe, Transport
-from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
+from aurora.moe.transport import ExchangeStep, Transport
+from aurora.runtime.order_choice import OrderChoice
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, in_slices
 from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Network, Op, Order, Program
@@ -29,7 +29,7 @@ class LayerContext:
         transport: carries tensors between the model's ranks.
         arbiter: grants the model this rank's GPU and port.
         recorder: records the model's phases on this rank.
-        watch: replaces planned orders by measured faster ones; None: the planned orders are used.
+        orders: replaces planned orders by measured faster ones; None: the planned orders are used.
         sleep: sleeps for a number of seconds; may return earlier when there is work.
 
     Attributes:
@@ -49,7 +49,7 @@ class LayerContext:
         transport: Transport,
         arbiter: PortArbiter,
         recorder: PhaseRecorder,
-        watch: OrderWatch | None = None,
+        orders: OrderChoice | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.model, self.transport, self.recorder = model, transport, recorder
@@ -62,7 +62,7 @@ class LayerContext:
         self.waiting_since: float | None = None
         self.layers_done = 0
         self._arbiter, self._sleep = arbiter, sleep
-        self._watched = None if watch is None else WatchedExchanges(watch, recorder.timer)
+        self._orders = orders
         self._compute_start: object = None
 
     def any_active(self, active: bool) -> bool:
@@ -212,7 +212,7 @@ class LayerContext:
         """All-gathers row counts before a dispatch. Returns (R, *counts.shape) int64 on the CPU. A collective call."""
         start = self.recorder.mark()
         with self._waiting(f"layer {layer}, counts"):
-            gathered = self.transport.gather(counts) if self._watched is None else self._watched.gather(self.transport, counts)
+            gathered = self.transport.gather(counts)
         self.recorder.phase("counts", layer, start)
         return gathered
 
@@ -223,7 +223,7 @@ class LayerContext:
             flat_RR: (R, R) rows that a flat dispatch would send from each rank (row) to each rank (column).
             row_bytes: size of a row in bytes.
         """
-        return self._watched is None or self._watched.is_hierarchical(flat_RR, row_bytes)
+        return self._orders is None or self._orders.is_hierarchical(flat_RR, row_bytes)
 
     @contextmanager
     def exchanging(self, layer: int, op: Exchange, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
@@ -241,19 +241,20 @@ class LayerContext:
             RankFailed: if a peer is lost; the message names model, layer and phase.
         """
         observe = self.recorder.observer(op.phase, layer)
+        bytes_SRR = rows_SRR * row_bytes
+        order = op.order if self._orders is None else self._orders.order(op.order, op.phase, bytes_SRR)
+
+        def exchange(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
+            self.transport.exchange(order, sends, recvs, observe)
+
         if self.yields:
             with self._waiting(f"layer {layer}, {op.phase}"):
-                yield self._in_slices(op, rows_SRR * row_bytes, observe)
+                yield self._in_slices(exchange, bytes_SRR)
             return
         with self._arbiter.exchange(op.hold_port), self._waiting(f"layer {layer}, {op.phase}"):
-            if self._watched is None:
-                yield lambda sends, recvs: self.transport.exchange(op.order, sends, recvs, observe)
-            else:
-                bytes_RR = rows_SRR.sum(axis=0) * row_bytes
-                with self._watched.exchanging(op.order, op.phase, self.transport.rank, bytes_RR) as order:
-                    yield lambda sends, recvs: self.transport.exchange(order, sends, recvs, observe)
+            yield exchange
 
-    def _in_slices(self, op: Exchange, bytes_SRR: IntArray, observe: Observe) -> ExchangeStep:
+    def _in_slices(self, exchange: ExchangeStep, bytes_SRR: IntArray) -> ExchangeStep:
         """Returns what performs each exchange of an all-to-all in time slices of its own; see `PortArbiter.joins`."""
         assert self.program is not None
         slice_s, pieces = self.program.policies_M[self.model].slice_s, 1
@@ -261,9 +262,7 @@ class LayerContext:
             pieces = slices_of(bytes_SRR[0], self.network, slice_s)
         if self.joins:
             self.join_sequence(len(bytes_SRR) * pieces)
-        return in_slices(
-            self.transport, self._arbiter, pieces, lambda out, into: self.transport.exchange(op.order, out, into, observe)
-        )
+        return in_slices(self.transport, self._arbiter, pieces, exchange)
 
     def finish_exchanges(self) -> None:
         """Waits for all queued exchanges. Raises RankFailed if one was aborted; the step's results are then invalid."""

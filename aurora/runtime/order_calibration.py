@@ -1,6 +1,6 @@
 """Calibration before serving: times the orders of an all-to-all by message size, and measures network rates and start-ups.
 
-`aurora.runtime.order_choice` starts from these times, and re-evaluates the choice while serving.
+All at once is the default: an order is used only where it is faster by more than its spread (`OrderCalibration.method`).
 """
 
 import math
@@ -27,7 +27,6 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 9  # of each shape
 REPETITIONS_S = 0.2  # time for them: small sizes are repeated more often
 LONG_S = 0.1  # larger sizes are not tried once one takes this long: shorter ones tell more of start-ups than of rates
 EXPECTED_TOKENS = 256  # of a rank, drawn for the traffic that a plan expects
-MAX_NOISE = 0.03  # a slower planned order is kept within this much noise
 SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
     lambda n, rng: np.ones((n, n)),
     lambda n, rng: rng.integers(1, 100, (n, n)).astype(np.float64),
@@ -40,11 +39,11 @@ MESSAGE_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes of a mess
 class OrderCalibration:
     """Measured seconds of an all-to-all by size and method: an order, a stage width, torch's collective, flat, hierarchical."""
 
-    # W ways to exchange: names of orders, COLLECTIVE, `stages_of`, or FLAT and OVER_SERVERS; the plan's is last
+    # W ways to exchange: names of orders, COLLECTIVE, `stages_of`, or FLAT and OVER_SERVERS; the default is last
     methods: tuple[str, ...]
     sizes_C: IntArray  # (C,) bytes per rank
-    seconds_CW: FloatArray  # (C, W) median seconds
-    noise_CW: FloatArray  # (C, W) standard error of seconds_CW, as a share of it
+    seconds_CW: FloatArray  # (C, W) the default's median times the mean ratio to it in pairs of exchanges
+    spread_CW: FloatArray  # (C, W) standard deviation of the logarithm of that ratio
     orders: Mapping[str, Order | None]  # orders of the methods that do not depend on the planned order; None for COLLECTIVE
     widths: Mapping[str, int]  # sends and receives in a stage, of the planned order's methods in wider stages
 
@@ -58,12 +57,12 @@ class OrderCalibration:
     def method(self, rank_bytes: float) -> str:
         """Returns the name of the fastest method, if a rank sends `rank_bytes` on average.
 
-        Prefers the plan's method: another one must be faster by more than the measurement noise, of which MAX_NOISE is the cap.
+        Of methods that are not the default, only those count that are faster than it by more than their spread.
         """
-        log_W, noise_W = np.log(self.seconds_W(rank_bytes)), self._at(rank_bytes, self.noise_CW)
-        best = int(log_W.argmin())
-        noise = min(float(np.hypot(noise_W[best], noise_W[-1])), MAX_NOISE)
-        return self.methods[-1 if log_W[-1] <= log_W[best] + noise else best]
+        log_W = np.log(self.seconds_W(rank_bytes))
+        wins_W = log_W[-1] - log_W > self._at(rank_bytes, self.spread_CW)
+        wins_W[-1] = True
+        return self.methods[int(np.where(wins_W, log_W, np.inf).argmin())]
 
     def order(self, planned: Order, method: str) -> Order | None:
         """Returns the order that `method` uses in place of the order `planned`; None: torch's own collective.
@@ -71,11 +70,6 @@ class OrderCalibration:
         `method` is one of `methods`.
         """
         return planned.opened(self.widths[method]) if method in self.widths else self.orders.get(method, planned)
-
-    @property
-    def startup_s(self) -> float:
-        """Seconds of an all-to-all of the smallest size, by the fastest method."""
-        return float(self.seconds_CW[0].min())
 
     def _at(self, rank_bytes: float, table_CW: FloatArray) -> FloatArray:
         """(W,) the row of a table at a size."""
@@ -135,13 +129,13 @@ def calibrate_plan(
 
 
 def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, device: str = "cpu") -> OrderCalibration:
-    """Times the planned method and its alternatives on random traffic. A collective call with the same result on all ranks.
+    """Times all at once, the default, beside the planned method and others. A collective call, the same result on all ranks.
 
-    The alternatives are the methods in UNORDERED, and COLLECTIVE if the transport has it. If the transport runs orders in
-    stages, they are UNORDERED[0] and, beside COLLECTIVE, the planned order in stages of WIDTHS sends and receives.
+    The others are "paced", and COLLECTIVE if the transport has it. If the transport runs orders in stages, they are
+    COLLECTIVE, and the planned order in stages of WIDTHS sends and receives.
 
-    Methods alternate. The first round is a warm-up that tells how many rounds fit into REPETITIONS_S. The time of an exchange
-    is that of its slowest rank.
+    Traffic is random. Methods alternate. The first round is a warm-up that tells how many rounds fit into REPETITIONS_S. The
+    time of an exchange is that of its slowest rank.
 
     Args:
         transport: carries the exchanges.
@@ -154,12 +148,13 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
     ranks, rng = transport.ranks, np.random.default_rng(0)
     name = planned if isinstance(planned, str) else planned.method
     strategies = {**ORDER, **({} if isinstance(planned, str) else {name: lambda *_, **__: planned})}
-    unordered = UNORDERED[:1] if transport.in_stages else UNORDERED
-    fixed = [method for method in (*unordered, *([COLLECTIVE] if transport.has_collective else [])) if method != name]
-    ordered = [method for method in (*fixed, name) if method != COLLECTIVE]
+    default = UNORDERED[0]
+    others = [*(UNORDERED[1:] if not transport.in_stages else ()), *([COLLECTIVE] if transport.has_collective else [])]
+    fixed = [*(method for method in others if method != name), default]
     drawn = strategies[name](np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64), cluster.network, rng=rng)
     narrow = [width for width in WIDTHS if width < ranks - 1]  # in wider stages all transfers are open
     widths = {stages_of(name, width): width for width in narrow if transport.in_stages and drawn.one_to_one}
+    methods = (*([name] if name != default else []), *widths, *fixed)
     orders: dict[str, Order | None] = {}
 
     def ways(size: int) -> Iterable[list[Callable[[], None]]]:
@@ -167,13 +162,16 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
             shape_GG = shape(ranks, rng)
             np.fill_diagonal(shape_GG, 0.0)
             bytes_GG = np.round(shape_GG * (size * ranks / max(shape_GG.sum(), 1.0))).astype(np.int64)
-            order_of = {method: strategies[method](bytes_GG, cluster.network, rng=rng) for method in ordered}
+            order_of = {
+                method: strategies[method](bytes_GG, cluster.network, rng=rng) for method in methods if method in strategies
+            }
             orders.update({method: order_of.get(method) for method in fixed})
-            wider = [order_of[name].opened(width) for width in widths.values()]
-            exchanges: list[_Way] = [[(order, bytes_GG)] for order in (*orders.values(), *wider, order_of[name])]
-            yield _performing(transport, exchanges, device)
+            of_methods = [
+                order_of[name].opened(widths[method]) if method in widths else order_of.get(method) for method in methods
+            ]
+            yield _performing(transport, [[(order, bytes_GG)] for order in of_methods], device)
 
-    return OrderCalibration((*fixed, *widths, name), *_timed(transport, ways, SIZES), orders, widths)
+    return OrderCalibration(methods, *_timed(transport, ways, SIZES), orders, widths)
 
 
 def calibrate_servers(
@@ -254,24 +252,25 @@ _Way = list[tuple[Order | None, IntArray]]  # its exchanges: the order and the b
 def _timed(
     transport: Transport, calls: Callable[[int], Iterable[Sequence[Callable[[], None]]]], sizes: Sequence[int]
 ) -> tuple[IntArray, FloatArray, FloatArray]:
-    """(C,) sizes, (C, W) mean of the median seconds of each call over all traffic of a size, and (C, W) their noise.
+    """(C,) sizes; (C, W) the last call's median seconds times the mean ratio to it, a mean over all traffic of a size; (C, W)
+    the standard deviation of the logarithm of this ratio.
 
     `calls` returns for a size the W calls for each traffic of that size.
     """
     seconds_CW: list[FloatArray] = []
-    noise_CW: list[FloatArray] = []
+    spread_CW: list[FloatArray] = []
     for size in sizes:
-        medians, variances = [], []
+        seconds_XW, variance_XW = [], []
         for calls_W in calls(size):
             took_TW = _took_TW(transport, calls_W)
-            medians.append(np.median(took_TW, axis=0))
-            # Of a median of normal values, from their median distance to it: 1.25 and 1.48.
-            variances.append((1.25 * 1.48 * np.median(abs(took_TW - medians[-1]), axis=0)) ** 2 / len(took_TW))
-        seconds_CW.append(np.mean(medians, axis=0))
-        noise_CW.append(np.sqrt(np.sum(variances, axis=0)) / np.sum(medians, axis=0))
+            ratio_TW = np.log(took_TW / took_TW[:, -1:])  # of one round
+            seconds_XW.append(np.median(took_TW[:, -1]) * np.exp(ratio_TW.mean(axis=0)))
+            variance_XW.append(ratio_TW.var(axis=0, ddof=1))
+        seconds_CW.append(np.mean(seconds_XW, axis=0))
+        spread_CW.append(np.sqrt(np.mean(variance_XW, axis=0)))
         if seconds_CW[-1].min() > LONG_S:
             break
-    return np.array(sizes[: len(seconds_CW)]), np.stack(seconds_CW), np.stack(noise_CW)
+    return np.array(sizes[: len(seconds_CW)]), np.stack(seconds_CW), np.stack(spread_CW)
 
 
 def _performing(transport: Transport, ways_W: Sequence[_Way], device: str) -> list[Callable[[], None]]:

@@ -29,7 +29,7 @@ from aurora.runtime.live_placement import LOG as DECISIONS
 from aurora.runtime.live_placement import LivePlacement, compile_orders
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate_plan, measured_network
-from aurora.runtime.order_choice import OrderWatch
+from aurora.runtime.order_choice import OrderChoice
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
@@ -44,8 +44,6 @@ from aurora.types import Cluster, ControlReport, ModelPlan, Plan, Program, RunOp
 from aurora.types.arrays import FloatArray
 from aurora.types.plan import with_servers
 from aurora.types.program import hierarchy_of
-
-LOG = logging.getLogger(__name__)
 
 
 def load_models(
@@ -149,12 +147,10 @@ def serve_rank(
             )
             for index in range(len(workers))
         ]
-        gpu, say = plan.cluster.gpus[rank_info.rank], LOG.info if rank_info.rank == 0 else None
-        watches = [
-            None if calibration is None else OrderWatch(calibration, name, gpu, say, servers_M[model])
-            for name, model in zip(program.names_M, program.plan_model_M, strict=True)
+        choices = [
+            None if calibration is None else OrderChoice(calibration, servers_M[model]) for model in program.plan_model_M
         ]
-        shared = zip(transports, arbiters, recorders, watches, strict=True)
+        shared = zip(transports, arbiters, recorders, choices, strict=True)
         contexts = [LayerContext(index, *args) for index, args in enumerate(shared)]
         contexts[0].push = push
         ports = None if options.interleave == "off" else plan.cluster.network
@@ -179,7 +175,7 @@ def serve_rank(
         pairs = zip(recorders, workers, strict=True) if options.predictable else ()
         routing_M = [phases.routing(len(worker.layers)) for phases, worker in pairs]
         answers_M = [merge_answers(worker.answers for worker in workers_P) for workers_P in workers_MP]
-        orders_M = [watch.used for watch in watches if watch is not None]
+        orders_M = [choice.used for choice in choices if choice is not None]
         control_M = tuple(live.follower.report() for live in followed if live.follower is not None)
         share = RankResult(
             answers_M, seconds, list(recorder.rows), name, calibration, orders_M, routing_M, network, control_M, began_s

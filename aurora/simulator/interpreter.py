@@ -19,7 +19,6 @@ from aurora.algorithms.check.fit import check_traffic
 from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.network.bounds import nics_of
-from aurora.algorithms.network.delivery import DELIVERY, Delivery
 from aurora.algorithms.network.switch import Switch
 from aurora.algorithms.network.transfer_seconds import counts_seconds
 from aurora.algorithms.workload.serving_gpus import replica_tokens
@@ -123,7 +122,6 @@ def simulate_plan(
     orders: str = "plan",
     interleave: str = "on",
     staged: bool = False,
-    delivery: str | None = None,
 ) -> Trace:
     """Predicts how long a plan takes to serve the profiles' tokens, event by event. Each window is one forward pass.
 
@@ -136,8 +134,6 @@ def simulate_plan(
             allgather of all tokens and a reduce-scatter replace all-to-alls, as in vLLM without aurora.
         interleave: "on": models run at the same time; "off": one after the other.
         staged: whether transfers run in stages, as NCCL's grouped calls do; see `Order.stage_X`.
-        delivery: a name in DELIVERY, whose estimated costs replace the cluster's start-ups and link curves; None: the cluster's
-            apply. Pushed rows bring their counts along, so that `barriers` "none" suits them.
 
     Returns:
         The predicted Trace.
@@ -161,10 +157,7 @@ def simulate_plan(
     check_traffic(plan, profiles)
     served, traffic = cut_traffic(plan, profiles)
     program = compile_plan(served, gathered=orders == GATHERED)
-    if delivery is not None:
-        check_one_of("delivery", delivery, DELIVERY)
-    by = None if delivery is None else DELIVERY[delivery]
-    return simulate(program, plan.cluster, traffic, barriers, ordered, interleave == "on", staged, by)
+    return simulate(program, plan.cluster, traffic, barriers, ordered, interleave == "on", staged)
 
 
 def batch_orders(plan: Plan, orders: str) -> OrderBatch | None:
@@ -181,7 +174,6 @@ def simulate(
     ordered: OrderBatch | None = None,
     interleave: bool = True,
     staged: bool = False,
-    delivery: Delivery | None = None,
 ) -> Trace:
     """Predicts the Trace of `program` on `cluster`.
 
@@ -202,7 +194,6 @@ def simulate(
             are used.
         interleave: True: the models run at the same time; False: one after the other on every rank.
         staged: whether transfers run in stages, see `Switch.open`, and a rank has one exchange under way at a time, as on NCCL.
-        delivery: the way in which GPUs carry out exchanges; None: as messages with the network's start-ups.
 
     Returns:
         A Trace of kind "predicted"; the same for the same arguments.
@@ -212,8 +203,7 @@ def simulate(
     """
     check_one_of("barriers", barriers, BARRIERS)
     record = TraceRecorder("predicted", program.names_M, program.ranks)
-    staged = staged or (delivery is not None and delivery.keeps == "stages")
-    _Run(program, cluster, profiles, barriers, ordered, interleave, staged, record, delivery).perform()
+    _Run(program, cluster, profiles, barriers, ordered, interleave, staged, record).perform()
     return record.trace()
 
 
@@ -264,7 +254,6 @@ class _Run:
     interleave: bool
     staged: bool
     record: "TraceRecorder | _Span"
-    delivery: Delivery | None = None
 
     def __post_init__(self) -> None:
         self._preempts = self.interleave and self.barriers != "global"
@@ -283,9 +272,8 @@ class _Run:
         self._sizes: dict[Key, tuple[Order, IntArray]] = {}  # of all-to-alls with steps to come: order, bytes of each step
         self._steps: dict[tuple[Key, int], _Step] = {}
         self._by_number: dict[int, _Step] = {}
-        network, by = self.cluster.network, self.delivery
-        self._switch = Switch(network if by is None else by.network(network))
-        self._counts_s = 0.0 if by is not None and by.brings_counts else counts_seconds(network)
+        self._switch = Switch(self.cluster.network)
+        self._counts_s = counts_seconds(self.cluster.network)
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
         ]
@@ -357,8 +345,6 @@ class _Run:
     def _transfers(self, rank: int, op: Exchange, key: Key, numbers: Iterable[int]) -> Process:
         """The rank's transfers of some steps of an all-to-all, one after the other, while it has the port."""
         for number in numbers:
-            if self.delivery is not None:
-                yield self._sleep(self.delivery.once_s)
             yield self._join(rank, op, key, number)
         if self.barriers == "global":
             yield self._barrier(*key)
@@ -490,7 +476,7 @@ class _Run:
                 pieces = slices_of(bytes_SGG[0], self.cluster.network, self.program.policies_M[key[0]].slice_s)
                 ends_KGG = bytes_SGG * np.arange(pieces + 1)[:, None, None] // pieces
                 bytes_SGG = np.diff(ends_KGG, axis=0)
-            self._sizes[key] = order if self.delivery is None else self.delivery.order(order), bytes_SGG
+            self._sizes[key] = order, bytes_SGG
         return self._sizes[key]
 
     def _finish_step(self, step: _Step, rank: int) -> None:

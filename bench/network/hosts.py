@@ -1,11 +1,8 @@
 """Ranks in the hosts of a network: every method on every matrix, interleaved, and how long each took."""
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +14,6 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.profiler.link_timing import LinkMeasurements, time_links
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, measured_network
-from aurora.runtime.order_choice import OrdersUsed, OrderWatch
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Cluster, Gpu, Order
 
@@ -46,60 +42,6 @@ def measure(
     cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
     choice = calibrate(transport, cluster, PLANNED)
     return _spans(jobs, transport, cluster, choice, repetitions), str(choice)
-
-
-def measure_watched(
-    seat: RankInfo, hosts: Sequence[str], meeting: str, drawn: Sequence[np.ndarray], rates_Bps: np.ndarray, busy: Sequence[int]
-) -> tuple[list[dict[str, list[Span]]], list[OrdersUsed], str]:
-    """This rank's spans of TORCH and AUTO in each phase, AUTO's orders until the phase's end, and its calibration.
-
-    AUTO is watched from phase to phase. drawn: the matrices of a phase. busy: by phase, how many other processes compute.
-    """
-    cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
-    choice = calibrate(transport, cluster, PLANNED)
-    watch = OrderWatch(choice, AUTO, cluster.gpus[seat.rank], None)
-    spans: list[dict[str, list[Span]]] = []
-    used: list[OrdersUsed] = []
-    for count in busy:
-        with _busy(count if seat.rank == 0 else 0):
-            spans.append(_watched_spans(drawn, transport, cluster, watch))
-        used.append(watch.used)
-    dist.barrier()
-    return spans, used, str(choice)
-
-
-def _watched_spans(
-    drawn: Sequence[np.ndarray], transport: GlooTransport, cluster: Cluster, watch: OrderWatch
-) -> dict[str, list[Span]]:
-    """Each matrix by TORCH and by AUTO, the one or the other first."""
-    spans: dict[str, list[Span]] = {TORCH: [], AUTO: []}
-    for index, bytes_GG in enumerate(drawn):
-        planned = ORDER[PLANNED](bytes_GG, cluster.network, rng=np.random.default_rng(0))
-        to, of = bytes_GG[transport.rank].tolist(), bytes_GG[:, transport.rank].tolist()
-        sends, recvs = (torch.zeros(sum(sizes), dtype=torch.uint8).split_with_sizes(sizes) for sizes in (to, of))
-        for method in (TORCH, AUTO) if index % 2 else (AUTO, TORCH):
-            order = None if method == TORCH else watch.order(planned, "dispatch", float(bytes_GG.sum() / transport.ranks))
-            time.sleep(QUIET_S)
-            start_together(transport)
-            before, began_s = retransmitted(), time.perf_counter()
-            transport.exchange(order, sends, recvs, lambda *_: None)
-            spans[method].append((began_s, time.perf_counter(), retransmitted() - before))
-            if method == AUTO:
-                watch.record(*spans[method][-1][:2], sum(to), sum(of))
-                watch.gathered(transport.gather(watch.report()).numpy())
-    return spans
-
-
-@contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Inside, so many processes compute without end."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def measure_priced(

@@ -22,7 +22,7 @@ from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import PhaseClock, Span, span
 
 if TYPE_CHECKING:
-    from aurora.runtime.order_choice import WatchedExchanges
+    from aurora.runtime.order_choice import OrderChoice
 
 SMALL_BYTES = 8192  # the latency of a message, 0.2 ms, at a port of 40 MB/s
 ReportPhase = Callable[[str, int, Span | None, IntArray], None]  # phase, layer, the time it takes, bytes_GG
@@ -46,7 +46,7 @@ class LayerAllToAll:
         report: called with (phase, layer, Span, bytes_GG (G, G)) for each all-to-all, once all its work has been launched.
         clock: marks the beginning and the end of all-to-alls.
         device: device of the tokens.
-        watched: shared by all layers; chooses the order, and flat or hierarchical, for each batch by measured times. None: the
+        choice: shared by all layers; chooses the order, and flat or hierarchical, for each batch by measured times. None: the
             order is from `planned_orders`, and `hierarchy` decides whether all-to-alls are hierarchical.
 
     Attributes:
@@ -67,10 +67,10 @@ class LayerAllToAll:
         report: ReportPhase,
         clock: PhaseClock,
         device: torch.device,
-        watched: WatchedExchanges | None = None,
+        choice: OrderChoice | None = None,
     ) -> None:
         self.layer, self.transport, self.time_slices, self.report, self.clock = layer, transport, time_slices, report, clock
-        self.hierarchy, self.watched, self._device = hierarchy, watched, device
+        self.hierarchy, self.choice, self._device = hierarchy, choice, device
         self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank])
         self.network = Network.equal(transport.ranks) if network is None else network
         at_once = Order.all_at_once(transport.ranks)
@@ -184,19 +184,15 @@ class DispatchedBatch:
     def gather(self, counts: torch.Tensor) -> torch.Tensor:
         """Allgathers the row counts; the same message also carries the counts for `tokens_G`."""
         tokens_R = torch.bincount(self.layout.rank_NK[self._own_rows].flatten(), minlength=self.transport.ranks)
-        mine, watched = torch.cat([tokens_R, counts]), self._alltoall.watched
-        gathered = self.transport.gather(mine) if watched is None else watched.gather(self.transport, mine)
+        gathered = self.transport.gather(torch.cat([tokens_R, counts]))
         tokens_RR, counts_RX = gathered.split_with_sizes([len(tokens_R), len(counts)], dim=1)
         self.tokens_G = tokens_RR.numpy().sum(axis=0)
         return counts_RX
 
     def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns True if this batch is to be hierarchical: it is not small, and `watched` (if not None) chooses so.
-
-        If `watched` was asked, the batch's exchanges must run inside its `exchanging`, so that it can time its choice.
-        """
-        self._small, watched = _is_small(flat_RR * row_bytes), self._alltoall.watched
-        return not self._small and (watched is None or watched.is_hierarchical(flat_RR, row_bytes))
+        """Returns True if this batch is to be hierarchical: it is not small, and `choice` (if not None) chooses so."""
+        self._small, choice = _is_small(flat_RR * row_bytes), self._alltoall.choice
+        return not self._small and (choice is None or choice.is_hierarchical(flat_RR, row_bytes))
 
     @contextmanager
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
@@ -210,12 +206,10 @@ class DispatchedBatch:
         if alltoall.time_slices.cuts:
             yield alltoall.time_slices.cut(self.transport, order, bytes_SGG, alltoall.network)
             return
+        choice = None if self._orders is alltoall.at_once else alltoall.choice
+        chosen = order if choice is None else choice.order(order, phase, bytes_SGG)
         with alltoall.time_slices.exchanging(self.transport):
-            if alltoall.watched is None or self._orders is alltoall.at_once:
-                yield lambda sends, recvs: exchange(order, sends, recvs, lambda *_event: None)
-            else:
-                with alltoall.watched.exchanging(order, phase, self.transport.rank, bytes_SGG.sum(axis=0)) as chosen:
-                    yield lambda sends, recvs: exchange(chosen, sends, recvs, lambda *_event: None)
+            yield lambda sends, recvs: exchange(chosen, sends, recvs, lambda *_event: None)
 
 
 def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:

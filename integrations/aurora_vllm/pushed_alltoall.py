@@ -19,7 +19,7 @@ from aurora.moe.permutation import MessageFormat
 from aurora.moe.transport import Transport
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, processes_memory
 from aurora.types import Order, Plan
-from aurora_vllm.alltoall_ways import GATED, ORDERED, PUSHES, UNORDERED, EngineAllToAll, Slots
+from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
 
 if TYPE_CHECKING:
     from aurora.runtime.transports.push import Dispatched, OrderedPush
@@ -44,11 +44,11 @@ class PushedRounds(NamedTuple):
 
 
 class PushedLayer:
-    """Performs dispatch and combine of one MoE layer on one rank by push, in each of the ways in PUSHES.
+    """Performs dispatch and combine of one MoE layer on one rank by ordered push.
 
     Args:
-        push: the buffers, shared by all layers, with an order table for each way and layer.
-        layer, layers: the MoE layer's index, and the number of MoE layers.
+        push: the buffers, shared by all layers, with an order table for each layer.
+        table: the number of the layer's order table.
         slots_G: for each rank, its experts.
         order: the order of the dispatch; the combine uses its reverse.
 
@@ -57,13 +57,12 @@ class PushedLayer:
         rank_E: (E + 1,) the rank of each expert; the last entry, equal to the number of ranks, means "no expert".
     """
 
-    def __init__(self, push: OrderedPush, layer: int, layers: int, slots_G: Slots, order: Order) -> None:
+    def __init__(self, push: OrderedPush, table: int, slots_G: Slots, order: Order) -> None:
         device = push.memory.local.device
-        self.push, self._tables = push, {name: number * layers + layer for number, name in enumerate(PUSHES)}
+        self.push, self._table = push, table
         self.rank_E = torch.full((sum(map(len, slots_G)) + 1,), push.ranks, device=device)
         self._elsewhere = torch.zeros((), dtype=torch.int64, device=device)  # an expert of another rank
         self.place(ExpertMap(slots_G, push.rank), ())
-        push.set_order(self._tables[UNORDERED], Order.all_at_once(push.ranks))
         self.planned_orders = order, order.reversed
 
     @property
@@ -74,9 +73,7 @@ class PushedLayer:
     @planned_orders.setter
     def planned_orders(self, orders: tuple[Order, Order]) -> None:
         self._orders = orders
-        for name in (ORDERED, GATED):
-            gated = name == GATED and orders[0].one_to_one and orders[0].tiers == 1
-            self.push.set_order(self._tables[name], orders[0], gated)
+        self.push.set_order(self._table, orders[0])
 
     def place(self, expert_map: ExpertMap, _local: Sequence[int]) -> None:
         """Replaces the expert map that routes tokens to ranks, from the next batch on; it must have no replicas."""
@@ -84,12 +81,11 @@ class PushedLayer:
         self._elsewhere.copy_((self.rank_E[:-1] != self.push.rank).int().argmax())
 
     def dispatch(
-        self, way: str, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int
+        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PushedRounds]:
         """Sends this rank's tokens to the ranks of their experts. A collective call in which the host never waits.
 
         Args:
-            way: one of PUSHES.
             hidden: (N, H), hidden states of this rank's tokens.
             weights, index: (N, K), the weights and the experts that the router chose for each token.
             most_tokens: largest number of tokens of any rank in this batch; the same on all ranks.
@@ -105,7 +101,7 @@ class PushedLayer:
         for first in range(0, max(most_tokens, 1), push.round_tokens):
             tokens = slice(first, first + push.round_tokens)
             slots = min(max(most_tokens, 1) - first, push.round_tokens)
-            came = push.dispatch(self._tables[way], hidden[tokens], rank_NK[tokens], packing, tail[tokens], slots)
+            came = push.dispatch(self._table, hidden[tokens], rank_NK[tokens], packing, tail[tokens], slots)
             rows, weights_PK, index_PK = packing.parts(came.rows)
             filled = came.filled_X[:, None]
             here_PK = self.rank_E[torch.where(filled, index_PK.long(), -1)] == push.rank
@@ -115,11 +111,11 @@ class PushedLayer:
         joined = parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
         return joined[0], joined[1], joined[2], PushedRounds(rounds, len(joined[0]))
 
-    def combine(self, way: str, answers: torch.Tensor, batch: PushedRounds) -> torch.Tensor:
+    def combine(self, answers: torch.Tensor, batch: PushedRounds) -> torch.Tensor:
         """Sends expert outputs (P, H) back to the tokens' ranks. Returns (N, H), their sums by token. A collective call."""
         rows = [len(came.rows) for came in batch.rounds]
         of_rounds = zip(batch.rounds, answers.contiguous().split_with_sizes(rows), strict=True)
-        sums = [self.push.combine(self._tables[way], came, part) for came, part in of_rounds]
+        sums = [self.push.combine(self._table, came, part) for came, part in of_rounds]
         return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
@@ -140,7 +136,7 @@ def pushed_layers(
     from aurora.runtime.transports.push import LANES, OrderedPush
 
     lanes = LANES if engine.device.type == "cuda" else 1  # which Triton's interpreter would run one after the other
-    ranks, row_bytes, tables, failed = transport.ranks, engine.row.row_bytes, len(PUSHES) * len(engine.slots_LG), ""
+    ranks, row_bytes, tables, failed = transport.ranks, engine.row.row_bytes, len(engine.slots_LG), ""
     orders = dict.fromkeys(engine.slots_LG, Order.all_at_once(ranks))
     if plan is not None and plan.models[0].hierarchy is None:
         orders = {layer: plan.models[0].dispatch_L[layer] for layer in orders}
@@ -149,7 +145,7 @@ def pushed_layers(
     try:
         push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, 1, tables, lanes, stages)
         numbered = enumerate(orders.items())
-        layers = {layer: PushedLayer(push, at, len(orders), engine.slots_LG[layer], order) for at, (layer, order) in numbered}
+        layers = {layer: PushedLayer(push, at, engine.slots_LG[layer], order) for at, (layer, order) in numbered}
         check_answers(next(iter(layers.values())), engine)
     except RuntimeError as error:  # of torch, whose symmetric memory a machine may not have
         failed = str(error)
@@ -158,7 +154,7 @@ def pushed_layers(
 
 
 def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
-    """Checks with a few tokens, and experts that return their input, that each way in PUSHES works. A collective call.
+    """Checks with a few tokens, and experts that return their input, that push works. A collective call.
 
     Raises:
         RuntimeError: if a combine returns wrong values.
@@ -168,13 +164,9 @@ def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
     index = (3 * token_N1 + columns[: row.top_k]) % (len(layer.rank_E) - 1)
     hidden = ((token_N1 + columns) % 8).to(row.dtype)
     ranks_N = torch.zeros(len(hidden), layer.push.ranks + 1, device=engine.device).scatter_(1, layer.rank_E[index], 1.0).sum(1)
-    wrong = []  # said after all ways, in which all ranks take part
-    for way in PUSHES:
-        rows, _, _, batch = layer.dispatch(way, hidden, torch.ones_like(index, dtype=torch.float32), index.int(), len(hidden))
-        if not torch.equal(layer.combine(way, rows, batch), hidden * ranks_N[:, None].to(row.dtype)):
-            wrong.append(way)
-    if wrong:
-        raise RuntimeError(f"expected {wrong[0]} to bring back what was sent, found other values")
+    rows, _, _, batch = layer.dispatch(hidden, torch.ones_like(index, dtype=torch.float32), index.int(), len(hidden))
+    if not torch.equal(layer.combine(rows, batch), hidden * ranks_N[:, None].to(row.dtype)):
+        raise RuntimeError("expected ordered push to bring back what was sent, found other values")
 
 
 def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> MakeMemory | str:

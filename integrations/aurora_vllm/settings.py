@@ -31,8 +31,8 @@ class Settings:
         order: method and order of all-to-alls. "stock": vLLM's allgather and reduce-scatter. "plan": messages in the plan's
             order, without CUDA graphs. "online": messages in an order computed for every batch, without CUDA graphs. "push":
             GPUs connected by NVLink write rows into each other's memory, in the plan's order, under CUDA graphs; on other GPUs
-            like "stock". "auto": with a plan, the methods that need no change of CUDA graphs are timed before serving, and each
-            batch uses the fastest for its number of tokens; without a plan like "stock".
+            like "stock". "auto": with a plan and without CUDA graphs, messages are timed beside vLLM's own before serving, and
+            each batch uses the faster for its number of tokens; otherwise like "stock".
         all_to_all: hops of all-to-alls. "flat": each row goes straight to its rank. "hierarchical": each row goes once to each
             server, and from there to its ranks. "auto": as planned; with the order "auto", and a plan whose cluster has
             servers, whichever is measured to be faster.

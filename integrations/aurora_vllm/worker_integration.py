@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,10 @@ import numpy as np
 import torch
 
 from aurora.moe.transport import Transport
-from aurora.types import Network
+from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray
 from aurora.types.plan import with_servers
-from aurora_vllm.alltoall_ways import MESSAGES, ORDERED, PUSHES, STOCK
+from aurora_vllm.engine_alltoall import MESSAGES, PUSH, STOCK
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
@@ -41,9 +40,9 @@ from aurora_vllm.traffic_recorder import (
 from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
-    from aurora.runtime.order_choice import WatchedExchanges
+    from aurora.runtime.order_choice import OrderChoice
     from aurora.runtime.transports.push import OrderedPush
-    from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
+    from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
     from aurora_vllm.eplb_mover import EplbMover
     from aurora_vllm.expert_map_mover import ExpertMapMover
     from aurora_vllm.pushed_alltoall import MakeMemory, PushedLayer, PushedRounds
@@ -107,7 +106,7 @@ class WorkerIntegration:
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
         self._clock = PhaseClock(False)
         self._choices: ChoiceCounter | KeptCounter | None = None
-        self._watched: WatchedExchanges | None = None  # of all layers, if their orders are measured
+        self._choice: OrderChoice | None = None  # of all layers, if their orders are measured
         self.peers_memory: MakeMemory | str = "expected expert-parallel ranks"  # of push, or why there is none
         self._push: OrderedPush | None = None
         self._pushed_of_layer: dict[int, PushedLayer] = {}
@@ -139,7 +138,7 @@ class WorkerIntegration:
         """
         self.rank, self.ranks = ranks_before.index(self.rank), len(ranks_before)
         self.served.change_ranks(self.rank, self.ranks)
-        self._make_transport, self._watched, self._way_of = make_transport, None, None
+        self._make_transport, self._choice, self._way_of = make_transport, None, None
         self._alltoall_of_layer.clear()
         if self.metrics is not None:
             self.metrics.change_ranks(self.rank)
@@ -165,7 +164,7 @@ class WorkerIntegration:
         self._clock = PhaseClock(torch.cuda.is_available())
         if self.served.order == "online":  # compiled now, not in the first batch
             order_of_batch(np.ones((self.ranks, self.ranks), dtype=np.int64), self.served.hierarchy, Network.equal(self.ranks))
-        self._choose_way(served_name, engine)
+        self._choose_way(engine)
         self._choices = choices
         if self.served.order != "stock" or choices is not None:
             self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
@@ -317,9 +316,7 @@ class WorkerIntegration:
             raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched twice")
         if in_flight.way != MESSAGES:
             pushed = self._pushed_of_layer[layer]
-            rows, weights, index, in_flight.batch = pushed.dispatch(
-                in_flight.way, hidden, weights, index, in_flight.most_tokens
-            )
+            rows, weights, index, in_flight.batch = pushed.dispatch(hidden, weights, index, in_flight.most_tokens)
             return rows, weights, index
         self.time_slices.release_gpu()
         if layer not in self._alltoall_of_layer:
@@ -347,7 +344,7 @@ class WorkerIntegration:
             )
         in_flight.batch, in_flight.exchanged = None, True
         if not isinstance(batch, DispatchedBatch):
-            return self._pushed_of_layer[in_flight.layer].combine(in_flight.way, answers, batch)
+            return self._pushed_of_layer[in_flight.layer].combine(answers, batch)
         self._record_experts(in_flight)
         self.time_slices.release_gpu()
         summed = self._alltoall_of_layer[in_flight.layer].combine(answers, batch)
@@ -367,83 +364,69 @@ class WorkerIntegration:
         network = None if served.cluster is None else served.cluster.network
         return LayerAllToAll(
             layer, transport, self.time_slices, slots_G, orders, hierarchy, network, self._report_phase, self._clock, device,
-            self._watched,
+            self._choice,
         )  # fmt: skip
 
-    def _choose_way(self, served_name: str, engine: EngineAllToAll | None) -> None:
-        """Makes what all-to-alls need, and times their ways if the fastest is wanted. A collective call.
+    def _choose_way(self, engine: EngineAllToAll | None) -> None:
+        """Makes what all-to-alls need; with the order "auto", times orders and messages. A collective call."""
+        served, settings = self.served, self.settings
+        if served.order == "push":
+            self._begin_push(engine)
+        if served.order != "auto" or served.plan is None:
+            return
+        if engine is not None and engine.graphs:
+            served.use_stock_alltoall()
+            if self.rank == 0:
+                LOG.info("aurora: all-to-alls are vLLM's own: messages need CUDA graphs off")
+            return
+        self._choice = self._measured_orders(served.plan)
+        if engine is not None and settings.colocate is None and settings.all_to_all != "hierarchical":
+            self._keep_faster(engine)
 
-        vLLM's own is kept unless another one is faster.
-        """
-        served, settings, memory = self.served, self.settings, self.peers_memory
-        push: MakeMemory | tuple[OrderedPush, dict[int, PushedLayer]] | str = memory
-        auto = settings.order == "auto" and served.plan is not None
-        ways = [MESSAGES] if auto and (engine is None or not engine.graphs) else []
-        if engine is not None and not isinstance(memory, str) and (auto or served.order == "push"):
+    def _begin_push(self, engine: EngineAllToAll | None) -> None:
+        """Makes the push buffers; if a rank cannot, all-to-alls are vLLM's own. A collective call."""
+        memory = self.peers_memory
+        push: tuple[OrderedPush, dict[int, PushedLayer]] | str = memory if isinstance(memory, str) else "expected MoE layers"
+        if engine is not None and not isinstance(memory, str):
             from aurora_vllm.pushed_alltoall import pushed_layers
 
-            push = pushed_layers(self.transport(), memory, engine, served.plan)
+            push = pushed_layers(self.transport(), memory, engine, self.served.plan)
         if isinstance(push, tuple):
-            self._push, self._pushed_of_layer = push
-            self._way_of, ways = (lambda _: ORDERED), [*PUSHES, *ways]
-        elif served.order == "push":
-            assert self.status is not None
-            self.status.report_degraded(f"order push: {push}; all-to-alls are vLLM's own")
-            served.use_stock_alltoall()
-        if MESSAGES in ways and served.order == "auto":
-            self._watched = self._measured_orders(served_name)
-        if not auto or engine is None or settings.colocate is not None or settings.all_to_all == "hierarchical":
+            (self._push, self._pushed_of_layer), self._way_of = push, lambda _: PUSH
             return
-        if ways:
-            self._keep_fastest(engine, ways)
-            return
-        served.use_stock_alltoall()
-        if self.rank == 0:
-            LOG.info("aurora: all-to-alls are vLLM's own: messages need CUDA graphs off; push: %s", push)
+        assert self.status is not None
+        self.status.report_degraded(f"order push: {push}; all-to-alls are vLLM's own")
+        self.served.use_stock_alltoall()
 
-    def _keep_fastest(self, engine: EngineAllToAll, ways: Sequence[str]) -> None:
-        """Times these ways of all-to-alls and vLLM's own, and keeps those that are the fastest for some number of tokens."""
-        from aurora_vllm.alltoall_ways import time_ways
+    def _keep_faster(self, engine: EngineAllToAll) -> None:
+        """Times messages beside vLLM's own, and uses each for the numbers of tokens at which it is faster."""
+        from aurora_vllm.engine_alltoall import time_beside_engine
 
-        def exchange(way: str, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> None:
+        def exchange(hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> None:
             with self.moe_layer(next(iter(engine.slots_LG)), index, False):
-                in_flight = self._thread.in_flight
-                assert in_flight is not None
-                in_flight.way, in_flight.most_tokens = way, len(hidden)
                 self.combine(self.dispatch(hidden, weights, index, engine.slots_LG.__getitem__)[0])
 
-        exchange_of = {way: partial(exchange, way) for way in ways}
-        calibration = time_ways(self.transport(), engine, exchange_of | {STOCK: engine.exchange})
+        calibration = time_beside_engine(self.transport(), engine, exchange)
         if self.rank == 0:
             LOG.info("aurora: all-to-alls measured before serving, a dispatch and its combine: %s", calibration)
         way_C = [calibration.method(size) for size in calibration.sizes_C]
         tokens_C = calibration.sizes_C // engine.row.row_bytes
         self._way_of = cache(lambda tokens: way_C[int(abs(np.log(tokens_C / max(tokens, 1))).argmin())])
-        if not {*way_C} & {*PUSHES}:
-            self._push = None
-            self._pushed_of_layer.clear()
         if {*way_C} == {STOCK}:
             self.served.use_stock_alltoall()
 
-    def _measured_orders(self, served_name: str) -> WatchedExchanges:
+    def _measured_orders(self, plan: Plan) -> OrderChoice:
         """Returns the choice of the order of each all-to-all by messages, after orders have been timed."""
-        plan = self.served.plan
-        assert plan is not None
         from aurora.runtime.order_calibration import calibrate_plan
-        from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
-        from aurora.runtime.phase_recorder import HostTimer, StreamTimer
+        from aurora.runtime.order_choice import OrderChoice
 
-        on_gpu = torch.cuda.is_available()
-        device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
+        device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
         hierarchical_plan = with_servers(plan, True) if self.served.measures_hops else None
         calibration, (servers,) = calibrate_plan(self.transport(), plan, hierarchical_plan, device)
         if self.rank == 0:
             for measurement in [calibration] + ([] if servers is None else [servers]):
                 LOG.info("aurora: all-to-alls measured before serving: %s", measurement)
-        say = partial(LOG.info, "aurora: %s") if self.rank == 0 else None
-        watch = OrderWatch(calibration, served_name, plan.cluster.gpus[self.rank], say, servers)
-        began_s = time.perf_counter()
-        return WatchedExchanges(watch, StreamTimer(began_s) if on_gpu else HostTimer(began_s))
+        return OrderChoice(calibration, servers)
 
     # Records
 

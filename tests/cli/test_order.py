@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from aurora.algorithms.alltoall.registry import ORDER
-from aurora.algorithms.network.delivery import DELIVERY
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.io import save, shipped
@@ -52,18 +51,6 @@ def test_json_is_a_schedule_that_replays(aurora, csv, method):
             for rank in range(3):
                 flowing = [r["rate_Bps"] for r in rows if r[end] == rank and r["start_s"] <= instant < r["end_s"] * (1 - 1e-12)]
                 assert sum(flowing) <= 12.5e9 * (1 + 1e-9)
-
-
-def test_deliveries_are_priced(aurora, csv):
-    """On ports that lose nothing no order pays; the table says the same."""
-    found = schedule(aurora, csv, "--on-gpus")
-    assert [one["delivery"] for one in found["deliveries"]] == list(DELIVERY)
-    assert all(one["seconds"] > 0 and one["pays_from_bytes"] is None for one in found["deliveries"])
-    assert found["push"] == "unordered push"
-    code, out, _ = aurora("order", csv, "--on-gpus")
-    assert code == 0
-    assert all(f"{name}, estimated" in out for name in DELIVERY)
-    assert out.count("never") == len(DELIVERY) - 1
 
 
 def test_csv_npy_and_profile_agree(aurora, tmp_path):

@@ -1,7 +1,6 @@
 """The all-to-all as vLLM sees it: rows that a rank needs, with weights and experts; and sums that come back."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -141,39 +140,35 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
     assert across == 2 * 4 * tokens * (2 if exchanges == 1 else 1)  # there and back, to both ranks of the other server or to it
 
 
-class Watched:
+class Choice:
     """Has all-to-alls in two hops, in the planned order, and notes what it is asked."""
 
     def __init__(self):
         self.asked = []
 
-    def gather(self, transport, counts):
-        return transport.gather(counts)
-
     def is_hierarchical(self, *_):
         self.asked.append("over servers")
         return True
 
-    @contextmanager
-    def exchanging(self, planned, phase, *_):
+    def order(self, planned, phase, _bytes_SRR):
         self.asked.append(phase)
-        yield planned
+        return planned
 
 
-def test_what_a_watch_sends_over_servers_is_measured_though_levelling_makes_its_messages_small(monkeypatch):
+def test_what_goes_over_servers_takes_the_measured_order_though_levelling_makes_its_messages_small(monkeypatch):
     """Rank 0's tokens need rank 2 alone: one message if they go straight there, two of half the rows if NICs are levelled."""
     memory, hierarchy, slots_G = Memory(4, 10.0), Hierarchy(np.array([0, 0, 1, 1]), 1, 1), ((0,), (1,), (2, 3), (4,))
 
     def serve(rank):
-        tokens, watched = 64 * (rank == 0), Watched()
+        tokens, choice = 64 * (rank == 0), Choice()
         layer = LayerAllToAll(
             0, MemoryTransport(memory, rank), TimeSlices(thread_port_arbiters(1)[0], False), slots_G, None, hierarchy, None,
-            lambda *_: None, PhaseClock(False), torch.device("cpu"), watched,
+            lambda *_: None, PhaseClock(False), torch.device("cpu"), choice,
         )  # fmt: skip
         given = torch.zeros(tokens, WIDTH), torch.ones(tokens, 2), torch.tensor([[2, 3]] * tokens).reshape(tokens, 2)
         *_, batch = layer.dispatch(*given, slice(0, tokens))
         layer.combine(torch.zeros(batch.received, WIDTH), batch)
-        return watched.asked
+        return choice.asked
 
     row_bytes = MessageFormat(WIDTH, 2, torch.float32).row_bytes
     monkeypatch.setattr(module, "SMALL_BYTES", 48 * row_bytes)
@@ -183,7 +178,7 @@ def test_what_a_watch_sends_over_servers_is_measured_though_levelling_makes_its_
 
 @pytest.mark.parametrize("planned", [FLAT, OVER_SERVERS])
 def test_batches_take_the_way_that_was_measured_to_be_faster(planned, monkeypatch):
-    """Flat for few tokens and over the servers for many, whatever is planned; all ranks agree as times go on to be measured."""
+    """Flat for few tokens and over the servers for many, whatever is planned, on all ranks."""
     monkeypatch.setattr(measuring, "SIZES", (1 << 10, 1 << 12))
     monkeypatch.setattr(measuring, "MAX_REPETITIONS", 3)
     plan, memory = plan_of_four_ranks(), Memory(4, 20.0)
@@ -200,7 +195,7 @@ def test_batches_take_the_way_that_was_measured_to_be_faster(planned, monkeypatc
         flat_C = np.array([1e-3, 1.0])
         seconds_C = {FLAT: flat_C, OVER_SERVERS: flat_C * (9, 1 / 9)}
         seconds_CW = np.stack([seconds_C[method] for method in found.methods], axis=1)
-        return replace(found, sizes_C=np.array([1 << 16, 1 << 18]), seconds_CW=seconds_CW)
+        return replace(found, sizes_C=np.array([1 << 16, 1 << 18]), seconds_CW=seconds_CW, spread_CW=np.zeros((2, 2)))
 
     monkeypatch.setattr(measuring, "calibrate_servers", calibrated)
     monkeypatch.setattr(worker_integration, "Metrics", lambda *_: None)
@@ -226,8 +221,7 @@ def test_batches_take_the_way_that_was_measured_to_be_faster(planned, monkeypatc
             torch.testing.assert_close(sums, 4 * hidden, rtol=0, atol=0)
             exchanges.append(len(transports[0].sent) - measured)
         assert len(transports) == 1, "for all layers, and for what is measured before serving"
-        first = np.diff([0, *exchanges])[:2].tolist()
-        assert first == [2, 2 * hierarchy.steps], "there and back: flat, and in two hops"
+        assert np.diff([0, *exchanges]).tolist() == [2, 2 * hierarchy.steps] * 4, "there and back: flat, and in two hops"
         return exchanges
 
     with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""All-to-alls of the plugin by push, between processes in Triton's interpreter, and the choice among ways, as they are timed."""
+"""All-to-alls of the plugin by push, between processes in Triton's interpreter, and messages timed beside vLLM's own."""
 
 import logging
 import sys
@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from aurora_vllm import alltoall_ways, pushed_alltoall
-from aurora_vllm.alltoall_ways import ORDERED, PUSHES, EngineAllToAll
+from aurora_vllm import engine_alltoall, pushed_alltoall
+from aurora_vllm.engine_alltoall import PUSH, EngineAllToAll
 from aurora_vllm.pushed_alltoall import memory_of_peers, pushed_layers
 from aurora_vllm.settings import Settings
 from aurora_vllm.worker_integration import WorkerIntegration
 
-from aurora.algorithms.network.delivery import DELIVERY
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.moe.expert_map import ExpertMap
@@ -47,7 +46,7 @@ def inputs(rank, seed, tokens, dtype):
 
 
 def served_by_push(rank_info, buffer_bytes):
-    """Batches of several sizes by each way, and by other orders and expert maps. Returns how many values differ, and sizes."""
+    """Batches of several sizes, and by other orders and expert maps. Returns how many values differ, and sizes."""
     drawn_pushes.in_interpreter()
     pushed_alltoall.BUFFER_BYTES = buffer_bytes
     with default_process_group(rank_info):
@@ -62,13 +61,8 @@ def exchanges(rank, transport):
     )
     push, layers = pushed_layers(transport, make_memory, engine, None)
     slots_LG, addresses = dict(SLOTS_LG), [push.table_L2.data_ptr(), *(each.rank_E.data_ptr() for each in layers.values())]
-    for seed, (way, tokens_R, dtype) in enumerate(
-        [
-            (PUSHES[0], (5, 2), torch.float32),
-            (PUSHES[1], (0, 1), torch.bfloat16),
-            (PUSHES[2], (7, 0), torch.float32),
-            (ORDERED, (3, 7), torch.float32),
-        ]
+    for seed, (tokens_R, dtype) in enumerate(
+        [((5, 2), torch.float32), ((0, 1), torch.bfloat16), ((7, 0), torch.float32), ((3, 7), torch.float32)]
     ):
         if seed == 3:  # others than before, between two batches
             slots_LG = {4: ((1, 2), (0, 3)), 7: ((0,), (1, 2, 3))}
@@ -79,7 +73,7 @@ def exchanges(rank, transport):
                 assert pushed.planned_orders == (order, order.reversed)
         for layer, pushed in layers.items():
             hidden, weights, index = inputs(rank, seed, tokens_R[rank], dtype)
-            rows, weights_PK, index_PK, batch = pushed.dispatch(way, hidden, weights, index, max(tokens_R))
+            rows, weights_PK, index_PK, batch = pushed.dispatch(hidden, weights, index, max(tokens_R))
             assert (rows.dtype, weights_PK.dtype, index_PK.dtype) == (dtype, torch.float32, torch.int32)
             here_PK = torch.isin(index_PK, torch.tensor(slots_LG[layer][rank], dtype=torch.int32))
             assert (weights_PK[~here_PK] == 0).all()
@@ -87,7 +81,7 @@ def exchanges(rank, transport):
             assert batch.received == len(rows)
             rows_seen.append((len(rows), len(batch.rounds)))
             factor = (weights_PK * (index_PK + 1)).sum(dim=1, keepdim=True).to(dtype)
-            sums = pushed.combine(way, rows * factor, batch)
+            sums = pushed.combine(rows * factor, batch)
             expected = hidden * (weights * (index + 1)).sum(dim=1, keepdim=True).to(dtype)  # -1 of no expert gives nothing
             wrong += int((sums != expected).sum())
     push.check_peers(waits=False)
@@ -141,7 +135,7 @@ def test_vllms_own_is_timed_by_its_own_calls_and_kept_unless_another_is_faster(
 ):
     """On all ranks alike; if it is kept, nothing of aurora's stands between it and the engine."""
     monkeypatch.setattr(measuring, "SIZES", (1 << 10,))
-    monkeypatch.setattr(alltoall_ways, "TOKENS", (2,))
+    monkeypatch.setattr(engine_alltoall, "TOKENS", (2,))
     monkeypatch.setattr("aurora_vllm.worker_integration.Metrics", lambda *_: None)
     caplog.set_level(logging.INFO, "vllm.aurora")
     plan, memory, batches = plan_of_two(), Memory(2, 30.0), []
@@ -156,7 +150,6 @@ def test_vllms_own_is_timed_by_its_own_calls_and_kept_unless_another_is_faster(
         integration = WorkerIntegration(Settings(), rank, 2, None, None)
         integration.served.plan = plan
         integration.connect(lambda: MemoryTransport(memory, rank, plan.cluster))
-        integration.peers_memory = "expected GPUs, found CPUs"
         dispatch = integration.dispatch
         integration.dispatch = lambda *batch: (time.sleep(messages_s), dispatch(*batch))[1]
         row = MessageFormat(WIDTH, TOP_K, torch.float32)
@@ -175,10 +168,7 @@ def test_vllms_own_is_timed_by_its_own_calls_and_kept_unless_another_is_faster(
     lines = [line for line in caplog.messages if "measured before serving, a dispatch and its combine: " in line]
     if graphs:
         assert (batches, lines) == ([], [])
-        assert (
-            "aurora: all-to-alls are vLLM's own: messages need CUDA graphs off; push: expected GPUs, found CPUs"
-            in caplog.messages
-        )
+        assert "aurora: all-to-alls are vLLM's own: messages need CUDA graphs off" in caplog.messages
     else:
         assert {*batches} == {2, 8}
         assert "(ordered messages " in lines[0]
@@ -199,7 +189,7 @@ def test_push_is_vllms_own_where_there_are_no_peers(memory, monkeypatch):
     integration.begin_serving(None, "m", {0: 0}, None, engine)
     with integration.moe_layer(0, torch.zeros(3, TOP_K), False):
         assert integration.takes(lambda: [3, 5]) is (memory is None)
-        assert memory is not None or integration._thread.in_flight.way == ORDERED
+        assert memory is not None or integration._thread.in_flight.way == PUSH
         assert memory is not None or integration._thread.in_flight.most_tokens == 5
     assert ("order push: expected GPUs, found CPUs; all-to-alls are vLLM's own" in said) is (memory is not None)
     assert said[-1].endswith(f"all-to-alls by {'vLLM' if memory else 'push'}, no record")
@@ -212,13 +202,13 @@ def test_a_rank_that_cannot_push_is_a_reason_for_all(fails, said, monkeypatch):
     row, memory = MessageFormat(WIDTH, TOP_K, torch.float32), Memory(2, 30.0)
     engine = EngineAllToAll(lambda *_: None, SLOTS_LG, row, MOST, True, torch.device("cpu"))
 
-    def dispatch(layer, way, hidden, weights, index, _most_tokens):
+    def dispatch(layer, hidden, weights, index, _most_tokens):
         assert index.max() < EXPERTS
         assert (index.sort(dim=1).values.diff() > 0).all(), "experts of a token are others"
         return hidden, weights, index, layer.rank_E[index.long()]
 
-    def combine(layer, way, rows, rank_NK):
-        wrong = layer.push.rank == fails == 1 and way == ORDERED
+    def combine(layer, rows, rank_NK):
+        wrong = layer.push.rank == fails == 1
         return rows * torch.tensor([len(set(ranks)) for ranks in rank_NK.tolist()])[:, None] + wrong
 
     monkeypatch.setattr(pushed_alltoall.PushedLayer, "dispatch", dispatch)
@@ -239,10 +229,6 @@ def test_a_rank_that_cannot_push_is_a_reason_for_all(fails, said, monkeypatch):
     else:
         assert made[0] == made[1]
         assert said in made[0]
-
-
-def test_ways_by_push_are_the_deliveries_that_bring_counts():
-    assert [name for name, delivery in DELIVERY.items() if delivery.brings_counts] == [*PUSHES]
 
 
 def test_push_goes_by_no_messages():

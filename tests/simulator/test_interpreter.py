@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import aurora
 from aurora.algorithms.alltoall.schedule import batch_order
 from aurora.algorithms.compile import SLICE_INTERVALS, compile_plan
-from aurora.algorithms.network.delivery import DELIVERY
 from aurora.algorithms.network.switch import timed
 from aurora.algorithms.network.transfer_seconds import counts_seconds
 from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
@@ -197,20 +196,6 @@ def test_one_window_without_compute_is_the_planned_schedule(case, staged):
     counts_s = counts_seconds(machines.network) if dispatch.any() else 0.0
     took_s = timed(order, there, machines.network, staged).makespan_s
     assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(counts_s + took_s)
-
-
-@pytest.mark.parametrize("delivery", DELIVERY)
-def test_an_exchange_takes_the_price_of_its_delivery(delivery):
-    """One dispatch without compute and counts, on unequal ports."""
-    machines, p = cluster(1.0, 2.0, 1.0), profile([[[[3, 1, 2], [1, 0, 4], [2, 5, 1]]]])
-    plan = make_plan(machines, [p], KEEP)
-    trace = simulate_plan(plan, [p], barriers="none", delivery=delivery)
-    there = layer_traffic(p, 0, plan.models[0].placement.split_EG(0)) * p.dispatch_bytes
-    took_s = DELIVERY[delivery].seconds(plan.models[0].dispatch_L[0], there[None], machines.network)
-    dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
-    assert trace.end_s_X[dispatch].max() == pytest.approx(took_s)
-    with pytest.raises(BadInput, match="delivery"):
-        simulate_plan(plan, [p], delivery="by post")
 
 
 @given(

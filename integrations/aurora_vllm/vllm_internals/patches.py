@@ -19,7 +19,7 @@ from aurora_vllm.stuck_rank import COMBINE, DISPATCH, PHASES
 from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MOE, find
 
 if TYPE_CHECKING:
-    from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
+    from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
     from aurora_vllm.eplb_mover import EplbMover
     from aurora_vllm.worker_integration import WorkerIntegration
 
@@ -311,7 +311,7 @@ def engine_alltoall(worker: PatchedWorker, most_tokens: int, graphs: bool) -> En
         graphs: True: vLLM captures CUDA graphs.
     """
     from aurora.moe.permutation import MessageFormat
-    from aurora_vllm.alltoall_ways import EngineAllToAll
+    from aurora_vllm.engine_alltoall import EngineAllToAll
 
     first, manager = worker.layers[0], worker.group.device_communicator.all2all_manager
     shape, apart = first.moe_config, first.moe_config.is_sequence_parallel

@@ -107,7 +107,7 @@ class WorkerStartup:
         if group is not None:
             cluster = integration.served.cluster
             integration.connect(lambda: _transport(group, cluster))
-            if self._settings.order in ("auto", "push") and integration.served.order != "stock":
+            if integration.served.order == "push":
                 integration.peers_memory = self._peers_memory(integration, group, folders)
         if folders:
             self._watch(integration, folders, integration.status)
@@ -291,8 +291,6 @@ class WorkerStartup:
         settings, overlaps = self._settings, getattr(self._config.parallel_config, "enable_dbo", False)
         if settings.colocate or settings.fault_store or settings.all_to_all == "hierarchical" or overlaps:
             return "expected no colocate, fault_store, hierarchical all-to-alls or --enable-dbo, found one"
-        if settings.order == "auto" and not torch.cuda.is_available():
-            return "expected GPUs, found CPUs"
         on_one_host = folders is not None and len(folders) == integration.ranks
         return memory_of_peers(group.device_group, integration.transport(), on_one_host)
 

@@ -1,9 +1,8 @@
-"""Times, before serving, the ways to perform an all-to-all in vLLM: vLLM's own, by ordered messages, and by ordered push."""
+"""vLLM's own all-to-all of a model's MoE layers, and its time before serving beside that of aurora's ordered messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,10 +13,8 @@ from aurora.moe.transport import Transport
 if TYPE_CHECKING:
     from aurora.runtime.order_calibration import OrderCalibration
 
-MESSAGES, STOCK = "ordered messages", "vLLM's own"
-PUSHES = UNORDERED, ORDERED, GATED = "unordered push", "ordered push", "gated push"  # as in DELIVERY
-TOKENS = (1, 8, 64, 512, 4096)  # of a rank, for which ways are timed, and the engine's most
-REPEATED = 8  # exchanges that are timed in a row on a GPU, where one is short
+MESSAGES, PUSH, STOCK = "ordered messages", "ordered push", "vLLM's own"
+TOKENS = (1, 8, 64, 512, 4096)  # of a rank, for which both are timed, and the engine's most
 Slots = tuple[tuple[int, ...], ...]
 Exchange = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]  # of hidden states (N, H), weights and experts (N, K)
 
@@ -42,17 +39,15 @@ class EngineAllToAll(NamedTuple):
     device: torch.device
 
 
-def time_ways(transport: Transport, engine: EngineAllToAll, exchange_of: Mapping[str, Exchange]) -> OrderCalibration:
-    """Times a dispatch plus combine in several ways, for batches of several sizes. Returns the seconds by size and way.
+def time_beside_engine(transport: Transport, engine: EngineAllToAll, messages: Exchange) -> OrderCalibration:
+    """Times a dispatch plus combine by messages and by vLLM, the default, for batches of several sizes.
 
-    A collective call with the same result on all ranks. The tokens choose experts evenly. If vLLM uses CUDA graphs, each way is
-    captured and replayed.
+    A collective call with the same result on all ranks. The tokens choose experts evenly.
 
     Args:
         transport: carries the measured seconds between the ranks.
         engine: vLLM's all-to-all, which determines batch sizes and row layout.
-        exchange_of: {name of a way: function that performs a dispatch and its combine}. The last way is the default, which
-            another must beat to be chosen.
+        messages: performs a dispatch and its combine by messages.
     """
     from aurora.runtime.order_calibration import calibrate_calls
 
@@ -64,26 +59,13 @@ def time_ways(transport: Transport, engine: EngineAllToAll, exchange_of: Mapping
         tokens = size // row.row_bytes
         index = torch.rand(tokens, experts, generator=rng).topk(row.top_k).indices.to(device, torch.int32)
         hidden = torch.zeros(tokens, row.width, dtype=row.dtype, device=device)
-        batch = hidden, torch.ones(tokens, row.top_k, device=device), index
-        return [_timeable(partial(exchange, *batch), engine.graphs) for exchange in exchange_of.values()]
+        weights = torch.ones(tokens, row.top_k, device=device)
 
-    return calibrate_calls(transport, (*exchange_of,), calls, [tokens * row.row_bytes for tokens in tokens_C])
+        def performed(exchange: Exchange) -> None:
+            exchange(hidden, weights, index)
+            if hidden.is_cuda:
+                torch.cuda.synchronize()
 
+        return [lambda: performed(messages), lambda: performed(engine.exchange)]
 
-def _timeable(call: Callable[[], None], graphs: bool) -> Callable[[], None]:
-    """Returns a call that returns when its work is done; on a GPU it does the work REPEATED times."""
-    if not torch.cuda.is_available():
-        return call
-    if graphs:
-        call()  # compiles and connects, which no capture can
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        call = graph.replay
-
-    def performed() -> None:
-        for _ in range(REPEATED):
-            call()
-        torch.cuda.synchronize()
-
-    return performed
+    return calibrate_calls(transport, (MESSAGES, STOCK), calls, [tokens * row.row_bytes for tokens in tokens_C])
