@@ -6,6 +6,8 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
+from tests.house import BUDGETS, Counts, code_by_budget, exceeded
+
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*(ROOT / "aurora").rglob("*.py"), *(ROOT / "integrations").rglob("*.py")])
 PLAIN = {  # words of ours that nobody else uses, and what the field writes instead
@@ -49,3 +51,17 @@ def test_modules_and_public_names_have_docstrings():
         definitions = {"module": tree, **public}  # of overloads the last
         bare += [f"{file.relative_to(ROOT)}: {name}" for name, node in definitions.items() if not ast.get_docstring(node)]
     assert bare == []
+
+
+def test_budgets_count_packages_with_those_in_them_and_name_what_exceeds_them():
+    budget = BUDGETS["aurora/io"][0]
+    rows = {
+        "aurora/io": Counts(code=budget),
+        "aurora/io/inner": Counts(code=2),
+        "tests": Counts(code=7),
+        "aurora/new": Counts(code=1),
+    }
+    code = code_by_budget(rows)
+    assert code == {"aurora/io": budget + 2, "product": budget + 3, "tests": 7, "aurora/new": 1}
+    assert exceeded(code) == [f"aurora/io: {budget + 2} code lines, 2 above {budget}", "aurora/new: no budget"]
+    assert exceeded({name: budget for name, (budget, _) in BUDGETS.items()}) == []
