@@ -35,11 +35,11 @@ def slots_needed(load_E: np.ndarray, slots: GpuSlots, utilisation: float) -> tup
     """Returns how many slots on equal GPUs bring a layer to a target mean load / largest load.
 
     Returns:
-        (a lower bound by counting slots; the smallest number at which `free-split` reaches it, with slots added evenly to all
+        (a lower bound by counting slots; the smallest number at which equal split reaches it, with slots added evenly to all
         GPUs).
     """
     most, wider = bounds.mean_load(load_E, slots) / utilisation, slots
-    while wider.slots_G.min() < len(load_E) and place(load_E, wider, "free-split").max_load_L[0] > most:
+    while wider.slots_G.min() < len(load_E) and place(load_E, wider).max_load_L[0] > most:
         wider = GpuSlots(wider.slots_G + 1, slots.cost_G)
     counted_E = np.minimum(np.ceil(load_E / most * (1 - bounds.SLACK)), slots.gpus)
     return int(counted_E.sum()), int(wider.slots_G.sum())
@@ -181,7 +181,7 @@ def replica_section(today: str) -> list[str]:
         *lines,
         "",
         f"144 GPUs x 2: counting slots alone bounds mean/max by {counted:.4f}; none reaches that, as the bound above proves.",
-        f"A mean/max of 0.95 takes at least {fewest} slots; free-split reaches it with {enough}.",
+        f"A mean/max of 0.95 takes at least {fewest} slots; equal split reaches it with {enough}.",
     ]
 
 

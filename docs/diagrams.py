@@ -74,7 +74,7 @@ def bounds() -> Figure:
 def replicas() -> Figure:
     """Draws the load of eight GPUs with one expert each, and with two slots each and replicas."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 2.4), sharey=True, layout="constrained")
-    placed = aurora.place(LOADS_E, aurora.GpuSlots.equal(gpus=8, slots=2), "free-split")
+    placed = aurora.place(LOADS_E, aurora.GpuSlots.equal(gpus=8, slots=2))
     load_GE = (placed.placement.split_EG(0) * np.array(LOADS_E)[:, None]).T
     for axis, loads_GE, title in (
         (axes[0], np.diag(np.array(LOADS_E, dtype=float)), "one slot per GPU"),

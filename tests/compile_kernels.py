@@ -20,12 +20,12 @@ from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, warm_up
 from aurora.algorithms.replicas.per_batch import fewest_active, spill, split_least_largest
 from aurora.algorithms.replicas.rebalance import rebalance
-from aurora.algorithms.replicas.registry import REPLICAS, place
+from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.algorithms.workload.traffic import ServerTokens
 from aurora.planner.plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Gpu, GpuSlots, PlanOptions, Profile, SyntheticOptions, servers
+from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions, servers
 
 SHAPE = {
     "num_local_experts": 6, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -46,10 +46,6 @@ def plan(models: int = 1, **options: object) -> None:
 def plan_over_servers() -> None:
     fabric = servers([0, 0, 1], CLUSTER.out_Bps_G, CLUSTER.in_Bps_G, 1e9)
     make_plan(replace(CLUSTER, fabric=fabric), [profile()], PlanOptions(all_to_all="hierarchical", slots_per_gpu=3))
-
-
-def place_by_groups() -> None:  # of few slots and experts that are far from even
-    place([[600, 560, 120, 120, 20, 10, 10, 10]], GpuSlots.equal(8, 2), method="free-split")
 
 
 def simulate() -> None:
@@ -74,7 +70,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     plan_over_servers,
     *(partial(order, name) for name in ORDER),
     simulate,
-    place_by_groups,
     estimate_server_tokens,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     partial(move_sequence, np.array([[[0], [1]]]), np.array([[[1], [0]]])),

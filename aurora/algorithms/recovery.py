@@ -15,7 +15,6 @@ from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
 from aurora.algorithms.alltoall.schedule import scheduled
 from aurora.algorithms.placement.gpu_slots import failure_domains
 from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped
-from aurora.algorithms.replicas.registry import best_divided
 from aurora.errors import InfeasiblePlan
 from aurora.types import Cluster, Exchange, FailureDomains, Network, Op, Order, Placement, Program, Schedule
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
@@ -175,7 +174,7 @@ def recover(
         made_EN = SURVIVE[method](count_E, remaining, aim_of(kept_min_replicas, remaining), rng)
         before_NE = holds([old_N[node] for node in alive.tolist()], experts)
         after_NE = _relabelled(before_NE, (made_EN.T > 0).astype(np.int64), remaining, relabel)
-        layers.append(best_divided(after_NE, load_E, np.ones(len(alive))))
+        layers.append(Placement.held(after_NE.T))
     return Placement.stack(layers)
 
 

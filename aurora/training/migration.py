@@ -9,7 +9,6 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.control.controller import Controller, load_cost_G, slots_in_use
 from aurora.algorithms.placement.gpu_slots import failure_domains
 from aurora.algorithms.recovery import recover
-from aurora.algorithms.replicas.registry import best_divided
 from aurora.moe.transport import Transport
 from aurora.runtime.weight_messages import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
 from aurora.training.state import ExpertState, LayerState, TrainState, exchange_tensors
@@ -153,7 +152,7 @@ def rebalancer(
 
 
 def end_window(controller: Controller, load_LE: IntArray, step_s: list[float]) -> Placement | None:
-    """Ends a window of steps. Returns the new placement, its replicas with shares by load; None: keep the present one.
+    """Ends a window of steps. Returns the new placement, with even shares of replicas; None: keep the present one.
 
     `Controller.moved` must be called once the experts have moved.
 
@@ -166,11 +165,4 @@ def end_window(controller: Controller, load_LE: IntArray, step_s: list[float]) -
     wanted_LGP = controller.window(load_LE, *timed).held_LGP
     if np.array_equal(wanted_LGP, controller.held_LGP):
         return None
-    evenly = Placement.of_slots(wanted_LGP)
-    return Placement.stack([_divided(evenly, layer, load_E + 1.0) for layer, load_E in enumerate(load_LE)])
-
-
-def _divided(placement: Placement, layer: int, load_E: FloatArray) -> Placement:
-    """One layer of a placement, with shares of the replicas that suit these loads (E,)."""
-    holds_GE = placement.holds_EG(layer).T.astype(np.int64)
-    return best_divided(holds_GE, load_E, np.ones(len(holds_GE)))
+    return Placement.of_slots(wanted_LGP)

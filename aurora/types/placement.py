@@ -139,6 +139,15 @@ class Placement(Value):
         return cls((slots_G,), (tuple(tuple(split_EG[list(slots), gpu].tolist()) for gpu, slots in enumerate(slots_G)),))
 
     @classmethod
+    def held(cls, held_EG: IntArray | BoolArray) -> "Placement":
+        """Returns the placement of one layer in which every replica of an expert takes the same part of its load.
+
+        Args:
+            held_EG: (E, G), above zero where a GPU holds an expert.
+        """
+        return cls.evenly((tuple(tuple(np.flatnonzero(held_E).tolist()) for held_E in held_EG.T),))
+
+    @classmethod
     def evenly(cls, slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> "Placement":
         """Returns the placement in which every slot of an expert takes the same part of its load.
 

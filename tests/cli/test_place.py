@@ -17,7 +17,7 @@ def csv(tmp_path):
     return tmp_path / "loads.csv"
 
 
-@pytest.mark.parametrize("method", ["equal-split", "free-split", "eplb"])
+@pytest.mark.parametrize("method", ["equal-split", "eplb"])
 def test_the_json_holds_what_it_says(aurora, csv, method):
     """From the printed slots and shares alone."""
     code, out, err = aurora("place", csv, "--gpus", 8, "--slots", 2, "--method", method, "--json")

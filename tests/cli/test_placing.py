@@ -51,7 +51,7 @@ def planned(aurora, folder):
     return call
 
 
-@pytest.mark.parametrize("place", ["equal-split", "free-split", "eplb"])
+@pytest.mark.parametrize("place", ["equal-split", "eplb"])
 def test_replicas_in_a_plan_are_simulated(aurora, planned, folder, place):
     plan, printed = planned("--place", place, "--slots-per-gpu", 3)
     assert f"place {place}" in printed
@@ -65,7 +65,7 @@ def test_replicas_in_a_plan_are_simulated(aurora, planned, folder, place):
 def test_the_same_plan_for_the_same_seed(planned, folder):
     texts = []
     for name in ("a.json", "b.json"):
-        planned("--slots-per-gpu", 3, "--place", "free-split", name=name)
+        planned("--slots-per-gpu", 3, "--place", "equal-split", name=name)
         texts.append((folder / name).read_bytes())
     assert texts[0] == texts[1]
 
@@ -224,7 +224,7 @@ def test_what_an_export_costs_and_how_the_engine_is_started(aurora, planned, fol
 
 def test_what_aurora_place_prints_can_be_exported_and_uneven_shares_are_told(aurora, tmp_path):
     np.save(tmp_path / "l.npy", np.array([9.0, 1.0, 1.0]))
-    code, out, _ = aurora("place", tmp_path / "l.npy", "--gpus", 2, "--slots", 2, "--method", "free-split", "--json")
+    code, out, _ = aurora("place", tmp_path / "l.npy", "--gpus", 2, "--slots", 2, "--json")
     assert code == 0
     (tmp_path / "place.json").write_text(out)
     code, out, err = aurora("export", tmp_path / "place.json", "--format", "eplb")

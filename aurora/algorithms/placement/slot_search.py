@@ -292,7 +292,6 @@ def slot_search(
     rng: np.random.Generator,
     kicks: int,
     replicas: bool = True,
-    share_GP: FloatArray | None = None,
     effort: int = EFFORT,
 ) -> tuple[IntArray, float]:
     """Changes the experts in slots by local search, to lower Aurora's Eq. 1, averaged over the traffic cases that count.
@@ -306,8 +305,6 @@ def slot_search(
         rng: for the restarts.
         kicks: number of restarts.
         replicas: whether counts of replicas may change; otherwise slots only swap and move.
-        share_GP: (G, P) float64, fixed shares of the experts' tokens in the slots; they move together with the experts, in this
-            array itself, and replica counts do not change. None: the replicas of an expert share its tokens evenly.
         effort: maximum of changes evaluated x cases in the restarts; the first descent may take DESCENT times as many.
 
     Returns:
@@ -315,10 +312,8 @@ def slot_search(
     """
     assert held_GP.shape[1] >= layer.slots_G.max(), "compiled code reads every slot"
     held_GP = np.ascontiguousarray(held_GP, dtype=np.int64).copy()
-    evenly = share_GP is None
-    own_GP = _even_shares(held_GP) if share_GP is None else share_GP
     draws_KXD = rng.random((kicks, SHAKES, 4))
-    value_s = _search(layer, held_GP, own_GP, draws_KXD, replicas and evenly, effort)
+    value_s = _search(layer, held_GP, _even_shares(held_GP), draws_KXD, replicas, effort)
     return held_GP, value_s
 
 

@@ -46,18 +46,17 @@ def least_largest(value_ER: FloatArray, spare: int) -> float:
     return max(on_all, float(-np.partition(-value_ER, spare, axis=None)[spare]))
 
 
-def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
-    """Returns a lower bound on the largest load for given replica counts.
+def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray) -> float:
+    """Returns a lower bound on the largest load for given replica counts, with the same part of an expert's load on each.
 
     It is the mean load, or the load that some expert puts on a GPU if its replicas are on the fastest ones, if that is larger.
 
     Args:
         load_E, slots: as in the module.
         count_E: (E,) int64, the number of replicas of each expert.
-        divided_evenly: whether each replica takes the same part of its expert's load.
     """
     speed_R = np.sort(1 / slots.cost_G)[::-1]
-    carried_R = speed_R * np.arange(1, slots.gpus + 1) if divided_evenly else np.cumsum(speed_R)
+    carried_R = speed_R * np.arange(1, slots.gpus + 1)
     return max(mean_load(load_E, slots), float((load_E / carried_R[count_E - 1]).max()))
 
 

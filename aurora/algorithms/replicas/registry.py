@@ -2,9 +2,9 @@
 
 The function of a strategy takes (load_E, slots, count_E, rng): the loads, (E,) float64; the slots of the GPUs; the number of
 replicas of each expert, (E,) int64, or None to choose it; and a random generator. It returns the expert in each slot, (G, P)
-int64 with -1 for an empty slot, and the load split: the part of its expert's load that each slot takes, (G, P) float64. No
-function puts an expert twice on a GPU. If it chooses the counts, it leaves a slot empty only if any further replica there would
-make the slowest GPU slower. Replicas that free-split adds last may take no load.
+int64 with -1 for an empty slot, and the load split: the part of its expert's load that each slot takes, (G, P) float64. All
+replicas of an expert take equal parts, as engines divide tokens; two that EPLB puts on one GPU become one with both parts. If a
+function chooses the counts, it leaves a slot empty only if any further replica there would make the slowest GPU slower.
 
 A new placement takes one such function and one line in REPLICAS.
 """
@@ -12,7 +12,6 @@ A new placement takes one such function and one line in REPLICAS.
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,11 +19,10 @@ from numpy.typing import ArrayLike
 from aurora.algorithms.replicas import bounds
 from aurora.algorithms.replicas.eplb import eplb
 from aurora.algorithms.replicas.failure_resilient import checked_counts
-from aurora.algorithms.replicas.free_split import minimise_max_time, place_by_groups, wrap_around
 from aurora.algorithms.replicas.slot_packing import fill_slots, greedy_max_time, pack, pack_with_best_counts
 from aurora.errors import InfeasiblePlan, check_one_of
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
-from aurora.types.arrays import FloatArray, IntArray, read_only
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY, expert_loads
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
@@ -34,13 +32,6 @@ ENOUGH = 1e-3  # relative: a search stops when it is this close to the mean load
 SIZES = np.array([0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95])  # replica loads over a GPU's mean load, best first
 WALK_OPERATIONS = 4e5  # budget of a walk over counts: steps x slots x GPUs
 MOST_STEPS = 3000  # of a walk over counts
-
-
-class Strategy(NamedTuple):
-    """An entry of REPLICAS: the placement function of a strategy, and the lower bound that applies to it."""
-
-    make: ReplicaStrategy  # makes the placement of a layer
-    divided_evenly: bool  # whether each replica takes the same part of its expert's load
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
@@ -82,31 +73,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     return held_GP, np.where(held_GP >= 0, 1 / count_E[held_GP], 0.0)
 
 
-def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Places replicas that may take unequal parts of their expert's load.
-
-    It takes the better of two placements: that of `equal_split`, and McNaughton's wrap-around, which is tried only if `count_E`
-    is None. Both get the best load split for their slots (`minimise_max_time`).
-
-    Args, returns and raises: as in `equal_split`.
-    """
-    if not load_E.any():
-        return equal_split(load_E, slots, count_E, rng)
-    best = _wrapped_around(load_E, slots) if count_E is None else None
-    top = minimise_max_time(best[0], slots.cost_G, best[1]) if best else np.inf
-    if best is None or top > (1 + ENOUGH) * bounds.mean_load(load_E, slots):
-        held_GP, split_GP = equal_split(load_E, slots, count_E, rng)
-        part_GP = split_GP * load_E[held_GP]
-        if minimise_max_time(held_GP, slots.cost_G, part_GP) < top or best is None:
-            best = held_GP, part_GP
-    return best[0], _normalised(*best, load_E)
-
-
-REPLICAS: dict[str, Strategy] = {
-    "equal-split": Strategy(equal_split, True),
-    "free-split": Strategy(free_split, False),
-    "eplb": Strategy(eplb, True),
-}
+REPLICAS: dict[str, ReplicaStrategy] = {"equal-split": equal_split, "eplb": eplb}
 
 
 def place(
@@ -119,7 +86,7 @@ def place(
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         slots: how many experts fit on each GPU; `GpuSlots.equal(gpus, slots)` for equal GPUs.
-        method: "equal-split", "free-split" or "eplb".
+        method: "equal-split" or "eplb".
         replicas: (E,) number of replicas of each expert; None: the method decides.
         seed: random seed of strategies that draw.
 
@@ -144,7 +111,6 @@ def place(
         raise InfeasiblePlan(
             f"expert {count_E.argmax()} has {count_E.max()} replicas for {slots.gpus} GPUs, one on each at most"
         )
-    strategy = REPLICAS[method]
     warm_up(method)
     began = time.perf_counter()
     tables = slot_tables(load_LE, slots, method, count_E, seed)
@@ -153,7 +119,7 @@ def place(
     if count_E is None:
         bound_L = [bounds.any_split(load_E, slots, top) for load_E, top in zip(load_LE, top_L, strict=True)]
     else:
-        bound_L = [bounds.given_counts(load_E, slots, count_E, strategy.divided_evenly) for load_E in load_LE]
+        bound_L = [bounds.given_counts(load_E, slots, count_E) for load_E in load_LE]
     return ReplicaPlacement(
         method,
         _placement(tables),
@@ -194,71 +160,19 @@ def slot_tables(
     if experts > slots.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
     # Copies, since locked arrays would compile a second version of the code.
-    return [REPLICAS[method].make(load_E.copy(), slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
+    return [REPLICAS[method](load_E.copy(), slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
 
 
 def _placement(tables: Sequence[SlotTables]) -> Placement:
     return Placement.of_slots(*(np.stack(table) for table in zip(*tables, strict=True)))
 
 
-def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> Placement:
-    """Returns the placement of one layer whose load split makes the slowest GPU as fast as possible.
-
-    Args:
-        held_GE: (G, E) int64, how many replicas of each expert each GPU holds; more than one count as one.
-        load_E: (E,) float64, the load of each expert.
-        cost_G: (G,) float64, seconds (or another cost) of a unit of load on each GPU.
-    """
-    held_GP = Placement.evenly((tuple(tuple(np.flatnonzero(count_E).tolist()) for count_E in held_GE),)).held_LGP()[0]
-    count_E = (held_GE > 0).sum(axis=0)
-    part_GP = np.where(held_GP >= 0, (load_E / count_E)[held_GP], 0.0)
-    if load_E.any():
-        minimise_max_time(held_GP, read_only(cost_G), part_GP)
-    return Placement.of_slots(held_GP[None], _normalised(held_GP, part_GP, load_E)[None])
-
-
 @cache
 def warm_up(method: str) -> None:
     """Compiles the code of `method`, a name of REPLICAS, now rather than in its first placement; numba caches it on disk."""
-    REPLICAS[method].make(np.array([3.0, 1.0, 1.0, 1.0]), GpuSlots.equal(2, 2), None, np.random.default_rng(0))
-
-
-def _wrapped_around(load_E: FloatArray, slots: GpuSlots) -> SlotTables | None:
-    """Slots and loads by McNaughton's wrap-around; None if slots do not allow it. Spare slots get replicas without load."""
-    useful_G = slots.useful_G(len(load_E))
-    held_GP = np.full((slots.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
-    part_GP = np.zeros(held_GP.shape)
-    if slots.alike:
-        bound = max(bounds.mean_load(load_E, slots), bounds.by_counting(load_E, slots)) / slots.cost_G[0]
-        fits = np.isfinite(place_by_groups(load_E, slots.gpus, int(useful_G[0]), bound, held_GP, part_GP))
-    else:
-        caps_G = bounds.mean_load(load_E, slots) / slots.cost_G
-        fits = wrap_around(
-            load_E, np.arange(len(load_E)), caps_G, useful_G, np.argsort(caps_G, kind="stable"), held_GP, part_GP
-        )
-    if not fits:
-        return None
-    count_E = np.bincount(held_GP[held_GP >= 0], minlength=len(load_E))
-    fill_slots(load_E, useful_G, slots.cost_G, np.inf, count_E, held_GP)
-    return held_GP, part_GP
+    REPLICAS[method](np.array([3.0, 1.0, 1.0, 1.0]), GpuSlots.equal(2, 2), None, np.random.default_rng(0))
 
 
 def _max_time(part_GP: FloatArray, slots: GpuSlots) -> float:
     """The largest time of a GPU, its load times its cost, whose slots carry the loads part_GP."""
     return float((part_GP.sum(axis=1) * slots.cost_G).max())
-
-
-def _normalised(held_GP: IntArray, part_GP: FloatArray, load_E: FloatArray) -> FloatArray:
-    """(G, P): each slot's part of its expert's load, equal for experts without load. The largest takes rounding errors."""
-    used_X = np.flatnonzero(held_GP >= 0)
-    expert_X, part_X = held_GP.flat[used_X], np.maximum(part_GP.flat[used_X], 0.0)
-    count_E = np.bincount(expert_X)
-    total_E = np.bincount(expert_X, weights=part_X)
-    split_X = np.where(load_E[expert_X] > 0, part_X / np.where(total_E > 0, total_E, 1.0)[expert_X], 1 / count_E[expert_X])
-    largest_E = np.zeros(len(load_E), dtype=np.int64)
-    rising_X = np.argsort(split_X, kind="stable")
-    largest_E[expert_X[rising_X]] = rising_X
-    split_X[largest_E] += 1 - np.bincount(expert_X, weights=split_X)
-    split_GP = np.zeros(held_GP.shape)
-    split_GP.flat[used_X] = split_X
-    return split_GP

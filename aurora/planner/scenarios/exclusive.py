@@ -26,10 +26,10 @@ from aurora.algorithms.placement.cost_model import (
 from aurora.algorithms.placement.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.algorithms.placement.grouping import PLACE, grouped
 from aurora.algorithms.placement.linear_program import blocks, lp_rounding
-from aurora.algorithms.placement.slot_search import KICKS, WORTH, fill, search_in_rounds, slot_search
+from aurora.algorithms.placement.slot_search import WORTH, fill, search_in_rounds, slot_search
 from aurora.algorithms.placement.slot_state import PhaseSums
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, capped
-from aurora.algorithms.replicas.registry import REPLICAS, best_divided, place_unbounded
+from aurora.algorithms.replicas.registry import REPLICAS, place_unbounded
 from aurora.algorithms.workload.forecast import Forecast, layer_forecast
 from aurora.algorithms.workload.serving_gpus import is_unreplicated
 from aurora.errors import InfeasiblePlan
@@ -243,14 +243,12 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
     packed = place_unbounded(load_1E, slots, options.place, options.seed)
     if options.place == "eplb":
         return packed
-    starts = [packed if REPLICAS[options.place].divided_evenly else place_unbounded(load_1E, slots, seed=options.seed)]
+    starts = [packed]
     if slots.alike:
         starts.append(place_unbounded(load_1E, slots, "eplb"))
     else:
         starts.append(_unreplicated(problem, "balanced", options.assign, rng))
     placements = [_searched(problem, begun, rng, replicas=True) for begun in (starts, _relaxed(problem)) if begun]
-    if not REPLICAS[options.place].divided_evenly:
-        placements += [packed, _swapped(problem, packed, rng)]
     best = min(placements, key=problem.judged_s)
     if problem.exact:  # replicas that cost time are no insurance
         alone = _unreplicated(problem, SWAP_SEARCH, options.assign, rng)
@@ -264,14 +262,6 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
     layer, width = problem.sums, int(problem.slots_G.max())
     begun = [start.held_LGP(width)[0] for start in starts]
     return Placement.of_slots(search_in_rounds(layer, begun, problem.judge.evenly_s, rng, replicas, problem.exact)[None])
-
-
-def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Generator) -> Placement:
-    """One layer's replicas after a search that moves each replica with the share of its expert's tokens that it has."""
-    held_GP = placement.held_LGP(int(problem.slots_G.max()))[0]
-    share_GP = np.where(held_GP >= 0, np.take_along_axis(placement.split_EG(0).T, np.maximum(held_GP, 0), axis=1), 0.0)
-    found_GP, _ = slot_search(problem.sums, held_GP, rng, KICKS, share_GP=share_GP)
-    return Placement.of_slots(found_GP[None], share_GP[None])
 
 
 def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_G: IntArray) -> IntArray | None:
@@ -290,9 +280,9 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
 def _failure_resilient(
     cluster: Cluster, problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator
 ) -> Placement:
-    """Replicas that survive failures of nodes, no two of an expert on one GPU, with the best token split."""
+    """Replicas that survive failures of nodes, no two of an expert on one GPU."""
     assert options.min_replicas is not None, "resolving the options sees to it"
     domains, load_E = failure_domains(cluster, problem.slots_G), problem.load_E
     count_E = capped(allocate(load_E, domains, options.min_replicas), load_E, len(problem.slots_G))
     held_EG = SURVIVE[options.place](count_E, domains, aim_of(options.min_replicas, domains), rng)
-    return best_divided(held_EG.T, load_E.astype(np.float64), problem.ports.token_s_G)
+    return Placement.held(held_EG)

@@ -126,7 +126,7 @@ class Servers(Scenario):
             profile.required_routing  # noqa: B018
         costs_ML = [[layer_costs(cluster, p, layer, deduplicated=True) for layer in range(p.layers)] for p in self.profiles]
         replicated = "equal-split" if options.min_replicas is not None else options.place
-        make = REPLICAS[replicated].make if replicated in REPLICAS else None
+        make = REPLICAS.get(replicated)
 
         def placed(model: int, layer: int) -> Placement:
             profile, hierarchy, costs = self.profiles[model], hierarchy_M[model], costs_ML[model][layer]
@@ -170,7 +170,7 @@ class Servers(Scenario):
         if any(profile.routing is None for profile in self.profiles):  # counts alone tell loads, and nothing else
             return False
         if options.min_replicas is None:
-            return options.place in (("balanced",) if self._colocated else (SWAP_SEARCH, "equal-split", "free-split"))
+            return options.place in (("balanced",) if self._colocated else (SWAP_SEARCH, "equal-split"))
         assert self.cluster.fabric is not None, "resolve_options refuses others"
         node_G, server_G = np.array([gpu.node for gpu in self.cluster.gpus]), np.array(self.cluster.fabric.server_G)
         return options.place == DEFAULT and np.array_equal(node_G[:, None] == node_G, server_G[:, None] == server_G)

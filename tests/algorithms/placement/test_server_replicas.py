@@ -62,7 +62,7 @@ def test_replicas_save_rows_within_slots_and_are_served_as_they_are_counted(laye
     free_NE = server_replicas(layer._replace(limits=layer.limits._replace(most_server_s=np.inf)), np.full(servers, most))
     assert crossing(layer, serving_servers(free_NE.T, layer.weight_N)) <= crossing(layer, at_home)
     assert excess_s(layer, share_NE) <= excess_s(layer, free_NE) + 1e-9
-    placement = levelled(layer, share_NE, REPLICAS["equal-split"].make, np.random.default_rng(0))
+    placement = levelled(layer, share_NE, REPLICAS["equal-split"], np.random.default_rng(0))
     split_EG = placement.split_EG(0)
     assert ((split_EG > 0).sum(axis=0) <= layer.limits.slots_G).all()
     found_NE = np.array([server_G[split_EG.argmax(axis=1)] for split_EG in server_split(split_EG, server_G)])

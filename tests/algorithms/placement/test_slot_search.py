@@ -55,8 +55,8 @@ def test_even_replicas_are_priced_as_their_shares_are(case, in_servers):
     assert costs.evenly_s(held_GP) == pytest.approx(value_s(costs, held_GP), rel=1e-9, abs=1e-12)
 
 
-def value_s(costs, held_GP, share_GP=None):
-    return costs.value_s(Placement.of_slots(held_GP[None], None if share_GP is None else share_GP[None]).split_EG(0))
+def value_s(costs, held_GP):
+    return costs.value_s(Placement.of_slots(held_GP[None]).split_EG(0))
 
 
 @given(layers(), st.integers(0, 3), st.booleans())
@@ -71,26 +71,6 @@ def test_a_search_keeps_its_rules_and_is_never_worse(case, seed, replicas):
         assert count_E(found_GP, experts).tolist() == count_E(held_GP, experts).tolist()
     again_GP, again_s = slot_search(layer, held_GP, np.random.default_rng(seed), 3, replicas)
     assert (found_GP.tolist(), found_s) == (again_GP.tolist(), again_s)
-
-
-@given(layers(), st.integers(0, 3))
-def test_fixed_shares_move_with_their_slots(case, seed):
-    costs, slots_G, held_GP = case
-    experts = costs.own_WGE.shape[2]
-    weight_GP = np.where(held_GP >= 0, np.random.default_rng(seed).random(held_GP.shape) + 0.01, 0.0)
-    total_E = np.bincount(held_GP[held_GP >= 0], weights=weight_GP[held_GP >= 0], minlength=experts)
-    share_GP = np.where(held_GP >= 0, weight_GP / total_E[held_GP], 0.0)
-    before_s, before = value_s(costs, held_GP, share_GP), slots_of(held_GP, share_GP)
-    found_GP, found_s = slot_search(costs.phase_sums(slots_G), held_GP, np.random.default_rng(seed), 3, share_GP=share_GP)
-    check_slots(found_GP, slots_G, experts)
-    assert slots_of(found_GP, share_GP) == before
-    assert found_s == pytest.approx(value_s(costs, found_GP, share_GP), rel=1e-9)
-    assert found_s <= before_s * (1 + 1e-9) + 1e-12
-
-
-def slots_of(held_GP, share_GP):
-    """(expert, share) of all slots, sorted."""
-    return sorted(zip(held_GP[held_GP >= 0].tolist(), share_GP[held_GP >= 0].tolist(), strict=True))
 
 
 @given(layers())

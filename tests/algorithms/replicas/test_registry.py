@@ -69,64 +69,47 @@ def slots_and_loads(draw, gpus=4, slots=4, layers=1, equal=None):
 def test_against_every_placement(alike):
     """E <= 4, G <= 3, at most 6 slots: bounds below the optimum, methods above it and near."""
     rng = np.random.default_rng(3)
-    ratios = {"equal-split": [], "free-split": [], "eplb": []}
+    ratios = {"equal-split": [], "eplb": []}
     for _ in range(50):
         gpus = int(rng.integers(1, 4))
         slots = np.full(gpus, rng.integers(1, 3)) if alike else rng.integers(1, 3, gpus)
         cost = np.ones(gpus) if alike else rng.choice([1.0, 2.0, 0.5], gpus)
         load = np.round(rng.pareto(1.0, int(rng.integers(1, min(4, slots.sum()) + 1))) * 100)
         gpu_slots = GpuSlots(slots, cost)
-        optimum = {
-            "equal-split": best_even(load, cost, tuple(slots.tolist())),
-            "free-split": best_free(load, cost, tuple(slots.tolist())),
-        }
-        for method in ratios if alike else ("equal-split", "free-split"):
+        best, free = (optimum(load, cost, tuple(slots.tolist())) for optimum in (best_even, best_free))
+        for method in ratios if alike else ("equal-split",):
             made = place(load, gpu_slots, method)
-            best = optimum["equal-split" if method == "eplb" else method]
             assert made.bound_L[0] <= best * (1 + 1e-9)
-            assert bounds.any_split(load, gpu_slots, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
+            assert bounds.any_split(load, gpu_slots, 2 * best) <= free * (1 + 1e-9)
             ratios[method].append(made.max_load_L[0] / best if best else 1.0)
-    for method in ("equal-split", "free-split"):
-        assert min(ratios[method]) >= 1 - 1e-9
-        assert max(ratios[method]) <= (1.0 + 1e-9 if alike else 1.6), method
-        assert np.mean(ratios[method]) <= (1.0 + 1e-9 if alike else 1.05), method
+    assert min(ratios["equal-split"]) >= 1 - 1e-9
+    assert max(ratios["equal-split"]) <= (1.0 + 1e-9 if alike else 1.6)
+    assert np.mean(ratios["equal-split"]) <= (1.0 + 1e-9 if alike else 1.05)
 
 
-@given(slots_and_loads(layers=2), st.sampled_from(["equal-split", "free-split"]))
-def test_every_layout_is_what_it_says(case, method):
+@given(slots_and_loads(layers=2))
+def test_every_layout_is_what_it_says(case):
     slots, load_LE = case
-    made = place(load_LE, slots, method)
+    made = place(load_LE, slots)
     check_layout(made, load_LE, slots)
-    again = place(load_LE, slots, method)
+    again = place(load_LE, slots)
     assert again.placement == made.placement
 
 
 @given(slots_and_loads(gpus=3, slots=3, equal=True))
-def test_division_at_will_is_never_worse_and_uses_all_slots(case):
+def test_replicas_take_equal_parts(case):
     slots, load_LE = case
-    even, free, eplb = (place(load_LE, slots, method) for method in REPLICAS)
+    even, eplb = (place(load_LE, slots, method) for method in REPLICAS)
     check_layout(eplb, load_LE, slots)
-    assert free.max_load_L[0] <= even.max_load_L[0] * (1 + 1e-9)
-    if load_LE.any():
-        assert sum(map(len, free.placement.slots_LG[0])) == slots.useful_G(load_LE.shape[1]).sum()
     for shares in even.placement.split_EG(0):
         assert np.allclose(shares[shares > 0], 1 / (shares > 0).sum())
 
 
-@given(slots_and_loads(gpus=6, equal=True))
-def test_load_laid_over_enough_slots_reaches_the_mean(case):
-    slots, load_LE = case
-    if load_LE.shape[1] - 1 <= slots.gpus * (slots.useful_G(load_LE.shape[1])[0] - 1):
-        made = place(load_LE, slots, "free-split")
-        assert made.max_load_L[0] == pytest.approx(made.mean_load_L[0])
-
-
 def test_two_hot_experts():
     slots = GpuSlots.equal(8, 2)
-    even, free, eplb = (place(SKEWED, slots, method) for method in ("equal-split", "free-split", "eplb"))
+    even, eplb = (place(SKEWED, slots, method) for method in ("equal-split", "eplb"))
     assert even.max_load_L[0] == pytest.approx(590 / 3)  # 560 / 3 + 10
     assert 181 < even.bound_L[0] <= even.max_load_L[0]
-    assert free.max_load_L[0] == pytest.approx(1450 / 8)
     assert eplb.max_load_L[0] == 232
 
 
@@ -135,35 +118,31 @@ def test_on_most_gpus_the_mean_is_reached_within_a_thousandth():
     slots = GpuSlots.equal(64, 5)
     for exponent in (0.8, 1.2):
         load_LE = zipf(256, exponent) * rng.lognormal(0.0, 0.2, (3, 256))
-        even, free, eplb = (place(load_LE, slots, method) for method in ("equal-split", "free-split", "eplb"))
+        even, eplb = (place(load_LE, slots, method) for method in ("equal-split", "eplb"))
         assert (even.max_load_L <= 1.002 * even.mean_load_L).all()
         assert (even.max_load_L <= eplb.max_load_L).all()
-        assert free.max_load_L == pytest.approx(free.mean_load_L)
 
 
 def test_two_slots_a_gpu_come_near_the_bound():
     load, slots = zipf(256, 0.8), GpuSlots.equal(144, 2)
     assert bounds.mean_load(load, slots) / bounds.by_counting(load, slots) == pytest.approx(0.6774, abs=1e-4)
-    made = place(load, slots, "free-split")
-    assert made.gap_L[0] < 0.01
+    made = place(load, slots)
+    assert made.gap_L[0] < 0.011
     assert made.bound_L[0] > 1.09 * bounds.by_counting(load, slots)  # the wasted parts of slots count
-    assert place(load, GpuSlots.equal(144, 3), "free-split").max_load_L[0] <= made.mean_load_L[0] / 0.82
+    assert place(load, GpuSlots.equal(144, 3)).max_load_L[0] <= made.mean_load_L[0] / 0.82
 
 
 def test_given_counts_are_kept():
     counts = [3, 3, 1, 2, 1]
-    for method in ("equal-split", "free-split"):
-        made = place([9, 7, 3, 3, 1], GpuSlots.equal(5, 2), method, replicas=counts)
-        check_layout(made, np.array([[9.0, 7, 3, 3, 1]]), GpuSlots.equal(5, 2))
-        held = [expert for gpu in made.placement.slots_LG[0] for expert in gpu]
-        assert np.bincount(held).tolist() == counts
-        assert made.max_load_L[0] >= made.bound_L[0] >= 23 / 5
+    made = place([9, 7, 3, 3, 1], GpuSlots.equal(5, 2), replicas=counts)
+    check_layout(made, np.array([[9.0, 7, 3, 3, 1]]), GpuSlots.equal(5, 2))
+    held = [expert for gpu in made.placement.slots_LG[0] for expert in gpu]
+    assert np.bincount(held).tolist() == counts
+    assert made.max_load_L[0] >= made.bound_L[0] >= 23 / 5
 
 
 def test_a_fast_gpu_takes_more():
     slots = GpuSlots(np.array([2, 2, 2]), np.array([0.5, 1.0, 1.0]))
-    made = place([8.0, 4.0, 4.0], slots, "free-split")
-    assert made.max_load_L[0] == pytest.approx(4.0)
     assert place([8.0, 4.0, 4.0], slots).max_load_L[0] == pytest.approx(4.0)
 
 
