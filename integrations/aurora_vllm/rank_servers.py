@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from aurora.errors import RankFailed
+from aurora_vllm.model_files import ModelFiles
 from aurora_vllm.settings import JOINS, SECRET
 from aurora_vllm.whole_streams import ServingChanges
 
@@ -216,6 +218,7 @@ class RankServers:
         survive: True: the other ranks continue when a rank is lost.
         session: the HTTP client.
         say: called with sentences for the user.
+        files: the model's files, which no rank may load in another state than the others.
         rejoin: True: a lost rank is restarted, and joins the others.
 
     Attributes:
@@ -232,6 +235,7 @@ class RankServers:
     survive: bool
     session: ClientSession
     say: Callable[[str], None]
+    files: ModelFiles
     rejoin: bool = False
     router: str = ""
     servers: dict[int, RankServer] = field(default_factory=dict)
@@ -248,8 +252,9 @@ class RankServers:
         """Starts all servers and the router, and reports their progress. Returns when all accept requests.
 
         Raises:
-            RankFailed: if a server ends before it accepts requests.
+            RankFailed: if a server ends before it accepts requests, or the model's files change meanwhile.
         """
+        self.files.begin()
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
         self._starts += 1  # the logs say why there is another
         self._store = await self._start_keeper() if self.survive else ""
@@ -257,6 +262,7 @@ class RankServers:
             await self._start_server(rank, port, {})
         self._newcomer: int | None = None  # a lost rank that is being started
         self._joined: int | None = None  # one that joins in the present change
+        self._compared: Future[str] | None = None  # how the files that the newcomer loaded differ
         self._tries, self._pause_until_s, self._ready_s, self._late_s = dict[int, int](), 0.0, 0.0, 0.0
         self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
         self._failures, self._told_s = 0, 0.0
@@ -278,6 +284,8 @@ class RankServers:
                 ranks = {phase: [rank for rank in phases if phases[rank] == phase] for phase in phases.values()}
                 self.say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
                 before, told_s = phases, now_s
+        if changed := self.files.end():
+            raise RankFailed(changed)
         self._patience_s = max(LEAST_S, SLOWER * (time.monotonic() - began_s))
         if self.port is None:
             await self._start_router()
@@ -364,6 +372,7 @@ class RankServers:
                     task.cancel()
                 self._tries[rank], self._starts = self._tries.get(rank, 0) + 1, self._starts + 1
                 await self.servers[rank].process.wait()
+                self.files.begin()
                 await self._start_server(rank, free_ports(1)[0], {JOINS: "1"})
                 self._late_s = time.monotonic() + self._patience_s
                 self.say(f"{self._name(rank)} is started again, and joins the others then")
@@ -374,7 +383,14 @@ class RankServers:
             server.phase, self._ready_s = SERVES, now_s if server.phase != SERVES else self._ready_s
             if now_s - self._ready_s < PATIENCE_S and not all(stream.resumable for stream in self.changes.streams):
                 return
-            self._newcomer, self._joined = None, rank
+            self._compared = self._compared or self.files.compare()
+            if not self._compared.done():
+                return
+            if changed := self._compared.result():
+                self._tries[rank] = TRIES  # the files stay as they are
+                self._give_up(rank, f"could not join: {changed}")
+                return
+            self._newcomer, self._joined, self._compared = None, rank, None
             ranks.join(rank)
             await self._begin_change([])
         elif time.monotonic() > self._late_s:
@@ -386,7 +402,7 @@ class RankServers:
     def _give_up(self, rank: int, why: str) -> None:
         """Ends the newest server of a lost rank, which is tried again after a pause unless it has been too often."""
         self.servers[rank].kill()
-        self._newcomer = self._joined = None
+        self._newcomer = self._joined = self._compared = None
         self._pause_until_s = time.monotonic() + PAUSE_S
         self.say(f"{self._name(rank)} {why}; it is {'tried again' if self._tries[rank] < TRIES else 'left out'}")
 
@@ -491,6 +507,7 @@ class RankServers:
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.write(f"{ranks.change}\n".encode())  # frees survivors that wait for a lost rank
         params = {"change": ranks.change, "dead": sorted(ranks.dead), "alive": ranks.alive, "within_s": WITHIN_S}
+        params |= {"changed": changed} if (changed := self.files.touched()) else {}
         body = {"instruction": "change_ranks", "secret": self._secret, "params": params}
         posts: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
         posts += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]

@@ -29,8 +29,10 @@ from aurora.errors import BadInput, MissingDependency, RankFailed
 from aurora.io import load_cluster, load_model_config, load_plan, save_cluster
 from aurora.io.files import make_folder
 from aurora.io.model_configs import HUB_NAME, served_model
+from aurora.models.hub import model_folder
 from aurora.profiler.devices import find_devices
 from aurora.types import Cluster, Gpu, Plan
+from aurora_vllm.model_files import ModelFiles
 from aurora_vllm.rank_servers import RankServers, free_ports
 from aurora_vllm.settings import read_settings
 from aurora_vllm.whole_streams import ResumingProxy
@@ -51,6 +53,7 @@ READ: dict[str, Read] = {  # options of vLLM that are read, and given to each se
     "--data-parallel-start-rank": ("-dpr", int, 0), "--data-parallel-size-local": ("-dpl", int, None),
     "--data-parallel-address": ("-dpa", str, "127.0.0.1"), "--data-parallel-rpc-port": ("-dpp", int, None),
     "--host": (None, str, "127.0.0.1"), "--port": (None, int, 8000), "--additional-config": (None, json.loads, {}),
+    "--revision": (None, str, None),
 }  # fmt: skip
 REFUSED = (  # options of vLLM that divide ranks over servers in another way, or that what is in front cannot speak
     "--data-parallel-rank", "-dpn", "--headless", "--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph",
@@ -93,6 +96,10 @@ class ServeCommand:
         """One of the keys that servers ask for, chosen as vLLM does: options, or else VLLM_API_KEY; None: they ask for none."""
         return next(filter(None, self.given.api_key or [os.environ.get("VLLM_API_KEY")]), None)
 
+    def model_folder(self) -> Path:
+        """Returns the folder in which vLLM finds the model now. Raises BadInput if there is none."""
+        return model_folder(self.model, self.given.revision)
+
     @property
     def several(self) -> bool:
         """True if each rank has its own server process."""
@@ -111,6 +118,7 @@ class ServeCommand:
         settings = options.additional_config["aurora"] | ({"fault_store": store} if store else {})
         config = {**options.additional_config, "aurora": settings}
         words = [self.model, *self.words, "--tensor-parallel-size", str(self.tensor), "--additional-config", json.dumps(config)]
+        words += ["--revision", options.revision] if options.revision else []
         words += [API_KEY, *options.api_key] if options.api_key else []
         if self.several:
             meeting = options.data_parallel_address, options.data_parallel_rpc_port or rpc_port
@@ -313,7 +321,7 @@ async def serve(
         servers = RankServers(
             lambda rank, rank_port, store: command.command(rank, rank_port, store, rpc_port), command.ranks,
             None if command.several else port, command.state, hang_s, command.survive, session, say,
-            command.survive and command.tensor == 1,
+            ModelFiles(command.model_folder), command.survive and command.tensor == 1,
         )  # fmt: skip
         lost, front = "", None
         stopped, advice = asyncio.create_task(stop.wait()), None

@@ -27,6 +27,7 @@ PARAMS = {"change": 2, "dead": [2], "alive": [3, 0, 1], "within_s": 5}
 def test_a_change_names_every_rank_once():
     change = RanksChange.read(PARAMS, 4)
     assert change == RanksChange(2, (2,), (0, 1, 3), timedelta(seconds=5))
+    assert RanksChange.read({**PARAMS, "changed": "file"}, 4).changed == "file"
     for wrong in ({"alive": [0, 1]}, {"dead": [1, 2]}, {"alive": [0, 1, 4]}, {"alive": [], "dead": [0, 1, 2, 3]}):
         with pytest.raises(BadInput, match="expected ranks 0 to 3, each dead or alive"):
             RanksChange.read({**PARAMS, **wrong}, 4)

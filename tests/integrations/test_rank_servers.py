@@ -17,6 +17,7 @@ pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from aurora_vllm import rank_servers, serve_command
+from aurora_vllm.model_files import ModelFiles
 from aurora_vllm.rank_servers import Look, RankServers, ServingRanks, free_ports, process_groups
 from aurora_vllm.settings import JOINS
 from aurora_vllm.whole_streams import ResumedStream, ResumingProxy
@@ -223,6 +224,9 @@ class Parent:
         (folder / "server.py").write_text(SERVER)
         monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
         self.folder, self.kinds, self.survive, self.rejoin, self.said = folder, kinds, survive, rejoin, []
+        self.weights = folder / "model/model.safetensors"
+        self.weights.parent.mkdir()
+        self.weights.write_bytes(b"weights")
 
         async def keeper(_):
             return "127.0.0.1:1"
@@ -233,11 +237,14 @@ class Parent:
         assert bool(store) == self.survive
         return [sys.executable, "-u", str(self.folder / "server.py"), str(rank), str(port), self.kinds[rank]], {}
 
+    def model_folder(self):
+        return self.weights.parent
+
     def run(self, course):
         async def run():
             async with ClientSession() as session:
                 ranks = range(len(self.kinds))
-                how = HANG_S, self.survive, session, self.said.append, self.rejoin
+                how = HANG_S, self.survive, session, self.said.append, ModelFiles(self.model_folder), self.rejoin
                 servers = RankServers(self.command, ranks, None, self.folder, *how)
                 groups = []
                 try:
@@ -370,6 +377,60 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
     assert sum(said.startswith("3 of 3 ranks serve on") for said in parent.said) == 2
 
 
+@pytest.mark.parametrize("when", ["while it is lost", "while it loads"])
+def test_a_lost_rank_that_loads_other_weights_does_not_join(tmp_path, monkeypatch, when):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 3, rejoin=True)
+    before = parent.weights.stat()
+
+    def change():
+        parent.weights.write_bytes(b"Weights")
+        os.utime(parent.weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps times does
+
+    async def course(servers, session, groups):
+        watch = asyncio.create_task(servers.watch())
+        await asyncio.sleep(0.6)
+        if when == "while it is lost":
+            change()
+        os.killpg(groups[1], signal.SIGKILL)
+        await until(lambda: servers.servers[1].process.pid != groups[1])
+        if when == "while it loads":
+            change()
+        await until(lambda: any("could not join" in each for each in parent.said))
+        assert servers.changes.serving.is_set()
+        os.killpg(groups[2], signal.SIGKILL)
+        await until(lambda: servers.changes.number == 3)
+        assert not watch.done()
+        status = await get(session, f"{servers.servers[0].url}/fault_tolerance/status")
+        told = [each["params"] for each in status["told"]]
+        assert [each["alive"] for each in told] == [[0, 2], [0]]
+        assert told[1]["changed"] == f"{parent.weights} is not as the ranks that serve have loaded it"
+        watch.cancel()
+
+    parent.run(course)
+    (refused,) = [each for each in parent.said if "could not join" in each]
+    why = "the model's files changed while the rank loaded them"
+    if when == "while it is lost":
+        why = f"{parent.weights} is not as the ranks that serve have loaded it"
+    assert refused == f"rank 1 could not join: {why}; it is left out"
+
+
+def test_weights_that_change_while_all_ranks_load_them_end_the_start(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 2)
+
+    async def change():
+        await asyncio.sleep(0.3)
+        parent.weights.write_bytes(b"other")
+
+    async def course(servers, session, groups):
+        await servers.end()
+        changing = asyncio.create_task(change())
+        with pytest.raises(RankFailed, match=r"model\.safetensors changed while ranks loaded it"):
+            await servers.start()
+        await changing
+
+    parent.run(course)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -461,7 +522,7 @@ def test_the_command_ends_when_asked_to_and_then_says_what_a_plan_would_bring(tm
     (port,) = free_ports(1)
     command = SimpleNamespace(
         given=SimpleNamespace(host="127.0.0.1", port=port), api_key=None, ranks=range(2), several=True, survive=False,
-        state=tmp_path,
+        state=tmp_path, tensor=1, model_folder=parent.model_folder,
         command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
 

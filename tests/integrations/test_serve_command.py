@@ -131,6 +131,15 @@ def test_the_key_is_the_first_that_vllm_takes(command, monkeypatch, words, varia
     assert value(started, "--max-model-len") == "64"
 
 
+def test_a_revision_is_the_one_whose_files_are_compared(command, monkeypatch):
+    asked = []
+    monkeypatch.setattr(serve_command, "model_folder", lambda *model: asked.append(model))
+    found, _ = command("-dp", "2", "--revision", "v2")
+    found.model_folder()
+    assert asked == [(found.model, "v2")]
+    assert value(found.command(1, 700, "", 600)[0], "--revision") == "v2"
+
+
 def test_one_rank_is_a_server_as_vllms_own(command):
     found, _ = command("-tp", "2")
     words, _ = found.command(0, 8000, "", 600)

@@ -25,7 +25,8 @@ Interface between the parent, which starts the servers and alone decides who is 
        {"instruction": "change_ranks", "secret": ..., "params": {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 40}}
 
    Ranks are numbered as at start, for ever: `dead` has all ranks that were lost since, `alive` the others; together they are
-   0 ... N-1. `within_s` is how long survivors wait for each other. vLLM answers 202 {"request_id": ..., "message": ...}.
+   0 ... N-1. `within_s` is how long survivors wait for each other; `changed`, if it is there, says how the model's files have
+   changed since the start, and no survivor reads experts then. vLLM answers 202 {"request_id": ..., "message": ...}.
 4. The parent polls `GET /fault_tolerance/status` of every survivor, {"engines": [{"id": r, "status": ..., "change": 1}]}:
    - status "healthy" and change 1: this survivor serves on. The change is done when all survivors say so.
    - "ft_error" with "last_ft_request_id" equal to the request_id: this survivor refused or failed, and says why (an older
@@ -92,6 +93,7 @@ class RanksChange:
         dead: the lost ranks.
         alive: the ranks that must serve after the change.
         within: how long these ranks wait for each other.
+        changed: how the model's files differ from those that the ranks have loaded, as a part of a sentence; "": they do not.
 
     Raises:
         BadInput: if ranks are missing, or in both `dead` and `alive`.
@@ -101,13 +103,15 @@ class RanksChange:
     dead: tuple[int, ...]
     alive: tuple[int, ...]
     within: timedelta
+    changed: str = ""
 
     @classmethod
     def read(cls, params: Mapping[str, Any], ranks: int) -> RanksChange:
         """Returns the RanksChange in the parameters of a `change_ranks` instruction; `ranks`: number of ranks at the start."""
         try:
             dead, alive = (tuple(sorted({int(rank) for rank in params[name]})) for name in ("dead", "alive"))
-            change = cls(int(params["change"]), dead, alive, timedelta(seconds=float(params.get("within_s", 20.0))))
+            within = timedelta(seconds=float(params.get("within_s", 20.0)))
+            change = cls(int(params["change"]), dead, alive, within, str(params.get("changed", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{INSTRUCTION}: expected change, dead, alive and within_s, found {dict(params)}") from error
         if sorted(dead + alive) != list(range(ranks)) or not alive:
@@ -285,6 +289,8 @@ def install_in_worker(address: str) -> None:
             before = {peer: place * size for place, peer in enumerate(self._alive)}
             form_groups(worker, change.store(address, "workers"), change.within)
             slots = gather_slots(worker, before[self.dp_rank] + part, moving.is_set())
+            if change.changed and any(filled for _, filled_L in slots.values() for filled in filled_L):
+                raise BadInput(f"experts that no rank holds cannot be read: {change.changed}")
             self._alive = change.alive  # from here to `connect_balancer` no other rank is waited for
             hold_slots(worker, slots)
             moving.clear()
