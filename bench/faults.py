@@ -1,4 +1,4 @@
-"""Drawn faults of all kinds while models train and serve: `python bench/faults.py [--faults 40] [--seed 0]`.
+"""Drawn faults of all kinds while a model trains: `python bench/faults.py [--faults 40] [--seed 0]`.
 
 Ranks are killed (-9), two at once, or stopped; torchft's lighthouse is killed; links of hosts are cut (network namespaces,
 root). Writes bench/results/faults-DATE.md: of each kind how often, what it cost, and the pauses. A stopped rank goes on after
@@ -21,11 +21,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 from machine import machine
-from soak import FaultInjector, pauses, plan_of, serve, wrong_answers
 from tables import Table, write
 
 from aurora.io import shipped
-from aurora.models.loading import load_model
 from aurora.training import elastic_run
 from aurora.training.data import read_samples
 from aurora.training.run import train
@@ -46,7 +44,6 @@ OPTIONS = TrainOptions(
 )  # fmt: skip
 ON_RANKS = ("kill", "kill two", "stop")
 TRAINING = (*ON_RANKS, "lighthouse", "cut")
-SERVING = (*ON_RANKS, "cut")
 
 
 class Struck:
@@ -106,36 +103,7 @@ def trained(kinds: list[str], seed: int, table: Table) -> None:
             pauses_s.append(max((pause.seconds for pause in caused), default=0.0))
             left_out += sum(pause.members < RANKS - ranks for pause in caused)
         lost = f"{len(plain.steps) - len(result.steps)} steps; losses {apart:.0e} apart"
-        table.add(f"train: {kind}", f"{times} of {kinds.count(kind)}", lost, left_out, spread(pauses_s))
-
-
-class Scripted(FaultInjector):
-    """Strikes as it is told."""
-
-    def __init__(self, kinds: list[str], rng: random.Random) -> None:
-        super().__init__(RANKS, len(kinds), np.inf, rng, 1.5)
-        self._left = list(kinds)
-
-    def next_kind(self, mixed: bool) -> str:
-        return self._left.pop()
-
-
-def served(kinds: list[str], seed: int, table: Table) -> None:
-    """Adds rows of faults while a model serves."""
-    plan, model, rng = plan_of(RANKS, 2, False), load_model(MODEL), random.Random(seed)
-    ids = model.tokenizer(TEXT.read_text(), add_special_tokens=False)["input_ids"]
-    prompts = [ids[at : at + rng.randint(3, 12)] for at in (rng.randrange(len(ids) - 12) for _ in range(40_000))]
-    faults = Scripted(kinds, rng)
-    result, _, left, _ = serve(plan, prompts, faults, False)
-    wrong = wrong_answers(model, prompts, result.answers_M[0].tokens)
-    killed_s, hung_s = pauses(result)
-    struck = sum({"kill two": 2}.get(kind, 1) for kind in faults.done)
-    lost = sum(len(change.lost) for change in result.changes)
-    cost = f"{wrong} of {len(result.answers_M[0].tokens)} answers wrong; {len(left)} processes left"
-    for name, seconds in (("kill", killed_s), ("stop", hung_s)):
-        times = sum(kind.startswith(name) for kind in faults.done)
-        wanted = sum(kind.startswith(name) for kind in kinds)
-        table.add(f"serve: {name}, one or two", f"{times} of {wanted}", cost, max(0, lost - struck), spread(seconds))
+        table.add(kind, f"{times} of {kinds.count(kind)}", lost, left_out, spread(pauses_s))
 
 
 def spread(seconds: list[float]) -> str:
@@ -166,10 +134,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     dice = random.Random(chosen.seed)
-    possible = [("train", kind) for kind in TRAINING] + [("serve", kind) for kind in SERVING]
+    possible = list(TRAINING)
     if (why_not := net.refusal()) is not None:
         print(f"no links are cut: {why_not}")
-        possible = [each for each in possible if each[1] != "cut"]
+        possible.remove("cut")
     drawn = [dice.choice(possible) for _ in range(chosen.faults)]
     print(Counter(drawn), flush=True)
     table = Table(
@@ -177,10 +145,8 @@ def main() -> None:
         "fault | times | what was lost | healthy ranks taken for dead | pause: median, 95 %, longest",
         f"{RANKS} ranks on one host, mixtral-topics; seed {chosen.seed}. {machine()}, load {os.getloadavg()[0]:.1f} before.",
     )
-    trained([kind for what, kind in drawn if what == "train" and kind != "cut"], chosen.seed, table)
-    served([kind for what, kind in drawn if what == "serve" and kind != "cut"], chosen.seed, table)
-    lines = [*table.lines, *cut("train_hosts.py", "--cuts", drawn.count(("train", "cut")))]
-    lines += cut("hosts.py", "--events", drawn.count(("serve", "cut")))
+    trained([kind for kind in drawn if kind != "cut"], chosen.seed, table)
+    lines = [*table.lines, *cut("train_hosts.py", "--cuts", drawn.count("cut"))]
     lines += ["", f"Processes left: {len([rank for child in psutil.Process().children() for rank in child.children()])}."]
     print("\n".join(lines))
     write("faults", lines)

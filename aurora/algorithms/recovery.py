@@ -1,24 +1,19 @@
-"""Moves expert weights to another placement, and recovers after ranks failed or joined.
+"""Moves expert weights to another placement: relabelling of GPUs, bytes to transfer, and a budget for them.
 
-Moves: relabelling of GPUs, bytes to transfer, and a budget for them. Recovery: the next placement, and the program of the
-surviving ranks.
+Recovery: the next placement after ranks failed or joined.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 
-from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
 from aurora.algorithms.alltoall.schedule import scheduled
-from aurora.algorithms.placement.gpu_slots import failure_domains
 from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped
 from aurora.errors import InfeasiblePlan
-from aurora.types import Cluster, Exchange, FailureDomains, Network, Op, Order, Placement, Program, Schedule
+from aurora.types import Cluster, FailureDomains, Placement, Schedule
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
-from aurora.types.placement import HeldML
 
 LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or node
 
@@ -178,15 +173,6 @@ def recover(
     return Placement.stack(layers)
 
 
-def order_among(order: Order, alive_N: BoolArray) -> Order:
-    """Returns an order without lost ranks, the others renumbered; transfers keep their sequence and tiers."""
-    number_N = np.cumsum(alive_N) - 1
-    kept_X = alive_N[order.pairs_X2].all(axis=1)
-    share_X2 = None if order.share_X2 is None else order.share_X2[kept_X]
-    tier_X = None if order.tier_X is None else order.tier_X[kept_X]
-    return replace(order, pairs_X2=number_N[order.pairs_X2[kept_X]], share_X2=share_X2, tier_X=tier_X)
-
-
 def _remaining(failure_domains: FailureDomains, alive: IntArray) -> FailureDomains:
     """The nodes `alive`, renumbered, and their failure domains."""
     domains, domain_N = np.unique(failure_domains.domain_N[alive], return_inverse=True)
@@ -201,98 +187,3 @@ def _relabelled(before_NE: IntArray, made_NE: IntArray, remaining: FailureDomain
     else:
         taker_N = relabel(before_NE, made_NE, bytes_E, remaining.slots_N)
     return made_NE[np.argsort(taker_N)]
-
-
-def program_among(
-    program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML], moved: bool = False
-) -> Program:
-    """Returns the program without lost ranks, the others renumbered; these keep their experts.
-
-    Remaining replicas take over the load of lost ones in proportion to their own, or evenly if they had none. Experts without
-    replicas go, heaviest first, to the rank with the least load; ties go to a rank that has the weights.
-
-    Args:
-        program: the program of all ranks.
-        alive: the surviving ranks, ascending.
-        load_MLE: for each model, (L, E) tokens of each expert.
-        held_R: for each surviving rank, the experts whose weights it has, by model and layer.
-        moved: whether experts may have moved since the program was made. Where they have, ranks keep the experts whose weights
-            they have instead of the program's, and replicas take even parts.
-    """
-    alive_G = np.isin(np.arange(program.ranks), alive)
-    placements, ops = [], []
-    for model, (placement, load_LE) in enumerate(zip(program.placements_M, load_MLE, strict=True)):
-        held_LR = [[held_ML[model][layer] for held_ML in held_R] for layer in range(len(placement.slots_LG))]
-        placements.append(
-            Placement.stack([_layer(placement.layer(n), alive, load_LE[n], held_LR[n], moved) for n in range(len(held_LR))])
-        )
-        ops.append(tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[model]))
-    return replace(program, ranks=len(alive), placements_M=tuple(placements), ops_ML=tuple(ops))
-
-
-def restored(
-    program: Program,
-    cluster: Cluster,
-    alive: Sequence[int],
-    load_LE: FloatArray,
-    held_LR: Sequence[LayerSlots],
-    min_replicas: int,
-) -> Program:
-    """Returns the program of the surviving ranks with lost replicas replaced, so that few weights move.
-
-    Each expert gets `min_replicas` replicas if there are enough slots. A rank has as many slots as `program` gave it experts,
-    and more if otherwise the slots would not hold every expert.
-
-    Args:
-        program: the program of all ranks, for one model.
-        cluster: all ranks' GPUs; those of a node fail as a whole.
-        alive: the surviving ranks, ascending.
-        load_LE: (L, E), the tokens of each expert.
-        held_LR: by layer and surviving rank, the experts whose weights it has.
-        min_replicas: minimum number of nodes that hold each expert.
-    """
-    (placement,), at_least = program.placements_M, -(-program.placements_M[0].experts // len(alive))
-    slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])
-    alive_G = np.isin(np.arange(program.ranks), alive)
-    held_LG = [[held_R[list(alive).index(gpu)] if gpu in alive else () for gpu in range(program.ranks)] for held_R in held_LR]
-    recovered = recover(held_LG, alive_G, load_LE, failure_domains(cluster, slots_G), min_replicas)
-    ops = tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[0])
-    return replace(program, ranks=len(alive), placements_M=(recovered,), ops_ML=(ops,))
-
-
-def _among(op: Op, alive_G: BoolArray) -> Op:
-    """An operation with the order and the servers of the surviving ranks alone."""
-    if not isinstance(op, Exchange):
-        return op
-    if op.hierarchy is None or op.order.tier_X is None:
-        return replace(op, order=order_among(op.order, alive_G), hierarchy=op.hierarchy and op.hierarchy.among(alive_G))
-    hierarchy = op.hierarchy.among(alive_G)  # whose gateways are others, so that other pairs of ranks use the NICs
-    ranks = hierarchy.ranks
-    even_GG = np.ones((ranks, ranks), dtype=np.int64) - np.eye(ranks, dtype=np.int64)
-    order = hierarchical_order(even_GG, hierarchy, Network.equal(ranks), rng=np.random.default_rng(0))
-    return replace(op, order=order if op.phase == "dispatch" else order.reversed, hierarchy=hierarchy)
-
-
-def _layer(
-    placement: Placement, alive: Sequence[int], load_E: FloatArray, held_R: Sequence[Sequence[int]], moved: bool
-) -> Placement:
-    """One layer's placement on the surviving ranks, see `program_among`."""
-    split_ER = placement.split_EG(0)[:, list(alive)]
-    slots_R = [list(placement.slots_LG[0][gpu]) for gpu in alive]
-    if moved and list(map(set, slots_R)) != list(map(set, held_R)):
-        slots_R, split_ER = list(map(list, held_R)), np.zeros(split_ER.shape)
-    kept_ER = np.zeros(split_ER.shape, dtype=bool)
-    for rank, slots in enumerate(slots_R):
-        kept_ER[slots, rank] = True
-    idle_E = split_ER.sum(axis=1) == 0
-    split_ER[idle_E] = kept_ER[idle_E]
-    total_E = split_ER.sum(axis=1)
-    split_ER[total_E > 0] /= total_E[total_E > 0, None]
-    load_R = load_E @ split_ER
-    orphans = np.flatnonzero(total_E == 0)
-    for expert in orphans[np.argsort(-load_E[orphans], kind="stable")].tolist():
-        rank = min(range(len(alive)), key=lambda rank: (load_R[rank], expert not in held_R[rank], len(slots_R[rank]), rank))
-        slots_R[rank].append(expert)
-        split_ER[expert, rank] = 1.0
-        load_R[rank] += load_E[expert]
-    return Placement.divided(tuple(tuple(sorted(slots)) for slots in slots_R), split_ER)

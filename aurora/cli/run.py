@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 import aurora
 from aurora.cli.inputs import check_model, check_output, profiles_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import show
-from aurora.errors import AuroraError, BadInput, RankFailed, need, plural
+from aurora.errors import AuroraError, BadInput, need, plural
 from aurora.io import load_plan, load_trace, save, write_text
-from aurora.io.journals import load_journal
 from aurora.io.prompts import load_arriving
 from aurora.reports.formatting import Columns, distinct, seconds, table_of, text
 from aurora.types import ControlOptions, Plan, PlanOptions, Profile, RunOptions, Trace
 from aurora.types.options import OptionField
-from aurora.types.run_options import LOST, RANKS, SHARING
+from aurora.types.run_options import RANKS, SHARING
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +26,6 @@ if TYPE_CHECKING:
     from aurora.runtime.result import Answers, RunResult
 
 COMPARE = "Prediction and checks"
-JOINING = {"plan", "model", "survive", "join", "node", "timeout_s", "as_json"}  # all that goes with --join
 CHANGES = 10  # of a placement that are shown, the newest ones
 
 
@@ -44,7 +36,7 @@ def run(
     options: Callable[..., RunOptions],
     instead: Annotated[PlanOptions, Only(("priorities", "micro_batches"), SHARING, "the plan's")],
     control: Callable[..., ControlOptions],
-    prompts: list[Path] | None = None,
+    prompts: list[Path],
     output: Path | None = None,
     trace: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
     ranks: Annotated[int | None, OptionField(panel=RANKS)] = None,
@@ -52,7 +44,6 @@ def run(
     compare: bool = False,
     profile: Annotated[list[Path] | None, OptionField(panel=COMPARE)] = None,
     predicted: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
-    resume: Annotated[bool, OptionField(panel=LOST)] = False,
     adapt: bool = False,
     layers: bool = False,
     as_json: bool = False,
@@ -62,7 +53,7 @@ def run(
     Args:
         plan: plan JSON.
         model: model folder, or name in the local hub cache; repeat it for each model of the plan, in the plan's order.
-        prompts: a prompt per line, or .jsonl with prompt and arrival time at_s; one file, or one per model; not with --join.
+        prompts: a prompt per line, or .jsonl with prompt and arrival time at_s; one file, or one per model.
         output: the answers to write (JSON lines).
         trace: the measured trace to write (npz); default: beside the plan.
         ranks: refuse the plan unless it has this number of ranks.
@@ -70,15 +61,9 @@ def run(
         compare: compare each phase with a simulation of the same traffic.
         profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
         predicted: with --compare: compare with this predicted trace (npz) instead.
-        resume: continue from the journal of an interrupted run with --survive.
         adapt: move experts while serving, to adapt the placement to traffic.
     """
     params = RUNNING.get().params
-    if params["join"] is not None:
-        _join(plan, model, options, as_json)
-        return
-    if not prompts:
-        raise BadInput("`prompts`: expected a file, found none")
     from aurora.planner.resolve_options import with_priorities
     from aurora.planner.simulated_choice import with_preemption
 
@@ -90,8 +75,6 @@ def run(
     _check_counts(loaded, plan, model, prompts, ranks)
     if not adapt:
         refuse_given((field.name for field in fields(ControlOptions)), "with `adapt`")
-    if not params["survive"]:
-        refuse_given(("hang_s",), "with `survive`")
     simulated = compare and predicted is None
     if (profile or predicted) and not compare:
         raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")
@@ -104,15 +87,10 @@ def run(
     check_output(trace=trace, output=output)
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
-    journal = output.with_suffix(".journal.jsonl") if params["survive"] and output is not None else None
-    if resume and journal is None:
-        raise BadInput("`resume`: goes on from a run with `survive` and `output`, expected both")
-    check_output(trace=target, output=output, predicted_trace=beside if simulated else None, journal=journal)
+    check_output(trace=target, output=output, predicted_trace=beside if simulated else None)
     chosen = options(keep_logits=verify, predictable=simulated, adapt=control() if adapt else None)
     expected = load_trace(predicted) if predicted is not None else None
-    profiles = (
-        profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if chosen.survive or adapt else []
-    )
+    profiles = profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if adapt else []
     files = prompts * len(model) if len(prompts) == 1 else prompts
     arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
     for path in model:
@@ -120,7 +98,6 @@ def run(
     need("torch", "transformers")
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
-    from aurora.runtime.result import journalled_answers
     from aurora.runtime.run import verify as differing
     from aurora.runtime.serving_rank import log_decisions
 
@@ -129,59 +106,28 @@ def run(
     tokenizers = [load_tokenizer(path) for path in model]
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
     arrivals = arrivals if any(map(any, arrivals)) else []
-    try:
-        with _terminable():
-            result = aurora.run(
-                loaded, model, requests, chosen, profiles=profiles, journal=journal, resume=resume, arrivals=arrivals
-            )
-    except KeyboardInterrupt:
-        if output is None or journal is None or not journal.exists():
-            raise
-        answers_M = journalled_answers(load_journal(journal), len(model))
-        _write_answers(output, loaded, answers_M, tokenizers)
-        counts = f"{sum(len(answers.finished) for answers in answers_M)} of {sum(map(len, requests))}"
-        print(f"aurora: {counts} answers are finished; --resume goes on from {journal}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    result = aurora.run(loaded, model, requests, chosen, profiles=profiles, arrivals=arrivals)
     if result is None:
         return  # under torchrun rank 0 speaks
     if output is not None:
         _write_answers(output, loaded, result.answers_M, tokenizers)
-    if journal is not None and result.failure is None:
-        journal.unlink(missing_ok=True)
     save(result.trace, target)
     if simulated:
         expected = _predicted(loaded, result, profiles, interleave)
         save(expected, beside)
-    differences = differing(result, model, requests, chosen) if verify and result.failure is None else None
+    differences = differing(result, model, requests, chosen) if verify else None
     _show(as_json, loaded, result, expected, differences, {"trace": target, "answers": output}, None if layers else WORST)
-    if result.failure is not None:
-        hint = "what was produced until then is kept" if journal is None else f"--resume goes on from {journal}"
-        raise RankFailed(f"{result.failure}; {hint}")
     if differences:
         raise AuroraError(f"outputs differ from the plain model's in {len(differences)} places, first: {differences[0]}")
 
 
-def _join(path: Path, models: list[Path], options: Callable[..., RunOptions], as_json: bool) -> None:
-    """Runs this host's ranks in a run that another host leads."""
-    refuse_given(sorted(RUNNING.get().params.keys() - JOINING), "none with `join`: the leader says it")
-    chosen, plan = options(), load_plan(path)
-    _check_counts(plan, path, models)
-    for model in models:
-        check_model(model)
-    need("torch", "transformers")
-    logging.basicConfig(format="aurora: %(message)s", level=logging.INFO)
-    with _terminable():
-        aurora.run(plan, models, [], chosen)
-    show(as_json, {"leader": chosen.join, "node": chosen.node}, f"the run that {chosen.join} leads is complete")
-
-
-def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: Sequence[Path] = (), ranks: int | None = None) -> None:
-    """Raises BadInput unless there are as many models, files of prompts (or one, or none) and ranks as the plan is for."""
+def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: Sequence[Path], ranks: int | None = None) -> None:
+    """Raises BadInput unless there are as many models, files of prompts (or one) and ranks as the plan is for."""
     if ranks is not None and ranks != len(plan.cluster):
         raise BadInput(f"--ranks {ranks}: {path} is for {plural(len(plan.cluster), 'rank')}")
     if len(models) != len(plan.models):
         raise BadInput(f"{path}: has {plural(len(plan.models), 'model')}, expected as many --model, found {len(models)}")
-    if len(prompts) not in (0, 1, len(models)):
+    if len(prompts) not in (1, len(models)):
         raise BadInput(f"run: expected one --prompts file or one for each of {len(models)} models, found {len(prompts)}")
 
 
@@ -208,21 +154,10 @@ def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], inter
     return aurora.simulate(seen, result.conditions.traffic(profiles), interleave=interleave, staged=result.transport == "nccl")
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Context manager in which SIGTERM is as Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _write_answers(output: Path, plan: Plan, answers_M: Sequence[Answers], tokenizers: Sequence[Any]) -> None:
     """Writes the answers (JSON lines); if the file can no longer be written, prints them, so that they are not lost."""
     lines = [
-        {"model": planned.model, "prompt": index, "finished": index in answers.finished}
-        | {"text": tokenizer.decode(tokens), "tokens": tokens}
+        {"model": planned.model, "prompt": index, "text": tokenizer.decode(tokens), "tokens": tokens}
         for planned, answers, tokenizer in zip(plan.models, answers_M, tokenizers, strict=True)
         for index, tokens in sorted(answers.tokens.items())
     ]
@@ -256,13 +191,12 @@ def _show(
         {
             **wrote,
             **summary_json(summary),
-            **fields_json(result, "transport start_s trace_from_s failure"),
+            **fields_json(result, "transport start_s trace_from_s"),
             "micro_batches": len(result.trace.names_M) // len(plan.models),
             "models": [served_json(name, result, model) for model, name in enumerate(names)],
             "orders": None if result.calibration is None else str(result.calibration),
             "orders_used": [asdict(used) for used in result.orders_M],
             "comparison": comparison_json(compared),
-            "changes": [asdict(change) for change in result.changes],
             "control": [asdict(report) for report in result.control_M],
             "differences": differences,
         },
@@ -273,7 +207,6 @@ def _show(
         *(line for name, used in zip(plan.served_names, result.orders_M, strict=False) for line in used.lines(name)),
         served_table(distinct(names), result),
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
-        *map(str, result.changes),
         *(part for report in result.control_M for part in (tables.control_line(report), tables.control_table(report, CHANGES))),
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
@@ -288,7 +221,6 @@ def served_json(name: str, result: RunResult, model: int) -> dict[str, Any]:
     return {
         "model": name,
         "requests": len(answers.tokens),
-        "finished": len(answers.finished),
         "tokens_per_s": result.tokens_per_second(model),
         "tokens_per_s_with_start": result.tokens_per_second(model, with_start=True),
         "ttft_s": percentiles(answers.ttft_s),
@@ -308,9 +240,7 @@ def served_table(names: Sequence[str], result: RunResult) -> Table:
     with_start = ", ".join(f"{result.tokens_per_second(model, with_start=True):.1f}" for model in range(len(names)))
     rows = []
     for model, (name, answers) in enumerate(zip(names, result.answers_M, strict=True)):
-        begun, finished = len(answers.tokens), len(answers.finished)
-        requests = str(begun) if finished == begun else f"{finished} of {begun}"
-        rows.append((name, requests, result.tokens_per_second(model), *p50_p99(answers.ttft_s, answers.tpot_s)))
+        rows.append((name, len(answers.tokens), result.tokens_per_second(model), *p50_p99(answers.ttft_s, answers.tpot_s)))
     columns: Columns = {"model": text, "requests": str, "output\ntokens\n/s": "{:.1f}".format}
     return table_of(
         {**columns, **dict.fromkeys(("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"), seconds)},

@@ -4,8 +4,8 @@ They are groups of torchft, so no global process group is needed."""
 
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from aurora.elastic.epoch_nccl import EpochCommunicators, NcclGpu
 from aurora.errors import RankFailed, first_line
 from aurora.moe.transport import Observe
-from aurora.runtime.distributed.connections import call_ends, connected, marked_urgent, open_sockets
+from aurora.runtime.distributed.connections import call_ends, connected, open_sockets
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Order
 
@@ -76,7 +76,6 @@ def connect_groups(
     timeout_s: float,
     stopped: threading.Event,
     gpu: NcclGpu | None = None,
-    urgent: Collection[int] = (),
 ) -> EpochGroups:
     """Creates the process groups of an epoch. A collective call of the epoch's members.
 
@@ -86,7 +85,6 @@ def connect_groups(
         timeout_s: seconds to wait for the other members, and later for a peer.
         stopped: event that aborts the rendezvous.
         gpu: this member's GPU, for an NCCL communicator beside each group; None: no communicators.
-        urgent: indices of the gloo groups whose packets are marked as urgent; see `marked_urgent`.
 
     Raises:
         RankFailed: if `stopped` is set before all have connected, or the others do not join within timeout_s.
@@ -97,10 +95,7 @@ def connect_groups(
 
     def connect() -> None:
         before = open_sockets()
-        process_groups = []
-        for group in range(groups):
-            with marked_urgent() if group in urgent else nullcontext():
-                process_groups.append(_group(f"{epoch.store}/epoch{epoch.number}/{group}", epoch, timeout))
+        process_groups = [_group(f"{epoch.store}/epoch{epoch.number}/{group}", epoch, timeout) for group in range(groups)]
         with lock:
             if waited_for:  # if not, gloo closes its sockets, and others may be of the next epoch
                 new = (number for inode, number in open_sockets().items() if inode not in before)

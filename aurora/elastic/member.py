@@ -6,7 +6,6 @@ round or has left the epoch. The next epoch begins at the first round in which n
 """
 
 import gc
-import math
 import os
 import secrets
 import socket
@@ -169,7 +168,6 @@ class Member:
             epoch waits for members that have not reached a restarted lighthouse yet.
         hang_s: if the member's epoch is over and it does not call `join` within `hang_s` seconds, it stops to take part in
             rounds until it does.
-        patience_s: seconds after which a member that is missing from rounds counts as lost.
         gpu: this member's GPU, for an NCCL communicator per group; None: epochs have gloo groups only.
         about: values that must be the same for all members, by description; who differs from the others is refused.
 
@@ -191,12 +189,11 @@ class Member:
         least: int = 1,
         absent_s: float = ABSENT_S,
         hang_s: float = HANG_S,
-        patience_s: float = 0.0,
         gpu: NcclGpu | None = None,
         about: Mapping[str, str] = {},
     ) -> None:
         self.name, self._lighthouse, self._timeout_s, self.gpu = name, lighthouse, timeout_s, gpu
-        self._absent_s, self._hang_s, self._patience_s = absent_s, hang_s, patience_s
+        self._absent_s, self._hang_s = absent_s, hang_s
         host = own_address(lighthouse)
         self._interface = _interface_of(host)
         self._store, port = serve_store(host)
@@ -207,63 +204,52 @@ class Member:
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._asked_s: float | None = None  # since when it waits for an epoch
-        self._seen: Callable[[], None] = lambda: None  # called when the others see that
         self._over_s: float | None = None  # since when its epoch is over
         self._epoch = Epoch(0, (), {}, 0)
         self._processes: dict[str, str] = {}  # of the epoch's members, by name
         self._unseen: set[str] = set()  # of them, those that were in no round since the lighthouse was lost
         self._unseen_until_s = 0.0
-        self._missing_s: dict[str, float] = {}  # of them, since when each has been missing from rounds
         self.leaving = False
-        self._on_stop: Callable[[], None] = lambda: None
         self._reason = "it does not answer"  # why no epoch begins
         self._refused: AuroraError | None = None
         self.groups = EpochGroups([], [])
 
-    def join(
-        self, data: Any = None, agreed: bool = False, timeout_s: float | None = None, seen: Callable[[], None] = lambda: None
-    ) -> Epoch:
+    def join(self, data: Any = None, agreed: bool = False) -> Epoch:
         """Leaves the present epoch, waits for the next one, and returns it.
 
         Args:
             data: JSON value for the other members (`Epoch.data`).
             agreed: True: all members leave the epoch by agreement (see `vote`); False: the other members are stopped.
-            timeout_s: seconds to wait; None: the member's `timeout_s`.
-            seen: called, in another thread, when the other members know that this one waits.
 
         Raises:
             RankFailed: if no epoch begins in time, another process has this name, or `close` is called.
             OtherRun: if it differs from the other members in a value of `about`.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
             self._said = msgspec.structs.replace(self._said, serving=False, agreed=agreed, data=data)
-            self._asked_s, self._seen = time.monotonic(), seen
+            self._asked_s = time.monotonic()
             self.stopped.set()
             if not self._threads:
                 for target in (self._take_rounds, self._give_signs):
                     self._threads.append(threading.Thread(target=target, daemon=True, name=f"aurora-member{target.__name__}"))
                     self._threads[-1].start()
             self._changed.notify_all()
-            answered = self._changed.wait_for(
-                lambda: self._asked_s is None or self._refused or self._closed, None if math.isinf(timeout_s) else timeout_s
-            )
+            answered = self._changed.wait_for(lambda: self._asked_s is None or self._refused or self._closed, self._timeout_s)
             if self._refused or self._closed:
                 raise self._refused or RankFailed(f"{self.name} has left the run")
             if not answered:
                 where = f"lighthouse {address_text(self._lighthouse)}: {self._reason}"
-                raise RankFailed(f"{self.name}: no epoch began within {timeout_s:g} s; {where}")
+                raise RankFailed(f"{self.name}: no epoch began within {self._timeout_s:g} s; {where}")
             epoch = self._epoch
         self.groups.abort()  # not before: others may still have been reading
         return epoch
 
-    def connect(self, epoch: Epoch, groups: int = 1, urgent: Collection[int] = ()) -> list[Any]:
+    def connect(self, epoch: Epoch, groups: int = 1) -> list[Any]:
         """Returns new gloo process groups of an epoch's members, aborted when the epoch is over. A collective call.
 
         Args:
             epoch: the result of the last `join`.
             groups: number of groups.
-            urgent: indices of the groups whose packets are marked as urgent; see `marked_urgent`.
 
         Raises:
             RankFailed: if the epoch is over before all members have connected.
@@ -271,7 +257,7 @@ class Member:
         """
         self.groups.drain()
         os.environ["GLOO_SOCKET_IFNAME"] = self._interface
-        epoch_groups = connect_groups(epoch, groups, self._timeout_s, self.stopped, self.gpu, urgent)
+        epoch_groups = connect_groups(epoch, groups, self._timeout_s, self.stopped, self.gpu)
         with self._changed:
             self.groups = epoch_groups
             if self.stopped.is_set():
@@ -312,14 +298,6 @@ class Member:
         wishes_R = torch.empty_like(wish_R)
         self.perform(lambda: group.alltoall_base(wishes_R, wish_R, [], []).wait())
         return bool(wishes_R.any())
-
-    def on_stop(self, call: Callable[[], None]) -> None:
-        """Registers `call`, to be called (in any thread) when the present epoch is over; immediately if it is over already."""
-        with self._changed:
-            self._on_stop = call
-            over = self.stopped.is_set()
-        if over:
-            call()
 
     def leave(self) -> None:
         """Aborts the epoch's process groups at this member, so that members that wait for it get an error and continue."""
@@ -419,17 +397,12 @@ class Member:
             elif self.name in refused:
                 self._refused = OtherRun(refused[self.name])
             elif ours is not None and self._asked_s is not None and not ours.serving:
-                self._seen()
-                self._seen = lambda: None
                 now_ms = quorum.created.seconds * 1000 + quorum.created.nanos // 1_000_000
                 if (number := next_epoch(entries, now_ms, self._absent_s)) > self._epoch.number:
                     self._begin(number, entries)
                 self._reason = f"{len(entries)} members wait for others"
             elif self._asked_s is None and not self.stopped.is_set():
-                now_s, absent = time.monotonic(), self._processes.keys() - entries.keys()
-                self._missing_s = {name: self._missing_s.get(name, now_s) for name in absent}
-                waited_for = {name for name, since_s in self._missing_s.items() if now_s - since_s < self._patience_s}
-                if over(entries, number, self._processes, self._unseen | waited_for):
+                if over(entries, number, self._processes, self._unseen):
                     self._end()
                 self.leaving = self.leaving or others_wait(entries, self._processes)
             self._changed.notify_all()
@@ -442,7 +415,6 @@ class Member:
         self._processes = {name: entry.process for name, entry in entries.items()}
         self._said = msgspec.structs.replace(self._said, epoch=number, serving=True, agreed=False, data=None)
         self._unseen, self.leaving, self._asked_s, self._over_s = set(), False, None, None
-        self._missing_s, self._on_stop = {}, lambda: None
         self.stopped.clear()
 
     def _end(self) -> None:
@@ -451,7 +423,6 @@ class Member:
         self.stopped.set()
         self._changed.notify_all()
         self.groups.abort()
-        self._on_stop()
 
 
 def keep_collections_short() -> None:

@@ -1,5 +1,7 @@
 """Processes of ranks: starts them in the background, receives their messages (one thread per rank), and kills lost ones."""
 
+import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -196,3 +198,12 @@ class RankProcesses:
         member.outbox.stop()
         writer.join()
         member.connection.close()
+
+
+def silence_native_code() -> None:
+    """Discards what native code (gloo, torchft) writes to stderr, unless AURORA_DEBUG is set; sys.stderr still works."""
+    if os.environ.get("AURORA_DEBUG"):
+        return
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    with open(os.devnull, "w") as silent:
+        os.dup2(silent.fileno(), 2)

@@ -9,7 +9,6 @@
 | requests that an engine was sent (.csv, .jsonl) | requests |
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | records of aurora's vLLM plugin, one file per rank (.npz) | engine_records |
-| tokens of a run while it serves (.jsonl) | journals |
 | traffic matrix of an all-to-all, tokens of each expert (.csv, .npy) | matrices |
 | a model's config.json | model_configs |
 | prompts (.txt, .jsonl) | prompts |

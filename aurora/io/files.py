@@ -37,7 +37,7 @@ DAMAGED = (  # what zipfile raises, and numpy for a damaged header
 )
 _Kind = TypeVar("_Kind")
 SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
-SCHEMAS = {"aurora journal": 2, "aurora plan": 5, "aurora profile": 2, "aurora record": 2}
+SCHEMAS = {"aurora plan": 5, "aurora profile": 2, "aurora record": 2}
 MALFORMED = (
     KeyError,
     TypeError,
@@ -64,7 +64,6 @@ MADE_BY = {  # the command that makes a file of a format
     "aurora placement": "aurora place or aurora import",
     "aurora profile": "aurora profile",
     "aurora curves": "aurora profile",
-    "aurora journal": "aurora run --survive",
     "aurora trace": "aurora simulate or aurora run",
     "aurora record": "the vLLM plugin",
 }

@@ -26,6 +26,7 @@ def save_trace(trace: Trace, path: Path) -> None:
 def trace_from_arrays(about: dict[str, Any], arrays: Arrays) -> Trace:
     """Returns the trace in a file's header `about` and arrays."""
     columns = {name: arrays[name] for name in Trace.COLUMNS}
+    arrays.get("epoch_X")  # of earlier versions: the set of ranks in force
     control_M = tuple(_control_report(**report) for report in about.get("control_M", ()))
     return Trace(str(about["kind"]), tuple(about["names_M"]), whole_number(about["ranks"]), **columns, control_M=control_M)
 

@@ -87,7 +87,7 @@ class GreedyBatch:
         """Runs one forward pass.
 
         Args:
-            check: called at the end of the pass; if it raises, the step is interrupted and adds no token; see `rewind`.
+            check: called at the end of the pass; if it raises, the step adds no token.
 
         Returns:
             The logits (batch, vocabulary) from which the new tokens were chosen.
@@ -113,19 +113,6 @@ class GreedyBatch:
         self._input_BT = chosen_B[:, None]
         self._attention_BT = torch.cat([self._attention_BT, torch.ones_like(chosen_B)[:, None]], dim=1)
         return logits_BV
-
-    def rewind(self) -> bool:
-        """Removes an interrupted step's keys and values from the KV cache. Returns True if the step can be repeated."""
-        if self._past is None:
-            return True
-        before = self._attention_BT.shape[1] - self._input_BT.shape[1]
-        try:
-            for layer in self._past.layers:  # only some have taken the step's tokens
-                if (more := layer.get_seq_length() - before) > 0:
-                    layer.crop(-more)
-        except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # one has dropped what lies behind its window
-            return False
-        return True
 
 
 def greedy_decode(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:

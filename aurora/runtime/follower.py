@@ -48,7 +48,6 @@ class Follower:
         clock: returns the present time in seconds.
         model: the model's name, for reports.
         began_s: start of the run, by the controller's clock.
-        on_report: called with the report before each line is said, in another thread, and at the end; None: not called.
 
     Attributes:
         last: the last decision; None: there was none.
@@ -64,11 +63,10 @@ class Follower:
         clock: Callable[[], float] = time.monotonic,
         model: str = "",
         began_s: float = 0.0,
-        on_report: Callable[[ControlReport], None] | None = None,
     ) -> None:
         self._controller, self._perform, self._dry_run, self._clock = controller, perform, dry_run, clock
         self._say = say or logging.getLogger("aurora.control").info
-        self._model, self._began_s, self._on_report = model, began_s, on_report
+        self._model, self._began_s = model, began_s
         self._changed = threading.Condition()
         self._waiting: _LoadWindow | None = None
         self._busy = self._closed = self._stuck = False
@@ -147,8 +145,6 @@ class Follower:
             self._closed = True
             self._changed.notify()
         self._thread.join(JOIN_S)
-        if self._on_report is not None:
-            self._on_report(self.report())
 
     def _run(self) -> None:
         """The thread: follows window after window."""
@@ -210,10 +206,8 @@ class Follower:
                 self._waiting = self._waiting._replace(step_s=None)
 
     def _tell(self, line: str) -> None:
-        """Reports and says a line, if that is possible."""
+        """Says a line, if that is possible."""
         try:
-            if self._on_report is not None:
-                self._on_report(self.report())
             self._say(line)
         except Exception:
             with self._changed:

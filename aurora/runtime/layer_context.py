@@ -30,7 +30,6 @@ class LayerContext:
         arbiter: grants the model this rank's GPU and port.
         recorder: records the model's phases on this rank.
         orders: replaces planned orders by measured faster ones; None: the planned orders are used.
-        sleep: sleeps for a number of seconds; may return earlier when there is work.
 
     Attributes:
         mask: (N,) bool, True for tokens of the current step that need experts; None: all do.
@@ -50,7 +49,6 @@ class LayerContext:
         arbiter: PortArbiter,
         recorder: PhaseRecorder,
         orders: OrderChoice | None = None,
-        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.model, self.transport, self.recorder = model, transport, recorder
         self.mask: torch.Tensor | None = None
@@ -61,8 +59,7 @@ class LayerContext:
         self.own_tokens = 0
         self.waiting_since: float | None = None
         self.layers_done = 0
-        self._arbiter, self._sleep = arbiter, sleep
-        self._orders = orders
+        self._arbiter, self._orders = arbiter, orders
         self._compute_start: object = None
 
     def any_active(self, active: bool) -> bool:
@@ -146,7 +143,7 @@ class LayerContext:
         if next_s == float("inf"):
             return False
         self._arbiter.pause()
-        self._sleep(max(0.0, min(next_s, when_s - time.perf_counter())))
+        time.sleep(max(0.0, min(next_s, when_s - time.perf_counter())))
         if not self.joins:
             self.join_sequence()
         return True

@@ -10,10 +10,8 @@ from operator import attrgetter
 
 import torch
 
-from aurora.errors import RankFailed
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel
-from aurora.runtime.distributed.connections import STUCK_S
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.port_arbiter import PortArbiter
@@ -23,30 +21,27 @@ from aurora.types import Network, Placement, Program, RunOptions
 
 @dataclass(frozen=True)
 class Request:
-    """Prompt to be answered, with the tokens generated so far.
+    """Prompt to be answered.
 
     Args:
         index: number of the prompt.
         prompt: token ids of the prompt.
-        produced: token ids generated so far.
         at_s: arrival time, by time.perf_counter; set by `ModelWorker.begin`.
     """
 
     index: int
     prompt: list[int]
-    produced: tuple[int, ...] = ()
     at_s: float = 0.0
 
 
 class ModelWorker:
     """Serves one model's requests on one rank: takes them from `waiting`, and collects their `answers`.
 
-    Call `set_program` before `serve`. After a `serve` that lost a peer, call `rewind` and `set_program` before the next one.
+    Call `set_program` before `serve`.
 
     Args:
         model: the model to serve; its experts modules are replaced by `layers`.
         options: options of the run, such as batch size and number of new tokens.
-        on_tokens: called with the new tokens of each step; None: they are kept in `answers`.
 
     Attributes:
         waiting: requests to be served, by arrival time.
@@ -60,15 +55,13 @@ class ModelWorker:
         row_bytes: bytes of a row of an exchange, a (token, expert) pair.
     """
 
-    def __init__(
-        self, model: MoeModel, options: RunOptions, on_tokens: Callable[[Sequence[Token]], None] | None = None
-    ) -> None:
+    def __init__(self, model: MoeModel, options: RunOptions) -> None:
         self.answers = Answers()
         self.waiting: deque[Request] = deque()
         self.arriving = False
         self.expert_bytes, self.row_bytes = model.expert_bytes, model.row_bytes
         self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
-        self._model, self._options, self._on_tokens = model, options, on_tokens or self._keep
+        self._model, self._options = model, options
         self._batch: GreedyBatch | None = None
         self._current: list[Request] = []
         self._has_points = False
@@ -129,11 +122,6 @@ class ModelWorker:
         arriving = (replace(request, at_s=began_s + arrives_s.get(request.index, 0.0)) for request in self.waiting)
         self.waiting = deque(sorted(arriving, key=attrgetter("at_s")))
 
-    @property
-    def serving(self) -> list[int]:
-        """Numbers of the requests in the present batch."""
-        return [request.index for request in self._current]
-
     def serve(self) -> None:
         """Serves until no rank has requests left. A rank without requests makes idle steps, because steps are collective.
 
@@ -153,7 +141,7 @@ class ModelWorker:
             if self._batch is None:
                 self._idle_step()
                 continue
-            self._on_tokens(self._step(self._batch))
+            self._keep(self._step(self._batch))
             if self._batch.done:
                 self._batch, self._current = None, []
         self.answers.seconds += time.perf_counter() - began
@@ -165,15 +153,6 @@ class ModelWorker:
         arrived_s = {request.index: request.at_s for request in self._current}
         self.answers.add(tokens, self.context.transport.rank, time.perf_counter(), arrived_s)
 
-    def rewind(self) -> None:
-        """Prepares for the next `serve` after a failed step. Clears `waiting`.
-
-        If the batch can be rewound, the next `serve` repeats the step; otherwise the batch and its requests are dropped.
-        """
-        if self._batch is not None and not self._batch.rewind():
-            self._batch, self._current = None, []
-        self.waiting.clear()
-
     def _arrived(self) -> int:
         """Number of requests of the next batch: those that have arrived, at most as many as a rank decodes together."""
         most = min(self._options.batch, len(self.waiting))
@@ -184,10 +163,8 @@ class ModelWorker:
 
     def _new_batch(self, requests: Sequence[Request]) -> GreedyBatch:
         tokenizer = self._model.tokenizer
-        prompts = [[*request.prompt, *request.produced] for request in requests]
-        new_tokens = [self._options.max_new_tokens - len(request.produced) for request in requests]
-        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id or 0
-        return GreedyBatch(self._model.model, prompts, new_tokens, eos, pad)
+        prompts, new_tokens = [request.prompt for request in requests], [self._options.max_new_tokens] * len(requests)
+        return GreedyBatch(self._model.model, prompts, new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id or 0)
 
     def _step(self, batch: GreedyBatch) -> list[Token]:
         mask_BT, before = batch.mask_BT, list(map(len, batch.tokens))
@@ -216,23 +193,15 @@ class ModelWorker:
         self.context.stop_compute("head", len(self.layers) - 1)
 
 
-def serve_interleaved(
-    workers: Sequence[ModelWorker],
-    arbiters: Sequence[PortArbiter],
-    device: str,
-    abort: Callable[[], None] | None = None,
-    stopped: threading.Event | None = None,
-) -> None:
+def serve_interleaved(workers: Sequence[ModelWorker], arbiters: Sequence[PortArbiter], device: str) -> None:
     """Serves several models on one rank: each worker runs in its own thread and, on a GPU, on its own CUDA stream.
 
-    When one worker fails, the others are stopped. A thread that still waits for peers STUCK_S seconds later is abandoned.
+    When one worker fails, the others are stopped; threads that still wait for peers are abandoned.
 
     Args:
         workers: one per model.
         arbiters: one per model.
         device: "cpu" or a CUDA device.
-        abort: called when a worker fails; must make calls that wait for peers fail, so that all threads end before return.
-        stopped: event that is set when other code has called `abort`.
 
     Raises:
         Exception: the first failure of a worker.
@@ -247,29 +216,14 @@ def serve_interleaved(
             failures.append(error)
             for arbiter in arbiters:
                 arbiter.abort(error)
-            if abort is not None:
-                abort()
 
     threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in workers]
     if device != "cpu":
         torch.cuda.synchronize(device)  # the weights were loaded on another stream
     for thread in threads:
         thread.start()
-    stopped_s: float | None = None
-    while serving := [worker for worker, thread in zip(workers, threads, strict=True) if thread.is_alive()]:
+    while not failures and any(thread.is_alive() for thread in threads):
         for thread in threads:
             thread.join(timeout=0.05)
-        if failures and abort is None:
-            break
-        if stopped_s is None and (failures or (stopped is not None and stopped.is_set())):
-            stopped_s = time.monotonic()
-        if stopped_s is not None and all(_is_stuck(worker, stopped_s) for worker in serving):
-            failures.append(RankFailed("gloo waits on although its connections are shut"))
-            break
     if failures:
         raise failures[0]
-
-
-def _is_stuck(worker: ModelWorker, since_s: float) -> bool:
-    waiting_since = worker.context.waiting_since
-    return waiting_since is not None and time.monotonic() - max(waiting_since, since_s) > STUCK_S

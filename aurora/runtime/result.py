@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aurora.io.journals import JournalledAnswers
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.phase_recorder import Routing
@@ -64,27 +63,15 @@ class Answers:
     Args:
         tokens: token ids of each answer, by request number.
         logits: (tokens, vocabulary) logits from which the tokens were chosen, by request number; empty if logits are not kept.
-            Requests resumed from an earlier run have none.
-        finished: numbers of the requests whose answers are complete.
-        resumed: number of tokens that an earlier run produced.
         seconds: serving time.
         times_R: token latencies, by the rank that produced the tokens.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logits: dict[int, FloatArray] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
-    resumed: int = 0
     seconds: float = 0.0
     times_R: dict[int, TokenTimes] = field(default_factory=dict)
     _last_s: dict[int, float] = field(default_factory=dict, init=False, repr=False)  # when unfinished answers' last tokens came
-
-    def resume(self, request: int, tokens: Sequence[int], finished: bool) -> None:
-        """Stores the tokens of an answer that an earlier run produced. `finished`: True if the answer is complete."""
-        self.tokens[request] = list(tokens)
-        self.resumed += len(tokens)
-        if finished:
-            self.finished.add(request)
 
     def add(self, tokens: Sequence[Token], rank: int, at_s: float, arrived_s: Mapping[int, float]) -> None:
         """Appends new tokens, and their logits if kept, to the answers of their requests.
@@ -103,12 +90,10 @@ class Answers:
             last_s = self._last_s.pop(token.request, None)
             if last_s is not None:
                 times.add_between(at_s - last_s)
-            elif not answer:  # else an earlier run began it
+            else:
                 times.ttft_s[token.request] = at_s - arrived_s[token.request]
             answer.append(token.token)
-            if token.last:
-                self.finished.add(token.request)
-            else:
+            if not token.last:
                 self._last_s[token.request] = at_s
 
     @property
@@ -120,57 +105,6 @@ class Answers:
     def tpot_s(self) -> list[float]:
         """Seconds from each token of an answer to the next, over all answers and ranks; see `TokenTimes`."""
         return [seconds for times in self.times_R.values() for seconds in times.tpot_s]
-
-
-def journalled_answers(journalled: JournalledAnswers, models: int) -> list[Answers]:
-    """Returns the answers recorded in a journal, one Answers per model; their tokens count as `resumed`."""
-    answers_M = [Answers() for _ in range(models)]
-    for (model, request), answer in journalled.items():
-        answers_M[model].resume(request, answer.tokens, answer.finished)
-    return answers_M
-
-
-@dataclass
-class MembershipChange:
-    """Change of the set of ranks in a run. Times are seconds since the run began.
-
-    Args:
-        epoch: number of the epoch that begins with the change.
-        lost: lost ranks, each with the reason for its loss.
-        joined: ranks that joined.
-        moved: number of experts whose weights came from other ranks.
-        from_checkpoint: number of experts whose weights came from the model's files, because no remaining rank held them.
-        moved_bytes: bytes of the weights that came from other ranks.
-        predicted_s: predicted seconds of the weight transfer between ranks, on the plan's cluster.
-        stopped_s: time of the last token (of any request) before the change; None: there was none.
-        took_s: measured seconds of the weight transfer between ranks, on the slowest rank.
-        resumed_s: time of the first token (of any request) after the change; None: there was none.
-    """
-
-    epoch: int
-    lost: dict[int, str]
-    joined: tuple[int, ...]
-    moved: int
-    from_checkpoint: int
-    moved_bytes: int
-    predicted_s: float
-    stopped_s: float | None
-    took_s: float = 0.0
-    resumed_s: float | None = None
-
-    def __str__(self) -> str:
-        parts = [f"lost rank {rank} ({how})" for rank, how in sorted(self.lost.items())]
-        parts += [f"rank {rank} joined" for rank in self.joined]
-        weights = f"{self.moved} experts' weights from other ranks"
-        if self.moved:
-            weights += f" ({self.moved_bytes / 1e6:.2f} MB in {self.took_s:.3f} s, predicted {self.predicted_s:.3f} s)"
-        weights += f", {self.from_checkpoint} from the model's files"
-        pause = "nothing to resume"
-        if self.stopped_s is None:
-            pause = "before the first token"
-        elif self.resumed_s is not None:
-            pause = f"no token for {self.resumed_s - self.stopped_s:.3f} s"
-        return f"epoch {self.epoch}: {', '.join(parts) or 'replicas restored'}; {weights}; {pause}"
 
 
 @dataclass(frozen=True)
@@ -215,8 +149,6 @@ class RunResult:
         calibration: times of the orders, measured before serving; None if not measured.
         orders_M: counts of the methods that the exchanges of each model or micro-batch used; empty without `calibration`.
         conditions: measured inputs for a prediction of the run; None unless `options.predictable`.
-        changes: the membership changes; empty unless `options.survive`.
-        failure: why some requests are not answered; None: all are answered.
         start_s: seconds before serving: process start, model loading, calibration.
         trace_from_s: the trace has no events before this time, in seconds since the run began; None: it is complete.
     """
@@ -228,8 +160,6 @@ class RunResult:
     calibration: OrderCalibration | None = None
     orders_M: tuple[OrdersUsed, ...] = ()
     conditions: RunConditions | None = None
-    changes: tuple[MembershipChange, ...] = ()
-    failure: str | None = None
     start_s: float = 0.0
     trace_from_s: float | None = None
 
@@ -246,7 +176,7 @@ class RunResult:
             with_start: True: add `start_s` to the serving time.
         """
         answers = self.answers_M[model]
-        tokens = sum(map(len, answers.tokens.values())) - answers.resumed
+        tokens = sum(map(len, answers.tokens.values()))
         return tokens / (answers.seconds + with_start * self.start_s) if answers.seconds else 0.0
 
 
@@ -295,7 +225,6 @@ def merge_answers(parts: Iterable[Answers]) -> Answers:
     for answers in parts:
         merged.tokens |= answers.tokens
         merged.logits |= answers.logits
-        merged.finished |= answers.finished
         merged.seconds = max(merged.seconds, answers.seconds)
         for rank, times in answers.times_R.items():
             merged.times_R.setdefault(rank, TokenTimes()).merge(times)
@@ -320,8 +249,8 @@ def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], rank
     rows = [row for result in results for row in result.rows]
     from_s = max((result.rows[0][0] for result in results if len(result.rows) == MOST_EVENTS), default=None)
     if from_s is not None:
-        begun = {row[3:6] for row in rows if row[0] < from_s}  # epoch, model, step
-        rows = [row for row in rows if row[3:6] not in begun]
+        begun = {row[3:5] for row in rows if row[0] < from_s}  # model, step
+        rows = [row for row in rows if row[3:5] not in begun]
     recorder.rows.extend(rows)
     control_M = tuple(report for result in results for report in result.control_M)
     return replace(recorder.trace(), control_M=control_M), from_s

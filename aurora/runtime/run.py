@@ -1,4 +1,4 @@
-"""Runs a plan: serves prompts on local ranks, or as one rank under torchrun. `aurora.elastic.serving` survives lost ranks."""
+"""Runs a plan: serves prompts on local ranks, or as one rank under torchrun."""
 
 import time
 from collections.abc import Sequence
@@ -34,8 +34,6 @@ def run(
     options: RunOptions = RunOptions(),
     *,
     profiles: Sequence[Profile] = (),
-    journal: str | Path | None = None,
-    resume: bool = False,
     arrivals: Sequence[Sequence[float]] = (),
 ) -> RunResult | None:
     """Serves prompts under a plan on real ranks, and returns the answers and the measured trace.
@@ -45,23 +43,19 @@ def run(
     Args:
         plan: the plan, which sets the number of ranks.
         models: folders of the plan's models, in the plan's sequence.
-        prompts: for each model its prompts, each a list of token ids; none with `options.join`.
-        options: options of the run, such as number of new tokens, transport, interleaving and survival of lost ranks.
-        profiles: the profiles from which the plan was made, one per model; empty: unknown. With `options.survive`, traffic in
-            them decides where the experts of lost ranks go (without profiles, all experts count the same). With
-            `options.adapt`, their compute curves give the cost of load on each GPU (without profiles, the GPUs' speeds do).
-        journal: with `options.survive`, a file to which tokens are appended during the run; it is kept afterwards.
-        resume: True: continue an interrupted run whose journal exists, even under another placement; its tokens are not
-            produced again. False: the journal must not exist yet.
-        arrivals: for each model, the arrival times of its prompts, in seconds from the start of serving (with `resume`, of the
-            resumed serving); empty: all arrive at the start. A model without requests uses neither GPUs nor ports.
+        prompts: for each model its prompts, each a list of token ids.
+        options: options of the run, such as number of new tokens, transport and interleaving.
+        profiles: the profiles from which the plan was made, one per model; empty: unknown. With `options.adapt`, their compute
+            curves give the cost of load on each GPU (without profiles, the GPUs' speeds do).
+        arrivals: for each model, the arrival times of its prompts, in seconds from the start of serving; empty: all arrive at
+            the start. A model without requests uses neither GPUs nor ports.
 
     Returns:
-        Answers, seconds and measured Trace. None with `options.join`, and under torchrun on ranks other than 0.
+        Answers, seconds and measured Trace. None under torchrun on ranks other than 0.
 
     Raises:
         BadInput: if plan, models, prompts and ranks do not fit each other.
-        RankFailed: if a rank is lost, unless `options.survive` is set; with `options.join`, if the leader is lost.
+        RankFailed: if a rank is lost.
 
     Example:
         >>> import aurora
@@ -76,22 +70,7 @@ def run(
         2
     """
     asked_s = time.perf_counter()
-    if options.survive:
-        from aurora.elastic.serving import join_run, run_elastic  # other runs need no torchft
-
-    if options.join is not None:
-        if any(prompts) or journal is not None:
-            raise BadInput("`join`: answers the leader's prompts, expected none and no `journal`")
-        join_run(plan, models, options)
-        return None
     cost_MG = load_cost_MG(plan, profiles) if options.adapt is not None and profiles else None
-    if options.survive:
-        load_MLE = [profile.load_LE.astype(float) for profile in profiles] or None
-        return run_elastic(
-            plan, models, prompts, options, load_MLE, journal=journal, resume=resume, cost_MG=cost_MG, arrivals=arrivals
-        )
-    if journal is not None:
-        raise BadInput("`journal`: expected a run with `survive`")
     check_run(plan, models, prompts, options)
     check_arrivals(prompts, arrivals)
     args = (plan, [str(model) for model in models], prompts, options)
@@ -145,9 +124,8 @@ def check_run(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequen
 def _check_micro_batches(plan: Plan, prompts: Sequence[list[int]], options: RunOptions) -> None:
     if (parts := plan.options.micro_batches) < 2:
         return
-    for name in ("survive", "adapt"):
-        if getattr(options, name):
-            raise BadInput(f"`{name}`: expected a plan without micro-batches, found `micro_batches` {parts}")
+    if options.adapt:
+        raise BadInput(f"`adapt`: expected a plan without micro-batches, found `micro_batches` {parts}")
     if options.batch < parts:
         raise BadInput(f"`batch`: expected a prompt for each of {parts} micro-batches at least, found {options.batch}")
     most = -(-len(prompts) // len(plan.cluster))

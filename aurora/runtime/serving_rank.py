@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,7 @@ from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_for, new_process_group
 from aurora.runtime.transports.put import put_transport
 from aurora.runtime.transports.shaped import tcp_transports
-from aurora.types import Cluster, ControlReport, ModelPlan, Plan, Program, RunOptions, SlicePolicy, TraceRecorder
+from aurora.types import Cluster, ModelPlan, Plan, Program, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
 from aurora.types.plan import with_servers
 from aurora.types.program import hierarchy_of
@@ -308,7 +308,6 @@ def controlled(
     min_replicas: int | None,
     began_s: float,
     cost_MG: FloatArray | None = None,
-    tell: Callable[[int, ControlReport], None] | None = None,
 ) -> list[LivePlacement]:
     """Starts to adapt each model's expert placement to its traffic, if `options.adapt` is set. All ranks make the call.
 
@@ -320,7 +319,6 @@ def controlled(
         min_replicas: least number of replicas of an expert, which moves preserve; None: 1.
         began_s: start of the run, by time.perf_counter.
         cost_MG: (M, G) relative cost of one unit of load on each GPU, by model; None: derived from the GPUs' speeds.
-        tell: receives a model's index and its report, as `on_report` of `Follower`.
 
     Returns:
         One LivePlacement with its follower per model, to be ended when serving ends; an empty list on ranks other than 0.
@@ -337,11 +335,9 @@ def controlled(
             rules = options.adapt, time.perf_counter, min_replicas or 1, None if cost_MG is None else cost_MG[index]
             hierarchy = hierarchy_of(program.ops_ML[index][0])
             controller = plan_controller(placement, cluster, worker.expert_bytes, *rules, hierarchy)
-            name, on_report = program.names_M[index], None if tell is None else partial(tell, index)
+            name = program.names_M[index]
             say = partial(DECISIONS.info, "%s: %s", name)
-            live.follower = Follower(
-                controller, live.handover.perform, options.dry_run, say, model=name, began_s=began_s, on_report=on_report
-            )
+            live.follower = Follower(controller, live.handover.perform, options.dry_run, say, model=name, began_s=began_s)
             followed.append(live)
     return followed
 

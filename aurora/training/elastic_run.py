@@ -13,13 +13,12 @@ from pathlib import Path
 from secrets import randbelow, token_hex
 from typing import Any
 
-from aurora.elastic.control_channel import silence_native_code
 from aurora.elastic.epoch_nccl import gpu_of_rank, transport_of_host
 from aurora.elastic.host_connection import HOST_MESSAGES, MOST_RANKS, JoinRun, WireFormat, certificate_of_hosts, difference
 from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of, ranks_at_lighthouse
 from aurora.elastic.lighthouse import check_torchft
 from aurora.elastic.member import HANG_S, Member, OtherRun, keep_collections_short, own_address
-from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses, StartedRank
+from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses, StartedRank, silence_native_code
 from aurora.elastic.steps import Pause, Version, run_elastic
 from aurora.errors import AuroraError, BadInput, RankFailed, plural
 from aurora.models.hub import model_digest

@@ -79,21 +79,14 @@ class RunOptions:
         transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; "push": ordered push of one model
             on GPUs of one NVLink domain, and for tests in Triton's interpreter on CPUs; "put": NCCL's put and signal, for long
             exchanges and models that share GPUs, and for tests over gloo on CPUs.
-        timeout_s: end the run if a rank waits this many seconds for a peer, or with join a host for its leader.
+        timeout_s: end the run if a rank waits this many seconds for a peer.
         keep_logits: return logits with the answers.
-        port: port of the ranks' rendezvous, without survive; 0: a free one.
+        port: port of the ranks' rendezvous; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
-        order: "plan": the planned orders; "auto": the fastest for each message size, measured before and during serving, not
-            with survive.
+        order: "plan": the planned orders; "auto": the fastest for each message size, measured before and during serving.
         predictable: return the routing and the measured network of the run, for a simulation.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
         colocate: with interleave "processes": name of the group of GPUs, the same in all processes that share them.
-        survive: continue with the remaining ranks when some are lost.
-        respawn: with survive: how many times each lost rank is restarted.
-        hang_s: with survive: seconds without a sign of life after which a rank counts as lost; at least two.
-        lead: with survive: ADDRESS:PORT of this host, where hosts with its AURORA_CERTIFICATE join the run; None: none do.
-        join: with survive: ADDRESS:PORT of the host whose run this host joins; None: this host has a run of its own.
-        node: with lead or join: the plan's node that this host runs; None: a leader that runs no ranks.
         local_first: give a token first to replicas on its own rank; this costs one more exchange of counts per layer.
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
         adapt: move experts to follow the traffic while serving, with these options; None: the placement stays.
@@ -111,12 +104,6 @@ class RunOptions:
     predictable: bool = False
     interleave: str = option("on", one_of=INTERLEAVE)
     colocate: str | None = option(None, flag="--gpu-group", panel=SHARING)
-    survive: bool = option(False)
-    respawn: int = option(0, least=0, most=1000, panel=LOST)
-    hang_s: float = option(5.0, above=0, most=LONGEST_S, flag="--hang", panel=LOST)
-    lead: str | None = option(None, panel=HOSTS)
-    join: str | None = option(None, panel=HOSTS)
-    node: int | None = option(None, panel=HOSTS)
     local_first: bool = option(False, panel=SHARING)
     dtype: str = option("auto", one_of=DTYPES, panel=RANKS)
     adapt: ControlOptions | None = None
@@ -124,45 +111,23 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.survive and self.transport in ("memory", "put"):
-            raise BadInput(f"`survive`: expected gloo, nccl or the shaped transport, found {self.transport}")
-        if self.survive and self.predictable:
-            raise BadInput("`survive`: expected no `compare`, which simulates a run that keeps all its ranks")
         self._check_push()
-        if self.survive and self.interleave != "on":
-            raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
-        if self.survive and self.order != "plan":
-            raise BadInput(f"`survive`: expected the planned orders, found {self.order}")
         if self.adapt is not None and self.predictable:
             raise BadInput("`adapt`: moves experts, expected no `compare`, which simulates a placement that stays")
         if self.dry_run and self.adapt is None:
             raise BadInput("`dry_run`: expected with `adapt`")
-        self._check_hosts()
         if (self.colocate is not None) != (self.interleave == "processes"):
             raise BadInput("`colocate`: expected with `interleave` processes, and only there")
         if self.colocate is not None and not re.fullmatch(r"[\w.-]{1,40}", self.colocate):
             raise BadInput(f"`colocate`: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
-        if self.port and self.survive:
-            raise BadInput(f"`port`: expected none with `survive`, which needs no rendezvous, found {self.port}")
 
     def _check_push(self) -> None:
         """Raises BadInput if a run by ordered push, in which the host knows no sizes, is to do what needs them."""
-        needs = [name for name in ("survive", "predictable", "local_first", "adapt") if getattr(self, name)]
+        needs = [name for name in ("predictable", "local_first", "adapt") if getattr(self, name)]
         needs += ["order"] * (self.order == "auto") + ["deduplicate"] * (self.deduplicate is False)
         needs += ["interleave"] * (self.interleave == "processes")
         if self.transport == "push" and needs:
             raise BadInput(f"`transport` push: carries one placement in its planned order, found `{needs[0]}`")
-
-    def _check_hosts(self) -> None:
-        """Raises BadInput if what tells of other hosts does not fit."""
-        for name in ("respawn", "lead", "join"):
-            if (value := getattr(self, name)) and not self.survive:
-                raise BadInput(f"`{name}`: is for a run with `survive`, found {value} without")
-        check_lead_and_join(self.lead, self.join)
-        if self.join and self.node is None:
-            raise BadInput("`node`: expected one of the plan's nodes with `join`, found none")
-        if self.node is not None and not (self.lead or self.join):
-            raise BadInput(f"`node`: goes with `lead` or `join`, found {self.node} without")
 
 
 TRAIN_DTYPES = ("float32", "bfloat16", "float64")

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 
@@ -327,13 +326,6 @@ class Hierarchy(Value):
         local_G = np.empty(self.ranks, dtype=np.int64)
         local_G[self.member_G] = np.arange(self.ranks) - self.first_N[self.server_G[self.member_G]]
         return locked(self.member_G[self.first_N[:-1] + local_G[:, None] % np.diff(self.first_N)])
-
-    def among(self, alive_G: BoolArray) -> Self:
-        """Returns the hierarchy of the ranks for which alive_G (G,) is true, renumbered from zero.
-
-        Servers without such ranks are left out.
-        """
-        return replace(self, server_G=np.unique(self.server_G[alive_G], return_inverse=True)[1])
 
     def piece_starts(self, rows: IntArray) -> IntArray:
         """Cuts numbers of rows into C pieces of nearly equal size, and returns where the pieces begin.

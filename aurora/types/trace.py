@@ -1,7 +1,7 @@
 """Trace: measured or predicted events, in the same columns, so that the two can be compared; and reports of control loops."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -117,7 +117,6 @@ class Trace(Value):
         names_M: the models' names.
         ranks: number of ranks.
         rank_X: (X,) int64, the rank of each event.
-        epoch_X: (X,) int64, the epoch.
         model_X: (X,) int64, the model.
         step_X: (X,) int64, the step of the run.
         layer_X: (X,) int64, the MoE layer.
@@ -129,7 +128,7 @@ class Trace(Value):
         start_s_X: (X,) float64, seconds since the start of the run.
         end_s_X: (X,) float64, seconds since the start of the run.
         bytes_X: (X,) int64, payload bytes of a transfer.
-        control_M: reports of the models' control loops; with `survive`, one per model and epoch. Empty without `adapt`.
+        control_M: reports of the models' control loops, one per model; empty without `adapt`.
 
     Raises:
         BadInput: if columns differ in length or hold invalid numbers, or a control loop is of another model.
@@ -139,7 +138,6 @@ class Trace(Value):
     names_M: tuple[str, ...]
     ranks: int
     rank_X: IntArray
-    epoch_X: IntArray
     model_X: IntArray
     step_X: IntArray
     layer_X: IntArray
@@ -152,7 +150,7 @@ class Trace(Value):
     control_M: tuple[ControlReport, ...] = ()
 
     COLUMNS = (
-        *("rank_X", "epoch_X", "model_X", "step_X", "layer_X", "phase_X", "bytes_X"),
+        *("rank_X", "model_X", "step_X", "layer_X", "phase_X", "bytes_X"),
         *("peer_X", "sent_X", "start_s_X", "end_s_X"),
     )
 
@@ -196,13 +194,7 @@ class TraceRecorder:
     def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int, most: int | None = None) -> None:
         self.kind, self.names_M, self.ranks = kind, names_M, ranks
         self.rows: deque[Row] = deque(maxlen=most)
-        self._epoch = 0
-        self._ranks_R: Sequence[int] = range(ranks)
         self._blocks: list[tuple[NDArray[Any], ...]] = []
-
-    def begin(self, epoch: int, ranks_R: Sequence[int]) -> None:
-        """Begins an epoch, to which later events belong; the epoch's rank r is rank ranks_R[r] of the trace."""
-        self._epoch, self._ranks_R = epoch, ranks_R
 
     def add(
         self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float, end: TransferEnd = LOCAL
@@ -210,14 +202,13 @@ class TraceRecorder:
         """Records one phase of a rank, or one end of a transfer.
 
         Args:
-            rank: the rank, numbered as in the epoch.
+            rank: the rank.
             model, step, layer, phase: as the columns of Trace; the phase is a name in TRACE_PHASES.
             start_s, end_s: seconds since the start of the run.
             end: for a transfer: the other rank, whether `rank` is the sender, and the bytes. LOCAL: no transfer.
         """
-        number, peer = self._ranks_R[rank], -1 if end is LOCAL else self._ranks_R[end[0]]
-        keys = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))
-        self.rows.append((start_s, end_s, number, *keys, peer, *end[1:]))
+        keys = (model, step, layer, TRACE_PHASES.index(phase))
+        self.rows.append((start_s, end_s, rank, *keys, *end))
 
     def transfers(
         self, model: int, step: int, layer: int, phase: str, pairs_2X: IntArray, bytes_X: IntArray, span_s_2X: FloatArray
@@ -226,11 +217,11 @@ class TraceRecorder:
 
         Args:
             model, step, layer, phase: as in `add`.
-            pairs_2X: (2, X) sources and destinations, numbered as in the trace, not as in the epoch.
+            pairs_2X: (2, X) sources and destinations.
             bytes_X: (X,) bytes of each transfer.
             span_s_2X: (2, X) starts and ends, in seconds since the start of the run.
         """
-        same = [np.full(len(bytes_X), value) for value in (self._epoch, model, step, layer, TRACE_PHASES.index(phase))]
+        same = [np.full(len(bytes_X), value) for value in (model, step, layer, TRACE_PHASES.index(phase))]
         for (rank_X, peer_X), sent in ((pairs_2X, True), (pairs_2X[::-1], False)):
             self._blocks.append((*span_s_2X, rank_X, *same, peer_X, np.full(len(bytes_X), sent), bytes_X))
 
@@ -242,9 +233,9 @@ class TraceRecorder:
         )
         columns = [np.concatenate(parts) for parts in zip(single, *self._blocks, strict=True)]
         by_start = np.lexsort(columns[::-1])
-        start, end, rank, epoch, model, step, layer, phase, peer, sent, size = (column[by_start] for column in columns)
-        return Trace(self.kind, self.names_M, self.ranks, rank, epoch, model, step, layer, phase, peer, sent, start, end, size)
+        start, end, rank, model, step, layer, phase, peer, sent, size = (column[by_start] for column in columns)
+        return Trace(self.kind, self.names_M, self.ranks, rank, model, step, layer, phase, peer, sent, start, end, size)
 
 
-Row = tuple[float, float, int, int, int, int, int, int, int, bool, int]
-_COLUMN_TYPES = (np.float64, np.float64, *[np.int64] * 7, np.bool_, np.int64)
+Row = tuple[float, float, int, int, int, int, int, int, bool, int]
+_COLUMN_TYPES = (np.float64, np.float64, *[np.int64] * 6, np.bool_, np.int64)

@@ -99,12 +99,6 @@ step_hanging_rank() {
     grep "lost rank\|died\|cannot join" hung.log  # it may be stopped while it loads
 }
 
-step survives 90
-step_survives() {
-    aurora plan --cluster cluster.toml --profile a.npz --min-replicas 2 -o spare.json || cp a.json spare.json
-    served_while KILL spare.json --survive --respawn 2 --verify -o answers.jsonl
-}
-
 step training 120
 step_training() {
     local train=(train "$trained" --text "$root/LICENSE" --transport "$transport")

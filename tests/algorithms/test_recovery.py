@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.algorithms.alltoall.registry import ORDER
-from aurora.algorithms.check.plans import check_order
-from aurora.algorithms.recovery import fewest_moves, order_among, recover
+from aurora.algorithms.recovery import fewest_moves, recover
 from aurora.algorithms.replicas.failure_resilient import place_for_failures
 from aurora.errors import InfeasiblePlan
-from aurora.types import FailureDomains, Network
+from aurora.types import FailureDomains
 from bench.papers.lazarus.greedy_relabelling import greedy_moves
 from bench.papers.lazarus.recovery_moves import recovery_moves
 
@@ -89,12 +87,3 @@ def test_racks_move_as_a_whole_and_the_floor_gives_way_to_room():
 def test_too_few_slots_are_refused():
     with pytest.raises(InfeasiblePlan, match="4 experts need 4 slots; the 1 nodes left of 2 have 2"):
         recover([[(0, 1), (2, 3)]], np.array([True, False]), np.ones((1, 4)), FailureDomains.equal(2, 2), 1)
-
-
-@pytest.mark.parametrize("name", sorted(ORDER))
-def test_an_order_serves_those_left(name):
-    bytes_GG = np.arange(25).reshape(5, 5)
-    np.fill_diagonal(bytes_GG, 0)
-    network = Network(np.array([1.0, 2, 2, 4, 4]), np.full(5, 2.0))
-    order = ORDER[name](bytes_GG, network, rng=np.random.default_rng(0))
-    check_order(order_among(order, np.array([True, False, True, True, False])), 3)

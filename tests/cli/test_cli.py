@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ import pytest
 
 import aurora
 from aurora.io import load_plan, load_profile, load_trace, save, shipped
-from aurora.io.journals import JournalFile
 from aurora.planner.evaluate import evaluate, repriced
 from aurora.runtime.run import run
 from aurora.types import Curve
@@ -95,8 +94,8 @@ def test_the_whole_way(aurora, folder):
     assert re.search(r"mixtral-topics +│ +4 │ +\d+\.\d │( +[\d.]+ m?s │){4}", out)
     assert load_trace(folder / "plan.measured.npz").kind == "measured"
     answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-    assert [(x["model"], x["prompt"], len(x["tokens"]), x["finished"]) for x in answers] == [
-        (m, p, 3, True) for m in ("mixtral-topics", "qwen3moe-stdlib") for p in range(4)
+    assert [(x["model"], x["prompt"], len(x["tokens"])) for x in answers] == [
+        (m, p, 3) for m in ("mixtral-topics", "qwen3moe-stdlib") for p in range(4)
     ]
 
 
@@ -120,33 +119,6 @@ def test_answers_that_can_no_longer_be_written_are_printed(aurora, folder, monke
     assert code == 2
     assert err.endswith("the answers are printed instead\n")
     assert [len(json.loads(line)["tokens"]) for line in printed.splitlines()] == [2, 2]
-
-
-@pytest.mark.full
-def test_a_run_that_is_ended_leaves_answers_that_say_whether_they_are_finished(aurora, folder, monkeypatch):
-    plan, answers = folder / "one.json", folder / "answers.jsonl"
-    assert aurora("plan", "--cluster", DEMO, "--profile", folder / "a.npz", "-o", plan)[0] == 0
-    (folder / "prompts.txt").write_text("import os\nThe statement\n")
-    given = ["run", plan, "--model", shipped("models/mixtral-topics"), "--prompts", folder / "prompts.txt", "--survive"]
-    resumed = []
-
-    def run_until_it_is_ended(*_, journal, resume, **__):
-        with closing(JournalFile(journal, {}, resume)) as file:
-            resumed.append(len(file.resumed))
-            if not resume:
-                file.add(0, 0, 0, [5, 6], False)
-            file.add(0, 1, 0, [7], True) if not resume else file.add(0, 0, 2, [8], True)
-            os.kill(os.getpid(), signal.SIGTERM if resume else signal.SIGINT)
-            time.sleep(60)
-
-    monkeypatch.setattr("aurora.run", run_until_it_is_ended)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
-    for more, finished in (([], [False, True]), (["--resume"], [True, True])):
-        code, _, err = aurora(*given, *more, "-o", answers)
-        assert (code, resumed.pop()) == (130, 2 * bool(more))
-        assert f"{sum(finished)} of 2 answers are finished; --resume goes on from {folder}/answers.journal.jsonl\n" in err
-        assert [json.loads(line)["finished"] for line in answers.read_text().splitlines()] == finished
-    refused(aurora(*given, "--resume"), "--resume: goes on from a run with --survive and --output, expected both")
 
 
 @pytest.mark.full
@@ -283,10 +255,6 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["recommend", "--model", "MIXTRAL", "--cluster", "DEMO", "--engine", "vllm", "--per-server", "4"],
             ["--per-server: expected with --gpus"],
         ),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--hang", "9"],
-            ["--hang: expected with --survive"],
-        ),
         (["synthetic", "fat", "MIXTRAL/config.json"], ["SKEW: expected uniform or zipf:EXPONENT, found 'fat'"]),
         (
             ["synthetic", "zipf:100", "MIXTRAL/config.json"],
@@ -328,7 +296,7 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
         (["simulate", "none.json"], [r"none\.json: no such file"]),
         (["simulate", "."], [r"\.: "]),
         (
-            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--survive", "-o", "."],
+            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "-o", "."],
             [r"\.: cannot be written: it is a folder"],
         ),
         (
@@ -347,17 +315,8 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["run", "plan.json", "--model", "MIXTRAL", "--model", "QWEN", "--prompts", "text.txt"],
             ["has 1 model, expected as many"],
         ),
-        (["run", "plan.json", "--model", "MIXTRAL"], ["--prompts: expected a file, found none"]),
         (
-            ["run", "plan.json", "--model", "MIXTRAL", "--survive", "--join", "10.0.0.1:1", "--node", "0", "--batch", "2"],
-            ["--batch: expected none with --join: the leader says it"],
-        ),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--survive", "--join", "10.0.0.1:1", "--node", "0"],
-            ["--join: expected the file of a certificate that all hosts share in AURORA_CERTIFICATE, found none"],
-        ),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--survive", "--lead", "10.0.0.1"],
+            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--lead", "10.0.0.1", "-o", "out"],
             ["--lead: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'"],
         ),
         (

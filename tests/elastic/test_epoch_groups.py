@@ -10,7 +10,7 @@ import pytest
 
 from aurora.elastic import epoch_groups
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.connections import TYPE_OF_SERVICE, URGENT_TOS, marked_urgent, unless_stopped
+from aurora.runtime.distributed.connections import unless_stopped
 
 EPOCH = epoch_groups.Epoch(2, ("a",), {}, 0)
 
@@ -104,29 +104,3 @@ def test_an_error_of_a_call_is_raised_and_forgotten():
         assert found() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_packets_of_an_urgent_group_are_marked(monkeypatch, host):
-    made = []
-
-    def group(*_):
-        server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        made.append((socket.create_connection(server.getsockname()[:2]), server.accept()[0], server))
-
-    def marks(connection):
-        return connection.getsockopt(*TYPE_OF_SERVICE[connection.family])
-
-    try:
-        group()
-    except OSError:
-        pytest.skip(f"no socket can be bound to {host} here")
-    monkeypatch.setattr(epoch_groups, "_group", group)
-    groups = epoch_groups.connect_groups(EPOCH, 3, 20.0, threading.Event(), urgent=[1])
-    assert [[marks(end) for end in of_group] for of_group in made[1:]] == [[0, 0, 0], [URGENT_TOS, URGENT_TOS, 0], [0, 0, 0]]
-    with marked_urgent():
-        pair = socket.socketpair()  # of no network
-    groups.abort()
-    for of_group in [*made, pair]:
-        for end in of_group:
-            end.close()

@@ -33,7 +33,6 @@ from aurora.io.clusters import load_cluster
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
 from aurora.io.engine_records import FORMAT, load_record
 from aurora.io.files import save_npz, shipped
-from aurora.io.journals import JournalFile, load_journal
 from aurora.io.plans import load_placement, save_placement
 from aurora.io.prompts import check_corpus, load_arriving, load_token_ids
 from aurora.profiler.import_routing import import_profile
@@ -101,9 +100,6 @@ def written(folder):
         readers[f"{form}{suffix}"] = partial(import_placement, form=form, gpus=2)
     save_placement(PLACEMENT, "given", folder / "placement.json")
     readers["placement.json"] = load_placement
-    journal = JournalFile(folder / "run.journal.jsonl", {"max_new_tokens": 4, "answers": [[2, 9, None]]}, resume=False)
-    journal.add(0, 1, 0, [3, 4], False)
-    journal.close()
     (folder / "matrix.csv").write_text("0,4\n5,0\n")
     (folder / "loads.csv").write_text("6,5.5,1,1\n")
     (folder / "requests.csv").write_text("arrival_s,input_tokens,output_tokens\n0,5,6\n1.5,7,8\n")
@@ -113,7 +109,7 @@ def written(folder):
     (folder / "log.jsonl").write_text('{"step": 0, "loss": 1.5}\n{"step": 1, "loss": 1.25}\n')
     np.save(folder / "ids.npy", np.arange(6).reshape(2, 3))
     return readers | {
-        "run.journal.jsonl": load_journal, "matrix.csv": load_matrix, "loads.csv": load_loads, "requests.csv": load_requests,
+        "matrix.csv": load_matrix, "loads.csv": load_loads, "requests.csv": load_requests,
         "requests.jsonl": load_requests, "prompts.jsonl": load_arriving, "corpus.jsonl": lambda path: check_corpus([path]),
         "ids.npy": load_token_ids, "log.jsonl": logged_steps,
     }  # fmt: skip
@@ -123,7 +119,7 @@ READERS = [
     "stat.pt", "passes.pt", "rank0.safetensors", "vllm.jsonl", "loads.npy", "tokens.npz", "counts.csv",
     "expert_distribution_rank0_timestamp1.csv", "profile.npz", "plan.json", "trace.npz", "curves.npz", "rank-0.npz",
     "demo-4.toml", "gpus.toml", "vllm-map.jsonl", "sglang.json", "eplb.json", "vllm-ascend.json", "trtllm.yaml",
-    "placement.json", "run.journal.jsonl", "matrix.csv", "loads.csv", "requests.csv", "requests.jsonl", "prompts.jsonl",
+    "placement.json", "matrix.csv", "loads.csv", "requests.csv", "requests.jsonl", "prompts.jsonl",
     "corpus.jsonl", "ids.npy", "log.jsonl",
 ]  # fmt: skip
 

@@ -1,7 +1,5 @@
 """Experts change their ranks while requests are served: answers stay the same, slices stay short, no expert is lost."""
 
-import os
-import signal
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -19,9 +17,6 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.alltoall.schedule import order_exchanges
 from aurora.algorithms.control.controller import Controller, Decision, plan_controller
 from aurora.algorithms.control.move_rounds import move_sequence
-from aurora.elastic import serving
-from aurora.elastic.elastic_rank import HeldExperts, serve_elastic_rank
-from aurora.elastic.serving import RequestJournal
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.runtime import run as running
@@ -216,14 +211,6 @@ def test_load_costs_what_the_profiles_of_the_run_say(monkeypatch, mixtral):
     assert seen[1] is None  # the GPUs' speeds tell
     with pytest.raises(BadInput, match="expected 1 profiles as in the plan, found 2"):
         aurora.run(plan, [mixtral], [[[1]]], options, profiles=[traffic] * 2)
-
-
-def test_members_of_an_epoch_learn_what_load_costs_on_them(mixtral):
-    plan = plan_for([mixtral], 4)
-    journal = RequestJournal(plan, [[[1]]], [np.ones((4, 8))], True, None, np.array([[1.0, 2.0, 3.0, 4.0]]))
-    held = HeldExperts(((((),) * 4),), ((),), (8,))
-    work = journal.assign(1, {1: held, 3: held})
-    assert work[1].cost_MG.tolist() == work[3].cost_MG.tolist() == [[2.0, 4.0]]
 
 
 def test_what_cannot_be_followed_is_refused():
@@ -541,37 +528,3 @@ def test_a_rank_lost_at_any_moment_of_moves_leaves_the_experts_of_the_others(mon
         assert lacking <= moved & set(ranks.layers_R[victim][layer].held)
         weights_R = [ranks.layers_R[rank][layer].local.weight[:, 0].int().tolist() for rank in left]
         assert weights_R == [list(held) for held in held_R]
-
-
-def serve_and_die(victim, method, count, rank_info, *args):
-    """Serves by one rank of a run that survives; the victim dies in its so many-th call of a method of LivePlacement."""
-    Follower.add = patient(Follower.add)
-    if rank_info.rank == victim:
-        called, calls = getattr(LivePlacement, method), []
-
-        def die(live, *args):
-            calls.append(args)
-            if len(calls) == count:
-                os.kill(os.getpid(), signal.SIGKILL)
-            called(live, *args)
-
-        setattr(LivePlacement, method, die)
-    serve_elastic_rank(rank_info, *args)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("victim", "method", "count"), [(0, "_send_slice", 3), (2, "_change_layers", 1)])
-def test_a_rank_that_dies_in_the_middle_of_moves_loses_no_expert(monkeypatch, mixtral, victim, method, count):
-    """In the second case some ranks may have changed over, and others not."""
-    monkeypatch.setattr(serving, "serve_elastic_rank", partial(serve_and_die, victim, method, count))
-    plan, prompts = placed(plan_for([mixtral], 4), ((0, 1), (2, 3), (4, 5), (6, 7))), [prompts_for(mixtral, 8)]
-    options = RunOptions(max_new_tokens=30, batch=1, transport="gloo", keep_logits=True, survive=True, adapt=EAGER)
-    result = serving.run_elastic(plan, [mixtral], prompts, options)
-    assert result.failure is None
-    assert verify(result, [mixtral], prompts, options) == []
-    assert [set(change.lost) for change in result.changes] == [{victim}]
-    first, last = result.control_M  # of the epochs before and after the loss, also of rank 0's that is lost
-    assert first.changes
-    assert victim or first.changes[-1].took_s is None
-    assert last.windows > 3
-    assert last.decisions

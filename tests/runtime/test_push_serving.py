@@ -38,7 +38,6 @@ def test_ranks_that_push_answer_as_the_plain_model_does(plan):
 @pytest.mark.parametrize(
     ("wanted", "name"),
     [
-        ({"survive": True}, "survive"),
         ({"predictable": True}, "predictable"),
         ({"local_first": True}, "local_first"),
         ({"adapt": ControlOptions()}, "adapt"),

@@ -36,8 +36,3 @@ def test_an_older_nccl_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 28, 9))
     with pytest.raises(BadInput, match=r"`transport` put: expected NCCL 2\.29 or newer, found 2\.28\.9"):
         put_transport("cuda:0", 60.0, None)
-
-
-def test_surviving_is_refused():
-    with pytest.raises(BadInput, match="`survive`: expected gloo, nccl or the shaped transport"):
-        RunOptions(transport="put", survive=True)

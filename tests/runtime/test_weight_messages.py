@@ -10,7 +10,8 @@ from torch import nn
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.runtime.between_steps import GROWTH, WorkPieces
 from aurora.runtime.distributed_experts import DistributedExperts
-from aurora.runtime.weight_messages import ExpertTransfer, WeightMessages
+from aurora.runtime.weight_messages import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
+from aurora.types import Placement
 from aurora.types.options import LENGTHENED
 
 EXPERTS, RANKS, LAYERS = 5, 3, 2
@@ -29,6 +30,19 @@ class TwoWeights(nn.Module):
 
 def weights_of(experts, slot):
     return {name: parameter[slot].clone() for name, parameter in expert_parameters(experts)}
+
+
+def test_experts_come_from_the_holder_that_sent_least_or_from_the_checkpoint():
+    wanted = Placement.evenly((((0, 1), (2, 3), (0, 1, 4)),))
+    held_R = [(((0, 1),),), (((0, 1, 2),),), (((),),)]
+    found = expert_transfers([wanted], held_R, [100])
+    assert found == [
+        ExpertTransfer(0, 0, 3, None, 1),
+        ExpertTransfer(0, 0, 0, 0, 2),
+        ExpertTransfer(0, 0, 1, 1, 2),
+        ExpertTransfer(0, 0, 4, None, 2),
+    ]
+    assert transfer_bytes(found, [100], 3).tolist() == [[0, 0, 100], [0, 0, 100], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("size", [7, 64, 10**6])

@@ -121,8 +121,3 @@ def test_a_hierarchy_has_a_rank_on_each_server_and_a_chunk():
     for rows in (0, 10**30):
         with pytest.raises(BadInput, match=f"expected to level from one row to {MOST_ROWS} on, found {rows}"):
             Hierarchy(np.array([0, 0]), 1, rows)
-
-
-def test_ranks_that_are_left_keep_their_servers():
-    hierarchy = Hierarchy(np.array([2, 0, 1, 2]), 3, 5)
-    assert hierarchy.among(np.array([True, False, True, True])) == Hierarchy(np.array([1, 0, 1]), 3, 5)
