@@ -1,23 +1,28 @@
 """Three and more models that share GPUs, planned and simulated: `python bench/colocate.py` writes results/colocate-DATE.md.
 
-Traffic, compute and mixed GPUs as in bench/assign.py, four layers; equal GPUs have ports of 100 Gbps. Plans are compared by
-their time in the simulator, with the faster time slice of each; ratios are mean / worst over the cases of a row.
+Mixed GPUs have ports of 100, 80, 50 and 40 Gbps in equal parts, and compute speeds in that ratio; equal GPUs have 100 Gbps.
+Plans of four layers are compared by their time in the simulator, with the faster time slice of each; ratios are mean / worst
+over the cases of a row.
 """
 
 import statistics
 import time
 from dataclasses import replace
 
-from assign import drawn, mixed
+import numpy as np
 from machine import machine
-from order import ratios
+from order import kinds, ratios
 from scipy.stats import spearmanr
 from tables import Table, today, write
 
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import candidates, soonest, with_time_slice
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, PlanOptions, Profile
+from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
+
+GBPS = (100, 80, 50, 40)
+TOKEN_BYTES = 4096
+RATIOS = (0.25, 1.0, 4.0)  # an expert's seconds a token on the fastest GPU, over the token's seconds on its port
 
 GPUS, LAYERS, CASES, DRAWS = 8, 4, 4, 12
 TRAFFIC = ("uniform", "zipf 0.8", "lognormal")
@@ -29,6 +34,24 @@ OTHERS = {
     "decoupled": PlanOptions(colocate="decoupled", order=ORDER),
     "contiguous": CONTIGUOUS,
 }
+
+
+def mixed(n: int) -> Cluster:
+    rates = [GBPS[g * 4 // n] for g in range(n)]
+    return Cluster(
+        "mixed", tuple(Gpu(f"g{g}", f"{r}", 0, r * 1.25e8, r * 1.25e8, 10**12, r / 100) for g, r in enumerate(rates))
+    )
+
+
+def drawn(name: str, n: int, seed: int, model: int = 0, layers: int = 1) -> Profile:
+    """n groups of experts on n ranks, tokens as the traffic `name` of bench/order.py, compute against traffic from RATIOS."""
+    rng = np.random.default_rng([n, seed, model])
+    scale = TOKEN_BYTES if name.startswith("recorded") else 100
+    tokens_LSE = np.stack([kinds()[name](n, rng) // scale for _ in range(layers)])
+    second = float(rng.choice(RATIOS)) * TOKEN_BYTES / 12.5e9
+    at = np.array([1.0, 2.0])
+    phases = {phase: Curve(at, at * second * share) for phase, share in (("gate", 0.3), ("expert", 1.0), ("aggregate", 0.1))}
+    return Profile(name, "", tokens_LSE[None], 1, TOKEN_BYTES, TOKEN_BYTES, 1, 1, {"reference": phases})
 
 
 def planned(cluster: Cluster, profiles: list[Profile], options: PlanOptions) -> tuple[float, float]:
