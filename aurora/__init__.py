@@ -18,7 +18,6 @@ FUNCTIONS = {  # the public functions: where each is defined
     "all_to_all": "aurora.runtime.all_to_all.all_to_all",
     "drift": "aurora.planner.evaluate.drift",
     "evaluate": "aurora.planner.evaluate.evaluate",
-    "follow": "aurora.simulator.changing_traffic.follow",
     "load": "aurora.io.load",
     "migrate": "aurora.planner.migrate.migrate",
     "order": "aurora.algorithms.alltoall.schedule.order",
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from aurora.reports.report import report as report
     from aurora.runtime.all_to_all import all_to_all as all_to_all
     from aurora.runtime.run import run as run
-    from aurora.simulator.changing_traffic import follow as follow
     from aurora.simulator.interpreter import simulate_plan
     from aurora.simulator.requests import simulate_requests as simulate_requests
     from aurora.training.run import train as train

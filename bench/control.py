@@ -21,13 +21,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+from following import WHOLE, TakingTurns, follow
 from machine import machine
 from routed_tasks import OLMOE, Source, counted, deepseek
 from tables import Table, today, write
 
 from aurora.algorithms.control.controller import Controller
 from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.simulator.changing_traffic import WHOLE, changing_traffic, follow_traffic
 from aurora.types import GpuSlots, Profile, SyntheticOptions
 from aurora.types.placement import EMPTY
 
@@ -70,19 +70,19 @@ def by_chance(domains: Domains) -> Domains:
 def measure(domains: Domains, gpus: int, slots: int, lasting: int) -> dict[str, tuple[float, float, float]]:
     """Of each way: load outside first windows, experts moved, and the worst load over contiguous's in WHOLE windows."""
     pairs = TOKENS * gpus * domains[0].top_k
-    traffic = changing_traffic(domains, "alternating", TURNS[lasting] * lasting, lasting, pairs, seed=lasting)
+    traffic = TakingTurns.of(domains, TURNS[lasting] * lasting, lasting, pairs, seed=lasting)
     layers, experts = traffic.load_WLE.shape[1:]
     held_LGP = contiguous(layers, experts, gpus, slots)
-    ways = follow_traffic(traffic, held_LGP, GpuSlots.equal(gpus, slots), BYTES, PORT_BPS, every=EVERY)
+    ways = follow(traffic, held_LGP, GpuSlots.equal(gpus, slots), BYTES, PORT_BPS, every=EVERY)
     whole = np.full(WHOLE, 1 / WHOLE)
-    contiguous_W = np.convolve(ways[0].slowest_W, whole, mode="valid")
+    contiguous_W = np.convolve(ways["as it is"].slowest_W, whole, mode="valid")
     return {
-        each.name: (
+        name: (
             float(each.slowest_W[traffic.known_W].mean()),
             float(each.bytes_W.sum()) / BYTES,
             float((np.convolve(each.slowest_W, whole, mode="valid") / contiguous_W).max()),
         )
-        for each in ways
+        for name, each in ways.items()
     }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aurora.cli import demo, engines, measure, order, place, plan, profile, recommend, report, run, simulate, sweep, train, vllm
+from aurora.cli import demo, engines, measure, order, place, plan, profile, recommend, report, run, simulate, train, vllm
 from aurora.cli.options import Subcommand, with_options
 from aurora.errors import AuroraError
 
@@ -20,7 +20,6 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan.plan,
     "evaluate": plan.evaluate,
     "simulate": simulate.simulate,
-    "sweep": sweep.sweep,
     "run": run.run,
     "train": train.train,
     "report": report.report,

@@ -286,8 +286,6 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
         f"{name} ({form.files})" for name, form in _at("aurora.io.routing_dumps.ROUTING_FORMATS").items()
     ),
     "report_format": "aurora.reports.report.FORMS",
-    "change": lambda: (*_at("aurora.simulator.changing_traffic.CHANGES"), _at("aurora.simulator.changing_traffic.RECORDED")),
-    "sweep_key": lambda: (field.name for field in fields(_at("aurora.advisor.sweep.Setting"))),
     "gpu_kind": "aurora.io.load_gpus",
     "time_slice": lambda: TIME_SLICES,
     "micro_batches": lambda: ("auto", *map(str, MICRO_BATCH_COUNTS)),

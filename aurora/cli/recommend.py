@@ -68,7 +68,7 @@ def recommend(
             two = recommend_for_two(hardware, engine, traffic, progress)
         command = two.save(output, [served_model(name) for name in models] or ["MODEL_A", "MODEL_B"])
         advice = two_models_advice(two)
-        known = {"engine": engine, "drawn": two.drawn, "recommendation": two.way, "advice": advice, "gains": two.compared.gains}
+        known = {"engine": engine, "drawn": two.drawn, "recommendation": two.way, "advice": advice, "gains": two.gains}
         wrote = [f"wrote {output}", f"start them with:\n{command}"] if command else []
         show(as_json, {**known, "output": output if command else None, "launch": command}, advice, *wrote)
         return
@@ -85,7 +85,7 @@ def recommend(
         as_json,
         {
             **recommendation_json(recommendation),
-            "sharing": sharing and {"advice": two_models_advice(sharing), **fields_json(sharing.compared, "batch gains")},
+            "sharing": sharing and {"advice": two_models_advice(sharing), **fields_json(sharing, "batch gains")},
             "output": output if command else None,
             "launch": command,
         },

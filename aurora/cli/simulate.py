@@ -1,4 +1,4 @@
-"""aurora simulate: a plan -> a predicted trace, how requests are served, or how a controller follows traffic that changes."""
+"""aurora simulate: a plan -> a predicted trace, or how requests are served."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,27 +6,23 @@ from typing import Annotated, Any
 
 import aurora
 from aurora.algorithms.check.fit import check_traffic, without_proof
-from aurora.cli.inputs import check_output, profiles_of, traffic_of
+from aurora.cli.inputs import check_output, profiles_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.io import load_plan, load_requests, save
-from aurora.types import BARRIERS, ControlOptions, PlanOptions, RequestOptions
-from aurora.types.options import CHANGING, SIMULATED_ORDERS, OptionField
+from aurora.types import BARRIERS, PlanOptions, RequestOptions
+from aurora.types.options import SIMULATED_ORDERS, OptionField
 from aurora.types.run_options import INTERLEAVE
 
-DRAWN_WINDOWS = ("windows", "lasting")  # of --change, unless the profiles' own windows are replayed
-REPLAYED = (*DRAWN_WINDOWS, "loss", "bytes_per_s", "period_s")  # options that go with --change
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
 REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
-TRACED = ("interleave", "priorities", "micro_batches", "layers", "output")  # that go without --change and without requests
-SIMULATED = ("barriers", "orders", "staged", *TRACED)  # that go without --change
+TRACED = ("interleave", "priorities", "micro_batches", "layers", "output")  # that go without requests
 
 
 def simulate(
     plan: Path,
     *,
     instead: Annotated[PlanOptions, Only(("priorities", "micro_batches"), "Orders and time slices", "the plan's")],
-    control: Callable[..., ControlOptions],
     request: Callable[..., RequestOptions],
     profile: list[Path] | None = None,
     output: Path | None = None,
@@ -34,9 +30,6 @@ def simulate(
     orders: Annotated[str, OptionField(one_of=SIMULATED_ORDERS)] = "plan",
     interleave: Annotated[str, OptionField(one_of=INTERLEAVE[:2])] = "on",
     staged: bool = False,
-    change: Annotated[str | None, OptionField(choices="change")] = None,
-    windows: Annotated[int, OptionField(panel=CHANGING)] = 120,
-    lasting: Annotated[int, OptionField(panel=CHANGING)] = 10,
     requests: Path | None = None,
     layers: bool = False,
     as_json: bool = False,
@@ -45,8 +38,7 @@ def simulate(
 
     Args:
         plan: plan JSON.
-        profile: the traffic, one profile per model; default: the profiles that the plan was made from; with --change: two or
-            more kinds of traffic of one model.
+        profile: the traffic, one profile per model; default: the profiles that the plan was made from.
         output: the predicted trace to write (npz); default: beside the plan, by its name and that of options that are given, as
             plan.predicted.npz and plan.interleave-off.predicted.npz.
         barriers: events that a GPU awaits after an exchange: gpu, its own transfers and the token counts of all ranks; none,
@@ -55,28 +47,12 @@ def simulate(
             reduce-scatter instead of all-to-alls, as in vLLM without aurora.
         interleave: run several models at the same time (on) or one after the other (off).
         staged: run transfers in stages, as NCCL's grouped calls do, instead of one by one.
-        change: replay traffic that changes between the profiles instead, {change}, and compare ways to follow it.
-        windows: with --change: number of windows of traffic.
-        lasting: with --change: number of windows for which a profile's traffic, a day or a crowd lasts.
         requests: serve the requests of a trace instead, and compare with the engine's default (.csv or JSON lines with
             arrival_s,input_tokens,output_tokens, or the columns of Azure or Mooncake).
     """
-    refuse_given(*((REPLAYED, "with `change`") if change is None else (SIMULATED, "without `change`")))
     served = requests is not None or RUNNING.get().params["rate"] is not None
-    if not served or change is not None:
-        refuse_given(REQUESTED, "with `requests` or `rate`" if change is None else "without `change`")
-    from aurora.reports.comparisons import followed_table
-    from aurora.reports.json_objects import followed_json, models_json, summary_json
-    from aurora.simulator.changing_traffic import RECORDED
-
-    if change is not None:
-        if change == RECORDED:
-            refuse_given(DRAWN_WINDOWS, f"without `change` {RECORDED}, which replays the profiles' own windows")
-        loaded = load_plan(plan)
-        kinds = traffic_of(profile or (), len(loaded.cluster)) or profiles_of(loaded, plan, None)[:1]
-        followed = aurora.follow(loaded, kinds, change, windows=windows, lasting=lasting, options=control())
-        show(as_json, followed_json(followed), followed_table(followed))
-        return
+    if not served:
+        refuse_given(REQUESTED, "with `requests` or `rate`")
     how: dict[str, Any] = {"barriers": barriers, "orders": orders, "staged": staged}
     if served:
         refuse_given(TRACED, "without `requests` and `rate`")
@@ -87,6 +63,7 @@ def simulate(
     from aurora.planner.scenarios.scenario import seconds_between
     from aurora.planner.simulated_choice import with_micro_batches, with_preemption
     from aurora.reports.advice import sharing_line
+    from aurora.reports.json_objects import models_json, summary_json
     from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 

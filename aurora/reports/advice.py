@@ -8,19 +8,8 @@ from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation, installs
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
-from aurora.advisor.sharing import (
-    BY_EXCHANGE,
-    BY_LAYER,
-    HALVES,
-    IN_SEQUENCE,
-    MICRO_BATCHES,
-    THREE_MODELS,
-    TIME_SLICED,
-    WORTH,
-    ApartSeconds,
-    WaysCompared,
-)
-from aurora.advisor.two_models import TwoModels, takes_turns
+from aurora.advisor.sharing import ApartSeconds
+from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, TwoModels, takes_turns
 from aurora.algorithms.alltoall.schedule import auto_orders
 from aurora.planner.plan import order_model
 from aurora.planner.simulated_choice import TIE
@@ -184,11 +173,9 @@ def _time(numbers: ReportNumbers) -> Iterator[str]:
     network, compute = (took_s / max(summary.seconds, 1e-30) for took_s in (summary.exchanging_s, summary.computing_s))
     busy = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
     busiest = max(network, compute)
-    if busiest < FULL and not numbers.of.plan.colocated and numbers.sharing is not None:
-        yield f"{sharing_advice(numbers.sharing)} Now {busy}."
-    elif busiest < FULL and not numbers.of.plan.colocated and not numbers.of.profiles:
+    if busiest < FULL and not numbers.of.plan.colocated:
         most = f" sharing is worth at most {1 / max(busiest, 1e-3):.1f} times the throughput," if busiest > MOST else ""
-        yield f"Pass --profile to learn whether to share these GPUs with a second model:{most} {busy}."
+        yield f"Ask aurora recommend, with two profiles, whether a second model should share these GPUs:{most} {busy}."
     elif busiest > MOST:
         yield f"Faster {'ports' if network > compute else 'GPUs'} would help most: {busy}."
     else:
@@ -223,46 +210,24 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
     return f"Sharing is worth {apart_s / max(summary.seconds, 1e-30):.2f}x here: {took}; {why}."
 
 
-def sharing_advice(compared: WaysCompared) -> str:
-    """Returns a sentence that recommends the way of sharing GPUs with the largest gain, or not to share if none gains.
-
-    Args:
-        compared: simulated ways of using the GPUs for one model or for several copies of it.
-    """
-    gains = {way: round(gain, 2) for way, gain in compared.gains.items()}
-    two = max((BY_EXCHANGE, BY_LAYER), key=lambda way: gains.get(way, 0.0))
-    ways = {  # each as advice, and as another way
-        MICRO_BATCHES: ("Cut each step into two micro-batches that overlap", "two micro-batches of this model alone"),
-        HALVES: ("Serve a copy of this model on each half of the GPUs", "a copy on each half of the GPUs"),
-        two: (f"Share these GPUs with a second model, {two}", f"a second model, {two},"),
-        THREE_MODELS: ("Share these GPUs between three models", "three models"),
-    }
-    known = sorted((way for way in ways if way in gains), key=gains.__getitem__, reverse=True)
-    parts = [f"{ways[way][1]} {gains[way]:.2f}x" for way in known] + ["memory does not hold a second copy"] * (two not in gains)
-    at = f"the throughput of one after the other with {compared.batch} tokens of a rank in a step (simulated)"
-    if not known or gains[known[0]] < WORTH:
-        return f"Leave the GPUs to this model. In parts of {at}: {'; '.join(parts)}."
-    return "; ".join([f"{ways[known[0]][0]}: {gains[known[0]]:.2f}x {at}", *parts[1:]]) + "."
-
-
 def two_models_advice(sharing: TwoModels) -> str:
     """Returns a sentence that recommends how an engine should serve two models on given GPUs, with the gain of each way."""
-    gains = {way: gain for way, gain in sharing.compared.gains.items() if way not in (IN_SEQUENCE, sharing.way)}
+    gains = {way: gain for way, gain in sharing.gains.items() if way not in (IN_SEQUENCE, sharing.way)}
     others = "".join(f"; {TURNS.get(way, way)} {gain:.2f}x" for way, gain in gains.items())
-    batch, default = f"with {sharing.compared.batch} tokens of a rank in a step", f"by {sharing.engine}'s default"
+    batch, default = f"with {sharing.batch} tokens of a rank in a step", f"by {sharing.engine}'s default"
     at = f"the throughput of one model after the other, each on all GPUs {default} ({batch}, MoE layers simulated)"
     turns = f" {NO_TURNS}" if not takes_turns(sharing.engine, sharing.cluster) else ""
     if sharing.drawn:
         return f"No recommendation: traffic is drawn. In parts of {at}{others}."
     if sharing.way is None:
         if not gains:
-            why = next(iter(sharing.compared.left_out.values()), "the engine has no way of sharing these GPUs")
+            why = next(iter(sharing.left_out.values()), "the engine has no way of sharing these GPUs")
             return f"Serve one model after the other: {why}.{turns}"
         return f"Serve one model after the other: nothing brings {WORTH:.2f}x {at}{others}.{turns}"
     first = f"Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin {NO_GRAPHS}"
     if sharing.way == HALVES:
-        first = f"Split the GPUs, a half for each model{sharing.best.how and f' ({sharing.best.how})'}"
-    return f"{first}: {sharing.best.gain:.2f}x {at}{others}.{turns}"
+        first = f"Split the GPUs, a half for each model{' (the first model on the second half)' * sharing.swapped}"
+    return f"{first}: {sharing.gains[sharing.best]:.2f}x {at}{others}.{turns}"
 
 
 TURNS = {TIME_SLICED: "by the same plans without overlap", BY_EXCHANGE: "sharing all GPUs in turns"}  # ways, of an engine

@@ -1,10 +1,9 @@
 """Formats numbers and tables: units, columns, tables limited to the worst rows, and tables as plain text."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from io import StringIO
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Column, Table
 
@@ -106,20 +105,6 @@ class ModelsTable(Table):
             if Measurement.get(console, wide, table).maximum > options.max_width:
                 table.padding = (0, 0)
             yield table
-
-
-def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
-    """Returns tables as plain text.
-
-    Args:
-        parts: tables and lines.
-        width: characters of a line.
-    """
-    buffer = StringIO()
-    console = Console(file=buffer, width=width, color_system=None, markup=False)
-    for part in parts:
-        console.print(part)
-    return buffer.getvalue()
 
 
 def _with_unit(value: float, units: Mapping[str, float]) -> str:

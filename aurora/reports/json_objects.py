@@ -7,7 +7,6 @@ from typing import Any
 from aurora.advisor.ceiling import ImbalanceSplit
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
-from aurora.advisor.sweep import GridCell
 from aurora.algorithms.placement.explain import LayerExplanation
 from aurora.io.clusters import fabric_json, link_curves_json
 from aurora.io.plans import by_failures, layers_json
@@ -15,7 +14,6 @@ from aurora.planner.evaluate import Drift, Evaluation
 from aurora.planner.migrate import Migration
 from aurora.reports.trace_tables import percentiles
 from aurora.reports.trace_times import Comparison, Summary
-from aurora.simulator.changing_traffic import FollowedTraffic
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.requests import RequestSimulation
 
@@ -181,21 +179,6 @@ def curves_json(curves: Profile | ComputeCurves) -> JsonObject:
     return {**fields_json(curves, "model provenance"), "kinds": table}
 
 
-def followed_json(followed: FollowedTraffic) -> JsonObject:
-    """Returns the results of each way to follow changing traffic."""
-    ways = [
-        {
-            **fields_json(way, "name changes stall_s lengthened_s"),
-            "slowest": way.slowest_W[followed.counted_W].mean(),
-            "slowest_all": way.slowest_W.mean(),
-            "worst": way.worst(),
-            "bytes": way.bytes_W.sum(),
-        }
-        for way in followed.ways
-    ]
-    return {"change": followed.change, "windows": len(followed.counted_W), "ways": ways}
-
-
 def requests_json(simulation: RequestSimulation) -> JsonObject:
     """Returns times and throughput of simulated requests, and the error of interpolated steps against simulated ones."""
     served, off_C = simulation.served, abs(simulation.off_C)
@@ -216,13 +199,6 @@ def served_requests_json(simulations: Mapping[str, RequestSimulation], names: Se
     head = {"requests": len(requests), **tokens, "arrivals_s": requests.arrival_s_Q[-1]}
     served = {name: requests_json(simulations[name]) if name in simulations else None for name in names}
     return {**head, **served, "assumptions": first.assumptions}
-
-
-def cell_json(cell: GridCell) -> JsonObject:
-    """Returns a cell of a grid: its settings, and the gain of each way of sharing GPUs."""
-    ways = [asdict(outcome) for outcome in cell.compared.outcomes]
-    comparison = {"winner": cell.compared.winner.way, "ways": ways, "left_out": dict(cell.compared.left_out)}
-    return {**fields_json(cell, "skew bandwidth batch"), **comparison}
 
 
 def recommendation_json(recommendation: Recommendation) -> JsonObject:

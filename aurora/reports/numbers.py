@@ -6,12 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.advisor.sharing import TIME_SLICED, WAYS, ApartSeconds, WaysCompared, apart_seconds, compare_ways
+from aurora.advisor.sharing import ApartSeconds, apart_seconds
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.network.bounds import nics_of, port_seconds, spread
 from aurora.algorithms.placement.cost_model import SUMMED, layer_costs
 from aurora.algorithms.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
-from aurora.errors import InfeasiblePlan
 from aurora.planner.plan import layer_seconds
 from aurora.reports.formatting import size
 from aurora.reports.report import ReportInputs
@@ -120,7 +119,6 @@ def skew(value_G: FloatArray) -> float:
     return gap(float(value_G.max()), float(value_G.mean()))
 
 
-ADVISED = tuple(way for way in WAYS if way != TIME_SLICED)  # of sharing the GPUs of one model
 SAME = 0.01  # bytes that differ less are of the same traffic
 ALIKE = 3.0  # factor up to which dispatched bytes differ between traffic of which times can be compared: numbers' widths do too
 
@@ -200,21 +198,6 @@ class ReportNumbers:
                 layers.append((planned(dispatch, there_SGG, cluster), planned(combine, back_SGG, cluster)))
             transfers_M.append(tuple(layers))
         return tuple(transfers_M)
-
-    @cached_property
-    def sharing(self) -> WaysCompared | None:
-        """Simulated gains of sharing the GPUs with copies of the model, or of micro-batches, for a plan of one model.
-
-        None for other plans, without profiles, and if some GPU's memory cannot hold an equal share of the experts.
-        """
-        if self.of.plan.colocated or not self.of.profiles:
-            return None
-        profile = self.of.profiles[0]
-        batch = max(1, round(tokens_of(profile) / profile.windows / profile.sources))
-        try:
-            return compare_ways(self.of.plan.cluster, [profile], batch, steps=2, ways=ADVISED, progress=self.progress)
-        except InfeasiblePlan:
-            return None
 
     @cached_property
     def shared(self) -> tuple[Summary, ApartSeconds] | None:

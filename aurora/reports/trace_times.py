@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.advisor.sharing import step_times
 from aurora.algorithms.network.bounds import nics_of
 from aurora.algorithms.network.switch import timed_steps
 from aurora.errors import BadInput
@@ -277,6 +276,24 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
     exchanging_s, computing_s = (any_model_s(spans, trace.ranks, group) for group in (EXCHANGES, COMPUTE))
     used_G = busy_G / max(seconds, 1e-30)
     return Summary(trace.kind, seconds, phases, exchanging_s, computing_s, used_G, tuple(layers), models)
+
+
+def step_times(trace: Trace, model: int) -> tuple[FloatArray, FloatArray]:
+    """Returns the times at which the steps of a model begin and end, in seconds from the trace's first start.
+
+    Args:
+        trace: a predicted or measured trace.
+        model: the model's number in the trace.
+
+    Returns:
+        (begin_T, end_T), (T,) float64 each: the time at which each step begins on its first rank, and ends on its last.
+    """
+    own_X, began_s = trace.model_X == model, trace.start_s_X.min(initial=np.inf)
+    steps_T, step_X = np.unique(trace.step_X[own_X], return_inverse=True)
+    begins_T, ends_T = np.full(len(steps_T), np.inf), np.zeros(len(steps_T))
+    np.minimum.at(begins_T, step_X, trace.start_s_X[own_X] - began_s)
+    np.maximum.at(ends_T, step_X, trace.end_s_X[own_X] - began_s)
+    return begins_T, ends_T
 
 
 def any_model_s(bars: Bars, ranks: int, phases: Sequence[str]) -> float:

@@ -187,21 +187,3 @@ class Cluster(Value):
             fabric = servers(node_G, rates, into, fabric.nic_Bps) if len(set(node_G)) > 1 else None
         curves = tuple(curve for curve in self.link_curves if curve.partners < len(gpus))
         return replace(self, gpus=gpus, fabric=fabric, link_curves=curves)
-
-    def scaled(self, bandwidth: float = 1.0, speed: float = 1.0) -> Self:
-        """Returns the cluster with faster or slower ports and GPUs; a fabric's links and link curves change as ports do.
-
-        Args:
-            bandwidth: factor on bytes per second.
-            speed: factor on every GPU's speed.
-        """
-        gpus = tuple(
-            replace(gpu, out_Bps=gpu.out_Bps * bandwidth, in_Bps=gpu.in_Bps * bandwidth, speed=gpu.speed * speed)
-            for gpu in self.gpus
-        )
-        fabric = self.fabric
-        if fabric is not None:
-            links = tuple(replace(link, Bps=link.Bps * bandwidth) for link in fabric.links)
-            fabric = replace(fabric, links=links, nic_Bps=None if fabric.nic_Bps is None else fabric.nic_Bps * bandwidth)
-        curves = tuple(curve.at_rate(bandwidth) for curve in self.link_curves)
-        return replace(self, gpus=gpus, fabric=fabric, link_curves=curves)

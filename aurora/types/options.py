@@ -100,7 +100,6 @@ def _written(number: float) -> str:
 
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 GATHERED = "allgather"  # and reduce-scatter, instead of all-to-alls
-SIMULATED_STEPS = 4  # of each model, where ways of sharing GPUs are compared
 SIMULATED_ORDERS = ("plan", "batch", GATHERED)
 ALL_TO_ALLS = ("flat", "hierarchical")
 MOST_WEIGHT = 1000  # of a model's time slices

@@ -18,8 +18,7 @@ sys.path[:0] = [str(HERE.parent)]
 from interleave import MODELS, cluster, known_texts  # noqa: E402
 from net import PAYLOAD  # noqa: E402
 from serving import served_jobs  # noqa: E402
-
-from aurora.advisor.sharing import (  # noqa: E402  # noqa: E402  # noqa: E402
+from ways import (  # noqa: E402
     BY_EXCHANGE,
     BY_LAYER,
     IN_SEQUENCE,
@@ -32,6 +31,7 @@ from aurora.advisor.sharing import (  # noqa: E402  # noqa: E402  # noqa: E402
     overlapped,
     served_steps,
 )
+
 from aurora.io import shipped  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402

@@ -33,8 +33,8 @@ from net import network, refusal  # noqa: E402
 from protocol import DEEP  # noqa: E402
 from serving import TOKEN_S  # noqa: E402
 from tables import Table, today, write  # noqa: E402
+from ways import IN_SEQUENCE, MICRO_BATCHES, WAYS, winners  # noqa: E402
 
-from aurora.advisor.sharing import IN_SEQUENCE, MICRO_BATCHES, WAYS, winners  # noqa: E402
 from aurora.planner.simulated_choice import TIE  # noqa: E402
 from aurora.types import Curve  # noqa: E402
 

@@ -51,7 +51,6 @@ ODD = (
 NUMBERS = {"int": ("x", "", "-7", "1.5", "nan", str(10**30)), "float": ("x", "", "-1", "nan", "inf", "1e400")}
 OUTPUTS = {"output", "trace"}  # of these parameters, those that are options
 FOLDERS = {
-    "sweep",
     "recommend",
     "demo",
     "train",

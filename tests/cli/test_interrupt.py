@@ -1,5 +1,6 @@
 """Ctrl-C at any time: exit code 130, one sentence at most, no traceback."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,12 +11,28 @@ import pytest
 
 import aurora
 
+LARGE = {
+    "num_hidden_layers": 58, "num_local_experts": 256, "num_experts_per_tok": 8, "hidden_size": 7168, "vocab_size": 129280,
+    "moe_intermediate_size": 2048, "intermediate_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 8,
+}  # fmt: skip
+
 pytestmark = pytest.mark.full
 
 
 def test_ctrl_c_while_the_command_is_imported_and_while_it_works(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LARGE))
     for moment, wait_s in (("import", 0.3), ("work", 4.0)):
-        words = ["sweep", "skew=0:2:10000", "-o", tmp_path / moment]
+        words = [
+            "recommend",
+            "--gpus",
+            "h100:64",
+            "--engine",
+            "vllm",
+            "--model",
+            tmp_path / "config.json",
+            "-o",
+            tmp_path / moment,
+        ]
         begin = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         code = f"{begin}import aurora.__main__ as main; print('here', flush=True); main.main()"
         command = subprocess.Popen(

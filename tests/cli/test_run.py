@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 
 import aurora
 from aurora.cli.run import served_json, served_table
-from aurora.reports.formatting import as_text
 from aurora.runtime.result import Answers, RunResult, TokenTimes
 from aurora.types import TraceRecorder
+from tests.reports.as_text import as_text
 
 NAMES = ("mixtral-topics", "qwen3moe-stdlib")
 TIMES = {2: TokenTimes({2: 0.2}, [0.01]), 0: TokenTimes({0: 0.1, 1: 0.3}, [0.05, 0.07])}

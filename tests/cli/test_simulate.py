@@ -1,4 +1,4 @@
-"""aurora simulate and sweep: their options and what they refuse."""
+"""aurora simulate: its options and what it refuses."""
 
 import json
 
@@ -90,29 +90,6 @@ def test_micro_batches_in_place_of_the_plans(aurora, plan):
             "--micro-batches: cut the batches of a single model, expected 1, found 2 models")  # fmt: skip
 
 
-def test_sweep_writes_text_and_json(aurora, shape, tmp_path):
-    grids = ("bandwidth=1e6:1e9:log2", "skew=0:1:2")
-    written = []
-    for name in ("one", "two"):
-        code, out, err = aurora("sweep", *grids, "--shape", shape, "--cluster", CLUSTER, "-o", tmp_path / name)
-        assert (code, err) == (0, "")
-        assert "wrote" in out
-        written.append({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()})
-    assert set(written[0]) == {"sweep.txt", "sweep.json"}
-    assert written[0] == written[1]
-    points = json.loads(written[0]["sweep.json"])["points"]
-    assert [(p["bandwidth"], p["skew"]) for p in points] == [(1e6, 0), (1e6, 1), (1e9, 0), (1e9, 1)]
-    words = written[0]["sweep.txt"].decode().split()
-    assert all(word in words for word in ("bandwidth", "all-at-once", "sequential", "pays", "1e+09"))
-    assert all(f"{value:.3f}" in words for point in points for value in point["speedups"].values())
-
-
-def test_refusals(aurora, shape, tmp_path):
-    grid = ("--shape", shape, "--cluster", CLUSTER, "-o", tmp_path / "s")
-    refused(aurora("sweep", "skew=1", *grid), r"skew=1: expected skew=FIRST:LAST:COUNT")
-    refused(aurora("sweep", "skew=0:1:2", "skew=0:1:2", *grid), "expected one or two keys, each once")
-
-
 def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
     text = CLUSTER.read_text().replace("schema = 1", "schema = 1\nincast = {}")
     for value, said in (
@@ -120,46 +97,13 @@ def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
         ('"much"', "incast must be a number, found 'much'"),
     ):
         (tmp_path / "c.toml").write_text(text.format(value))
-        refused(aurora("sweep", "skew=0:1:2", "--shape", "x", "--cluster", tmp_path / "c.toml", "-o", tmp_path), said)
+        refused(aurora("plan", "--cluster", tmp_path / "c.toml", "--profile", "x.npz", "-o", tmp_path / "p.json"), said)
     (tmp_path / "c.toml").write_text(text.format("0.25"))
     machines = load_cluster(tmp_path / "c.toml")
     assert machines.incast == 0.25
     profile = draw_profile("zipf:1", CONFIG)
     save(make_plan(machines, [profile]), tmp_path / "p.json")
     assert load_plan(tmp_path / "p.json").cluster == machines
-
-
-def test_changing_traffic_is_replayed(aurora, plan, shape, tmp_path):
-    synthetic = ("synthetic", "zipf:1", shape, "--windows", 3, "--window-tokens", 50, "--seed", 1)
-    assert aurora(*synthetic, "-o", tmp_path / "b.npz")[0] == 0
-    both = ("simulate", plan, "--profile", tmp_path / "a.npz", "--profile", tmp_path / "b.npz")
-    again = (*both, "--change", "steps", "--windows", 12, "--lasting", 4)
-    code, out, _ = aurora(*again)
-    assert code == 0
-    assert "clairvoyant" in out
-    code, out, _ = aurora(*again, "--json")
-    found = json.loads(out)
-    assert (found["change"], found["windows"]) == ("steps", 12)
-    assert [way["name"] for way in found["ways"]][-3:] == ["controller", "mean known", "clairvoyant"]
-    assert found["ways"][0]["bytes"] == 0
-    assert json.loads(aurora("simulate", plan, "--change", "recorded", "--json")[1])["windows"] == 3
-    each = (*both, "--change", "alternating", "--windows", 5, "--lasting", 1)  # begins other traffic
-    assert all(way["slowest"] == way["slowest_all"] for way in json.loads(aurora(*each, "--json")[1])["ways"])
-    assert "all windows, each of other traffic" in " ".join(aurora(*each)[1].split())
-    refused(aurora("simulate", plan, "--change", "suddenly"), "--change: expected one of alternating, steps, drift")
-    refused(
-        aurora("simulate", plan, "--change", "drift"), "--profile: expected two or more, between which traffic changes, found 1"
-    )
-    refused(aurora(*both, "--change", "recorded", "--lasting", 4), "--lasting: expected without --change recorded")
-    for option in ("--period-s", "--bytes-per-s", "--loss", "--windows", "--lasting"):
-        for value in ("nan", "0" if option != "--loss" else "1", "-1", "inf", "many"):
-            refused(aurora(*again, option, value), f"{option}'?: ")
-    for option in ("--windows", "--lasting"):
-        refused(aurora(*again, option, 10**30), f"{option}: expected at most ")
-    refused(aurora(*again, "--loss", 2), "--loss: expected a number from zero to below one, found 2")
-    refused(aurora(*again, "--lasting", 0), "--lasting: expected one or more, found 0")
-    refused(aurora("simulate", plan, "--windows", 12), "--windows: expected with --change")
-    refused(aurora(*again, "--barriers", "none"), "--barriers: expected without --change")
 
 
 @pytest.mark.full
@@ -200,6 +144,5 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     refused(aurora("simulate", plan, "--rate", 2), "--isl: expected a number, or a trace of --requests, found neither")
     refused(aurora("simulate", plan, "--rate", 2, "--layers"), "--layers: expected without --requests and --rate")
     refused(aurora("simulate", plan, "--rate", 0, "--isl", 2, "--osl", 2), "--rate: expected more than zero, found 0")
-    refused(aurora("simulate", plan, "--change", "steps", "--rate", 2), "--rate: expected without --change")
     few = ("--rate", 2, "--isl", 2, "--osl", 2, "--max-num-seqs", 9, "--max-num-batched-tokens", 8)
     refused(aurora("simulate", plan, *few), "--max-num-seqs: expected at most the 8 of --max-num-batched-tokens")

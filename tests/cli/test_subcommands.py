@@ -11,7 +11,6 @@ import pytest
 import typer.main
 
 import aurora as library
-from aurora.advisor.sweep import Setting
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.gradient_codes import SCHEMES
 from aurora.algorithms.placement.grouping import PLACE
@@ -83,7 +82,6 @@ def test_few_options_and_only_registered_placeholders():
         ("plan", PlanOptions, {"weights", "preemption_s"}),  # the planner chooses them
         ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
         ("run", ControlOptions, set()),
-        ("simulate", ControlOptions, set()),
         ("simulate", RequestOptions, set()),
         ("evaluate", DriftOptions, set()),
         ("train", TrainOptions, set()),
@@ -137,7 +135,6 @@ LINES = {
     "evaluate": "p.json --profile b.npz",
     "evaluate --before": "a.npz --profile b.npz",
     "simulate": "p.json",
-    "sweep": "speed=1:1:1 --shape config.json --cluster demo-4 -o maps",
     "train": "MIXTRAL --text TEXT --steps 2 --ranks 2 --batch 2 --length 16 --transport memory -o trained",
     "report": "p.json",
     "order": "m.csv",
@@ -145,7 +142,6 @@ LINES = {
     "export": "p.json --format eplb",
     "demo": "-o d",
     "doctor": "",
-    "sweep --ways": "--profile a.npz --profile b.npz --cluster demo-4 --step-tokens 8 --bandwidth 1 --skew 1 --steps 2 -o won",
     "measure compute": "MIXTRAL --prompt-tokens 8 --batch 1 -o c.npz",
 }
 
@@ -228,8 +224,6 @@ def test_other_names_come_from_their_registries(aurora, monkeypatch):
     monkeypatch.setitem(SCHEMES, "toy-scheme", SCHEMES["bcc"])
     for subcommand, name in (("export", "toy-engine"), ("import", "toy-engine"), ("train", "toy-scheme")):
         assert name in aurora(subcommand, "--help-all")[1]
-    printed = aurora("sweep", "--help")[1]
-    assert all(field.name in printed for field in fields(Setting))
     assert options.completed("order")("openshop") == ["openshop", "openshop-best"]
     assert options.completed(one_of=("gloo", "nccl"))("n") == ["nccl"]
 

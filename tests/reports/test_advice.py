@@ -8,18 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.advisor.sharing import (
-    BY_EXCHANGE,
-    BY_LAYER,
-    IN_SEQUENCE,
-    MICRO_BATCHES,
-    THREE_MODELS,
-    WORTH,
-    WayOutcome,
-    WaysCompared,
-)
 from aurora.planner.plan import make_plan
-from aurora.reports.advice import advice, sharing_advice
+from aurora.reports.advice import advice
 from aurora.reports.formatting import seconds
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.plan_tables import gap_line
@@ -78,17 +68,6 @@ def test_replicas_that_no_memory_holds_are_not_advised():
     assert not [s for s in advice(ReportNumbers(inputs)) if "slots-per-gpu" in s or "replicate" in s]
 
 
-def test_no_second_model_is_advised_where_one_alone_fits_unevenly():
-    hot = hot_expert()
-    big, small = (hot.other_bytes + experts * hot.expert_bytes for experts in (4, 1))
-    gpus = [replace(gpu, memory_bytes=size) for gpu, size in zip(cluster(1e6, 1e6).gpus, (big, small), strict=True)]
-    two = replace(hot, tokens_TLSE=hot.tokens_TLSE[:, :, :2])
-    plan = make_plan(Cluster("uneven", tuple(gpus)), [two])
-    sentences = advice(ReportNumbers(ReportInputs(plan, (("p", simulate_plan(plan, [two])),), (two,))))
-    assert sentences
-    assert not [s for s in sentences if "second model" in s]
-
-
 def test_the_layer_is_named_whose_dispatch_is_farthest_from_its_bound():
     """Where messages cost much to start, orders with many are above the fluid bound."""
     ports, traffic = cluster(*[1e6] * 4, startup_s=0.0005), profile()
@@ -112,7 +91,7 @@ def test_an_order_that_is_advised_is_not_the_one_that_the_plan_has():
 
 
 @pytest.mark.full
-@settings(max_examples=20)  # each simulates several ways of sharing
+@settings(max_examples=20)
 @given(profiles(sources=2), st.sampled_from(["contiguous", "random", "swap-search"]), st.booleans())
 def test_no_two_sentences_contradict_each_other_and_no_plan_disproves_one(drawn, place, replicas):
     """What is said to have no more to give is not advised, and no other plan beats a bound that is told."""
@@ -130,20 +109,6 @@ def test_no_two_sentences_contradict_each_other_and_no_plan_disproves_one(drawn,
         for words in re.findall(r"no placement[a-z ]* (?:more|less) than ([0-9.]+)% shorter", sentence):
             for other in others:
                 assert other.objective_s >= plan.objective_s * (1 - float(words) / 100 - 6e-4), sentence
-
-
-@given(st.lists(st.one_of(st.none(), st.floats(0.5, 2.0)), min_size=4, max_size=4))
-def test_no_way_of_sharing_is_better_than_the_one_that_is_advised(drawn):
-    ways = (MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)
-    gains = {IN_SEQUENCE: 1.0} | {way: gain for way, gain in zip(ways, drawn, strict=True) if gain is not None}
-    outcomes = [WayOutcome(way, 1.0, gain, 1.0, (), 0.5) for way, gain in gains.items()]
-    sentence = sharing_advice(WaysCompared(8, tuple(outcomes), {}))
-    shown = [float(words) for words in re.findall(r"([0-9.]+)x", sentence)]
-    best = round(max([gain for way, gain in gains.items() if way != IN_SEQUENCE], default=1.0), 2)
-    if sentence.startswith("Leave"):
-        assert best < WORTH
-    else:
-        assert shown[0] == max(shown) == best >= WORTH
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1.0), st.floats(0.1, 1.0)), min_size=1, max_size=4))

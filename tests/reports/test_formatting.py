@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from aurora.reports.formatting import as_text, distinct, percent, seconds, size, table_of
+from aurora.reports.formatting import distinct, percent, seconds, size, table_of
 from aurora.reports.formatting import text as as_it_is
+from tests.reports.as_text import as_text
 
 
 @pytest.mark.parametrize(

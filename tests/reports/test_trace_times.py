@@ -15,7 +15,7 @@ from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
-from aurora.reports.formatting import DASH, as_text
+from aurora.reports.formatting import DASH
 from aurora.reports.plan_tables import evaluation_table, plan_table, profile_table
 from aurora.reports.trace_tables import comparison_table, models_table, summary_table
 from aurora.reports.trace_times import (
@@ -34,6 +34,7 @@ from aurora.reports.trace_times import (
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Schedule, SyntheticOptions, TraceRecorder, servers
 from tests.conftest import cluster
+from tests.reports.as_text import as_text
 from tests.strategies import profiles, traffics
 
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}

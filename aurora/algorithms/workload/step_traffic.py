@@ -12,9 +12,7 @@ from aurora.types.profile import step_sizes
 ASIDE = 5  # blocks of windows, of which two are kept aside
 
 
-def drawn_windows(
-    profile: Profile, tokens_TS: IntArray, rng: np.random.Generator, token_level: bool = False, skew: float = 1.0
-) -> Profile:
+def drawn_windows(profile: Profile, tokens_TS: IntArray, rng: np.random.Generator, token_level: bool = False) -> Profile:
     """Draws windows whose tokens choose experts with the frequencies of the profile.
 
     Args:
@@ -22,7 +20,6 @@ def drawn_windows(
         tokens_TS: (T, S) int64, tokens of each source rank in each window.
         rng: for the draws.
         token_level: draw recorded tokens with all their choices, instead of (token, expert) pairs by the experts' shares.
-        skew: exponent on the experts' shares: 1 leaves them as they are, 0 makes them equal.
 
     Returns:
         The profile with these windows. Sources without recorded tokens draw from those of all sources.
@@ -35,8 +32,6 @@ def drawn_windows(
         tokens_TLSE = routing.tokens_TLSE(len(tokens_TS), profile.sources, profile.experts)
         return replace(profile, tokens_TLSE=tokens_TLSE, routing=routing, stage_T=None)
     share_LSE = _shares_LSE(profile)
-    if skew != 1:
-        share_LSE = share_LSE**skew / (share_LSE**skew).sum(axis=2, keepdims=True)
     tokens_TLSE = np.stack([_drawn_pairs(share_LSE, tokens_S, profile.top_k, rng) for tokens_S in tokens_TS])
     return replace(profile, tokens_TLSE=tokens_TLSE, routing=None, stage_T=None)
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.placement.explain import explain
 from aurora.planner.plan import make_plan
-from aurora.reports.formatting import as_text
 from aurora.reports.plan_tables import explain_tables
 from aurora.types import PlanOptions
 from tests.conftest import cluster
 from tests.planner.test_plan import profile
+from tests.reports.as_text import as_text
 from tests.strategies import clusters, profiles
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from aurora.advisor.sweep import one_moe_layer
 from aurora.algorithms.workload.model_config import Shape, other_weight_bits, weight_bits
 from aurora.algorithms.workload.model_structure import dense_layers, expert_groups, moe_layers, top_k
 from aurora.errors import BadInput
@@ -36,7 +35,6 @@ def test_layers_without_experts(said, dense):
     assert sorted((*shape.moe_layers, *dense)) == list(range(6))
     assert moe_layers(shape.layers, dense) == shape.moe_layers
     assert Shape.of({"num_hidden_layers": 1, "text_config": SIZES | config}).dense_layers == dense
-    assert Shape.of(one_moe_layer(SIZES | config)).moe_layers == (0,)
 
 
 @pytest.mark.parametrize(
