@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE  # set, it would have each of hundreds of proce
 demo: install
 	$(BIN)/aurora demo -o demo
 
-# The evaluations of the three papers, in papers/. AURORA_DATA names a folder of recorded data, if there is one.
+# The headline figures of the three papers, in papers/.
 papers: install
 	for paper in aurora lazarus bcc; do $(BIN)/python -m bench.papers.$$paper -o papers || exit 1; done
 

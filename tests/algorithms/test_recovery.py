@@ -11,8 +11,7 @@ from aurora.algorithms.recovery import fewest_moves, recover
 from aurora.algorithms.replicas.failure_resilient import place_for_failures
 from aurora.errors import InfeasiblePlan
 from aurora.types import FailureDomains
-from bench.papers.lazarus.greedy_relabelling import greedy_moves
-from bench.papers.lazarus.recovery_moves import recovery_moves
+from bench.papers.lazarus import greedy_moves, recovery_moves
 
 
 @st.composite

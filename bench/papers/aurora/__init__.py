@@ -1,1 +1,0 @@
-"""The evaluation of Aurora (arXiv:2410.17043) in its own set-up, ours beside."""
