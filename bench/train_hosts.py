@@ -1,16 +1,16 @@
 """Losses of `aurora train --elastic` over several hosts whose links are cut, beside those of a run without faults.
 
 `python bench/train_hosts.py [--hosts 4] [--cuts 6] [--steps 400]` trains the shipped Mixtral in float64 on hosts that are
-network namespaces (needs root), one of which leads. Again and again the link of another host is cut, and is back after a while.
-Writes bench/results/train-hosts-DATE.md: how far the losses are from those of one process, and the pauses.
+network namespaces (needs root), one of which runs the lighthouse. Again and again the link of another host is cut, and is back
+after a while. Writes bench/results/train-hosts-DATE.md: how far the losses are from those of one process, and the pauses.
 """
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -24,23 +24,22 @@ from aurora.training.run import train
 from aurora.types import TrainOptions
 
 sys.path.append(str(Path(__file__).parent / "network"))
-sys.path.append(str(Path(__file__).parents[1]))
 import net
-
-from tests.elastic.certificates import certificate_file
 
 MODEL = shipped("models/mixtral-topics")
 TEXT = MODEL / "tokenizer.json"
 PORT, BATCH, LENGTH, RANKS = 29600, 8, 24, 2
 MOST_S = 900.0  # without a step
+LIGHTHOUSE = [
+    *(sysconfig.get_path("scripts") + "/torchft_lighthouse", f"--bind={net.SUBNET}.1:{PORT}", "--min_replicas=1"),
+    *("--join_timeout_ms=2000", "--heartbeat_timeout_ms=2000", "--quorum_tick_ms=50"),
+]
 
 
-def command(output: Path, steps: int, how: str) -> list[str]:
+def command(output: Path, steps: int) -> list[str]:
     """Returns the command of a host."""
-    options = [f"--ranks={RANKS}", f"--timeout={MOST_S:g}", f"--{how}={net.SUBNET}.1:{PORT}"]
-    if how == "lead":
-        options += [f"--steps={steps}", f"--batch={BATCH}", f"--length={LENGTH}", "--dtype=float64", "--checkpoint-every=50"]
-        options += [f"--min-ranks={RANKS}"]
+    options = [f"--ranks={RANKS}", f"--min-ranks={RANKS}", f"--timeout={MOST_S:g}", f"--lighthouse={net.SUBNET}.1:{PORT}"]
+    options += [f"--steps={steps}", f"--batch={BATCH}", f"--length={LENGTH}", "--dtype=float64", "--checkpoint-every=50"]
     start = [sys.executable, "-m", "aurora", "train", str(MODEL), "--text", str(TEXT), "--elastic", "-o", str(output)]
     return [*start, *options]
 
@@ -74,14 +73,15 @@ def main() -> None:
     chosen = parser.parse_args()
     if (why_not := net.refusal()) is not None:
         raise SystemExit(why_not)
-    os.environ["AURORA_CERTIFICATE"] = str(certificate_file())
     dice, processes = random.Random(1), list[subprocess.Popen]()
     with tempfile.TemporaryDirectory() as folder, net.network([1e9] * chosen.hosts, buffer_bytes=1 << 20) as hosts:
         output = Path(folder) / "out"
         try:
-            for number, host in enumerate(hosts):
-                line = command(output, chosen.steps, "join" if number else "lead")
-                processes.append(subprocess.Popen(["ip", "netns", "exec", host, *line], stdout=subprocess.DEVNULL))
+            for host in hosts:
+                line = ["ip", "netns", "exec", host, *command(output, chosen.steps)]
+                processes.append(subprocess.Popen(line, stdout=subprocess.DEVNULL))
+            line = ["ip", "netns", "exec", hosts[0], *LIGHTHOUSE]
+            processes.append(subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
             wait_for(output, 2, processes, RANKS * chosen.hosts)
             for _ in range(chosen.cuts):
                 lost = dice.randrange(1, chosen.hosts)
@@ -89,7 +89,7 @@ def main() -> None:
                 wait_for(output, max(logged(output)) + 2, processes, RANKS * (chosen.hosts - 1))
                 net.plug_in_again(lost)
                 wait_for(output, max(logged(output)) + 2, processes, RANKS * chosen.hosts)
-            ended = [process.wait(MOST_S) for process in processes]
+            ended = [process.wait(MOST_S) for process in processes[:-1]]
         finally:
             for process in processes:
                 process.kill()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import aurora
 from aurora.cli.inputs import check_folder, check_model
-from aurora.cli.options import RUNNING, refuse_given
 from aurora.cli.output import show
 from aurora.errors import need, plural
 from aurora.reports.formatting import seconds, table_of
 from aurora.types import TrainOptions
-from aurora.types.run_options import OF_EACH_HOST
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,9 +39,6 @@ def train(
         text: text to train on: .jsonl, .npy of token ids, or any other file as UTF-8 text.
         output: folder for the trained model, checkpoints and log.jsonl.
     """
-    if RUNNING.get().params["join"] is not None:
-        of_the_run = (field.name for field in fields(TrainOptions) if field.name not in OF_EACH_HOST)
-        refuse_given(of_the_run, "none with `join`: the leader says it")
     chosen = options()
     check_model(model)
     check_folder(output, "model")

@@ -4,6 +4,5 @@
 - `member`: takes part in rounds at the lighthouse, and in the epochs that they begin
 - `epoch_groups`: gloo groups of an epoch, and their transport; `epoch_nccl`: NCCL communicators
 - `processes`: ranks of this host
-- `hosts`: ranks of several hosts, as the leader sees them, and a host that joins; `host_connection`: their connection
 - `steps`: steps that all members commit, or none
 """

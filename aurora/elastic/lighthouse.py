@@ -19,7 +19,7 @@ from aurora.types.run_options import address_text
 
 HEARTBEAT_TIMEOUT_S = 2.0  # a member that gives no sign of life for so long is left out of rounds
 START_S = 60.0
-RELEASED_S = 3.0  # in which a killed leader's lighthouse ends and gives its port back
+RELEASED_S = 3.0  # in which the lighthouse of a killed run ends and gives its port back
 _TICK_S = 0.05  # between two looks at whether a round is complete
 
 

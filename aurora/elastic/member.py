@@ -76,25 +76,27 @@ def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
     return entry_of
 
 
-def admitted(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], dict[str, str]]:
+def admitted(entries: Mapping[str, Entry], most: int) -> tuple[dict[str, Entry], dict[str, str]]:
     """Returns (the entries of members that may be in one epoch; by name, a sentence on why each other one may not).
 
-    All must be about the same as the first entry: one that has been in an epoch, or else that of the earliest start.
+    All must be about the same as the first entry. Those that have been in an epoch come first, then those of earlier starts.
 
     Args:
-        entries: entries of a round, by name.
+        entries: entries of a round, by ascending name.
+        most: largest number of members of an epoch.
     """
-    first = min(entries.values(), key=lambda entry: (not entry.epoch, entry.since_ms, entry.name), default=None)
-    alike: dict[str, Entry] = {}
+    ranked = sorted(entries.values(), key=lambda entry: (not entry.epoch, entry.since_ms, entry.name))
+    alike: set[str] = set()
     refused: dict[str, str] = {}
-    for name, entry in entries.items():
-        assert first is not None
-        theirs, ours = first.about, entry.about
-        if (what := next((key for key in (*theirs, *ours) if theirs.get(key) != ours.get(key)), None)) is None:
-            alike[name] = entry
-        else:
+    for entry in ranked:
+        theirs, ours, name = ranked[0].about, entry.about, entry.name
+        if (what := next((key for key in (*theirs, *ours) if theirs.get(key) != ours.get(key)), None)) is not None:
             refused[name] = f"{name}: expected {what} {theirs.get(what)} as the other ranks have, found {ours.get(what)}"
-    return alike, refused
+        elif len(alike) == most:
+            refused[name] = f"{name}: expected at most {most} ranks, a sample of `batch` for each, found {most} others"
+        else:
+            alike.add(name)
+    return {name: entry for name, entry in entries.items() if name in alike}, refused
 
 
 def over(entries: Mapping[str, Entry], number: int, processes: Mapping[str, str], unseen: Collection[str] = ()) -> str | None:
@@ -170,6 +172,7 @@ class Member:
             rounds until it does.
         gpu: this member's GPU, for an NCCL communicator per group; None: epochs have gloo groups only.
         about: values that must be the same for all members, by description; who differs from the others is refused.
+        most: largest number of members of an epoch, the same for all members; later ones are refused.
 
     Attributes:
         name: as given.
@@ -191,7 +194,9 @@ class Member:
         hang_s: float = HANG_S,
         gpu: NcclGpu | None = None,
         about: Mapping[str, str] = {},
+        most: int = 1 << 16,
     ) -> None:
+        self._most = most
         self.name, self._lighthouse, self._timeout_s, self.gpu = name, lighthouse, timeout_s, gpu
         self._absent_s, self._hang_s = absent_s, hang_s
         host = own_address(lighthouse)
@@ -223,7 +228,7 @@ class Member:
 
         Raises:
             RankFailed: if no epoch begins in time, another process has this name, or `close` is called.
-            OtherRun: if it differs from the other members in a value of `about`.
+            OtherRun: if it differs from the other members in a value of `about`, or is one too many.
         """
         with self._changed:
             self._said = msgspec.structs.replace(self._said, serving=False, agreed=agreed, data=data)
@@ -388,7 +393,7 @@ class Member:
 
     def _take(self, quorum: Any) -> None:
         """Takes what was said in a round."""
-        entries, refused = admitted(by_name(filter(None, map(_entry_of, quorum.participants))))
+        entries, refused = admitted(by_name(filter(None, map(_entry_of, quorum.participants))), self._most)
         with self._changed:
             ours, number = entries.get(self.name), self._epoch.number
             self._unseen -= entries.keys() if time.monotonic() < self._unseen_until_s else set(self._unseen)

@@ -3,13 +3,11 @@
 import os
 import sys
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -20,21 +18,17 @@ EXIT_S = 0.3  # to learn how a process ended
 
 
 class Outbox:
-    """Queue of outgoing messages: `send` never waits for a slow reader; a background thread runs `write`."""
+    """Queue of outgoing messages: `replace` never waits for a slow reader; a background thread runs `write`."""
 
     def __init__(self) -> None:
         self._messages = SimpleQueue[Any]()  # None: no more
 
-    def send(self, message: Any) -> None:
-        """Queues a message; it must not be None."""
-        self._messages.put(message)
-
     def replace(self, message: Any) -> None:
-        """Queues a message in place of all that are queued now."""
+        """Queues a message, which must not be None, in place of all that are queued now."""
         with suppress(Empty):
             while True:
                 self._messages.get_nowait()
-        self.send(message)
+        self._messages.put(message)
 
     def stop(self) -> None:
         """Makes `write` return after the messages that are queued now."""
@@ -47,39 +41,26 @@ class Outbox:
                 write(message)
 
 
-@dataclass(eq=False)
-class StartedRank(ABC):
-    """Base of handles of a rank whose process has been started, on this or another host; also the event of its start."""
-
-    rank: int  # the rank's number
-    pid: int  # its process id, on its host
-
-    @abstractmethod
-    def send(self, message: object) -> None:
-        """Queues a message to the rank. If the rank is lost, the message is dropped."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Kills the rank's process, without waiting for its end."""
-
-
 @dataclass(frozen=True)
 class RankLoss:
-    """Event of a rank: it did not start, or its process or connection has ended. `reason`: a phrase for error messages."""
+    """Event of a rank: it did not start, or its process has ended. `reason`: a phrase for error messages."""
 
     reason: str
 
 
 @dataclass(eq=False)
-class RankProcess(StartedRank):
-    """Handle of a rank on this host: its process, and the pipe to it."""
+class RankProcess:
+    """Handle of a rank whose process has been started, and the pipe to it; also the event of its start."""
 
+    rank: int
     process: Any  # its multiprocessing process
     connection: Connection
     outbox: Outbox = field(default_factory=Outbox)
 
-    def send(self, message: object) -> None:
-        self.outbox.send(ForkingPickler.dumps(message))
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return int(self.process.pid)
 
     def exit_reason(self) -> str:
         """Returns how the process ended, for error messages; waits for its end, EXIT_S at most."""
@@ -89,9 +70,6 @@ class RankProcess(StartedRank):
             return "its process ended"
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
-    def kill(self) -> None:
-        self.process.kill()
-
 
 class RankProcesses:
     """Runs the picklable `main(connection, rank_info, *args)` in a process per rank of this host, and collects their events.
@@ -100,15 +78,14 @@ class RankProcesses:
 
     Args:
         main, args: function that each rank's process runs, and its further arguments.
-        ranks: number of ranks of the whole run.
+        ranks: number of ranks.
         lighthouse: host and port of the lighthouse, passed on in RankInfo.
         timeout_s: seconds that a rank waits for a peer.
-        local: the ranks that run on this host; None: all.
 
     Attributes:
-        inbox: (rank, its StartedRank or None if its start failed, event) tuples; see `events`.
+        inbox: (rank, its RankProcess or None if its start failed, event) tuples; see `events`.
         running: handles of the started ranks, by rank; ranks are removed by `kill`, lost ones too.
-        starting: ranks that are starting or awaited; a rank may be listed twice.
+        starting: ranks that are starting; a rank may be listed twice.
     """
 
     def __init__(
@@ -118,49 +95,43 @@ class RankProcesses:
         ranks: int,
         lighthouse: tuple[str, int],
         timeout_s: float,
-        local: Sequence[int] | None = None,
     ) -> None:
         self._main, self._args, self._ranks, self._timeout_s = main, args, ranks, timeout_s
         self._host, self._port = lighthouse
-        self._local = tuple(range(ranks) if local is None else local)
-        self.inbox: SimpleQueue[tuple[int, StartedRank | None, Any]] = SimpleQueue()
-        self.running: dict[int, StartedRank] = {}
+        self.inbox: SimpleQueue[tuple[int, RankProcess | None, Any]] = SimpleQueue()
+        self.running: dict[int, RankProcess] = {}
         self.starting: list[int] = []
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-processes")
 
     def start(self, rank: int) -> None:
         """Starts a rank's process in the background."""
-        local_rank, local_ranks = self._local.index(rank), len(self._local)
-        rank_info = RankInfo(
-            rank, self._ranks, self._host, self._port, self._timeout_s, local_rank, local_ranks, launched=True
-        )  # fmt: skip
+        rank_info = RankInfo(rank, self._ranks, self._host, self._port, self._timeout_s, rank, self._ranks, launched=True)
         self.starting.append(rank)
         self._background.submit(self._start_process, rank_info)
 
     def events(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
         """Yields (rank, event) for all received events; waits up to timeout_s seconds for the first.
 
-        An event is one of: the rank's StartedRank, when its process has started; a message from the rank; at last a RankLoss.
+        An event is one of: the rank's RankProcess, when its process has started; a message from the rank; at last a RankLoss.
         """
         with suppress(Empty):
             for _ in range(max(1, self.inbox.qsize())):
                 rank, sender, event = self.inbox.get(timeout=timeout_s)
-                if isinstance(event, StartedRank) or sender is None:
+                if isinstance(event, RankProcess) or sender is None:
                     self.starting.remove(rank)
-                if isinstance(event, StartedRank):
+                if isinstance(event, RankProcess):
                     self.running[rank] = event
                 if sender is None or self.running.get(rank) is sender:
                     yield rank, event
 
     def kill(self, rank: int) -> None:
-        """Kills a rank's process, if it runs, on its host. Its further events are dropped."""
+        """Kills a rank's process, if it runs. Its further events are dropped."""
         if (rank_process := self.running.pop(rank, None)) is not None:
-            rank_process.kill()
-            if isinstance(rank_process, RankProcess):
-                self._background.submit(rank_process.process.join)
+            rank_process.process.kill()
+            self._background.submit(rank_process.process.join)
 
-    def close(self, complete: bool = True) -> None:
-        """Kills all processes, also ones that are still starting, and waits for their end. `complete` is ignored."""
+    def close(self) -> None:
+        """Kills all processes, also ones that are still starting, and waits for their end."""
         self._background.submit(int).result()  # it comes after all that are starting
         for _ in self.events(0.0):
             pass
@@ -180,7 +151,7 @@ class RankProcesses:
         except Exception as error:  # such as too many processes or open files
             self.inbox.put((rank, None, RankLoss(f"did not start: {first_line(error)}")))
             return
-        rank_process = RankProcess(rank, process.pid, process, connection)
+        rank_process = RankProcess(rank, process, connection)
         self.inbox.put((rank, rank_process, rank_process))
         threading.Thread(target=self._talk, args=(rank_process,), daemon=True, name=f"aurora-from-rank-{rank}").start()
 

@@ -448,17 +448,17 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
         return value
 
 
-def open_locked(path: Path) -> io.FileIO:
-    """Opens a file for appending under an exclusive lock, and creates it if it is missing.
+def open_locked(path: Path, shared: bool = False) -> io.FileIO:
+    """Opens a file for reading and appending under a lock, exclusive or shared, and creates it if it is missing.
 
     Raises:
         BadInput: if another process holds the lock, or the file cannot be written.
     """
     try:
         while True:
-            file = path.open("ab", buffering=0)
+            file = path.open("a+b", buffering=0)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     return file
             except BaseException:

@@ -271,7 +271,6 @@ class _Workers(RankProcesses):
     def tell(self, message: Round[bytes]) -> None:
         """Tells all workers of a round; those that have not read of earlier rounds hear of this one alone."""
         for worker in self.running.values():
-            assert isinstance(worker, RankProcess)
             worker.outbox.replace(message)
 
     def write_to(self, member: RankProcess) -> None:

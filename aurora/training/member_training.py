@@ -147,8 +147,10 @@ class MemberTraining:
         state, (slots, min_replicas) = trainer.state, trainer.slots_among(len(epoch.members))
         cluster = alike_ranks(nodes_of(epoch.members, slots, state.layers[0].count, min_replicas))
         trainer.join(transport, cluster)
+        host = epoch.members[epoch.rank].rpartition("-")[0]
         stale = [rank for rank, name in enumerate(epoch.members) if name in settlement.stale]
         holders = [rank for rank in range(len(epoch.members)) if rank not in stale]
+        self._logs = epoch.members[holders[0]].rpartition("-")[0] == host  # who has seen the last step logs
         if epoch.rank in stale:
             self.step, self._committed, self._since_s, self._saved = version.step, None, None, None
             state.forget_experts()
@@ -236,7 +238,7 @@ class MemberTraining:
     def report(self) -> None:
         """Reports the last step, which all members know to be committed, and saves a checkpoint if one is due after it."""
         if self._committed is not None:
-            self._on_final(self._committed)
+            self._on_final(replace(self._committed, ranks=len(self._epoch.members), logs=self._logs))
         self._committed = None
         trainer, steps, every = self._trainer, self._options.steps, self._options.checkpoint_every
         due = self.step == steps or (self.step < steps and every is not None and self.step % every == 0)

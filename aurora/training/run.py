@@ -20,13 +20,12 @@ from aurora.runtime.transports.process_groups import (
     new_process_group,
     rank_info_from_environment,
 )
-from aurora.training.checkpoint import begun_checkpoints
 from aurora.training.coded_gradients import code_of, train_coded
 from aurora.training.data import read_samples
-from aurora.training.elastic_run import join_training, train_elastic
+from aurora.training.elastic_run import train_elastic
 from aurora.training.member_training import take_steps
 from aurora.training.trainer import load_trainer
-from aurora.training.training_run import CHECKPOINTS, TrainResult, sole_run
+from aurora.training.training_run import TrainResult, check_begun, sole_run
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
@@ -72,9 +71,7 @@ def train(
     ranks = options.ranks if rank_info is None else rank_info.ranks
     if options.elastic and rank_info is not None:
         raise BadInput("`elastic`: starts its ranks by itself, expected none of torchrun's environment variables")
-    if options.join is not None:
-        return join_training(str(model), text, options, output)
-    if options.min_replicas is not None and options.min_replicas > ranks and not options.lead:
+    if options.min_replicas is not None and options.min_replicas > ranks and options.lighthouse is None:
         raise InfeasiblePlan(
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different ranks, found {ranks}"
         )
@@ -84,8 +81,7 @@ def train(
         code_of(options)  # refused before a folder is made, if there is none
     if options.batch < ranks:
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
-    if not options.resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
-        raise BadInput(f"{begun[-1][1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
+    check_begun(output, options.resume or options.lighthouse is not None)
     args = (str(model), read_samples(model, text, options.length), options, output)
     make_folder(output)
     if options.elastic:

@@ -1,70 +1,93 @@
 """Training run: its folder, to which one run at a time writes, and the records of its steps."""
 
+import fcntl
 import json
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
-from aurora.elastic.host_connection import this_version
 from aurora.elastic.steps import Pause, Version
 from aurora.errors import BadInput
 from aurora.io.files import open_locked
-from aurora.models.hub import model_digest
+from aurora.training.checkpoint import begun_checkpoints
 from aurora.types import TrainOptions
 from aurora.types.read_numbers import whole_number
-from aurora.types.run_options import OF_EACH_HOST
 
-MARK = ".run"  # in a run's folder while the run writes there
+MARK = ".run"  # in a run's folder, locked while the run writes there
+FIRST_S = 2.0  # at most, until the first host of a run shares its lock
 
 
 @contextmanager
-def sole_run(output: Path) -> Iterator[str]:
-    """Context manager that locks a run's folder. Yields a random mark, which is in a file of the folder meanwhile.
+def sole_run(output: Path) -> Iterator[None]:
+    """Context manager that locks a run's folder.
 
     Raises:
         BadInput: if another run holds the lock, or the folder cannot be written.
     """
-    mark, path = secrets.token_hex(16), output / MARK
-    with open_locked(path) as file:
+    path = output / MARK
+    with open_locked(path):
         try:
-            _write(file, mark, path)
-            yield mark
+            yield
         finally:
             path.unlink(missing_ok=True)
 
 
-def _write(file: FileIO, mark: str, path: Path) -> None:
-    try:
-        file.truncate(0)
-        file.write(mark.encode())
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+@contextmanager
+def shared_run(output: Path, lighthouse: str, resume: bool) -> Iterator[str]:
+    """Context manager that locks the folder of a run over several hosts, which share the lock.
 
-
-def has_mark(output: Path, mark: str) -> bool:
-    """Returns True if the folder has this mark from `sole_run`; so two hosts detect that they share the folder."""
-    try:
-        return (output / MARK).read_text() == mark
-    except (OSError, ValueError):
-        return False
-
-
-def shared_by_hosts(path: str) -> dict[str, str]:
-    """Returns {description: value} of values that must be equal on all hosts: aurora's version and the model's digest.
+    The first host leaves a random mark in the folder; by this mark, hosts detect that they share the folder.
 
     Args:
-        path: the model's folder, or its name in the local hub cache.
+        output: the folder.
+        lighthouse: address of the run's lighthouse, which tells it from other runs.
+        resume: True: the first host may find checkpoints in the folder.
+
+    Yields:
+        The mark.
+
+    Raises:
+        BadInput: if another run holds the lock, the folder cannot be written, or the first host finds checkpoints.
     """
-    return this_version() | {"`model`": model_digest(path)[:16]}
+    path = output / MARK
+    file, first = _lock_shared(path)
+    with file:
+        try:
+            file.seek(0)
+            mark = file.read().decode()
+            if first:
+                check_begun(output, resume)
+                if mark.partition(" ")[0] != lighthouse:
+                    mark = f"{lighthouse} {secrets.token_hex(8)}"
+                    file.truncate(0)
+                    file.write(mark.encode())
+                fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+        if mark.partition(" ")[0] != lighthouse:
+            raise BadInput(f"{path}: a run at the lighthouse {mark.partition(' ')[0]} writes it, expected {lighthouse}")
+        yield mark
 
 
-def leaders_options(options: TrainOptions) -> dict[str, Any]:
-    """Returns, by name, the options that all hosts take from the leader."""
-    return {name: value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
+def _lock_shared(path: Path) -> tuple[FileIO, bool]:
+    """Returns a run's locked file, and True if no other host holds the lock, which is then exclusive."""
+    until_s = time.monotonic() + FIRST_S
+    while time.monotonic() < until_s:
+        for shared in (False, True):
+            with suppress(BadInput):
+                return open_locked(path, shared), not shared
+        time.sleep(0.1)  # another host may be the first one just now
+    return open_locked(path, shared=True), False
+
+
+def check_begun(output: Path, resume: bool) -> None:
+    """Raises BadInput if a run's folder has checkpoints and the run is not to be resumed."""
+    if not resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
+        raise BadInput(f"{begun[-1][1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
 
 
 MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's folder
@@ -101,15 +124,14 @@ class TrainResult:
 
     Attributes:
         model: folder of the trained model.
-        ranks: number of ranks. On the leader: largest number on all hosts at one time; on a joining host: its number of ranks.
+        ranks: largest number of ranks at one time, those of other hosts included.
         transport: name of the transport between ranks.
         min_replicas: least number of replicas of an expert.
         tokens: number of tokens of a global batch.
         resumed: number of steps of the checkpoint from which the run was resumed; 0: not resumed.
         steps: the steps of this run.
         remarks: one sentence per file that could not be used or written, and per unusable answer of a rank.
-        lost: with `elastic` or `redundancy`, one sentence per lost rank; on the leader, for the ranks of all hosts, and one
-            sentence per lost host.
+        lost: with `elastic` or `redundancy`, one sentence per lost rank of this host.
     """
 
     model: Path
@@ -136,10 +158,19 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class FinalStep:
-    """Step that all members know to be committed, and the version of the state after it; a message from member to launcher."""
+    """Step that all members know to be committed; a message from member to launcher.
+
+    Args:
+        version: version of the state after the step.
+        step: its record.
+        ranks: number of members when it was reported.
+        logs: True: the launcher of this member writes the run's log.
+    """
 
     version: Version
     step: CommittedStep
+    ranks: int = 1
+    logs: bool = True
 
 
 class KeptSteps:
@@ -170,7 +201,8 @@ class KeptSteps:
         return new, not repeated
 
     def result(self, output: Path, options: TrainOptions, ranks: int) -> TrainResult:
-        """Returns the TrainResult with these steps."""
+        """Returns the TrainResult with these steps. `ranks`: the number of ranks if there are no steps."""
+        ranks = max((final.ranks for final in self.finals.values()), default=ranks)
         steps = tuple(self.finals[number].step for number in sorted(self.finals))
         return TrainResult(
             output / MODEL, ranks, options.transport, options.min_replicas_among(ranks), options.batch * options.length,

@@ -1,4 +1,4 @@
-"""Options of `aurora.run` and `aurora.train`, and the addresses of hosts that lead a run; see aurora.types.options."""
+"""Options of `aurora.run` and `aurora.train`, and the address of a lighthouse; see aurora.types.options."""
 
 import ipaddress
 import re
@@ -19,7 +19,7 @@ from aurora.types.options import (
     option,
 )
 
-RANKS, LOST, HOSTS = "Ranks and transport", "Lost ranks", "Several hosts"  # panels of --help-all
+RANKS, LOST = "Ranks and transport", "Lost ranks"  # panels of --help-all
 SHARING, OPTIMIZER = "Orders and time slices", "Optimizer"
 EXPERTS, STRAGGLERS = "Placement of experts", "Slow ranks"
 LABEL = 63  # characters of a part of a host's name between dots
@@ -44,17 +44,8 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
         raise BadInput(f"`{name}`: expected ADDRESS:PORT such as 10.0.0.1:29600, found {text!r}")
     with suppress(ValueError):  # a name
         if ipaddress.ip_address(host).is_unspecified:
-            raise BadInput(f"`{name}`: expected one address by which the other hosts reach this one, found {host}")
+            raise BadInput(f"`{name}`: expected the address of one host, found {host}")
     return host, int(number)
-
-
-def check_lead_and_join(lead: str | None, join: str | None) -> None:
-    """Raises BadInput unless at most one of the parameters `lead` and `join` is given, as an address."""
-    for name, text in (("lead", lead), ("join", join)):
-        if text is not None:
-            parse_address(name, text)
-    if lead and join:
-        raise BadInput(f"`join`: expected none on the host that leads, found {join}")
 
 
 def address_text(address: tuple[str, int]) -> str:
@@ -132,8 +123,7 @@ class RunOptions:
 
 TRAIN_DTYPES = ("float32", "bfloat16", "float64")
 TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
-# Options of each host; all others are the leader's.
-OF_EACH_HOST = frozenset(("ranks", "respawn", "resume", "elastic", "timeout_s", "port", "lead", "join"))
+OF_EACH_HOST = frozenset(("ranks", "respawn", "resume", "timeout_s", "port", "lighthouse"))  # the others are the same on all
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ class TrainOptions:
 
     Args:
         steps: total number of steps, including those before `resume`.
-        ranks: number of processes that train, with lead or join on this host; under torchrun its ranks.
+        ranks: number of processes that train on this host; under torchrun its ranks.
         batch: samples of a global batch; all ranks share them.
         length: tokens of a sample.
         learning_rate: step size of AdamW.
@@ -159,12 +149,12 @@ class TrainOptions:
         min_ranks: with elastic: minimum ranks of all hosts; with fewer, training waits until ranks return or join.
         redundancy: number of ranks that compute each part of a batch, with all experts; above 1, no step waits for slow ones.
         scheme: with redundancy: gradient code that assigns the parts to ranks.
-        lead: with elastic: ADDRESS:PORT of this host, where hosts with the same AURORA_CERTIFICATE join; None: none do.
-        join: with elastic: ADDRESS:PORT of the host whose run and options this host joins; None: a run of its own.
+        lighthouse: with elastic: ADDRESS:PORT of a running torchft_lighthouse, at which the ranks of all hosts meet; None: this
+            host trains alone.
         dtype: dtype in which the model computes; with bfloat16, weights are kept and updated in float32.
         transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; the same on all hosts.
         seed: random seed of the sequence of samples.
-        timeout_s: end the run if a rank waits this many seconds for a peer, or with join a host for its leader.
+        timeout_s: end the run if a rank waits this many seconds for a peer.
         port: port of the ranks' rendezvous; 0: a free one; not used with redundancy.
     """
 
@@ -186,8 +176,7 @@ class TrainOptions:
     min_ranks: int = option(1, above=0, most=4096, panel=LOST)
     redundancy: int = option(1, above=0, most=1024, panel=STRAGGLERS)
     scheme: str = option("balanced", choices="train_scheme", panel=STRAGGLERS)
-    lead: str | None = option(None, panel=HOSTS)
-    join: str | None = option(None, panel=HOSTS)
+    lighthouse: str | None = option(None, panel=LOST)
     dtype: str = option("float32", one_of=TRAIN_DTYPES, panel=RANKS)
     transport: str = option("auto", one_of=TRAIN_TRANSPORTS, panel=RANKS)
     seed: int = option(0, least=0, most=MOST_SEED)
@@ -198,15 +187,18 @@ class TrainOptions:
         check_options(self)
         if self.elastic and self.transport == "memory":
             raise BadInput(f"`elastic`: expected `transport` auto, gloo or nccl, found {self.transport}")
-        for name, default in (("respawn", 0), ("min_ranks", 1), ("lead", None), ("join", None)):
+        for name, default in (("respawn", 0), ("min_ranks", 1), ("lighthouse", None)):
             if (value := getattr(self, name)) != default and not self.elastic:
                 raise BadInput(f"`{name}`: is for a run with `elastic`, found {value} without")
         if self.redundancy > 1:
             self._check_redundancy()
         elif self.scheme != "balanced":
             raise BadInput(f"`scheme`: is for a run with `redundancy` above 1, found {self.scheme}")
-        self._check_hosts()
-        if self.min_ranks > self.ranks and not self.over_hosts:
+        if self.lighthouse is not None:
+            parse_address("lighthouse", self.lighthouse)
+            if self.port:
+                raise BadInput(f"`port`: expected none with `lighthouse`, which has one, found {self.port}")
+        elif self.min_ranks > self.ranks:
             raise BadInput(f"`min_ranks`: expected at most {self.ranks} ranks, found {self.min_ranks}")
         if self.length < 2:
             raise BadInput(f"`length`: expected two tokens or more, the second of which is predicted, found {self.length}")
@@ -227,19 +219,6 @@ class TrainOptions:
         for name in ("slots_per_gpu", "rebalance_every"):
             if (value := getattr(self, name)) is not None:
                 raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {value}")
-
-    @property
-    def over_hosts(self) -> bool:
-        """True if other hosts may take part in the run."""
-        return bool(self.lead or self.join)
-
-    def _check_hosts(self) -> None:
-        """Raises BadInput if what tells of other hosts does not fit."""
-        check_lead_and_join(self.lead, self.join)
-        if self.over_hosts and self.port:
-            raise BadInput(f"`port`: expected none with `lead` or `join`, which have one, found {self.port}")
-        if self.join and self.resume:
-            raise BadInput("`resume`: is for the host that leads the run, expected none with `join`")
 
     def min_replicas_among(self, ranks: int) -> int:
         """Returns the minimum number of replicas of each expert if `ranks` ranks train."""

@@ -316,20 +316,8 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["has 1 model, expected as many"],
         ),
         (
-            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--lead", "10.0.0.1", "-o", "out"],
-            ["--lead: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'"],
-        ),
-        (
-            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--join", "10.0.0.1:1", "--steps", "3", "-o", "out"],
-            ["--steps: expected none with --join: the leader says it"],
-        ),
-        (
-            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--join", "10.0.0.1:1", "-o", "out"],
-            ["--join: expected the file of a certificate that all hosts share in AURORA_CERTIFICATE, found none"],
-        ),
-        (
-            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--join", "10.0.0.1:1", "--resume", "-o", "out"],
-            ["--resume: is for the host that leads the run, expected none with --join"],
+            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--lighthouse", "10.0.0.1", "-o", "out"],
+            ["--lighthouse: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'"],
         ),
         (
             ["train", "MIXTRAL", "--text", "text.txt", "--scheme", "cyclic", "-o", "out"],

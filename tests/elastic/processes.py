@@ -1,12 +1,9 @@
 """Members as processes, each of which does work in steps and tells of it; a lighthouse for them."""
 
 import os
-import random
 import signal
-import socket
 import time
 from collections import deque
-from contextlib import suppress
 from multiprocessing.connection import wait
 
 from aurora.elastic.member import Member
@@ -50,14 +47,6 @@ def end(member):
     member.close()
     for thread in member._threads:
         thread.join(PATIENCE_S)
-
-
-def free_leaders_port():
-    """A free port of loopback with a free one after it, below those that the kernel gives to whoever connects meanwhile."""
-    while True:
-        port = random.randrange(20000, 32000, 2)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
-            return port
 
 
 class Members:

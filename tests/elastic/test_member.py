@@ -239,10 +239,12 @@ def entry(name, since_ms, epoch=0, **about):
     ([entry("a", 2, model="1"), entry("b", 1, model="2")], {"a": "a: expected model 2 as the other ranks have, found 1"}),
     ([entry("a", 2, 7, model="1"), entry("b", 1, model="2")], {"b": "b: expected model 1 as the other ranks have, found 2"}),
     ([entry("a", 1), entry("b", 2, text="2")], {"b": "b: expected text None as the other ranks have, found 2"}),
+    ([entry("a", 3), entry("b", 2, 7), entry("c", 1)],
+     {"a": "a: expected at most 2 ranks, a sample of `batch` for each, found 2 others"}),
     ([], {}),
 ])  # fmt: skip
 def test_the_first_entry_says_what_all_are_about(entries, refused):
-    alike, found = admitted({each.name: each for each in entries})
+    alike, found = admitted({each.name: each for each in entries}, 2)
     assert found == refused
     assert sorted([*alike, *found]) == [each.name for each in entries]
 

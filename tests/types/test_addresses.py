@@ -1,4 +1,4 @@
-"""Addresses of hosts that lead a run."""
+"""Addresses of lighthouses."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from aurora.types.run_options import address_text, parse_address
 
 
 def test_addresses_and_names_have_a_host_and_a_port():
-    assert parse_address("lead", "10.0.0.1:29600") == ("10.0.0.1", 29600)
-    assert parse_address("lead", "[fd00::1]:1") == ("fd00::1", 1)
-    assert parse_address("lead", "node-1.cluster.example.:65535") == ("node-1.cluster.example.", 65535)
+    assert parse_address("lighthouse", "10.0.0.1:29600") == ("10.0.0.1", 29600)
+    assert parse_address("lighthouse", "[fd00::1]:1") == ("fd00::1", 1)
+    assert parse_address("lighthouse", "node-1.cluster.example.:65535") == ("node-1.cluster.example.", 65535)
     for text in ("10.0.0.1:29600", "[fd00::1]:1", "node-1:2"):
-        assert address_text(parse_address("lead", text)) == text
+        assert address_text(parse_address("lighthouse", text)) == text
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ def test_addresses_and_names_have_a_host_and_a_port():
      "a..b:1", "x" * 64 + ":1", "a:" + "1" * 5000],
 )  # fmt: skip
 def test_what_is_no_address_is_a_sentence(text):
-    with pytest.raises(BadInput, match=r"`join`: expected ADDRESS:PORT such as 10.0.0.1:29600, found "):
-        parse_address("join", text)
+    with pytest.raises(BadInput, match=r"`lighthouse`: expected ADDRESS:PORT such as 10.0.0.1:29600, found "):
+        parse_address("lighthouse", text)
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:29600", "[::]:29600"])
 def test_all_addresses_of_a_host_are_none(text):
-    with pytest.raises(BadInput, match="`lead`: expected one address by which the other hosts reach this one, found "):
-        parse_address("lead", text)
+    with pytest.raises(BadInput, match="`lighthouse`: expected the address of one host, found "):
+        parse_address("lighthouse", text)
