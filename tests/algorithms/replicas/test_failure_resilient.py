@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.algorithms.check.plans import check_resilient
-from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, compact, mro, place_for_failures, spread
+from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, place_for_failures
+from aurora.algorithms.replicas.node_placements import compact, mro, spread
 from aurora.algorithms.replicas.survival_probability import held_by, survival
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import FailureDomains
