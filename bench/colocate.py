@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from tables import Table, today, write
 
 from aurora.planner.plan import make_plan
-from aurora.planner.simulated_choice import candidates, soonest, with_time_slice
+from aurora.planner.simulated_choice import with_time_slice
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 
@@ -29,7 +29,6 @@ TRAFFIC = ("uniform", "zipf 0.8", "lognormal")
 ORDER = "openshop"
 CONTIGUOUS = PlanOptions("contiguous", "contiguous", "contiguous", ORDER)
 OTHERS = {
-    "simulated": PlanOptions(objective="simulated", order=ORDER),
     "matching": PlanOptions(colocate="matching", order=ORDER),
     "decoupled": PlanOptions(colocate="decoupled", order=ORDER),
     "contiguous": CONTIGUOUS,
@@ -56,8 +55,7 @@ def drawn(name: str, n: int, seed: int, model: int = 0, layers: int = 1) -> Prof
 
 def planned(cluster: Cluster, profiles: list[Profile], options: PlanOptions) -> tuple[float, float]:
     """(seconds by the objective, seconds in the simulator)."""
-    plans = [make_plan(cluster, profiles, candidate) for candidate in candidates(options, profiles)]
-    plan = with_time_slice(soonest(plans, profiles), profiles)
+    plan = with_time_slice(make_plan(cluster, profiles, options), profiles)
     return plan.objective_s, simulate_plan(plan, profiles).seconds
 
 

@@ -53,7 +53,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
             for layer, (dispatch, combine) in enumerate(orders_L)
         ]
         ops_ML.append(tuple(layers))
-    parts = max(1, plan.options.micro_batches)
+    parts = plan.options.micro_batches
     plan_model_M = tuple(number for number in range(len(plan.models)) for _ in range(parts))
     return Program(
         len(plan.cluster),

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from aurora.errors import AuroraError, BadInput
 from aurora.types import TIME_SLICES, PlanOptions
-from aurora.types.options import ALL_TO_ALLS, MICRO_BATCH_COUNTS, OptionField, check_value
+from aurora.types.options import ALL_TO_ALLS, OptionField, check_value
 from aurora.types.read_numbers import finite_number, whole_number
 
 WORST = 3  # layers that tables show without --layers
@@ -261,12 +261,6 @@ def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tu
     return choices(PlanOptions(min_replicas=min_replicas), models)[field]
 
 
-def _objectives() -> Iterable[str]:
-    from aurora.planner.simulated_choice import SIMULATED
-
-    return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED, "auto")
-
-
 CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the names are, or a function that returns them
     "place": lambda: _planned("place"),
     "colocated_place": lambda: _planned("place", models=2),
@@ -274,7 +268,7 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     "assign": lambda: (*_planned("assign"), "auto"),
     "colocate": lambda: (*_planned("colocate"), "auto"),
     "order": lambda: (*_planned("order"), "auto"),
-    "objective": _objectives,
+    "objective": lambda: (*_planned("objective", models=2), *_planned("objective", models=3), "auto"),
     "aim": lambda: (*_planned("aim"), "auto"),
     "replicas": "aurora.algorithms.replicas.registry.REPLICAS",
     "train_scheme": lambda: (name for name in _at("aurora.algorithms.gradient_codes.SCHEMES") if name != "uncoded"),
@@ -288,6 +282,5 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     "report_format": "aurora.reports.report.FORMS",
     "gpu_kind": "aurora.io.load_gpus",
     "time_slice": lambda: TIME_SLICES,
-    "micro_batches": lambda: ("auto", *map(str, MICRO_BATCH_COUNTS)),
     "all_to_all": lambda: (*ALL_TO_ALLS, "auto"),
 }

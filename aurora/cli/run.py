@@ -64,8 +64,7 @@ def run(
         adapt: move experts while serving, to adapt the placement to traffic.
     """
     params = RUNNING.get().params
-    from aurora.planner.resolve_options import with_priorities
-    from aurora.planner.simulated_choice import with_preemption
+    from aurora.planner.resolve_options import with_preemption, with_priorities
 
     loaded = with_priorities(load_plan(plan), instead.priorities, shared=params["colocate"] is not None)
     if instead.priorities and (known := _profiles_left(loaded, plan)):
@@ -141,10 +140,10 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
 
 def _with_micro_batches(plan: Plan, path: Path, files: list[Path] | None, parts: int) -> Plan:
     """The plan with as many micro-batches; without the profiles that it was made from its time slice is not chosen anew."""
-    from aurora.planner.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
+    from aurora.planner.simulated_choice import with_micro_batches
 
-    profiles = profiles_of(plan, path, files) if files or not parts else _profiles_left(plan, path)
-    return with_micro_batches(plan, profiles, parts, RUNTIME_LAYER_S) if profiles else plan.with_micro_batches(parts)
+    profiles = profiles_of(plan, path, files) if files else _profiles_left(plan, path)
+    return with_micro_batches(plan, profiles, parts) if profiles else plan.with_micro_batches(parts)
 
 
 def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], interleave: str) -> Trace:

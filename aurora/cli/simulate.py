@@ -59,9 +59,9 @@ def simulate(
         _serve(plan, profile, requests, request(), how, as_json)
         return
     from aurora.advisor.sharing import apart_seconds
-    from aurora.planner.resolve_options import with_priorities
+    from aurora.planner.resolve_options import with_preemption, with_priorities
     from aurora.planner.scenarios.scenario import seconds_between
-    from aurora.planner.simulated_choice import with_micro_batches, with_preemption
+    from aurora.planner.simulated_choice import with_micro_batches
     from aurora.reports.advice import sharing_line
     from aurora.reports.json_objects import models_json, summary_json
     from aurora.reports.trace_tables import models_table, summary_table
@@ -70,7 +70,7 @@ def simulate(
     loaded = with_priorities(load_plan(plan), instead.priorities)
     others = {"interleave": interleave, "orders": orders, "barriers": barriers, "staged": "on"}
     chosen = [f"{name}-{value}" for name, value in others.items() if is_given(name)]
-    chosen += [f"micro-batches-{instead.micro_batches or 'auto'}"] if is_given("micro_batches") else []
+    chosen += [f"micro-batches-{instead.micro_batches}"] if is_given("micro_batches") else []
     chosen += ["-".join(("priority", *instead.priorities))] if instead.priorities else []
     target = output or plan.with_suffix("".join(f".{part}" for part in [*chosen, "predicted.npz"]))
     check_output(output=target)

@@ -20,7 +20,7 @@ from aurora.errors import BadInput, shown
 from aurora.planner import scenarios
 from aurora.planner.resolve_options import GIVEN, resolve
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario
-from aurora.planner.simulated_choice import SIMULATED, SimulatedChoice, with_micro_batches
+from aurora.planner.simulated_choice import SimulatedChoice
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
 
@@ -40,8 +40,7 @@ def plan(
         cluster: the machines; rank r is its r-th GPU.
         profiles: one model's profile, or several models' to colocate them. Each must come from as many source ranks as the
             cluster has GPUs.
-        options: strategies by name; "auto" follows the scenario. The objective "simulated" plans by several strategies and
-            keeps the plan that the simulator finds shortest.
+        options: strategies by name; "auto" follows the scenario.
         domains: further profiles of the one model that the plan must serve as well; `options.aim` says how they count.
         profile_paths: the profiles' files, as the plan should name them.
         progress: called with (what is being done, layers done, layers in all).
@@ -68,15 +67,13 @@ def plan(
         raise BadInput(f"`cluster`: expected a Cluster, as aurora.load reads it, found {shown(cluster)}")
     profiles = [profiles] if isinstance(profiles, Profile) else profiles
     options, progress = options or PlanOptions(), progress or no_progress
-    if options.objective == SIMULATED and domains:
-        raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
     make = partial(make_plan, profile_paths=profile_paths, domains=domains, progress=progress)
     choice = SimulatedChoice(make, options, profiles, domains)  # where options leave one candidate, nothing is simulated
     slots = choice.choose_slots(cluster)  # None: options fix the slots
     chosen = choice.fastest(cluster, options if slots is None else replace(options, slots_per_gpu=slots.per_gpu))
     if slots is not None:
         chosen = replace(chosen, slot_gain=slots.more_gain, notes=(*chosen.notes, *slots.notes))
-    return with_micro_batches(chosen, choice.steps(profiles)) if options.micro_batches == 0 else chosen
+    return chosen
 
 
 def make_plan(

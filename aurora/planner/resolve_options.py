@@ -5,18 +5,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.alltoall.schedule import auto_orders
+from aurora.algorithms.check.fit import check_traffic
 from aurora.algorithms.placement.assignment import ASSIGN
 from aurora.algorithms.placement.colocation import COLOCATE, JOINT
-from aurora.algorithms.placement.cost_model import AIMS, OWN
+from aurora.algorithms.placement.cost_model import AIMS, OWN, layer_costs
 from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.placement.objective import TABLE_2, objectives
 from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE
 from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH
-from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
+from aurora.types import PRIORITIES, TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 from aurora.types.options import ALL_TO_ALLS
 
 GIVEN = "given"  # the place of a plan whose placement somebody else made
@@ -192,6 +195,44 @@ def with_priorities(plan: Plan, priorities: Sequence[str], shared: bool = False)
         return plan
     _check_sharing(options := replace(plan.options, priorities=tuple(priorities)), len(plan.models), shared)
     return replace(plan, options=options)
+
+
+LAYER_SHARE = 1 / 10  # of an interactive model's layer, between two preemption points
+
+
+def with_preemption(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """Returns the plan with `preemption_s` set, if it has interactive models and its options leave that open.
+
+    The value is LAYER_SHARE of the predicted seconds of a layer (Aurora, Eq. 1) of the fastest interactive model, in a window
+    that few are smaller than: one of decoding. A note on the plan gives it.
+
+    Args:
+        plan: the plan.
+        profiles: one profile per model.
+
+    Raises:
+        BadInput: if profiles are not those of the plan's models.
+    """
+    options = plan.options
+    interactive = [model for model, name in enumerate(options.priorities) if name == PRIORITIES[0]]
+    if options.preemption_s is not None or not interactive:
+        return plan
+    check_traffic(plan, profiles)
+    layer_s, name = min((_layer_s(plan, model, profiles[model]), plan.models[model].model) for model in interactive)
+    if layer_s == 0:  # without compute curves and network times nothing is known
+        return plan
+    preemption_s = float(f"{layer_s * LAYER_SHARE:.2g}")
+    note = f"`preemption`: {preemption_s:g} s, {LAYER_SHARE:.0%} of a layer of {name}, which takes {layer_s:.3g} s alone"
+    return replace(plan, options=replace(options, preemption_s=preemption_s), notes=(*plan.notes, note))
+
+
+def _layer_s(plan: Plan, model: int, profile: Profile) -> float:
+    """Predicted seconds of a model's mean layer alone, in the window that a quarter of its windows have fewer tokens than."""
+    tokens_T = profile.tokens_TLSE.sum(axis=(1, 2, 3))
+    served_T = np.flatnonzero(tokens_T)
+    window = profile.at_windows([served_T[np.argsort(tokens_T[served_T], kind="stable")[len(served_T) // 4]]])
+    split_EG, layers = plan.models[model].placement.split_EG, range(profile.layers)
+    return float(np.mean([layer_costs(plan.cluster, window, layer).value_s(split_EG(layer)) for layer in layers]))
 
 
 def _check_sharing(options: PlanOptions, models: int, shared: bool = False) -> None:

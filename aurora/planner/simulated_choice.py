@@ -1,48 +1,32 @@
 """Chooses between candidate plans by simulation, which includes effects that the planner's formulas leave out.
 
-It chooses between placements, flat and hierarchical all-to-alls, time slices and their weights, seconds between preemption
-points, and numbers of micro-batches.
+It chooses the number of slots, flat or hierarchical all-to-alls, and the time slice. All else is an option or a formula.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from math import gcd
-from operator import itemgetter
 
 import numpy as np
 
-from aurora.algorithms.check.fit import check_traffic
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.placement.gpu_slots import SlotRoom, memory_slots_G
-from aurora.algorithms.placement.objective import objectives
 from aurora.algorithms.workload.step_traffic import cut_traffic, drawn_steps, set_aside
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.resolve_options import flat_reason
+from aurora.planner.resolve_options import flat_reason, with_preemption
 from aurora.planner.scenarios.scenario import seconds_between
-from aurora.simulator.interpreter import simulate, simulate_plan, simulated_span_s
-from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
+from aurora.simulator.interpreter import simulate_plan, simulated_span_s
+from aurora.types import Cluster, Plan, PlanOptions, Profile
 from aurora.types.arrays import IntArray, evenly_spaced
-from aurora.types.options import AUTO_SLOTS, MICRO_BATCH_COUNTS, MOST_WEIGHT
+from aurora.types.options import AUTO_SLOTS
 from aurora.types.program import AUTO_TIME_SLICES
 
-SIMULATED = "simulated"
-EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
 FEW_TRANSFERS = 40_000  # of a window, for which all-to-alls are chosen on some of a large model's layers
 LEAST_LAYERS = 4  # that they are chosen on
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
-WEIGHTS_PAY = 1.01  # seconds with weights of 1 each over those with weights by need, above which these are taken
-MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
-RUNTIME_LAYER_S = 8e-3  # of a micro-batch in runs, whose host works 2 to 3 ms for it (bench/network/micro_batches.py)
 SLOT_PAYS = 0.01  # of the simulated step, that a further slot on every GPU saves at least
 ASIDE_WINDOWS = 4  # of the traffic kept aside, which slots are compared on
-COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
-TIE = 1.02  # what is slower than the fastest by at most this is as fast, such as a number of micro-batches
-LAYER_SHARE = 1 / 10  # of an interactive model's layer, between two preemption points
-LAYERS = 4  # of an interactive model that are simulated
-CLOSE = 0.1  # by how much weights may differ from needs, relative to these
-LEAST_WEIGHTS = 4  # the smallest weight is at most this
+TIE = 1.02  # what is slower than the fastest by at most this is as fast
 
 
 @dataclass(frozen=True)
@@ -106,139 +90,58 @@ class SimulatedChoice:
         few, some = few_layers(cluster, self.profiles) if len(ways) > 1 else (cluster, self.profiles)
         plan, way, note = self._fastest(ways, few, some)
         if some is not self.profiles:
-            plan = self._shortest(way, cluster, self.profiles)
+            plan = self._made(way, cluster, self.profiles)
         return replace(plan, notes=(*plan.notes, note)) if note else plan
 
     def _fastest(
         self, ways: Mapping[str, PlanOptions], cluster: Cluster, profiles: Sequence[Profile]
     ) -> tuple[Plan, PlanOptions, str]:
         """The plan whose all-to-alls are fastest, its options, and what was chosen and why."""
-        plans = {name: self._shortest(way, cluster, profiles) for name, way in ways.items()}
+        plans = {name: self._made(way, cluster, profiles) for name, way in ways.items()}
         simulated = self.steps(profiles) if len(ways) > 1 else profiles
         name, note = faster_all_to_all(plans, self.options, simulated, self.domains, self.profiles[0].layers)
         return plans[name], ways[name], note
 
-    def _shortest(self, options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
-        """The shortest of all plans of `candidates`."""
-        plans = [self.make(cluster, profiles, candidate) for candidate in candidates(options, profiles)]
-        if len(plans) == len(profiles) == 1 and self.options.micro_batches < 2:
-            return plans[0]
+    def _made(self, options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
+        """The plan by these options, with its preemption points and the faster time slice."""
+        plan = self.make(cluster, profiles, options)
+        if not plan.colocated and options.micro_batches == 1:
+            return plan
         simulated = self.steps(profiles)
-        chosen = with_preemption(soonest(plans, simulated), simulated)
-        if self.options.time_slice == "auto" and (chosen.colocated or self.options.micro_batches > 1):
-            return with_time_slice(chosen, simulated)
-        return chosen
-
-
-def candidates(options: PlanOptions, profiles: Sequence[Profile]) -> list[PlanOptions]:
-    """Returns the options of each candidate plan: the given ones alone, unless their objective is "simulated".
-
-    For several models the candidates are every objective with every colocation of COLOCATIONS, for one model every placement of
-    EXCLUSIVE_PLACES. A strategy that `options` name is kept.
-
-    Raises:
-        BadInput: if the objective is "simulated" and the options leave nothing to choose.
-    """
-    if options.objective != SIMULATED:
-        return [options]
-    if len(profiles) == 1:
-        places = EXCLUSIVE_PLACES if options.place == "auto" else (options.place,)
-        variants = [replace(options, place=place, objective=PlanOptions.objective) for place in places]
-    else:
-        colocations = COLOCATIONS if options.colocate == "auto" else (options.colocate,)
-        pairs = product(objectives(len(profiles)), colocations)
-        variants = [replace(options, colocate=colocate, objective=objective) for objective, colocate in pairs]
-    if len(variants) < 2:
-        raise BadInput(f"`objective` {SIMULATED}: expected `place` or `colocate` left to auto, found nothing to choose between")
-    return variants
-
-
-def soonest(plans: Sequence[Plan], profiles: Sequence[Profile]) -> Plan:
-    """Returns the plan with the shortest simulated time of the profiles' windows; of equal plans the first."""
-    if len(plans) == 1:
-        return plans[0]
-    best = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds)
-    return replace(best, notes=(*best.notes, "chosen by simulation"))
+        plan = with_preemption(plan, simulated)
+        return with_time_slice(plan, simulated) if options.time_slice == "auto" else plan
 
 
 def with_time_slice(plan: Plan, profiles: Sequence[Profile], among: Sequence[str] = AUTO_TIME_SLICES) -> Plan:
-    """Returns a plan of several models or micro-batches with the time slices whose simulated time is shortest.
+    """Returns a plan of several models or micro-batches with the time slice whose simulated time is shortest.
 
-    If the plan has neither weights nor priorities, `weights_by_need` are tried as well, and taken if they save more than
-    WEIGHTS_PAY; a note on the plan then gives the simulated times. The simulation covers the profiles' first windows, at most
-    TRANSFERS transfers. If TRANSFERS do not allow one window, the plan is returned unchanged.
+    The simulation covers the profiles' first windows, at most TRANSFERS transfers. If TRANSFERS do not allow one window, the
+    plan is returned unchanged.
 
     Args:
         plan: a plan of several models, or of several micro-batches of one.
         profiles: one profile per model.
         among: the time slices to choose from.
     """
-    if not (first := _first_windows(plan.cluster, profiles, max(1, plan.options.micro_batches))):
+    if not (first := _first_windows(plan.cluster, profiles, plan.options.micro_batches)):
         return plan
-    needs = weights_by_need(plan, first)
-    if not needs and len(among) == 1:
-        return _by_time_slice(plan, among)[0]
-    equal_s, equal = _soonest(plan, first, among)
-    if not needs:
-        return equal
-    weighted = [
-        (*_soonest(replace(plan, options=replace(plan.options, weights=weights)), first, among), need)
-        for weights, need in needs.items()
-    ]
-    best_s, best, need = min(weighted, key=itemgetter(0))
-    pays = best_s * WEIGHTS_PAY < equal_s
-    tried = " and ".join(map(str, best.options.weights))
-    said = f"1 each take {equal_s:.4g} s (by {equal.options.time_slice})"
-    said += f", {tried} by need of {need} {best_s:.4g} s (by {best.options.time_slice})"
-    note = f"`weights`: {tried if pays else '1 each'}; in the simulator {said}"
-    chosen = best if pays else equal
-    return replace(chosen, notes=(*chosen.notes, note))
+    sliced = [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in among]
+    return sliced[0] if len(sliced) == 1 else min(sliced, key=lambda choice: simulate_plan(choice, first).seconds)
 
 
-def _soonest(plan: Plan, profiles: Sequence[Profile], among: Sequence[str]) -> tuple[float, Plan]:
-    """The plan with the time slice that serves the profiles soonest in the simulator, and its seconds."""
-    return min(((simulate_plan(sliced, profiles).seconds, sliced) for sliced in _by_time_slice(plan, among)), key=itemgetter(0))
-
-
-def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, least_layer_s: float = 0.0) -> Plan:
-    """Returns the plan with the best number of micro-batches, and with the faster time slice if its options leave that open.
-
-    Chosen is the smallest number whose simulated time is at most TIE times the shortest; more than one only if throughput is
-    MICRO_BATCHES_PAY times as large. A note on the plan gives the simulated time of each number. All are simulated on the same
-    windows (large plans: layers of one), half as many as TRANSFERS allow. Plans of several models get no micro-batches.
+def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int) -> Plan:
+    """Returns the plan with `parts` micro-batches, and with the faster time slice if its options leave that open.
 
     Args:
         plan: the plan.
         profiles: one profile per model.
-        parts: the number of micro-batches; 0: chosen by simulation.
-        least_layer_s: n micro-batches are chosen only if a layer takes n times these seconds or more: shorter parts would wait
-            for the host, which is not simulated. `aurora run` passes RUNTIME_LAYER_S.
+        parts: the number of micro-batches.
 
     Raises:
         BadInput: if a number above one is asked for in a plan of several models.
     """
-    uncut = plan.with_micro_batches(1)
-    if parts:
-        fixed = plan.with_micro_batches(parts)
-        return with_time_slice(fixed, profiles) if parts > 1 and fixed.options.time_slice == "auto" else fixed
-    if plan.colocated:
-        return uncut
-    cuts = [plan.with_micro_batches(number) for number in MICRO_BATCH_COUNTS[1:]]
-    plans_N = [[uncut], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
-    timed_N = [
-        min(((simulated_seconds(choice, profiles, 2 * MICRO_BATCH_COUNTS[-1]), choice) for choice in plans), key=itemgetter(0))
-        for plans in plans_N
-    ]
-    (some,), _ = _excerpt(plan.cluster, profiles, 2 * MICRO_BATCH_COUNTS[-1])
-    layer_s = timed_N[0][0] / (some.windows * some.layers)
-    long_N = [(seconds, choice) for seconds, choice in timed_N if layer_s >= choice.options.micro_batches * least_layer_s]
-    most_s = min([timed_N[0][0] / MICRO_BATCHES_PAY, *(seconds * TIE for seconds, _ in long_N)])
-    chosen = next((choice for seconds, choice in long_N if seconds <= most_s), uncut)
-    said = ", ".join(f"{_micro_batches_of(choice)} {seconds * 1e3:.4g} ms" for seconds, choice in timed_N)
-    note = f"micro-batches: {_micro_batches_of(chosen)}; in the simulator {said}"
-    if len(long_N) < len(timed_N):
-        note += f"; a layer takes {layer_s * 1e3:.2g} ms, and {least_layer_s * 1e3:g} ms for each micro-batch were expected"
-    return replace(chosen, notes=(*chosen.notes, note))
+    cut = plan.with_micro_batches(parts)
+    return with_time_slice(cut, profiles) if parts > 1 and cut.options.time_slice == "auto" else cut
 
 
 def all_to_alls(
@@ -264,7 +167,7 @@ def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Seque
         BadInput: if `kv_tokens` is given although the slots are not chosen.
     """
     left_open = options.place == options.assign == "auto" and options.min_replicas is None
-    single = len(profiles) == 1 and not domains and options.objective != SIMULATED
+    single = len(profiles) == 1 and not domains
     chooses = options.slots_per_gpu == AUTO_SLOTS and left_open and single
     if options.kv_tokens is not None and not chooses:
         raise BadInput("`kv_tokens`: is for a plan of one model that chooses `slots_per_gpu` and placement by itself")
@@ -381,7 +284,7 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile], parts: int | None
         profiles: one profile per model.
         parts: largest number of micro-batches of the plans to compare, so that all cover the same windows; None: the plan's.
     """
-    parts = max(1, plan.options.micro_batches) if parts is None else parts
+    parts = plan.options.micro_batches if parts is None else parts
     some, layers_M = _excerpt(plan.cluster, profiles, parts)
     served, cut = cut_traffic(plan, some)
     program = compile_plan(served)
@@ -403,95 +306,6 @@ def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) ->
     return [profile.first_windows(windows) for profile in profiles] if windows else []
 
 
-def _by_time_slice(plan: Plan, among: Sequence[str] = AUTO_TIME_SLICES) -> list[Plan]:
-    """The plan with each time slice."""
-    return [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in among]
-
-
-def _micro_batches_of(plan: Plan) -> str:
-    """Names the number of a plan's micro-batches, and with several their time slice."""
-    parts = plan.options.micro_batches
-    return "1" if parts == 1 else f"{parts} (by {plan.options.time_slice})"
-
-
 def _pairs(cluster: Cluster) -> int:
     """Returns the number of ordered pairs of GPUs, at least one."""
     return max(1, len(cluster) * (len(cluster) - 1))
-
-
-def with_preemption(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """Sets `preemption_s` of a plan with interactive models, if its options leave it open; returns the plan.
-
-    The value is LAYER_SHARE of the simulated layer time of the fastest interactive model without other models. A note on the
-    plan gives it.
-
-    Args:
-        plan: the plan.
-        profiles: one profile per model.
-
-    Raises:
-        BadInput: if profiles are not those of the plan's models.
-    """
-    options = plan.options
-    if options.preemption_s is not None or PRIORITIES[0] not in options.priorities:
-        return plan
-    check_traffic(plan, profiles)
-    interactive = [model for model, name in enumerate(options.priorities) if name == PRIORITIES[0]]
-    layer_s, name = min((_interactive_layer_s(plan, model, profiles[model]), plan.models[model].model) for model in interactive)
-    if layer_s == 0:  # without compute curves and network times nothing is known
-        return plan
-    preemption_s = float(f"{layer_s * LAYER_SHARE:.2g}")
-    note = f"`preemption`: {preemption_s:g} s, {LAYER_SHARE:.0%} of a layer of {name}, which takes {layer_s:.3g} s alone"
-    return replace(plan, options=replace(options, preemption_s=preemption_s), notes=(*plan.notes, note))
-
-
-def _interactive_layer_s(plan: Plan, model: int, profile: Profile) -> float:
-    """Simulated seconds of one of a model's layers alone, with a window that few are smaller than: one of decoding."""
-    some = evenly_spaced(profile.layers, LAYERS)
-    tokens_T = profile.tokens_TLSE.sum(axis=(1, 2, 3))
-    served_T = np.flatnonzero(tokens_T)
-    if plan.models[model].deduplicated or len(served_T) == 0:
-        window = profile.first_windows(1)  # with its tokens' routing
-    else:
-        window = profile.at_windows([served_T[np.argsort(tokens_T[served_T], kind="stable")[len(served_T) // 4]]])
-    alone = replace(plan, models=(plan.models[model],), options=replace(plan.options, priorities=(), weights=()))
-    return simulate(compile_plan(alone).at_layers([some]), plan.cluster, [window.at_layers(some)]).seconds / len(some)
-
-
-def weights_by_need(plan: Plan, profiles: Sequence[Profile]) -> Mapping[tuple[int, ...], str]:
-    """Returns candidate weights of the models' time slices, each with the need that it is in proportion to.
-
-    "exchanges": weights in proportion to windows x layers; "bytes": to bytes sent. Equal weights are left out. The result is
-    empty if the plan has weights or priorities.
-
-    Args:
-        plan: a plan.
-        profiles: its traffic, one profile per model.
-    """
-    if not plan.colocated or plan.options.weights or plan.options.priorities:
-        return {}
-    needs = {
-        "exchanges": [profile.windows * profile.layers for profile in profiles],
-        "bytes": [int(profile.tokens_TLSE.sum()) * (profile.dispatch_bytes + profile.combine_bytes) for profile in profiles],
-    }
-    weights: dict[tuple[int, ...], str] = {}
-    for name, need_M in needs.items():
-        if min(need_M) > 0 and max(weights_M := small_weights(need_M)) > 1:
-            weights.setdefault(weights_M, name)
-    return weights
-
-
-def small_weights(need_M: Sequence[float]) -> tuple[int, ...]:
-    """Returns small whole numbers in about the proportions of need_M, whose entries are above zero.
-
-    Example:
-        >>> small_weights([8, 8.4, 4]), small_weights([3, 2]), small_weights([1, 1.05])
-        ((2, 2, 1), (3, 2), (1, 1))
-    """
-    share_M = np.asarray(need_M, dtype=np.float64) / min(need_M)
-    for least in range(1, max(1, min(LEAST_WEIGHTS, int(MOST_WEIGHT / share_M.max()))) + 1):
-        weight_M = np.clip(np.rint(least * share_M), 1, MOST_WEIGHT)
-        if (abs(weight_M / (least * share_M) - 1) <= CLOSE).all():
-            break
-    whole_M = weight_M.astype(np.int64).tolist()
-    return tuple(weight // gcd(*whole_M) for weight in whole_M)

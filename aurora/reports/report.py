@@ -12,7 +12,7 @@ from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import write_bytes, write_text
 from aurora.reports.formatting import distinct
 from aurora.types import TRACE_PHASES, Plan, Profile, Trace
-from aurora.types.options import MICRO_BATCH_COUNTS
+from aurora.types.options import MOST_MICRO_BATCHES
 
 FORMS = {"html": "report.html", "perfetto": "report.perfetto.json.gz"}  # and the file that the command line writes by default
 
@@ -93,7 +93,7 @@ def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> dict[str, Tra
 
 
 def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
-    cuts: Sequence[int] = (1,) if plan.colocated else MICRO_BATCH_COUNTS
+    cuts: Sequence[int] = (1,) if plan.colocated else range(1, MOST_MICRO_BATCHES + 1)
     named = {parts: plan.with_micro_batches(parts).served_names for parts in cuts}
     parts = next((parts for parts, names in named.items() if names == tuple(trace.names_M)), 1)
     names = named[parts]

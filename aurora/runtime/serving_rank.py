@@ -202,7 +202,7 @@ def _workers(
     Args:
         own: numbers of the prompts that the rank serves.
     """
-    parts = max(1, plan.options.micro_batches)
+    parts = plan.options.micro_batches
     batches = stream_batches(options.batch, parts)
     trees = [model, *(with_same_weights(model) for _ in range(1, parts))]
     workers = [ModelWorker(tree, replace(options, batch=batch)) for tree, batch in zip(trees, batches, strict=True)]

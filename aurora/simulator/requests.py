@@ -243,7 +243,7 @@ class StepPrices:
     def transfers(self) -> int:
         """Upper limit of the transfers in a step: two exchanges per layer and micro-batch, each with one per pair of GPUs."""
         gpus = len(self._cluster)
-        return 2 * self._profile.layers * max(1, gpus * (gpus - 1)) * max(1, self._plan.options.micro_batches)
+        return 2 * self._profile.layers * max(1, gpus * (gpus - 1)) * self._plan.options.micro_batches
 
     def simulated(self, tokens_XG: IntArray, seed: Sequence[int], layers: int | None = None) -> float:
         """Returns the simulated seconds of a step, averaged over draws of its traffic.

@@ -106,17 +106,10 @@ MOST_WEIGHT = 1000  # of a model's time slices
 LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an event for each
 LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 AUTO_SLOTS = 0  # per GPU: replicas where they pay
-MICRO_BATCH_COUNTS = (1, 2, 3, 4)  # into how many a model's batches can be cut
+MOST_MICRO_BATCHES = 4  # that a model's batches can be cut into
 COUNTED, STRATEGY, CHANGING = "What is counted", "Strategies by name", "Traffic that changes"  # panels of --help-all
 PLACES = ": {place}; for several models {colocated_place}; with --min-replicas {survive}; or auto"
 AIMS = ": {aim} (mean; for several models: own)"
-
-
-def read_micro_batches(text: str) -> int:
-    """Converts "auto" to 0, and a number from 1 to 4 in digits to that number of micro-batches; else raises BadInput."""
-    if text != "auto" and text not in map(str, MICRO_BATCH_COUNTS):
-        raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {text!r}")
-    return 0 if text == "auto" else whole_number(text)
 
 
 def read_slots(text: str) -> int | None:
@@ -211,8 +204,7 @@ class PlanOptions:
         colocate: how the groups of further models are placed on the GPUs of the first model.
         order: order of each all-to-all.
         seed: random seed of strategies that draw.
-        objective: formula for a layer's time with colocated models ("paper": Aurora's Table 2); "simulated": the fastest of
-            several plans by simulation.
+        objective: formula for a layer's time with colocated models ("paper": Aurora's Table 2).
         time_limit_s: seconds after which exact searches stop and return the best plan found, with its bound.
         slots_per_gpu: experts that each GPU holds, replicas included; 0, auto: with replicas where these pay; None, memory: as
             memory allows, each expert once unless place or min_replicas asks for replicas.
@@ -221,9 +213,10 @@ class PlanOptions:
         time_slice: how long a model has a port: "exchange", "layer" or a forward "step"; "auto": the faster of the first two.
         all_to_all: "flat": tokens go directly to each GPU; "hierarchical": once to each server, then on; "auto": the faster.
         priorities: one per model; "interactive" models go before "batch" models, which use the time left; empty: all are equal.
-        weights: one per model; number of time slices per slice of a model of weight 1; empty: 1 each, or by need if faster.
-        preemption_s: seconds for which a batch model may keep a GPU while an interactive one waits; None: planned.
-        micro_batches: number of parts of each batch of a single model, which overlap; 0, auto: as many as pay.
+        weights: one per model; number of time slices per slice of a model of weight 1; empty: 1 each.
+        preemption_s: seconds for which a batch model may keep a GPU while an interactive one waits; None: a tenth of a layer of
+            the interactive one.
+        micro_batches: number of parts of each batch of a single model, which overlap.
         kv_tokens: tokens that the KV cache of a GPU must hold beside replicas; None: nine tenths of those without replicas.
         tokens_per_step: tokens of all ranks in a step, N or LO:HI, as at decode; None, auto: each window is a step.
     """
@@ -241,9 +234,9 @@ class PlanOptions:
     time_slice: str = option("auto", choices="time_slice", panel=STRATEGY)
     all_to_all: str = option("auto", choices="all_to_all", panel=STRATEGY)
     priorities: tuple[str, ...] = option((), one_of=PRIORITIES, flag="--priority", panel=STRATEGY)
-    weights: tuple[int, ...] = ()
-    preemption_s: float | None = None
-    micro_batches: int = option(1, choices="micro_batches", read=read_micro_batches, panel=STRATEGY)
+    weights: tuple[int, ...] = option((), flag="--weight", panel=STRATEGY)
+    preemption_s: float | None = option(None, least=LEAST_PREEMPTION_S, most=LONGEST_S, flag="--preemption", panel=STRATEGY)
+    micro_batches: int = option(1, above=0, most=MOST_MICRO_BATCHES, panel=STRATEGY)
     kv_tokens: int | None = option(None, least=0, most=MOST, panel=COUNTED)
     tokens_per_step: tuple[int, int] | None = option(
         None, above=0, most=MOST, read=read_step_tokens, metavar="N|LO:HI", panel=COUNTED
@@ -257,7 +250,6 @@ class PlanOptions:
                 raise BadInput(f"`tokens_per_step`: expected two whole numbers, the fewest first, found {tokens}")
             object.__setattr__(self, "tokens_per_step", pair)
         check_options(self)
-        check_value("preemption_s", self.preemption_s, OptionField(least=LEAST_PREEMPTION_S, most=LONGEST_S))
         object.__setattr__(self, "priorities", tuple(self.priorities or ()))
         object.__setattr__(self, "weights", tuple(self.weights or ()))
         if self.priorities and self.time_slice == "step":
@@ -265,8 +257,6 @@ class PlanOptions:
         for weight in self.weights:
             if not 1 <= weight <= MOST_WEIGHT or weight != int(weight):
                 raise BadInput(f"`weights`: expected each a whole number from 1 to {MOST_WEIGHT}, found {weight}")
-        if self.micro_batches not in (0, *MICRO_BATCH_COUNTS):
-            raise BadInput(f"`micro_batches`: expected a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {self.micro_batches}")
 
 
 @dataclass(frozen=True)

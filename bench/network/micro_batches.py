@@ -6,9 +6,8 @@ Root only (namespaces, token buckets); elsewhere it says why it is skipped. One 
 micro-batches, with time slices by exchange and by layer; all ways answer the same requests, and alternate. Two cores carry four
 ranks, so experts' compute is a stand-in that waits TOKEN_S a row, as in bench/interleave.py; all else is real. In the settings
 named `cpu` nothing waits: experts compute on the two cores, for which micro-batches cannot make time. Ports have the rate at
-which the simulator takes twice as long as without a network, for prompts. `auto` is what `--micro-batches auto` chooses by a
-profile of other texts with the setting's batch, on the network as measured. Predictions have the run's own routing and the
-network as measured before it.
+which the simulator takes twice as long as without a network, for prompts. Predictions have the run's own routing and the network as
+measured before it.
 Results: bench/results/micro-batches-DATE.md, a section for each setting.
 """
 
@@ -26,7 +25,6 @@ from protocol import DEEP, Results, by_turns, options
 
 from aurora.io import shipped
 from aurora.planner.plan import make_plan
-from aurora.planner.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.result import RunResult, merge_results
@@ -121,11 +119,8 @@ def served(plan: Plan, known: Profile, setting: Setting, hosts: Sequence[str], m
 def table(setting: Setting, rate_Bps: float, known: Profile, repetitions: int) -> list[str]:
     plan = make_plan(cluster(RANKS, rate_Bps * PAYLOAD), [known])
     with network([rate_Bps * 8] * RANKS, DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
-        first, _ = served(plan, known, setting, hosts, f"{folder}/first")
-        assert first.conditions is not None
-        auto = with_micro_batches(replace(plan, cluster=first.conditions.cluster), [known], 0, RUNTIME_LAYER_S)
-        chosen: Way = WHOLE if auto.options.micro_batches == 1 else (auto.options.micro_batches, auto.options.time_slice)
-        runs: dict[Way, list[tuple[RunResult, float]]] = {way: [] for way in dict.fromkeys((*setting.ways, chosen))}
+        served(plan, known, setting, hosts, f"{folder}/first")  # not timed
+        runs: dict[Way, list[tuple[RunResult, float]]] = {way: [] for way in setting.ways}
         for number, way in by_turns(runs, repetitions):
             runs[way].append(served(cut(plan, way), known, setting, hosts, f"{folder}/{way}{number}"))
     lines = [
@@ -153,8 +148,8 @@ def table(setting: Setting, rate_Bps: float, known: Profile, repetitions: int) -
     return [
         *lines,
         "",
-        f"Ports of {rate_Bps * 8 / 1e6:.3g} Mbit/s. Auto, {auto.notes[-1]}; its throughput is {gain[chosen]:.2f}. "
-        f"Answers that differ between ways: {differ} of {len(tokens_W[0])}. {repetitions} repetitions.",
+        f"Ports of {rate_Bps * 8 / 1e6:.3g} Mbit/s. Answers that differ between ways: {differ} of {len(tokens_W[0])}. "
+        f"{repetitions} repetitions.",
     ]
 
 

@@ -57,9 +57,9 @@ def test_each_of_several_models_has_its_steps(aurora, plan):
 
 
 def test_micro_batches_in_place_of_the_plans(aurora, plan):
-    """A plan with some, one number and auto; the report shows them, and tables name them."""
+    """A plan with one and with two; the report shows them, and tables name them."""
     found = {}
-    for parts in ("1", "2", "auto"):
+    for parts in ("1", "2"):
         code, out, _ = aurora("simulate", plan, "--micro-batches", parts, "--json")
         assert code == 0
         found[parts] = json.loads(out)
@@ -67,7 +67,7 @@ def test_micro_batches_in_place_of_the_plans(aurora, plan):
     model = load_plan(plan).models[0].model
     assert {layer["model"] for layer in found["2"]["layers"]} == {f"{model}/0", f"{model}/1"}
     folder = plan.parent
-    traces = [plan.with_suffix(f".micro-batches-{parts}.predicted.npz") for parts in ("1", "2", "auto")]
+    traces = [plan.with_suffix(f".micro-batches-{parts}.predicted.npz") for parts in ("1", "2")]
     assert all(trace.exists() for trace in traces)  # each beside the others, and beside that of the plan as it is
     cut = folder / "cut.json"
     code, out, _ = aurora(
@@ -78,13 +78,7 @@ def test_micro_batches_in_place_of_the_plans(aurora, plan):
     assert aurora("simulate", cut)[0] == 0
     assert aurora("report", cut, folder / "cut.predicted.npz", "--format", "perfetto", "-o", folder / "r.json")[0] == 0
     assert f'"name":"{model}/2"' in (folder / "r.json").read_text()
-    code, out, _ = aurora("plan", "--cluster", CLUSTER, "--profile", folder / "a.npz", "--micro-batches", "auto", "-o", cut)
-    assert code == 0
-    assert "micro-batches: " in out
-    assert load_plan(cut).options.micro_batches == found["auto"]["micro_batches"]
-    refused(
-        aurora("simulate", plan, "--micro-batches", "5"), "--micro-batches: expected auto or a number from 1 to 4, found '5'"
-    )
+    refused(aurora("simulate", plan, "--micro-batches", "5"), "--micro-batches: expected at most 4, found 5")
     profiles = "--profile", folder / "a.npz", "--profile", folder / "a.npz"
     refused(aurora("plan", "--cluster", CLUSTER, *profiles, "--micro-batches", "2", "-o", cut),
             "--micro-batches: cut the batches of a single model, expected 1, found 2 models")  # fmt: skip

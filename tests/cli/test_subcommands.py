@@ -79,7 +79,7 @@ def test_few_options_and_only_registered_placeholders():
     [
         ("profile", ProfileOptions, set()),
         ("synthetic", SyntheticOptions, set()),
-        ("plan", PlanOptions, {"weights", "preemption_s"}),  # the planner chooses them
+        ("plan", PlanOptions, set()),
         ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
         ("run", ControlOptions, set()),
         ("simulate", RequestOptions, set()),
@@ -96,7 +96,7 @@ def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kin
         if (
             field.name in params
             and field.name
-            not in ("workers", "seed", "adapt", "priorities", "micro_batches", "tokens_per_step", "slots_per_gpu")
+            not in ("workers", "seed", "adapt", "priorities", "weights", "micro_batches", "tokens_per_step", "slots_per_gpu")
             and not params[field.name].required
         ):
             assert params[field.name].default == field.default, field.name
