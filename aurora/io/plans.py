@@ -88,7 +88,7 @@ def save_placement(placement: Placement, method: str, path: Path) -> None:
 PLAN_FORMAT = "aurora plan"
 DIGEST = "digest"  # of all else in the file
 REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
-WITHOUT_EFFECT = (("coactivation", False),)  # options and values that plans may hold and that decided nothing
+FORMER = ("coactivation", "time_limit_s")  # options that plans may hold; they decided nothing unless they are true
 _PAIRS = re.compile(r"([0-9]{1,9}>[0-9]{1,9}( |$))*")
 _SIZES = ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes")  # of a model
 _OBJECTIVE = ("objective", "objective_s", "bound_s", "assignment_bound_s", "unseen_s", "slot_gain")  # of a plan
@@ -238,7 +238,7 @@ def _between(pair: Sequence[Any]) -> tuple[float, float]:
 def _options_from_json(table: Mapping[str, Any]) -> PlanOptions:
     """The options, or BadInput if one is unknown or of a wrong type."""
     kinds = {field.name: _json_types(field.type) for field in fields(PlanOptions)}
-    table = {name: value for name, value in table.items() if (name, value) not in WITHOUT_EFFECT}
+    table = {name: value for name, value in table.items() if name not in FORMER or value is True}
     for name, value in table.items():
         if name not in kinds:
             raise BadInput(f"options: expected one of {', '.join(kinds)}, found {name!r}")

@@ -1,7 +1,6 @@
 """Makes plans. `plan` chooses what options leave open; `make_plan` makes one plan: scenario, placement, orders, check."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -81,20 +80,18 @@ def make_plan(
     profiles: Sequence[Profile],
     options: PlanOptions = PlanOptions(),
     profile_paths: Sequence[str] = (),
-    clock: Callable[[], float] = time.monotonic,
     domains: Sequence[Profile] = (),
     progress: Progress = no_progress,
 ) -> Plan:
     """Makes one plan without the simulator: the scenario alone decides the options that are "auto".
 
-    Requests stay on their ranks; only experts move. The arguments are those of `plan`; the clock returns seconds, for searches
-    with a time limit.
+    Requests stay on their ranks; only experts move. The arguments are those of `plan`.
     """
     check_models(cluster, profiles, domains)
     options = resolve(options, cluster, profiles, domains)
     rng = np.random.default_rng(options.seed)
     scenario = scenario_of(cluster, profiles, options, domains)
-    return ordered_plan(scenario, scenario.place(rng, clock, progress), profile_paths, rng, progress)
+    return ordered_plan(scenario, scenario.place(rng, progress), profile_paths, rng, progress)
 
 
 def price(

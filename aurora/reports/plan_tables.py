@@ -365,7 +365,11 @@ def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Ta
 
 
 def _terms(plan: Plan, layer: LayerExplanation) -> Table:
-    above = gap(layer.value_s, layer.assignment_bound_s)
+    bound_s, caption = layer.assignment_bound_s, None
+    if bound_s is not None:
+        above = percent(gap(layer.value_s, bound_s))
+        caption = f"no assignment of these groups of experts below {seconds(bound_s)}, gap {above}"
+        caption += f"; most of that bound is {layer.bound_term}"
     rows = [
         (name, value, ("no", "yes", "twice")[times], plan.cluster.gpus[gpu].name)
         for name, value, gpu, times in zip(layer.terms, layer.seconds_X, layer.gpu_X, layer.times_X, strict=True)
@@ -374,8 +378,7 @@ def _terms(plan: Plan, layer: LayerExplanation) -> Table:
         {"term": text, "slowest GPU takes": seconds, "on the longest path": str, "GPU": str},
         rows,
         title=f"layer {layer.layer}, {plan.objective}, all windows as one: {seconds(layer.value_s)}",
-        caption=f"no assignment of these groups of experts below {seconds(layer.assignment_bound_s)}, gap {percent(above)}; "
-        f"most of that bound is {layer.bound_term}",
+        caption=caption,
     )
 
 

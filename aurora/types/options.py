@@ -205,7 +205,6 @@ class PlanOptions:
         order: order of each all-to-all.
         seed: random seed of strategies that draw.
         objective: formula for a layer's time with colocated models ("paper": Aurora's Table 2).
-        time_limit_s: seconds after which exact searches stop and return the best plan found, with its bound.
         slots_per_gpu: experts that each GPU holds, replicas included; 0, auto: with replicas where these pay; None, memory: as
             memory allows, each expert once unless place or min_replicas asks for replicas.
         aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
@@ -227,7 +226,6 @@ class PlanOptions:
     order: str = option("auto", choices="order")
     seed: int = option(0, least=0, most=MOST_SEED, panel=STRATEGY)
     objective: str = option("auto", choices="objective")
-    time_limit_s: float = option(60.0, above=0, most=LONGEST_S, flag="--time-limit", panel=STRATEGY)
     slots_per_gpu: int | None = option(AUTO_SLOTS, least=0, most=1 << 16, read=read_slots, metavar="N|auto|memory")
     aim: str = option("auto", choices="aim", names=AIMS, panel=STRATEGY)
     min_replicas: int | None = option(None, above=0, most=1 << 16)

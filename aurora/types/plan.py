@@ -122,9 +122,9 @@ class Plan(Value):
             fabrics; the times of orders (`dispatch_s_L`) cover these too.
         bound_s: lower bound on objective_s over all placements within each GPU's slots, with replicas if there are more slots
             than experts. The slots are `options.slots_per_gpu`, or what memory holds.
-        assignment_bound_s: lower bound on objective_s over all assignments of the same groups of experts, one group per GPU;
-            with hierarchical all-to-alls, over all placements without replicas. None if experts have replicas, the plan serves
-            several traffic cases, or the placement of several models was given or migrated.
+        assignment_bound_s: lower bound on objective_s over all assignments of one model's groups of experts, one group per GPU;
+            with hierarchical all-to-alls, over all placements without replicas. None if experts have replicas, or the plan
+            serves several traffic cases or, flat, several models.
         epoch: number of plans that were in force before this one.
         survival_LK: (L, D-1) float64: with `options.min_replicas`, the probability that every expert is still held after 1, 2,
             ... of the D nodes failed; None if failures were not planned for.

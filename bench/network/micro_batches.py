@@ -6,8 +6,8 @@ Root only (namespaces, token buckets); elsewhere it says why it is skipped. One 
 micro-batches, with time slices by exchange and by layer; all ways answer the same requests, and alternate. Two cores carry four
 ranks, so experts' compute is a stand-in that waits TOKEN_S a row, as in bench/interleave.py; all else is real. In the settings
 named `cpu` nothing waits: experts compute on the two cores, for which micro-batches cannot make time. Ports have the rate at
-which the simulator takes twice as long as without a network, for prompts. Predictions have the run's own routing and the network as
-measured before it.
+which the simulator takes twice as long as without a network, for prompts. Predictions have the run's own routing and the
+network as measured before it.
 Results: bench/results/micro-batches-DATE.md, a section for each setting.
 """
 

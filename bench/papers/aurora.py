@@ -131,7 +131,7 @@ def assigned(one: LayerJob, name: str, rng: np.random.Generator) -> Outcome:
 def colocated(jobs: Sequence[LayerJob], name: str, rng: np.random.Generator) -> list[IntArray]:
     """Returns the experts on each GPU, by job, where a strategy of COLOCATE places them."""
     kept = {0: np.arange(EXPERTS)}
-    return list(COLOCATE[name](ColocationProblem(tuple(one.costs for one in jobs), kept, objective="paper"), rng).group_MG)
+    return list(COLOCATE[name](ColocationProblem(tuple(one.costs for one in jobs), kept, objective="paper"), rng))
 
 
 def foreign(profile: Profile) -> Profile:

@@ -27,16 +27,15 @@ def test_the_plan_says_by_what_it_was_chosen_and_how_far_it_is_from_its_bounds(a
     for objective in ("causal", "paper"):
         out = tmp_path / "plan.json"
         code, printed, err = aurora(
-            "plan", "--cluster", MIXED, *pair, "--colocate", "exact", "--objective", objective, "-o", out
+            "plan", "--cluster", MIXED, *pair, "--colocate", "decoupled", "--objective", objective, "-o", out
         )
         assert (code, err) == (0, "")
         assert f"{objective} objective" in printed
         assert "planned in" in printed
         found = json.loads(out.read_text())
         assert found["objective"] == objective
-        assert found["options"]["colocate"] == "exact"
-        assert found["bound_s"] <= found["assignment_bound_s"] <= found["objective_s"]
-        assert found["objective_s"] == pytest.approx(found["assignment_bound_s"], rel=1e-6)
+        assert found["options"]["colocate"] == "decoupled"
+        assert found["bound_s"] <= found["objective_s"]
         assert found["gap"] == pytest.approx(found["objective_s"] / found["bound_s"] - 1)
 
 
@@ -51,7 +50,7 @@ def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pai
         assert words in " ".join(printed.split())
     plan = load_plan(out)
     assert [len(model.dispatch_L) for model in plan.models] == [2, 2, 3]
-    assert plan.bound_s <= plan.assignment_bound_s <= plan.objective_s
+    assert plan.bound_s <= plan.objective_s
     seconds = {}
     for interleave in ("on", "off"):
         code, printed, _ = aurora("simulate", out, "--interleave", interleave, "--json")
@@ -75,7 +74,7 @@ def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pai
 
 
 def test_the_same_seed_gives_the_same_bytes(aurora, pair, tmp_path):
-    for colocate in ("auto", "exact"):
+    for colocate in ("auto", "decoupled"):
         texts = []
         for name in ("first.json", "second.json"):
             assert aurora("plan", "--cluster", MIXED, *pair, "--colocate", colocate, "-o", tmp_path / name)[0] == 0
@@ -90,10 +89,11 @@ def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
     assert load_plan(out).options.colocate == "local-search"
     for layer in (0, 1):
         assert f"layer {layer}, causal" in printed
-    for word in ("dispatch_ab", "on the longest path", "most of that bound is", "gpu-40-0", "synthetic"):
+    for word in ("dispatch_ab", "on the longest path", "gpu-40-0", "synthetic"):
         assert word in " ".join(printed.split())
     code, printed, _ = aurora("plan", "--cluster", MIXED, *pair[:2], "--explain", "-o", out)
-    assert "expert + combine" in printed
+    for word in ("expert + combine", "most of that bound is"):
+        assert word in " ".join(printed.split())
     assert load_plan(out).objective == "exclusive"
 
 

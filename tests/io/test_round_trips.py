@@ -440,7 +440,7 @@ def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message
 def test_options_that_decided_nothing_are_read(tmp_path, plan):
     save(plan, tmp_path / "p.json")
     found = json.loads((tmp_path / "p.json").read_text())
-    found["options"]["coactivation"] = False
+    found["options"] |= {"coactivation": False, "time_limit_s": 60.0}
     found["digest"] = _digest(found)
     (tmp_path / "p.json").write_text(json.dumps(found))
     assert load_plan(tmp_path / "p.json") == plan

@@ -272,7 +272,8 @@ def test_three_models_take_what_the_busiest_resource_does(case):
         compute = sum(t.gate_G + t.expert_G + t.aggregate_G for t in times)
         total += max(*map(exclusive_s, times), sends.max(), receives.max(), compute.max())
     assert plan.objective_s == pytest.approx(total)
-    assert plan.bound_s <= plan.assignment_bound_s <= plan.objective_s * (1 + 1e-9)
+    assert plan.bound_s <= plan.objective_s * (1 + 1e-9)
+    assert plan.assignment_bound_s is None
 
 
 def test_no_placement_of_three_models_is_below_the_bound():
@@ -281,7 +282,7 @@ def test_no_placement_of_three_models_is_below_the_bound():
     for speeds in ((1.0, 1.0), (2.0, 1.0)):
         machines = cluster(*speeds)
         sources = [profile(rng.integers(0, 9, (1, 1, 2, experts)), rate=rng.uniform(0, 2)) for experts in (2, 3, 4)]
-        plan = make_plan(machines, sources, PlanOptions(colocate="exact"))
+        plan = make_plan(machines, sources, PlanOptions(colocate="local-search"))
         each = [
             [
                 layer_costs(machines, source, 0).grouped(np.array(where)).phase_times()

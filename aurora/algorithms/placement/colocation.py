@@ -1,47 +1,32 @@
 """COLOCATE: strategies that assign the groups of colocated models to GPUs.
 
-Each strategy takes (problem, rng), a ColocationProblem and a random generator, and returns a ColocatedPlacement. Strategies in
-JOINT place all models at once; the others keep the models that are placed already, and place the rest one after another.
+Each strategy takes (problem, rng), a ColocationProblem and a random generator, and returns group_MG: (M, G) int64, the group of
+each model on each GPU. Strategies in JOINT place all models at once; the others keep the models that are placed already, and
+place the rest one after another.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from aurora.algorithms.placement.assignment import ASSIGN, bottleneck_matching
-from aurora.algorithms.placement.branch_and_bound import branch_and_bound
 from aurora.algorithms.placement.colocation_problem import ColocationProblem, anneal
 from aurora.algorithms.placement.cost_model import GroupCosts
 from aurora.types.arrays import FloatArray, IntArray
 
-
-@dataclass(frozen=True)
-class ColocatedPlacement:
-    """The groups of M models that each GPU holds.
-
-    Attributes:
-        group_MG: (M, G) int64, the group of each model on each GPU.
-        bound_s: lower bound in seconds on all assignments that the problem allows; zero if the strategy proves none.
-    """
-
-    group_MG: IntArray
-    bound_s: float = 0.0
+ColocationStrategy = Callable[[ColocationProblem, np.random.Generator], IntArray]
 
 
-ColocationStrategy = Callable[[ColocationProblem, np.random.Generator], ColocatedPlacement]
-
-
-def _one_by_one(problem: ColocationProblem, place: Callable[[dict[int, IntArray], GroupCosts], IntArray]) -> ColocatedPlacement:
+def _one_by_one(problem: ColocationProblem, place: Callable[[dict[int, IntArray], GroupCosts], IntArray]) -> IntArray:
     """Places the models that have no place, in sequence; `place` returns a model's groups (G,) beside those placed so far."""
     placed = dict(problem.held)
     for model, costs in enumerate(problem.costs_M):
         if model not in placed:
             placed[model] = place(placed, costs)
-    return ColocatedPlacement(np.stack([placed[model] for model in range(len(placed))]))
+    return np.stack([placed[model] for model in range(len(placed))])
 
 
-def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+def matching(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
     """Places models one by one, each so that the joint dispatch of it and the models placed before is the shortest possible.
 
     Each step is a bottleneck matching on the port seconds of the joint dispatch. For two models they are
@@ -59,7 +44,7 @@ def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedP
     return _one_by_one(problem, beside)
 
 
-def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
     """Places models one by one; puts the busiest groups of each on the GPUs with the least load of the models placed before.
 
     For two models this is optimal where each GPU sends as much as it receives.
@@ -77,7 +62,7 @@ def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
     return _one_by_one(problem, beside)
 
 
-def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
     """Bundles one group of each model first, then matches the bundles with GPUs. A heuristic.
 
     The matchings that form bundles, one for each further model, ignore the GPU that a bundle will be on. The last matching
@@ -99,7 +84,7 @@ def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> Colocated
         seconds_GJ = seconds_GJ + problem.costs_M[model].exclusive_s_GJ[gpus, group_MG[model]][:, None]
     bundle_G = bottleneck_matching(seconds_GJ)
     group_MG |= {model: group_J[bundle_G] for model, group_J in bundle_MJ.items()}
-    return ColocatedPlacement(np.stack([group_MG[model] for model in range(len(group_MG))]))
+    return np.stack([group_MG[model] for model in range(len(group_MG))])
 
 
 def _mean_bytes_XJ(costs: GroupCosts) -> FloatArray:
@@ -107,7 +92,7 @@ def _mean_bytes_XJ(costs: GroupCosts) -> FloatArray:
     return costs.dispatch_bytes * np.stack([costs.send_GJ.mean(axis=0), costs.recv_GJ.mean(axis=0)])
 
 
-def local_search(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+def local_search(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
     """Runs simulated annealing from three starts and returns the assignment with the lowest objective.
 
     The starts are `decoupled`, `matching` and each model's own optimum; the result is never worse than any of them. A step
@@ -117,25 +102,17 @@ def local_search(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
     own_optima = [ASSIGN["exact"](costs, rng) for costs in problem.costs_M]
     for model in set(range(len(own_optima))) - set(problem.movers_M.tolist()):
         own_optima[model] = problem.held[model]
-    starts = decoupled(problem, rng).group_MG, matching(problem, rng).group_MG, np.stack(own_optima)
+    starts = decoupled(problem, rng), matching(problem, rng), np.stack(own_optima)
     candidates = [*(anneal(problem, start_MG, rng) for start_MG in starts), *starts]
-    return ColocatedPlacement(min(candidates, key=lambda group_MG: (problem.value_s(group_MG), problem.sequential_s(group_MG))))
+    return min(candidates, key=lambda group_MG: (problem.value_s(group_MG), problem.sequential_s(group_MG)))
 
 
-def exact(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Finds the optimum of the objective by branch and bound, starting from `local_search`.
-
-    If the time limit ends the search first, it returns the best assignment found, with a lower bound.
-    """
-    return ColocatedPlacement(*branch_and_bound(problem, local_search(problem, rng).group_MG))
-
-
-def contiguous(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+def contiguous(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
     """Puts group g of each model on GPU g."""
     return _one_by_one(problem, lambda placed, costs: np.arange(problem.gpus))
 
 
-def shuffled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
+def shuffled(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
     """Puts the groups of each model on GPUs at random (REC of Aurora, arXiv:2410.17043, §8.1)."""
     return _one_by_one(problem, lambda placed, costs: rng.permutation(problem.gpus))
 
@@ -145,8 +122,7 @@ COLOCATE: dict[str, ColocationStrategy] = {
     "sorted": sorted_pairs,
     "decoupled": decoupled,
     "local-search": local_search,
-    "exact": exact,
     "contiguous": contiguous,
     "random": shuffled,
 }
-JOINT = ("decoupled", "local-search", "exact")  # strategies that place all models, so that ASSIGN is not used
+JOINT = ("decoupled", "local-search")  # strategies that place all models, so that ASSIGN is not used

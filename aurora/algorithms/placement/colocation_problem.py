@@ -1,7 +1,6 @@
 """The colocation problem: assign several models' groups of experts to shared GPUs; and simulated annealing for it."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import numpy as np
 
 from aurora.algorithms.placement.cost_model import GroupCosts, PhaseTimes, exclusive_s
 from aurora.algorithms.placement.objective import Formula, Part, formula
-from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.compiled import njit
 
 
@@ -51,16 +50,12 @@ class ColocationProblem:
         held: dict from the index of each model that is placed already to (G,) int64, its group on each GPU.
         movable: whether the models in `held` may still move.
         objective: name of the objective to minimise, one of `objectives`.
-        clock: a function that returns the time in seconds.
-        until_s: searches end when the clock returns more.
     """
 
     costs_M: tuple[GroupCosts, ...]
     held: Mapping[int, IntArray]
     movable: bool = True
     objective: str = "causal"
-    clock: Callable[[], float] = time.monotonic
-    until_s: float = np.inf
 
     @property
     def gpus(self) -> int:
@@ -131,15 +126,6 @@ class ColocationProblem:
         fixed = len(self.formula.parts) - len(self.formula.moved)
         times_M = [costs.phase_times() for costs in self.costs_M]
         return np.asarray(self.formula.count_PX[:, :fixed] @ self.formula.term_XG(times_M)[:fixed].max(axis=1))
-
-    @cached_property
-    def open_MGJ(self) -> BoolArray:
-        """(M, G, J) bool, whether model m's group j may sit on GPU g."""
-        open_MGJ = np.ones((len(self.costs_M), self.gpus, self.gpus), dtype=np.bool_)
-        if not self.movable:
-            for model, held_G in self.held.items():
-                open_MGJ[model] = np.arange(self.gpus)[None, :] == held_G[:, None]
-        return open_MGJ
 
 
 STEPS_PER_PAIR = 80  # for every pair of GPUs, 0.2 us each

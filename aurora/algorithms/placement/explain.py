@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.algorithms.placement.assignment import ASSIGN
-from aurora.algorithms.placement.branch_and_bound import lp_bound, prove_bound
-from aurora.algorithms.placement.colocation_problem import ColocationProblem
 from aurora.algorithms.placement.cost_model import SUMMED, exclusive_XG, layer_costs
 from aurora.algorithms.placement.objective import formula
 from aurora.errors import BadInput
@@ -28,8 +26,9 @@ class LayerExplanation:
         gpu_X: (X,) int64, the GPU that takes longest in each term.
         times_X: (X,) int64, how often each term occurs in the longest path.
         value_s: seconds of the layer, the sum of seconds_X * times_X.
-        assignment_bound_s: lower bound on `value_s` for all assignments of the plan's groups of experts to GPUs.
-        bound_term: name of the largest term in the optimum of the linear program that gives `assignment_bound_s`.
+        assignment_bound_s: lower bound on `value_s` for all assignments of one model's groups of experts to GPUs; None for
+            several models.
+        bound_term: name of the largest term of the best assignment; None for several models.
         phases_MYG: (M, 5, G) seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
     """
 
@@ -39,8 +38,8 @@ class LayerExplanation:
     gpu_X: IntArray
     times_X: IntArray
     value_s: float
-    assignment_bound_s: float
-    bound_term: str
+    assignment_bound_s: float | None
+    bound_term: str | None
     phases_MYG: FloatArray
 
 
@@ -76,28 +75,24 @@ def unexplained(plan: Plan) -> str | None:
 
 def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExplanation:
     """The explanation of one layer."""
-    costs, times, nics = [], [], False
+    costs, times = [], []
     for profile, model, at in zip(profiles, plan.models, (layer % p.layers for p in profiles), strict=True):
-        whole = layer_costs(plan.cluster, profile.in_steps(plan.options.tokens_per_step), at, model.deduplicated)
-        times.append(whole.phase_times(model.placement.split_EG(at)))
-        costs.append(whole.grouped(model.placement.gpu_E(at)))
-        nics = whole.nics is not None
+        costs.append(layer_costs(plan.cluster, profile.in_steps(plan.options.tokens_per_step), at))
+        times.append(costs[-1].phase_times(model.placement.split_EG(at)))
+    bound_s = bound_term = None
     if len(costs) == 1:
         names: tuple[str, ...] = PARTS
         part_XG = exclusive_XG(times[0])
         times_X = np.ones(len(names), dtype=np.int64)
-        longest_X = exclusive_XG(costs[0].phase_times(ASSIGN["exact"](costs[0], np.random.default_rng(0)))).max(axis=1)
-        value_s, bound_s = float(part_XG.max(axis=1).sum()), float(longest_X.sum())
+        groups = costs[0].grouped(plan.models[0].placement.gpu_E(layer))
+        best_X = exclusive_XG(groups.phase_times(ASSIGN["exact"](groups, np.random.default_rng(0)))).max(axis=1)
+        value_s, bound_s = float(part_XG.max(axis=1).sum()), float(best_X.sum())
+        bound_term = names[int(best_X.argmax())]
     else:
-        problem = ColocationProblem(tuple(costs), {}, objective=plan.objective)
-        of = formula(plan.objective, len(costs), nics)
+        of = formula(plan.objective, len(costs), costs[0].nics is not None)
         names, part_XG = tuple(of.parts), of.term_XG(times)
         value_s = of.seconds(times)
-        bound_s = prove_bound(problem, value_s).bound_s
         times_X = of.count_PX[int((of.count_PX @ part_XG.max(axis=1)).argmax())]
-        fixed_X = part_XG[: len(names) - len(of.moved)].max(axis=1)
-        least_X = np.concatenate([fixed_X, lp_bound(problem, problem.open_MGJ).term_X])
-        longest_X = of.count_PX[int((of.count_PX @ least_X).argmax())] * least_X
     return LayerExplanation(
         layer,
         names,
@@ -106,6 +101,6 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
         times_X,
         value_s,
         bound_s,
-        names[int(longest_X.argmax())],
+        bound_term,
         np.stack([[t.gate_G, t.dispatch_G, t.expert_G, t.combine_G, t.aggregate_G] for t in times]),
     )

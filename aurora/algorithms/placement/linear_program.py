@@ -7,7 +7,7 @@ cases. Bounds are computed from the dual solution apart from the solver, so that
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.optimize import linprog
 from scipy.sparse import block_array, coo_array, csr_array, eye_array, hstack, kron
 
 from aurora.algorithms.placement.cost_model import LayerCosts
@@ -15,7 +15,6 @@ from aurora.algorithms.placement.slot_state import PhaseSums
 from aurora.types.arrays import FloatArray, IntArray
 
 SMALL = 4096  # experts times GPUs times cases of a program at most; one of that size takes about 50 ms
-ROUNDED = 1e-6  # relative: what the solver's own tolerances may add to the bound of whole shares
 
 
 class Solution(NamedTuple):
@@ -104,26 +103,6 @@ class PathProgram(NamedTuple):
         edges, terms = len(self.gpu_V), self.count_PX.shape[1]
         term_X, price_R = solution.x[edges : edges + terms] * self.unit_s, np.maximum(0.0, -solution.ineqlin.marginals)
         return Solution(solution.x[:edges], term_X, price_R, solution.eqlin.marginals * self.unit_s)
-
-    def whole(self, limit_s: float) -> tuple[FloatArray | None, float]:
-        """Solves the program for shares of zero or one, for up to limit_s seconds.
-
-        Returns:
-            (share_V, bound_s): the best shares (V,) found, None if there are none; and a lower bound in seconds on all such
-            shares, infinite if there are none.
-        """
-        cost_V, at_most_RV, limit_R, sum_EV, lower_V = self._matrices()
-        edges = len(self.gpu_V)
-        solution = milp(
-            cost_V,
-            integrality=(np.arange(len(cost_V)) < edges).astype(np.int64),
-            bounds=Bounds(lower_V, np.inf),
-            constraints=[LinearConstraint(at_most_RV, -np.inf, limit_R), LinearConstraint(sum_EV, 1.0, 1.0)],
-            options={"time_limit": limit_s, "mip_rel_gap": 0.0},
-        )
-        bound = np.inf if solution.status == 2 else solution.mip_dual_bound or 0.0
-        base_s = float(self.base_P.mean()) if self.worst == len(self.base_P) else 0.0  # no row has it
-        return None if solution.x is None else solution.x[:edges], base_s + bound * self.unit_s * (1 - ROUNDED)
 
     def _matrices(self) -> tuple[FloatArray, csr_array, FloatArray, csr_array, FloatArray]:
         """(cost_V, at_most_RV, limit_R, sum_EV, lower_V): minimise cost_V @ v with at_most_RV @ v <= limit_R, sum_EV @ v = 1.

@@ -1,8 +1,7 @@
 """Models that share every GPU, layer by layer."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.placement.assignment import ASSIGN
 from aurora.algorithms.placement.bounds import colocated_bound_s
-from aurora.algorithms.placement.branch_and_bound import prove_bound
 from aurora.algorithms.placement.colocation import COLOCATE
 from aurora.algorithms.placement.colocation_problem import ColocationProblem
 from aurora.algorithms.placement.cost_model import GroupCosts, LayerCosts, layer_costs
@@ -18,7 +16,7 @@ from aurora.algorithms.placement.gpu_slots import check_slots, even_slots, share
 from aurora.algorithms.placement.grouping import grouped
 from aurora.algorithms.placement.objective import formula, seconds
 from aurora.errors import InfeasiblePlan
-from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
+from aurora.planner.scenarios.scenario import PlacedModels, Scenario
 from aurora.types import Cluster, Placement, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -28,15 +26,12 @@ class GroupedLayer:
     """One layer of one model with its experts in groups of equal size, one group per GPU.
 
     Attributes:
-        costs: the layer's costs, expert by expert.
         group_E: (E,) int64, the group of each expert.
-        group_costs: the layer's costs, group by group, without NICs.
-        nics_as_ports: `group_costs` with port rates lowered to the NICs', for searches, which model ports but no NICs.
+        nics_as_ports: the layer's costs, group by group, with port rates lowered to the NICs', for searches, which model ports
+            but no NICs.
     """
 
-    costs: LayerCosts
     group_E: IntArray
-    group_costs: GroupCosts
     nics_as_ports: GroupCosts
 
     def gpu_E(self, held_G: IntArray) -> IntArray:
@@ -51,47 +46,27 @@ class Colocated(Scenario):
         """Returns the LayerCosts of a layer, one per model."""
         return [layer_costs(self.cluster, profile, layer % profile.layers) for profile in self.profiles]
 
-    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
-        """Places all models; the searches of the layers share `options.time_limit_s` evenly. See `Scenario.place`."""
+    def place(self, rng: np.random.Generator, progress: Progress = no_progress) -> PlacedModels:
+        """Places all models, layer by layer, by `options.assign` and `options.colocate`. See `Scenario.place`."""
         self._check_equal_shares()
         options, layers_M = self.options, [profile.layers for profile in self.profiles]
         shortest, longest = int(np.argmin(layers_M)), self.layers
         layers_ML = [[self._grouped(model, layer, rng) for layer in range(layers)] for model, layers in enumerate(layers_M)]
         held_MLG: list[list[IntArray]] = [[] for _ in self.profiles]
-        objective_s = bound_s = assignment_bound_s = 0.0
-        end_s = clock() + options.time_limit_s
         for layer in range(longest):
             at_M = [layer % layers for layers in layers_M]
-            layer_M = [layers_L[at] for layers_L, at in zip(layers_ML, at_M, strict=True)]
-            costs_M = [groups.costs for groups in layer_M]
+            costs_M = tuple(layers_L[at].nics_as_ports for layers_L, at in zip(layers_ML, at_M, strict=True))
             fixed = {model: held_MLG[model][at] for model, at in enumerate(at_M) if at < layer}
-            problem = ColocationProblem(
-                tuple(groups.nics_as_ports for groups in layer_M),
-                fixed or {shortest: ASSIGN[options.assign](layer_M[shortest].nics_as_ports, rng)},
-                movable=not fixed,
-                objective=options.objective,
-                clock=clock,
-                until_s=clock() + (end_s - clock()) / (longest - layer),
-            )
-            placed = COLOCATE[options.colocate](problem, rng)
-            for model in range(len(layers_M)):
+            start = fixed or {shortest: ASSIGN[options.assign](costs_M[shortest], rng)}
+            problem = ColocationProblem(costs_M, start, movable=not fixed, objective=options.objective)
+            for model, held_G in enumerate(COLOCATE[options.colocate](problem, rng)):
                 if model not in fixed:
-                    held_MLG[model].append(placed.group_MG[model])
-            gpus = np.eye(len(self.cluster))
-            split_MEG = [gpus[groups.gpu_E(held_G)] for groups, held_G in zip(layer_M, placed.group_MG, strict=True)]
-            value_s, least_s, _ = self.priced_layer(costs_M, split_MEG)
-            # Where models were fixed, the search did not try other places for them; where there are NICs, it only estimated.
-            known_s = 0.0 if fixed or costs_M[0].nics is not None else placed.bound_s
-            on_ports = replace(problem, costs_M=tuple(groups.group_costs for groups in layer_M), movable=True)
-            objective_s += value_s
-            bound_s += least_s
-            proved_s = max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
-            assignment_bound_s += min(proved_s, value_s)
+                    held_MLG[model].append(held_G)
         placements = tuple(
             Placement.stack([Placement.unreplicated(layer.gpu_E(held_G), len(self.cluster)) for layer, held_G in both])
             for both in (zip(*pair, strict=True) for pair in zip(layers_ML, held_MLG, strict=True))
         )
-        return PlacedModels(placements, objective_s, bound_s, assignment_bound_s)
+        return self.priced(placements, progress)
 
     def bounds(
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
@@ -123,7 +98,7 @@ class Colocated(Scenario):
         costs = layer_costs(self.cluster, profile, layer)
         own_G = even_slots(profile.experts, np.full(len(self.cluster), profile.experts))
         group_E = grouped(self.options.place, costs.load_WE[0], own_G, rng)
-        return GroupedLayer(costs, group_E, costs.grouped(group_E), costs.nics_as_ports.grouped(group_E))
+        return GroupedLayer(group_E, costs.nics_as_ports.grouped(group_E))
 
 
 def share_bytes(profile: Profile, gpus: int) -> int:

@@ -5,7 +5,6 @@ forecast of a layer's traffic (`algorithms/workload/forecast`) and compared on w
 show no gain. The aim "own" takes the counts as exact instead.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +32,7 @@ from aurora.algorithms.replicas.registry import REPLICAS, place_unbounded
 from aurora.algorithms.workload.forecast import Forecast, layer_forecast
 from aurora.algorithms.workload.serving_gpus import is_unreplicated
 from aurora.errors import InfeasiblePlan
-from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, sum_if_all
+from aurora.planner.scenarios.scenario import PlacedModels, Scenario, sum_if_all
 from aurora.types import Cluster, GpuSlots, Placement, PlanOptions
 from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 
@@ -105,7 +104,7 @@ class Exclusive(Scenario):
         """Returns [LayerCosts] of a layer, in one traffic case per window or domain; `options.aim` says which cases count."""
         return [aimed_costs(self.cluster, self.profiles[0], self.domains, layer, self.options.aim)]
 
-    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
+    def place(self, rng: np.random.Generator, progress: Progress = no_progress) -> PlacedModels:
         """Places all experts by `options.place`, by their loads as recorded or forecast. See `Scenario.place`."""
         profile, options = self.profiles[0], self.options
         memory_G, capacity_G = self._memory_G, slots_G(self.cluster, profile, options)

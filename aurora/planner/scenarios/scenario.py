@@ -1,6 +1,5 @@
 """A scenario of planning, and what it returns: placements, the time that they take, and bounds on that time."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +13,6 @@ from aurora.algorithms.placement.cost_model import LayerCosts
 from aurora.algorithms.placement.gpu_slots import replicas_fit
 from aurora.types import Cluster, Hierarchy, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
-
-Clock = Callable[[], float]  # returns seconds
 
 
 @dataclass(frozen=True)
@@ -79,12 +76,11 @@ class Scenario(ABC):
         """Returns the LayerCosts of a layer, one per model."""
 
     @abstractmethod
-    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
+    def place(self, rng: np.random.Generator, progress: Progress = no_progress) -> PlacedModels:
         """Places all experts of all models; returns the placements with their predicted seconds and bounds.
 
         Args:
             rng: for strategies that draw.
-            clock: returns seconds; for searches with a time limit.
             progress: called with (what is being done, layers done, layers in all).
 
         Raises:

@@ -5,7 +5,6 @@ choose on one server, as long as no GPU takes more than GPU_LOAD times the secon
 server more than SERVER_LOAD times the mean. A layer keeps its first placement unless the search finds a faster one.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -39,7 +38,7 @@ from aurora.algorithms.workload.serving_gpus import from_servers, is_unreplicate
 from aurora.algorithms.workload.traffic import CountedTokens, exchange_bytes, known_or_counted, steps_by_chunks
 from aurora.planner.scenarios.colocated import Colocated
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH, Exclusive
-from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
+from aurora.planner.scenarios.scenario import PlacedModels, Scenario
 from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, evenly_spaced
 
@@ -64,14 +63,14 @@ class Servers(Scenario):
         """Returns the LayerCosts of a layer with deduplicated tokens, one per model."""
         return [layer_costs(self.cluster, profile, layer % profile.layers, deduplicated=True) for profile in self.profiles]
 
-    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = no_progress) -> PlacedModels:
+    def place(self, rng: np.random.Generator, progress: Progress = no_progress) -> PlacedModels:
         """Places all models over servers; the result has each model's Hierarchy. See `Scenario.place`.
 
         Experts are placed by load alone if token-level routing is missing, `options.place` names a strategy that knows no
         servers, or `min_replicas` is given and nodes (which fail as a whole) are not the same GPUs as servers.
         """
         by_load = (Colocated if self._colocated else Exclusive)(replace(self.cluster, fabric=None), self.profiles, self.options)
-        placements_M = by_load.place(rng, clock, progress).placements_M
+        placements_M = by_load.place(rng, progress).placements_M
         if self._searches_servers:
             placements_M = tuple(self.improve_on_servers(placements_M, self.hierarchies(placements_M, rng), progress))
         return self.for_placements(placements_M, rng).priced(placements_M, progress)

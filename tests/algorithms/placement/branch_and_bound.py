@@ -1,4 +1,4 @@
-"""Branch and bound for colocated models, over linear programs: the optimum, or the best assignment found and a lower bound.
+"""Oracle: branch and bound for colocated models, over linear programs; the optimum, and a lower bound on all assignments.
 
 An edge (m, g, j) puts group j of model m on GPU g. The linear program lets a GPU hold fractions of groups. An edge is open
 while an assignment with it may still beat a given value in seconds; otherwise it is closed.
@@ -7,6 +7,7 @@ while an assignment with it may still beat a given value in seconds; otherwise i
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from aurora.algorithms.placement.assignment import bottleneck_value
@@ -15,6 +16,7 @@ from aurora.algorithms.placement.linear_program import PathProgram
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 SLACK = 1e-9  # relative: a proof shows that no assignment is better by more than this
+ROUNDED = 1e-6  # relative: what the solver's own tolerances may add to the bound of whole shares
 WORTHWHILE = 0.97  # another linear program is solved if the last round left at most this part of the edges open
 HUGE = 1e300
 
@@ -66,7 +68,7 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
         value_s: seconds of the assignment to beat.
     """
     aim_s = value_s * (1 - SLACK)
-    open_MGJ = problem.open_MGJ
+    open_MGJ = every_edge(problem)
     first = lp = lp_bound(problem, open_MGJ)
     while lp.seconds < aim_s:
         kept_MGJ = open_MGJ & (lp.seconds + lp.spare_MGJ < aim_s)
@@ -80,6 +82,15 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
         open_MGJ = kept_MGJ
         lp = lp_bound(problem, open_MGJ)
     return OptimalityProof(max(aim_s, first.seconds), True, np.zeros_like(open_MGJ), first)
+
+
+def every_edge(problem: ColocationProblem) -> BoolArray:
+    """Returns (M, G, J) bool, whether model m's group j may sit on GPU g."""
+    open_MGJ = np.ones((len(problem.costs_M), problem.gpus, problem.gpus), dtype=np.bool_)
+    if not problem.movable:
+        for model, held_G in problem.held.items():
+            open_MGJ[model] = np.arange(problem.gpus)[None, :] == held_G[:, None]
+    return open_MGJ
 
 
 def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
@@ -144,15 +155,36 @@ def _least_XGJ(problem: ColocationProblem, open_MGJ: BoolArray, model: int) -> F
     return least_XGJ
 
 
-def branch_and_bound(problem: ColocationProblem, group_MG: IntArray) -> tuple[IntArray, float]:
+def _whole(program: PathProgram, limit_s: float) -> tuple[FloatArray | None, float]:
+    """Solves the program for shares of zero or one, for up to limit_s seconds.
+
+    Returns:
+        (share_V, bound_s): the best shares (V,) found, None if there are none; and a lower bound in seconds on all such shares,
+        infinite if there are none.
+    """
+    cost_V, at_most_RV, limit_R, sum_EV, lower_V = program._matrices()
+    edges = len(program.gpu_V)
+    solution = milp(
+        cost_V,
+        integrality=(np.arange(len(cost_V)) < edges).astype(np.int64),
+        bounds=Bounds(lower_V, np.inf),
+        constraints=[LinearConstraint(at_most_RV, -np.inf, limit_R), LinearConstraint(sum_EV, 1.0, 1.0)],
+        options={"time_limit": limit_s, "mip_rel_gap": 0.0},
+    )
+    bound = np.inf if solution.status == 2 else solution.mip_dual_bound or 0.0
+    base_s = float(program.base_P.mean()) if program.worst == len(program.base_P) else 0.0  # no row has it
+    return None if solution.x is None else solution.x[:edges], base_s + bound * program.unit_s * (1 - ROUNDED)
+
+
+def branch_and_bound(problem: ColocationProblem, group_MG: IntArray, limit_s: float = 60.0) -> tuple[IntArray, float]:
     """Finds the best assignment of the models' groups to GPUs, with a lower bound.
 
-    Linear programs close most edges or prove the start optimal. The solver's branch and bound covers the rest, until
-    `problem.until_s`.
+    Linear programs close most edges or prove the start optimal. The solver's branch and bound covers the rest, for limit_s.
 
     Args:
-        problem: the models' costs, the objective and the time limit.
+        problem: the models' costs and the objective.
         group_MG: (M, G) int64, the group of each model on each GPU at the start; not changed.
+        limit_s: seconds for the solver's branch and bound; zero: none.
 
     Returns:
         (group_MG, bound): an assignment, never worse than the start; and the lower bound in seconds. The assignment is optimal,
@@ -160,10 +192,9 @@ def branch_and_bound(problem: ColocationProblem, group_MG: IntArray) -> tuple[In
     """
     value_s = problem.value_s(group_MG)
     proof = prove_bound(problem, value_s)
-    limit_s = problem.until_s - problem.clock()
     if proof.closed or limit_s <= 0:
         return group_MG, proof.bound_s
-    share_V, bound_s = _program(problem, proof.open_MGJ, proof.lp.least_X).whole(limit_s)
+    share_V, bound_s = _whole(_program(problem, proof.open_MGJ, proof.lp.least_X), limit_s)
     if share_V is not None:
         best_MGJ = np.zeros(proof.open_MGJ.shape)
         best_MGJ[proof.open_MGJ] = share_V
