@@ -18,7 +18,7 @@ from aurora.algorithms.control.move_rounds import move_sequence
 from aurora.algorithms.network.switch import timed
 from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, warm_up
-from aurora.algorithms.replicas.per_batch import fewest_active, spill, split_least_largest
+from aurora.algorithms.replicas.per_batch import split_least_largest
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.algorithms.workload.synthetic import draw_profile
@@ -74,8 +74,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     partial(move_sequence, np.array([[[0], [1]]]), np.array([[[1], [0]]])),
     partial(split_least_largest, np.ones((1, 2)), np.array([[0], [1]])),
-    partial(fewest_active, np.ones((1, 2)), np.array([[0], [1]])),
-    partial(spill, np.ones((1, 2)), np.arange(2), 2, 1.0, 1.0, 1.0, -1),
     *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),
     layouts,

@@ -1,4 +1,4 @@
-"""BALANCERS: load-balancing methods by name; and the part of the ceiling (`ceiling.py`) that each reaches on held-out traffic.
+"""BALANCERS: engines' load-balancing methods by name; and the part of the ceiling (`ceiling.py`) that each reaches.
 
 A method is a function that takes a BalancingCase and returns Served. The traffic is divided into blocks, and a method knows
 only a part of it:
@@ -30,19 +30,16 @@ from aurora.advisor.ceiling import (
     ratio_interval,
     slot_seconds,
 )
-from aurora.algorithms.control.controller import Controller, moves_L
+from aurora.algorithms.control.controller import moves_L
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
-from aurora.algorithms.replicas.bounds import least_largest
-from aurora.algorithms.replicas.per_batch import fewest_active, spill, split_least_largest
+from aurora.algorithms.replicas.per_batch import split_least_largest
 from aurora.algorithms.workload.load_statistics import Interval
 from aurora.errors import BadInput, check_one_of
 from aurora.io.files import shipped
-from aurora.types import GpuSlots, Profile
+from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 WATERFILL_TOKENS = 64  # of a rank, from which SGLang's waterfill balances
-LLEP = (1.0,), 1.3, 1.0  # capacity over the mean load, imbalance from which tokens are spilled, tokens worth a fetch
-QUOTAS = 1.0, 1.02, 1.05, 1.1, 1.2, 1.4, 1.7  # capacities that are tried where slots for fetched experts are few
 RECORDED_RANGE = "recorded_balance.json"  # shipped
 
 
@@ -166,22 +163,6 @@ def _eplb_every(case: BalancingCase) -> Served:
     return _followed(case, [planned(end) for end in ends_T.tolist()])
 
 
-def _follower(case: BalancingCase) -> Served:
-    """aurora's controller: begins with a map for the first block, and changes few slots when that pays."""
-    windows_TLE, first_T = case.traffic.load_TLE, case.traffic.block_T == 0
-    first = case.plan(windows_TLE[first_T].sum(axis=0), "equal-split", case.slots)
-    controller = Controller(first.held_LGP, case.expert_bytes, slots=GpuSlots.equal(case.gpus, case.slots), seed=case.seed)
-    maps = []
-    for load_LE in windows_TLE:
-        held_LGP = controller.held_LGP
-        copies_LE = np.stack([np.bincount(held_GP[held_GP >= 0], minlength=case.experts) for held_GP in held_LGP])
-        layers = np.arange(case.layers)[:, None, None]
-        maps.append(SlotMap(held_LGP, np.where(held_LGP >= 0, 1 / copies_LE[layers, np.maximum(held_LGP, 0)], 0.0)))
-        if controller.window(load_LE).action != "keep":
-            controller.moved()
-    return _followed(case, maps[:1] * case.lag + maps[: len(maps) - case.lag])
-
-
 def _followed(case: BalancingCase, maps_T: Sequence[SlotMap]) -> Served:
     """Served by a map for each window; fetched is the mean over the windows that are judged."""
     seconds_D = case.traffic.seconds_D(maps_T, np.arange(len(maps_T)), case.curve)
@@ -212,30 +193,6 @@ def _waterfill(case: BalancingCase) -> Served:
     return Served(seconds_D, 0.0, case.slots)
 
 
-def _spill(case: BalancingCase, quotas: Sequence[float], threshold: float, least: float, fetched_most: int) -> Served:
-    """Linear placement whose GPUs fetch experts for each batch, by the fastest quota; fetched counts all steps of a window."""
-    home_E = np.repeat(np.arange(case.gpus), case.experts // case.gpus + (np.arange(case.gpus) < case.experts % case.gpus))
-    seconds_D, fetched_D = np.zeros((2, len(case.traffic.step_DLE)))
-    for layer in range(case.layers):
-        load_DE = np.ascontiguousarray(case.traffic.step_DLE[:, layer])
-        tried = [spill(load_DE, home_E, case.gpus, quota, threshold, least, fetched_most) for quota in quotas]
-        seconds_QD = np.stack([case.curve(tokens_DG, active_DG).max(axis=1) for tokens_DG, active_DG, _ in tried])
-        best_D = seconds_QD.argmin(axis=0)[None]
-        seconds_D += np.take_along_axis(seconds_QD, best_D, axis=0)[0]
-        fetched_D += np.take_along_axis(np.stack([layer_D for _, _, layer_D in tried]), best_D, axis=0)[0]
-    steps = case.traffic.load_TLE.sum() / len(case.traffic.load_TLE) / case.traffic.step_DLE.sum(axis=(1, 2)).mean()
-    return Served(seconds_D, float(fetched_D.mean() * steps), case.fewest + max(fetched_most, 0))
-
-
-def _exact_slots(case: BalancingCase) -> Served:
-    """A lower bound for all methods that place anew for each batch within the slots: counting slots, any split of tokens."""
-    perfect_DL, spare = perfect_seconds(case.traffic.step_DLE, case.gpus, case.curve), case.gpus * case.slots - case.experts
-    largest_DL = np.zeros(perfect_DL.shape)
-    for at in np.ndindex(*perfect_DL.shape):
-        largest_DL[at] = least_largest(case.traffic.step_DLE[at][:, None] / np.arange(1, case.gpus + 1), spare)
-    return Served(np.maximum(perfect_DL, case.curve(largest_DL, np.zeros(1))).sum(axis=1), 0.0, case.slots)
-
-
 def _exact(case: BalancingCase) -> Served:
     """Perfect balance of every batch, as methods permit that fetch any expert at any time (MoonEP): the ceiling itself."""
     return Served(perfect_seconds(case.traffic.step_DLE, case.gpus, case.curve).sum(axis=1), 0.0, case.slots)
@@ -249,13 +206,8 @@ BALANCERS: dict[str, Balancer] = {
     "replicas": lambda case: case.once("equal-split", case.slots),
     "eplb": lambda case: case.once("eplb", case.slots),
     "eplb-every": _eplb_every,
-    "follower": _follower,
     "lplb": lambda case: case.by_batch(split_least_largest),
     "waterfill": _waterfill,
-    "metro": lambda case: case.by_batch(fewest_active),
-    "llep": lambda case: _spill(case, *LLEP, -1),
-    "ultraep": lambda case: _spill(case, QUOTAS, 1.0, 1.0, case.slots - case.fewest),
-    "exact-slots": _exact_slots,
     "exact": _exact,
 }
 

@@ -28,25 +28,18 @@ SHARED_OUT = 1.02  # gain of perfect balance from which shares of it are told: o
 COMPUTED_ERROR = 1.10  # factor that intervals allow two layouts or exchanges: the median error of computed steps
 COMPARED_LAYERS = 16  # at most, evenly spaced, on which methods are compared
 PERFECT = 1.0, 1.0  # ratios of perfect balance, of prompts and of answers
-WITHOUT_REPLICAS = {  # methods that are compared whatever the engine has
+METHODS = {  # names of balancing methods in tables
     "linear": "experts in sequence",
+    "round-robin": "round robin",
     "static": "planned placement",
-    "llep": "LLEP",
-    "exact": "perfect balance",
-}
-WITH_REPLICAS = {
     "replicas": "aurora's replicas",
     "eplb": "EPLB's placement",
     "eplb-every": "EPLB",
-    "follower": "aurora's follower",
     "lplb": "LPLB",
     "waterfill": "waterfill",
-    "metro": "METRO",
-    "ultraep": "UltraEP",
-    "exact-slots": "bound of each batch",
+    "exact": "perfect balance",
 }
-FETCHED_FIRST = ("llep", "ultraep")  # methods that fetch weights in the step that they are for
-AT_START = ("", "linear", "round-robin", "exact", *FETCHED_FIRST)  # methods that know no past traffic
+AT_START = ("", "linear", "round-robin", "exact")  # methods that know no past traffic
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class ComparedWay:
     Attributes:
         changes: the differences from the engine's default, as phrases.
         method: the balancing method's name in BALANCERS; "" if each expert is cut over GPUs.
-        way: the engine's settings; None: the engine does not support this way.
+        way: the engine's settings; None for perfect balance, which no setting brings.
         service: predicted rates and latencies.
         gain: tokens per second / tokens per second of the default.
         low, high: ends of the gain's interval. It covers balance (95 %, over blocks of held-out traffic) and, if layout or
@@ -79,8 +72,8 @@ class ComparedWay:
         share: time saved / time that perfect balance would save in the default's layout; None for other layouts or exchanges,
             and if perfect balance would gain less than SHARED_OUT.
         memory_bytes: bytes of replicas on a GPU.
-        moved_bytes: mean bytes of weights that all GPUs together fetch in a decode step. If the step waits for them (methods in
-            FETCHED_FIRST, and EPLB in engines that move experts between steps), the mean time of a GPU is added to it.
+        moved_bytes: mean bytes of weights that all GPUs together fetch in a decode step. If the step waits for them (EPLB in
+            engines that move experts between steps), the mean time of a GPU is added to it.
         worst: seconds of the slowest GPU's experts / seconds with perfect balance, in the worst window of prefill or decode.
     """
 
@@ -371,11 +364,10 @@ class _Comparison:
     def compared(self, progress: Progress) -> WaysOfServing:
         """Returns all ways beside the default."""
         fewest = self._slots(self.default)
-        settings: dict[tuple[Layout, int], list[str]] = {(self.default.layout, fewest): [*WITHOUT_REPLICAS]}
+        settings: dict[tuple[Layout, int], list[str]] = {(self.default.layout, fewest): ["linear", "exact"]}
         for way in (self.default, *self.ways):
             if method := method_of(way, self.use.replicate):
                 settings.setdefault((replace(way.layout, copies=1), self._slots(way)), []).append(method)
-        settings.setdefault((self.default.layout, fewest + 1), []).extend(WITH_REPLICAS)
         for number, ((layout, slots), methods) in enumerate(settings.items()):
             progress("comparing ways of serving", number, len(settings))
             self._measure(layout, slots, methods)
@@ -387,10 +379,6 @@ class _Comparison:
             return self._priced(way, slots, method, base, perfect)
 
         others = [priced(way, self._slots(way), method_of(way, self.use.replicate)) for way in self.ways]
-        by_setting = {(other.method, self._slots(other.way)) for other in others if other.way and not self._apart(other.way)}
-        lacked = [(name, fewest) for name in WITHOUT_REPLICAS if name not in ("linear", "exact")]
-        lacked += [(name, fewest + 1) for name in WITH_REPLICAS]
-        others += [priced(None, slots, name) for name, slots in lacked if (name, slots) not in by_setting]
         tokens = self.model.step_tokens(self.default.layout)
         prompts, answers = (
             imbalance_split(self.few, self.default.layout.expert, count, curve=self._curve(count)) for count in tokens
@@ -428,16 +416,15 @@ class _Comparison:
         layout, apart = used.layout, self._apart(used)
         mean, better, worse = self._ratios(layout, slots, method)
         moved = self._moved_bytes(layout, slots, method)
-        waits = method in FETCHED_FIRST or (method == "eplb-every" and self.use.moves_wait)
+        waits = method == "eplb-every" and self.use.moves_wait
         fetch_bytes = (moved[0] / layout.expert, moved[1] / layout.expert) if waits else (0.0, 0.0)
         service = self.model.service(used, mean, fetch_bytes)
         error = COMPUTED_ERROR if apart else 1.0
         low, high = (self.model.service(used, ratios, fetch_bytes).tokens_per_s / base for ratios in (worse, better))
         saves, possible = 1 / base - 1 / service.tokens_per_s, 1 / base - 1 / perfect
         more = max(0, slots - -(-self.whole.experts // layout.expert)) if layout.expert > 1 else 0
-        slot = (f"+{more} slot{'s' * (more > 1)}",) if more else ()
         return ComparedWay(
-            ({**WITHOUT_REPLICAS, **WITH_REPLICAS}[method], *slot) if way is None else changes(way, self.default),
+            (METHODS[method],) if way is None else changes(way, self.default),
             method,
             way,
             service,

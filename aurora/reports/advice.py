@@ -305,8 +305,8 @@ def _served_lines(recommendation: Recommendation, served: WaysOfServing) -> list
     """Says what to do, or nothing; and what balancing can bring at most, by parts of the imbalance."""
     base, best, ceiling = served.default.service, recommendation.best, served.ceiling
     parts = (
-        "Experts take longer than in perfect balance, because of what is stable (a planned placement removes it), drifts (EPLB "
-        f"or a follower), or is of single steps (replicas, or methods that see each batch), "
+        "Experts take longer than in perfect balance, because of what is stable (a planned placement), drifts (EPLB), "
+        "or is of single steps (replicas, or methods that see each batch), "
         f"with 95 % intervals: {_imbalance(served)}."
     )
     at_most = f"Perfect balance of every batch would bring {ceiling.gain:.2f}x."

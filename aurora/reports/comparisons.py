@@ -3,14 +3,14 @@
 from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
-from aurora.advisor.served_ways import WITH_REPLICAS, WITHOUT_REPLICAS, WaysOfServing
+from aurora.advisor.served_ways import METHODS, WaysOfServing
 from aurora.reports.formatting import DASH, right, seconds, size
 
 SHOWN_WAYS = 12  # of a recommendation, at most
 
 
 def recommendation_table(recommendation: Recommendation) -> Table:
-    """Returns a table that compares the fastest ways of serving, and methods without parameters, with the engine's default."""
+    """Returns a table that compares the fastest ways of serving, and perfect balance, with the engine's default."""
     kinds = [gpu.kind for gpu in recommendation.cluster.gpus]
     title = f"{recommendation.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if recommendation.simulated is not None:
@@ -18,9 +18,7 @@ def recommendation_table(recommendation: Recommendation) -> Table:
     assert recommendation.served is not None
     served, heads = recommendation.served, right("tokens/s", "TTFT", "TPOT", "gain", "interval", "share")
     table = Table(Column("way", min_width=18), *heads, title=title, caption="share: of what perfect balance would save")
-    with_setting = [other for other in served.others if other.way is not None][:SHOWN_WAYS]
-    without = [other for other in served.others if other.way is None]
-    for part in ([served.default, served.ceiling], with_setting, without):
+    for part in ([served.default, served.ceiling], served.others[:SHOWN_WAYS]):
         for way in part:
             table.add_row(
                 f"{recommendation.engine}'s default" if way is served.default else way.name,
@@ -36,18 +34,18 @@ def recommendation_table(recommendation: Recommendation) -> Table:
 
 
 def balancing_costs(served: WaysOfServing) -> Table:
-    """Returns a table of the cost of balancing methods, with and without replicas: memory, moved bytes, and start-up."""
+    """Returns a table of the cost of the engine's balancing methods: memory, moved bytes, and start-up."""
     caption = "worst: the slowest GPU's experts over perfect balance, in the worst window"
     heads = right("memory\nof a GPU", "weights moved\nin a step", "works", "worst")
-    table, called = Table(Column("balancing", min_width=18), *heads, caption=caption), {**WITHOUT_REPLICAS, **WITH_REPLICAS}
+    table = Table(Column("balancing", min_width=18), *heads, caption=caption)
     layout = served.default.way and served.default.way.layout
     rows = {
         (way.method, way.memory_bytes): (size(way.memory_bytes), size(way.moved_bytes), way.starts, f"{way.worst:.2f}x")
         for way in (*served.others, served.default)
-        if way.method and (way.way is None or way.way.layout == layout)
+        if way.method and way.way is not None and way.way.layout == layout
     }
     for (method, _), row in sorted(rows.items(), key=lambda entry: (entry[0][1], entry[1][3])):
-        table.add_row(called.get(method, method), *row)
+        table.add_row(METHODS[method], *row)
     return table
 
 

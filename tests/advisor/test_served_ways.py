@@ -96,7 +96,7 @@ def test_a_planned_placement_removes_what_is_stable_and_nothing_beats_the_ceilin
             assert other.gain <= compared.ceiling.gain * (1 + 1e-9), other.name
     replicas = of["planned placement, +1 slot"]
     assert replicas.memory_bytes == 4 * Shape.of(CONFIG).expert_bytes
-    assert of["LPLB, +1 slot"].way is None or SGLANG.balances
+    assert all(other.way is not None for other in compared.others)  # only what the engine can be told to do
 
 
 def test_what_layouts_or_exchanges_change_is_sure_only_beyond_the_error_of_computed_steps(compared):
