@@ -8,9 +8,8 @@ asked with. Experts' compute is a stand-in that waits TOKEN_S a row, as in bench
 than two cores compute for four ranks; all else is real. In each round
 a rank gets SEQUENCES prompts and generates NEW_TOKENS for each, which is about one window of EPLB. After some rounds traffic
 switches from the first kind to the second, then back, and so on. Ways: the plan of either kind, kept; aurora's controller, from
-the plan of the first kind on; and vLLM's own policy. Experts move through EPLB, while serving waits or in the background, or
-between passes, by the plugin alone: sections of their own, each of which has the plans beside it. Without EPLB there are no
-replicas, so those are other plans, and vLLM has no policy. All ways answer the same requests in the same rounds.
+the plan of the first kind on; and vLLM's own policy. Experts move through EPLB, while serving waits or in the background:
+sections of their own, each of which has the plans beside it. All ways answer the same requests in the same rounds.
 
 Throughput counts from the end of the first round after a switch to the end of the last round before the next, and is compared
 with the plan of the kind that is asked for. A gap is the time between two passes of a rank that each bring a token; it counts
@@ -47,8 +46,7 @@ KIND, QUIET = 0.1, 0.03  # how much words of a kind are alike, and what layers a
 SEQUENCES, PROMPT, NEW_TOKENS, PLANNED = 8, 8, 32, 64
 TOKEN_S, MBIT = 2e-3, 200
 FIRST, SECOND, OURS, VLLM = "plan of the first kind", "plan of the second kind", "aurora's controller", "vLLM's policy"
-MOVES = {"waiting": {"use_async": False}, "background": {"use_async": True}, "between passes": None}  # EPLB's options
-PERIOD_S = 2.0  # of a window without EPLB, about a fifth of a round
+MOVES = {"waiting": {"use_async": False}, "background": {"use_async": True}}  # EPLB's options
 NOTED = f"""
 import functools, inspect, time
 from vllm.distributed.eplb.eplb_state import EplbState
@@ -86,17 +84,11 @@ def noted(step, maps, under_way):
     return step_noted
 
 import aurora_vllm.vllm_internals.expert_moves as moves
-follow, follow_by_expert_maps, live = moves.follow_traffic, moves.follow_by_expert_maps, []
+follow, live = moves.follow_traffic, []
 def follow_noted(worker, *args):
     follow(worker, *args)
     live.append(worker.live)
-def follow_by_expert_maps_noted(*args):
-    from aurora_vllm.expert_map_mover import ExpertMapMover
-    follow_by_expert_maps(*args)
-    ExpertMapMover.begin_pass = noted(
-        ExpertMapMover.begin_pass, lambda moving: [moving._live._held_LGP], lambda moving: moving._live._moves is not None
-    )
-moves.follow_traffic, moves.follow_by_expert_maps = follow_noted, follow_by_expert_maps_noted
+moves.follow_traffic = follow_noted
 EplbState.step = noted(
     EplbState.step,
     lambda state: [each.physical_to_logical_map.numpy() for each in state.model_states.values()],
@@ -184,30 +176,24 @@ class Served:
 
 def served(folder: Path, names: list[str], mode: str, switches: int, rounds: int) -> dict[str, Served]:
     """What each way noted; all serve the same rounds."""
-    eplb_options = MOVES[mode]
     model_of_two_kinds(folder / "model")
     rate_Bps, asked = MBIT * 1e6 / 8 * PAYLOAD, RANKS * SEQUENCES
     cluster = Cluster("hosts", tuple(Gpu(f"host{rank}", "cpu", rank, rate_Bps, rate_Bps, 10**10) for rank in range(RANKS)))
     prompts_K = [prompts_of(kind, PLANNED + asked * rounds * (switches // 2 + 1)) for kind in range(2)]
     for kind, prompts in enumerate(prompts_K):
         profile = waiting_profile(folder / "model", prompts[:PLANNED], NEW_TOKENS, RANKS, TOKEN_S)
-        slots = EXPERTS // RANKS if eplb_options is None else SLOTS
-        save(make_plan(cluster, [profile], PlanOptions(slots_per_gpu=slots)), folder / f"plan-{kind}.json")
+        save(make_plan(cluster, [profile], PlanOptions(slots_per_gpu=SLOTS)), folder / f"plan-{kind}.json")
     blocks = [prompts_K[block % 2][PLANNED + block // 2 * rounds * asked :][: rounds * asked] for block in range(switches + 1)]
     prompts = [prompt for block in blocks for prompt in block]
     plans = [{"plan": str(folder / f"plan-{kind}.json")} for kind in range(2)]
-    follows = {**plans[0], "adapt": True, **({"period_s": PERIOD_S} if eplb_options is None else {})}
-    ways: dict[str, dict[str, object]] = {FIRST: plans[0], SECOND: plans[1], OURS: follows}
-    llm = {}
-    if eplb_options is not None:
-        ways, llm = {**ways, VLLM: {}}, eplb(**eplb_options)
+    ways: dict[str, dict[str, object]] = {FIRST: plans[0], SECOND: plans[1], OURS: {**plans[0], "adapt": True}, VLLM: {}}
     found = {}
     for way, settings in ways.items():
         place = folder / way.replace(" ", "-")
         job = {
             "model": str(folder / "model"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_batched_tokens": 512,
             "rounds": [list(range(begin, begin + asked)) for begin in range(0, len(prompts), asked)],
-            "additional_config": {"aurora": {**settings, "order": "online", "required": True}}, "llm": llm,
+            "additional_config": {"aurora": {**settings, "order": "online", "required": True}}, "llm": eplb(**MOVES[mode]),
             "before": NOTED, "after": WRITTEN, "environ": {"NOTES": f"{place}-"},
         }  # fmt: skip
         began_s = time.perf_counter()
@@ -252,13 +238,12 @@ def table(mode: str, switches: int, rounds: int) -> list[str]:
             sum(slots for *_, slots in each.moves),
         )
         lines.append(f"| {way} | {' | '.join(map(str, cells))} |")
-    slots = EXPERTS if MOVES[mode] is None else RANKS * SLOTS
     first, *others = (each.tokens for each in ways.values())
     differ = sum(any(other[prompt] != tokens for other in others) for prompt, tokens in first.items())
     return [
         *lines,
         "",
-        f"Answers that differ between ways: {differ} of {len(first)}. {LAYERS} layers of {EXPERTS} experts in {slots} "
+        f"Answers that differ between ways: {differ} of {len(first)}. {LAYERS} layers of {EXPERTS} experts in {RANKS * SLOTS} "
         f"slots; {switches} switches, {rounds} rounds of {RANKS * SEQUENCES} requests before each and after the last; ports of "
         f"{MBIT:g} Mbit/s; experts wait {TOKEN_S * 1e6:g} us a row.",
     ]

@@ -52,25 +52,12 @@ from aurora.algorithms.control.move_rounds import buffered_rounds
 live = EplbMover(settings, facts, worker.served.cluster, True, lambda tensor: None, metrics)
 live.next_map(torch.ones(2, 8), torch.arange(8).repeat(2, 1))
 """
-BY_MAPS = """
-from aurora_vllm.expert_map_mover import ExpertMapMover, ExpertSlots
-from aurora.runtime.transports.ordered import Memory, MemoryTransport
-placement = worker.served.plan.models[0].placement
-weights, maps = [torch.zeros(4, 10)], [torch.zeros(8, dtype=torch.int64)]
-layers = [ExpertSlots(slots_G[rank], weights, maps, None, lambda: []) for slots_G in placement.slots_LG]
-ExpertMapMover(
-    settings, facts, worker.served.cluster, layers, placement, choices,
-    MemoryTransport(Memory(2, 1.0), rank), worker.time_slices, metrics, worker.served.profile,
-).close()
-"""
 CASES = {  # what is called in each process
     "import aurora": "import aurora",
     "aurora.plan": PLAN,
     "worker": "rank, adapts = 1, False" + WORKER,
     "worker that adapts by EPLB": "rank, adapts = 1, True" + WORKER + ADAPTS + BY_EPLB,
     "rank 0, which decides for EPLB": "rank, adapts = 0, True" + WORKER + ADAPTS + BY_EPLB,
-    "worker that adapts by expert maps": "rank, adapts = 1, True" + WORKER + ADAPTS + BY_MAPS,
-    "rank 0, which decides for expert maps": "rank, adapts = 0, True" + WORKER + ADAPTS + BY_MAPS,
 }
 LOADED = """
 import json, os, sys

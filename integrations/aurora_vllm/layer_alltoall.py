@@ -5,7 +5,7 @@ The order is the planned one, the one measured to be fastest, or one that is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -50,9 +50,9 @@ class LayerAllToAll:
             order is from `planned_orders`, and `hierarchy` decides whether all-to-alls are hierarchical.
 
     Attributes:
-        planned_orders: as given; may be replaced between two batches.
+        planned_orders: as given.
         at_once: orders (dispatch, combine) of small batches.
-        expert_map: maps experts to ranks; `place` replaces it.
+        expert_map: maps experts to ranks.
     """
 
     def __init__(
@@ -70,22 +70,13 @@ class LayerAllToAll:
         choice: OrderChoice | None = None,
     ) -> None:
         self.layer, self.transport, self.time_slices, self.report, self.clock = layer, transport, time_slices, report, clock
-        self.hierarchy, self.choice, self._device = hierarchy, choice, device
-        self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank])
+        self.hierarchy, self.choice = hierarchy, choice
+        self.expert_map, local = ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank]
+        remote = next((expert for expert in range(self.expert_map.num_physical) if expert not in local), 0)
+        self._expert_S = torch.tensor([*local, remote], device=device)  # the last stands for choices of other ranks
         self.network = Network.equal(transport.ranks) if network is None else network
         at_once = Order.all_at_once(transport.ranks)
         self.at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
-
-    def place(self, expert_map: ExpertMap, local: Sequence[int]) -> None:
-        """Replaces the expert map that routes tokens to ranks, from the next batch on.
-
-        Args:
-            expert_map: the new map, over all ranks.
-            local: the experts of this rank, in the sequence of its weights.
-        """
-        self.expert_map = expert_map
-        remote = next((expert for expert in range(expert_map.num_physical) if expert not in local), 0)
-        self._expert_S = torch.tensor([*local, remote], device=self._device)  # the last stands for choices of other ranks
 
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, own_rows: slice

@@ -90,7 +90,6 @@ class HeartbeatThread:
     Args:
         beat: the function to call.
         alive: returns True while the work runs.
-        tells: True: log a warning when the beats stop.
         clock: returns the present time in seconds.
     """
 
@@ -98,10 +97,9 @@ class HeartbeatThread:
         self,
         beat: Callable[[], None],
         alive: Callable[[], bool] = lambda: True,
-        tells: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._beat, self._alive, self._tells, self._clock = beat, alive, tells, clock
+        self._beat, self._alive, self._clock = beat, alive, clock
         self._began_s: float | None = None  # when the present step began
         self._beats = True
         threading.Thread(target=self._run, daemon=True, name="aurora-heartbeat").start()
@@ -126,7 +124,7 @@ class HeartbeatThread:
         before, self._beats = self._beats, self.well
         if self._beats:
             self._beat()
-        elif before and self._tells:
+        elif before:
             LOG.warning("aurora: what moves experts is stuck or gone; vLLM serves on, and experts may stay where they are")
 
     def _run(self) -> None:

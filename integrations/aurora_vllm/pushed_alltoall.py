@@ -7,7 +7,7 @@ replay on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,24 +61,10 @@ class PushedLayer:
         device = push.memory.local.device
         self.push, self._table = push, table
         self.rank_E = torch.full((sum(map(len, slots_G)) + 1,), push.ranks, device=device)
-        self._elsewhere = torch.zeros((), dtype=torch.int64, device=device)  # an expert of another rank
-        self.place(ExpertMap(slots_G, push.rank), ())
-        self.planned_orders = order, order.reversed
-
-    @property
-    def planned_orders(self) -> tuple[Order, Order]:
-        """The orders (dispatch, combine); may be replaced between two batches."""
-        return self._orders
-
-    @planned_orders.setter
-    def planned_orders(self, orders: tuple[Order, Order]) -> None:
-        self._orders = orders
-        self.push.set_order(self._table, orders[0])
-
-    def place(self, expert_map: ExpertMap, _local: Sequence[int]) -> None:
-        """Replaces the expert map that routes tokens to ranks, from the next batch on; it must have no replicas."""
-        self.rank_E[:-1] = expert_map.rank_P[expert_map.physical_EM[:, 0]].to(self.rank_E.device)
-        self._elsewhere.copy_((self.rank_E[:-1] != self.push.rank).int().argmax())
+        placed = ExpertMap(slots_G, push.rank)
+        self.rank_E[:-1] = placed.rank_P[placed.physical_EM[:, 0]].to(device)
+        self._elsewhere = (self.rank_E[:-1] != push.rank).int().argmax()  # an expert of another rank
+        push.set_order(table, order)
 
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int

@@ -216,7 +216,7 @@ def prepare(
     added = _options(words, shape.experts, size * tensor, cpu, apply, survive, load_plan(plan) if plan else None)
     settings = {"record": str(folder / "seen"), "record_every_s": RECORD_EVERY_S}
     settings |= {"plan": str(plan), "order": "stock"} if plan else {}
-    settings |= {"adapt": True} if apply and not survive and size * tensor > 1 else {}
+    settings |= {"adapt": True} if apply and not survive and _has([*added, *words], "--enable-eplb") else {}
     options.additional_config["aurora"] = settings | options.additional_config.get("aurora", {})
     read_settings(options.additional_config["aurora"], os.environ)
     ranks = range(first, first + local) if size > 1 else range(1)

@@ -45,10 +45,9 @@ class Settings:
         metrics_port: rank r serves its metrics at this port + r; None: only on vLLM's own /metrics, if that can show them.
         metrics_host: address that `metrics_port` listens on.
         agree_s: seconds that ranks wait for each other's report on the plan before the model is built.
-        adapt: True: adapt the placement to traffic, through EPLB or, if the kernels honour them, by expert maps.
+        adapt: True: adapt the placement to traffic, through EPLB (`--enable-eplb`).
         loss: with adapt: the present placement is kept while it costs the slowest GPUs at most this share of their time.
         bytes_per_s: with adapt: upper limit on moved expert weights, in bytes per second; None: as many as pay off.
-        period_s: with adapt and without EPLB, which has a `step_interval`: seconds between two windows of traffic.
         dry_run: with adapt: True: move nothing, and log what would move.
         fault_store: address of the rendezvous store for continuing without lost ranks; set by `aurora vllm`.
         required: True: the server ends if the plugin cannot do what its settings request; False: vLLM serves without it.
@@ -71,7 +70,6 @@ class Settings:
     adapt: bool = False
     loss: float = ControlOptions.loss
     bytes_per_s: float | None = None
-    period_s: float = ControlOptions.period_s
     dry_run: bool = False
     fault_store: str | None = None
     required: bool = False
@@ -84,8 +82,8 @@ class Settings:
             raise BadInput("order: expected another than push with colocate or hierarchical all-to-alls, which go by messages")
         if self.all_to_all == "hierarchical" and self.plan is None:
             raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
-        ControlOptions(self.loss, self.bytes_per_s, self.period_s)
-        for name in ("loss", "bytes_per_s", "period_s", "dry_run"):
+        ControlOptions(self.loss, self.bytes_per_s)
+        for name in ("loss", "bytes_per_s", "dry_run"):
             if not self.adapt and getattr(self, name) != getattr(Settings, name):
                 raise BadInput(f"{name}: expected adapt, whose setting it is, found none")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):

@@ -65,8 +65,8 @@ class ChoiceCounter:
             torch.tensor(list(decoder_layers), device=device)[:, None] * experts
         )  # of each layer in the flat counts
 
-    def counted(self, rows: slice) -> torch.Tensor:
-        """Returns (L, E) int64 on the device: how often each expert was chosen in some rows of the last pass.
+    def count(self, rows: slice) -> ChoiceCounts:
+        """Counts how often each expert was chosen in some rows of the last pass, and starts the copy to the host.
 
         Called after the pass, on its stream; queues the work and returns.
 
@@ -77,11 +77,7 @@ class ChoiceCounter:
         chosen_NLK = self._chosen_NLK[rows].index_select(1, self._decoder_layer_L).long()
         flat = torch.where((chosen_NLK >= 0) & (chosen_NLK < experts), chosen_NLK + self._first_L1, layers * experts).flatten()
         counts = torch.zeros(layers * experts + 1, dtype=torch.int64, device=flat.device)  # the last for no expert of the model
-        return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1].view(layers, experts)
-
-    def count(self, rows: slice) -> ChoiceCounts:
-        """Counts like `counted`, starts the copy to the host, and returns the ChoiceCounts."""
-        counts_LE = self.counted(rows)
+        counts_LE = counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1].view(layers, experts)
         if not counts_LE.is_cuda:
             return ChoiceCounts(counts_LE)
         on_host = torch.empty(self._shape, dtype=torch.int64, pin_memory=True)
@@ -116,10 +112,6 @@ class KeptCounter:
             return torch.from_numpy(np.bincount(chosen_X, minlength=layers * experts)).view(layers, experts)
 
         return ChoiceCounts(counted if len(chosen_LNK[0]) <= FEW_ROWS else counted())
-
-    def counted(self, rows: slice) -> torch.Tensor:
-        """Returns (L, E) int64: how often each expert was chosen in some rows of the last pass."""
-        return torch.from_numpy(self.count(rows).read())
 
 
 Mark = Any  # host seconds, or an event on the GPU's stream

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from aurora.runtime.transports.push import OrderedPush
     from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
     from aurora_vllm.eplb_mover import EplbMover
-    from aurora_vllm.expert_map_mover import ExpertMapMover
     from aurora_vllm.pushed_alltoall import MakeMemory, PushedLayer, PushedRounds
     from aurora_vllm.watchdog import Watchdog
 
@@ -99,7 +98,6 @@ class WorkerIntegration:
         self.metrics: Metrics | None = None
         self.time_slices = TimeSlices()
         self.live: EplbMover | None = None  # of EPLB's physical experts, if they follow the traffic
-        self.moving: ExpertMapMover | None = None  # of experts that follow the traffic without EPLB
         self._row_share = row_share
         self._make_transport: Callable[[], Transport] | None = None
         self._transport: Transport | None = None
@@ -178,7 +176,7 @@ class WorkerIntegration:
 
     @contextmanager
     def forward_pass(self, real_tokens: int) -> Iterator[None]:
-        """Context manager around one forward pass: moves experts before it, and records its traffic.
+        """Context manager around one forward pass, which records its traffic.
 
         Args:
             real_tokens: number of this rank's tokens; 0 in warm-up and in an idle rank's dummy batches.
@@ -187,8 +185,6 @@ class WorkerIntegration:
         self._step += 1
         if self.live is not None:
             self.live.passes.add(real_tokens)
-        if self.moving is not None:
-            self.moving.begin_pass()
         if self._push is not None:
             self._push.check_peers(waits=False)
         with self.records.between_passes:
@@ -197,8 +193,6 @@ class WorkerIntegration:
                 self.progress.begin_pass(real_tokens)
                 yield
                 self.progress.end_pass()
-                if self.moving is not None and real_tokens:
-                    self.moving.count(self._own_rows(real_tokens, False))
                 if self._choices is not None and self._recorded:
                     counts = local = self._choices.count(slice(0, real_tokens))
                     if self._row_share[1] > 1:
@@ -352,11 +346,6 @@ class WorkerIntegration:
         if self._recorded:
             self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate, len(summed))
         return summed
-
-    def alltoalls(self, layer: int) -> list[LayerAllToAll | PushedLayer]:
-        """Returns the all-to-all objects (by messages, by push) that aurora has built so far for a MoE layer."""
-        of_layer = self._alltoall_of_layer.get(layer), self._pushed_of_layer.get(layer)
-        return [alltoall for alltoall in of_layer if alltoall is not None]
 
     def _layer_alltoall(self, layer: int, slots_G: Slots, device: torch.device) -> LayerAllToAll:
         served, transport = self.served, self.transport()

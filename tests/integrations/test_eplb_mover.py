@@ -393,13 +393,6 @@ def test_a_heart_beats_unless_a_step_is_stuck_or_what_it_watches_is_gone(caplog)
     }
 
 
-def test_a_heart_whose_stop_is_told_elsewhere_stops_without_a_word(caplog):
-    heart = heartbeat(lambda: None, alive=lambda: False, tells=False)
-    heart.look()
-    assert not heart.well
-    assert caplog.messages == []
-
-
 def test_a_heart_beats_in_a_thread(monkeypatch):
     beats = threading.Semaphore(0)
     monkeypatch.setattr(plugin_status, "BEAT_S", 0.001)

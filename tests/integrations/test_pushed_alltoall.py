@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from aurora_vllm import engine_alltoall, pushed_alltoall
@@ -18,7 +17,6 @@ from aurora_vllm.worker_integration import WorkerIntegration
 
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
-from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
 from aurora.planner.plan import make_plan
 from aurora.profiler import devices
@@ -28,7 +26,7 @@ from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import default_process_group
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory
-from aurora.types import Cluster, Gpu, Order, PlanOptions, SyntheticOptions
+from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
 from tests.profiler.nvml import Replay
 from tests.runtime.transports import drawn_pushes
 
@@ -46,7 +44,7 @@ def inputs(rank, seed, tokens, dtype):
 
 
 def served_by_push(rank_info, buffer_bytes):
-    """Batches of several sizes, and by other orders and expert maps. Returns how many values differ, and sizes."""
+    """Batches of several sizes. Returns how many values differ, and sizes."""
     drawn_pushes.in_interpreter()
     pushed_alltoall.BUFFER_BYTES = buffer_bytes
     with default_process_group(rank_info):
@@ -60,22 +58,15 @@ def exchanges(rank, transport):
         lambda *_: None, SLOTS_LG, MessageFormat(WIDTH, TOP_K, torch.float32), MOST, True, torch.device("cpu")
     )
     push, layers = pushed_layers(transport, make_memory, engine, None)
-    slots_LG, addresses = dict(SLOTS_LG), [push.table_L2.data_ptr(), *(each.rank_E.data_ptr() for each in layers.values())]
+    addresses = [push.table_L2.data_ptr(), *(each.rank_E.data_ptr() for each in layers.values())]
     for seed, (tokens_R, dtype) in enumerate(
         [((5, 2), torch.float32), ((0, 1), torch.bfloat16), ((7, 0), torch.float32), ((3, 7), torch.float32)]
     ):
-        if seed == 3:  # others than before, between two batches
-            slots_LG = {4: ((1, 2), (0, 3)), 7: ((0,), (1, 2, 3))}
-            for layer, pushed in layers.items():
-                order = Order("other", np.array([[1, 0], [0, 1]]))
-                pushed.planned_orders = order, order.reversed
-                pushed.place(ExpertMap(slots_LG[layer], rank), slots_LG[layer][rank])
-                assert pushed.planned_orders == (order, order.reversed)
         for layer, pushed in layers.items():
             hidden, weights, index = inputs(rank, seed, tokens_R[rank], dtype)
             rows, weights_PK, index_PK, batch = pushed.dispatch(hidden, weights, index, max(tokens_R))
             assert (rows.dtype, weights_PK.dtype, index_PK.dtype) == (dtype, torch.float32, torch.int32)
-            here_PK = torch.isin(index_PK, torch.tensor(slots_LG[layer][rank], dtype=torch.int32))
+            here_PK = torch.isin(index_PK, torch.tensor(SLOTS_LG[layer][rank], dtype=torch.int32))
             assert (weights_PK[~here_PK] == 0).all()
             assert rows[~here_PK.any(dim=1)].eq(0).all(), "also where nothing came, which kernels may look at"
             assert batch.received == len(rows)

@@ -77,8 +77,6 @@ def test_variables_fill_what_the_configuration_leaves_out():
         ({"adapt": True, "loss": 2}, "`loss`: expected a number from zero to below one, found 2"),
         ({"adapt": True, "bytes_per_s": 0}, "`bytes_per_s`: expected more than zero, found 0"),
         ({"dry_run": True}, "dry_run: expected adapt, whose setting it is, found none"),
-        ({"adapt": True, "period_s": 0}, "`period_s`: expected more than zero, found 0"),
-        ({"period_s": 5}, "period_s: expected adapt, whose setting it is, found none"),
         ({"bytes_per_s": 1e9}, "bytes_per_s: expected adapt, whose setting it is, found none"),
         ({"metrics_port": 70000}, "`metrics_port`: expected at most 65535, found 70000"),
     ],

@@ -472,50 +472,6 @@ def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_p
     assert 0 < sum(map(len, rounds[0])) <= sum(int(moves) for _, moves in decided), decided
 
 
-KEEP_LAYERS = """
-import math
-import aurora_vllm.vllm_internals.expert_moves as moves
-follow = moves.follow_by_expert_maps
-def addresses(worker):
-    return [each.data_ptr() for layer in worker.layers for each in (*layer.parameters(), layer.expert_map)]
-def follow_and_keep(worker, *args):
-    follow(worker, *args)
-    moving, where = worker.integration.moving, addresses(worker)
-    def held():
-        assert addresses(worker) == where
-        return [worker.slots(layer) for layer in range(len(worker.layers))]
-    moves.held, moves.held_K = held, [held()]
-    moves.under_way = lambda: moving._follower is not None and moving._follower.busy
-    moves.end_window = lambda: setattr(moving._live, "_began_s", -math.inf)
-moves.follow_by_expert_maps = follow_and_keep
-"""  # windows end with rounds of prompts, not by the clock
-
-
-@pytest.mark.cell("V1", "adapt")
-@pytest.mark.parametrize("planned", [True, False])
-def test_experts_follow_the_traffic_between_passes(planned, tmp_path, checkpoints, alone):
-    """Without EPLB, by a plan in its order and in vLLM's placement and all-to-all: answers are as without, one rank idles."""
-    checkpoint = checkpoints("qwen3moe")
-    settings = {"adapt": True, "loss": 0.0, "period_s": 3600, "required": True}
-    held_LG = [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3
-    if planned:
-        plan = scattered(checkpoint, 2, most=4)
-        save(plan, tmp_path / "plan.json")
-        settings |= {"plan": str(tmp_path / "plan.json"), "order": "plan"}
-        held_LG = plan.models[0].placement.slots_LG
-    job = switching(checkpoint, held_LG)
-    run = Ranks(
-        tmp_path / "run", 2, model=str(checkpoint), dp=2, idle=[] if planned else [1], **job,
-        additional_config={"aurora": settings}, before=KEEP_LAYERS, after=SAVE_HELD + SAVE_METRICS,
-        environ={"MAP": str(tmp_path / "map")},
-    )  # fmt: skip
-    check_same(run.answers(), alone("qwen3moe", SWITCHING))
-    assert not run.warnings()
-    check_followed(run, job, tmp_path)
-    shown = (tmp_path / "map0.prom").read_text()
-    assert float(re.search(r"aurora_control_moved_bytes_total{.*} (.*)", shown)[1]) > 0
-
-
 def test_the_installed_version_is_checked_alike_from_its_sources():
     import vllm
     from aurora_vllm.vllm_internals.api_checks import ApiCheck

@@ -66,9 +66,9 @@ def with_faults(follow):
         eplb_mover.EplbMover._decide, follower.Follower.add = decide_and_see, add_and_see
     return follow_with_faults
 
-moves.follow_traffic, moves.follow_by_expert_maps = with_faults(moves.follow_traffic), with_faults(moves.follow_by_expert_maps)
+moves.follow_traffic = with_faults(moves.follow_traffic)
 """
-STUCK = {True: "no decision within 2 s; vLLM serves on", False: "stuck: serving goes on without decisions"}
+STUCK = "no decision within 2 s; vLLM serves on"
 
 
 @contextmanager
@@ -88,35 +88,31 @@ def full_disk(folder):
 
 
 @slow
-@pytest.mark.parametrize("through_eplb", [True, False], ids=["eplb", "between-passes"])
-def test_faults_of_the_controller_and_of_the_disk_stop_no_serving(through_eplb, tmp_path, checkpoints, alone):  # noqa: F811
+def test_faults_of_the_controller_and_of_the_disk_stop_no_serving(tmp_path, checkpoints, alone):  # noqa: F811
     """Loads that are no numbers, a window without tokens, a controller that is stuck, and a full disk for the records."""
     with full_disk(tmp_path / "full") as full:
         settings = {"adapt": True, "loss": 0.0, "record": str(full), "record_every_s": 1}
-        settings |= {} if through_eplb else {"period_s": 0.2}
         run = Ranks(
             tmp_path / "run", 2, model=str(checkpoints("qwen3moe")), dp=2, repeat=30, additional_config={"aurora": settings},
-            llm=eplb(2) if through_eplb else {}, before=FAULTS, after=SAVE_METRICS, environ={"MAP": str(tmp_path / "map")},
+            llm=eplb(2), before=FAULTS, after=SAVE_METRICS, environ={"MAP": str(tmp_path / "map")},
         )  # fmt: skip
         check_same(run.answers(), alone("qwen3moe"))
     said = run.said()
     for kind in ("no-tokens", "bad-loads"):
         assert said[0].count(f"aurora: keep ({kind})") == 1
-    before, _, after = said[0].partition(STUCK[through_eplb])
+    before, _, after = said[0].partition(STUCK)
     assert "aurora: move (gain)" in before
     assert re.search(r"aurora: (keep|move|undo) \((balanced|gain|not-worth|held-off|slower)\)", after), "decisions go on"
     shown = [(tmp_path / f"map{rank}.prom").read_text() for rank in range(2)]
     for kind in ("no-tokens", "bad-loads"):
         assert re.search(rf"aurora_control_decisions_total{{.*kind=.{kind}.*}} 1.0", shown[0])
-    if through_eplb:
-        assert float(re.search(r"aurora_control_failures_total{.*} (.*)", shown[0])[1]) >= 2
+    assert float(re.search(r"aurora_control_failures_total{.*} (.*)", shown[0])[1]) >= 2
     for rank in range(2):
         assert said[rank].count("No space left on device; recording stops") == 1
         assert re.search(r"aurora_record_failures_total{.*} 1.0", shown[rank])
 
 
-DIES = {
-    True: """
+DIES = """
 import os, signal
 import aurora_vllm.vllm_internals.expert_moves as moves
 follow = moves.follow_traffic
@@ -132,42 +128,18 @@ def follow_and_die(*args):
         return next_LP
     EplbMover.next_piece = ask_and_die
 moves.follow_traffic = follow_and_die
-""",
-    False: """
-import os, signal
-import aurora_vllm.vllm_internals.expert_moves as moves
-follow = moves.follow_by_expert_maps
-def follow_and_die(*args):
-    follow(*args)
-    from aurora.runtime.live_placement import LivePlacement
-    send, slices = LivePlacement._send_slice, []
-    def send_and_die(self, *given):
-        slices.append(0)
-        if len(slices) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return send(self, *given)
-    LivePlacement._send_slice = send_and_die
-moves.follow_by_expert_maps = follow_and_die
-""",
-}  # rank 1, when some experts have moved and others have not
+"""  # rank 1, when some experts have moved and others have not
 
 
 @slow
-@pytest.mark.parametrize("through_eplb", [True, False], ids=["eplb", "between-passes"])
-def test_a_rank_killed_in_the_middle_of_moves_ends_the_engine_and_leaves_nothing_torn(
-    through_eplb,
-    tmp_path,
-    checkpoints,  # noqa: F811
-    alone,  # noqa: F811
-):
+def test_a_rank_killed_in_the_middle_of_moves_ends_the_engine_and_leaves_nothing_torn(tmp_path, checkpoints, alone):  # noqa: F811
     """vLLM's data-parallel engines end together. The model's files are as they were, and a restart follows and answers equally."""
     checkpoint = checkpoints("qwen3moe")
     save(scattered(checkpoint, 2, most=4), tmp_path / "plan.json")
     digests = files(checkpoint), files(tmp_path)
     settings = {"adapt": True, "loss": 0.0, "plan": str(tmp_path / "plan.json"), "order": "plan"}
-    settings |= {} if through_eplb else {"period_s": 0.2}
-    job = {"model": str(checkpoint), "dp": 2, "additional_config": {"aurora": settings}, "llm": eplb(0) if through_eplb else {}}
-    run = Ranks(tmp_path / "dies", 2, before_1=DIES[through_eplb], repeat=300, **job)
+    job = {"model": str(checkpoint), "dp": 2, "additional_config": {"aurora": settings}, "llm": eplb(0)}
+    run = Ranks(tmp_path / "dies", 2, before_1=DIES, repeat=300, **job)
     codes = run.wait()
     assert codes[1] == -signal.SIGKILL
     assert codes[0] not in (0, None, -signal.SIGKILL)

@@ -166,7 +166,7 @@ def test_experts_of_a_models_own_class_are_recorded_and_not_placed_by_expert_map
         begin_serving=lambda facts, _name, layers, choices, _engine: begun.append((facts, layers, choices)),
     )  # fmt: skip
     integration.status = PluginStatus(integration.settings, "m", 0, True, CollectorRegistry())
-    patched = types.SimpleNamespace(integration=integration, layers=[], late_LP=None, moves_by_expert_maps=False)
+    patched = types.SimpleNamespace(integration=integration, layers=[], late_LP=None)
     given = config()
     given.model_config = types.SimpleNamespace(
         served_model_name="m", model="m", dtype=torch.bfloat16,

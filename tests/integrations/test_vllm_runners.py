@@ -11,7 +11,6 @@ from aurora.io import save
 from aurora.io.engine_records import load_records
 from tests.integrations.test_vllm import (  # noqa: F401
     KEEP_EPLB,
-    KEEP_LAYERS,
     KEEP_STATE,
     NEW,
     PROMPTS,
@@ -117,18 +116,15 @@ def test_eplb_serves_by_the_plan_and_records(tmp_path, checkpoints, alone):  # n
 
 
 @pytest.mark.cell("V2", "adapt")
-@pytest.mark.parametrize("way", ["serving-waits", pytest.param("in-background", marks=slow), "expert-maps"])
-def test_experts_follow_traffic_that_switches(way, tmp_path, checkpoints, alone):  # noqa: F811
-    """Through EPLB on two ranks with a replica each, and by expert maps without it."""
+@pytest.mark.parametrize("in_background", [False, pytest.param(True, marks=slow)], ids=["serving-waits", "in-background"])
+def test_experts_follow_traffic_that_switches(in_background, tmp_path, checkpoints, alone):  # noqa: F811
+    """Through EPLB on two ranks with a replica each."""
     checkpoint = checkpoints("qwen3moe")
-    through_eplb = way != "expert-maps"
-    settings = {"adapt": True, "loss": 0.0, "required": True} | ({} if through_eplb else {"period_s": 3600})
-    held_LG = [[[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]] if through_eplb else [[0, 1, 2, 3], [4, 5, 6, 7]]] * 3
-    job = switching(checkpoint, held_LG)
+    settings = {"adapt": True, "loss": 0.0, "required": True}
+    job = switching(checkpoint, [[[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]]] * 3)
     run = V2Ranks(
         tmp_path / "run", 2, model=str(checkpoint), dp=2, **job, additional_config={"aurora": settings},
-        llm=eplb(2, use_async=way == "in-background") if through_eplb else {},
-        before=KEEP_EPLB if through_eplb else KEEP_LAYERS, after=SAVE_HELD, environ={"MAP": str(tmp_path / "map")},
+        llm=eplb(2, use_async=in_background), before=KEEP_EPLB, after=SAVE_HELD, environ={"MAP": str(tmp_path / "map")},
     )  # fmt: skip
     check_same(run.answers(), alone("qwen3moe", SWITCHING))
     assert not run.warnings()

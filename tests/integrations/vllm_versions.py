@@ -324,7 +324,7 @@ NEEDED = {  # by feature: groups of checks beside those of workers and of the mo
     "record": ("record",),
     "place by maps": (),
     "EPLB": ("EPLB", "EPLB-of-{}"),
-    "adapt": ("EPLB", "EPLB-of-{}", "adapt", "record", "moves"),
+    "adapt": ("EPLB", "EPLB-of-{}", "adapt"),
     "order": (),
 }
 
@@ -357,7 +357,7 @@ SERVED = (  # what people serve: its class in vLLM, the tiny model that tests ha
         "GPT-OSS",
         f"{MODELS}.gpt_oss:GptOssForCausalLM",
         "gptoss",
-        "no plan: ranks read experts in sequence, and then follow; not MXFP4",
+        "no plan: ranks read experts in sequence",
     ),
     ("Llama 4", f"{MODELS}.mllama4:Llama4ForConditionalGeneration", "llama4", "fused weights: see below"),
     ("MiniMax-M2", f"{MODELS}.minimax_m2:MiniMaxM2ForCausalLM", "", ""),
@@ -382,7 +382,7 @@ def check_models(sources: Sources) -> list[dict[str, Any]]:
 def models_table(record: dict[str, Any]) -> str:
     """Returns the models of a record as Markdown."""
     tests = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_vllm*.py")))
-    lines = ["| model | placed and followed | experts of its own | run here | |", "|---|---|---|---|---|"]
+    lines = ["| model | placed | experts of its own | run here | |", "|---|---|---|---|---|"]
     for each, (name, _where, tiny, note) in zip(record["models"], SERVED, strict=True):
         way = "through EPLB, by expert maps" if each["eplb"] else "by expert maps; vLLM has no EPLB for it"
         own = ", ".join(f"`{kind}`" for kind in each["own"])

@@ -5,7 +5,7 @@
     worker_startup  start of a worker between initialization and serving: patches, agreement of ranks, connection
     patches         replacements of vLLM's classes: experts, all-to-all manager, EPLB policy
     model_runner    wrappers of a worker's model runner: forward passes, loading, commands
-    expert_moves    adaptation of the placement to traffic, through EPLB or by expert maps
+    expert_moves    adaptation of the placement to traffic, through EPLB
     fault_tolerance serving when ranks are lost or join, with group_connections and joining_rank
     cpu             additions that vLLM needs for expert parallelism on CPUs
 

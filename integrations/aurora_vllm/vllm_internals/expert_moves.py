@@ -1,7 +1,6 @@
-"""Adapts the placement of vLLM's experts to traffic: through its load balancer (EPLB), or without it by expert maps.
+"""Adapts the placement of vLLM's experts to traffic through its load balancer (EPLB).
 
-EPLB's moves are timed and cut into rounds, of which a few run at a time. With expert maps, if the kernels honour them, experts
-move between forward passes.
+EPLB's moves are timed and cut into rounds, of which a few run at a time.
 """
 
 from __future__ import annotations
@@ -10,54 +9,22 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from aurora.types import Placement
 from aurora.types.arrays import IntArray
 from aurora_vllm.vllm_internals.api_checks import EPLB_STATE, find, lacks
 from aurora_vllm.vllm_internals.patches import PatchedWorker, within
 
 if TYPE_CHECKING:
     from aurora_vllm.eplb_mover import EplbMover
-    from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
+    from aurora_vllm.traffic_recorder import EngineFacts
 
 EPLB_ASYNC = "vllm.distributed.eplb.async_worker:"
 DECISIONS, LEAST_PASSES = 8, 8  # decisions in EPLB's `step_interval`, and forward passes before each
-
-
-def follow_by_expert_maps(
-    worker: PatchedWorker, choices: ChoiceCounter | KeptCounter, facts: EngineFacts, served_name: str
-) -> None:
-    """Adapts the placement to traffic by expert maps, from the end of warm-up on. Called on all ranks after loading.
-
-    Args:
-        worker: state that the patches share.
-        choices: counts the experts that the routers chose.
-        facts: facts about the model and this rank.
-        served_name: the name under which vLLM serves the model.
-    """
-    from aurora_vllm.expert_map_mover import ExpertMapMover, ExpertSlots
-    from aurora_vllm.plugin_status import ControlMetrics
-
-    integration = worker.integration
-    assert integration is not None
-    slots_LG, layers = [], []
-    for experts in sorted(worker.layers, key=lambda layer: layer.aurora_layer):
-        number = experts.aurora_layer
-        slots_LG.append(worker.slots(number))
-        maps = [experts.expert_map, experts.expert_map_manager.expert_map]
-        orders = integration.served.planned_orders(number)
-        slots = slots_LG[-1][facts.rank]
-        layers.append(ExpertSlots(slots, [*experts.get_expert_weights()], maps, orders, partial(integration.alltoalls, number)))
-    integration.moving = ExpertMapMover(
-        integration.settings, facts, integration.served.cluster, layers, Placement(tuple(slots_LG)), choices,
-        integration.transport(), integration.time_slices, ControlMetrics(served_name, facts.rank), integration.served.profile,
-    )  # fmt: skip
 
 
 def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, served_name: str) -> None:

@@ -79,8 +79,6 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any) -> None
         warmed_up = warm_up(*args, **named)
         warm = True
         integration.progress.serve()
-        if integration.moving is not None:
-            integration.moving.begin()
         return warmed_up
 
     if (capture := getattr(runner, "capture_model", None)) is not None:  # nothing may wait for the GPU during a capture
@@ -140,15 +138,13 @@ def run_within(check: ApiCheck, context: Callable[[], AbstractContextManager[Any
 
 
 def _ending(shutdown: Callable[[], None], integration: WorkerIntegration) -> Callable[[Any], None]:
-    """Writes the records and ends moves before the worker shuts down, as it does on Ctrl-C and SIGTERM."""
+    """Writes the records before the worker shuts down, as it does on Ctrl-C and SIGTERM."""
 
     @functools.wraps(shutdown)
     def end_and_shut_down(_self: Any) -> None:
         if integration.watchdog is not None:
             integration.watchdog.end()
         integration.records.end()
-        if integration.moving is not None:
-            integration.moving.close()
         shutdown()
 
     return end_and_shut_down
@@ -161,7 +157,7 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     assert integration.status is not None
     patched.layers = [layer for layer in model.modules() if getattr(layer, "aurora_layer", None) is not None]
     apart = [layer for layer in model.modules() if hasattr(layer, "capture_fn") and hasattr(layer, "layer_id")]  # as MegaMoE's
-    by_maps = not config.parallel_config.enable_eplb and (integration.served.plan is not None or integration.settings.adapt)
+    by_maps = not config.parallel_config.enable_eplb and integration.served.plan is not None
     sources = patched.layers or ([] if by_maps else apart)
     if not sources:
         integration.served.disable()
@@ -182,8 +178,12 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     if integration.watchdog is not None:
         integration.watchdog.balancer = watch_balancer(balancer)
     facts = _engine_facts(config, integration, sources, model)
-    if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
-        if balancer is None or not balancer.model_states:
+    if integration.settings.adapt and not integration.served.disabled:
+        if not config.parallel_config.enable_eplb:
+            integration.status.report_degraded(
+                "adapt: expected --enable-eplb, found none, so experts do not follow the traffic"
+            )
+        elif balancer is None or not balancer.model_states:
             integration.status.report_degraded(
                 "adapt: vLLM has no EPLB for this model, so its experts do not follow the traffic"
             )
@@ -192,24 +192,18 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
 
             follow_traffic(patched, balancer, facts, config.model_config.served_model_name)
     choices = None
-    if integration.settings.record is not None or patched.moves_by_expert_maps:
+    if integration.settings.record is not None:
         try:
             choices = _choice_counter(patched, config, model, decoder_layers, facts)
         except (BadInput, ValueError) as error:
-            lacking = "nothing is recorded" if integration.settings.record is not None else "adapt: experts stay where they are"
-            integration.status.report_degraded(f"{lacking}: {error}")
-    if choices is not None and patched.moves_by_expert_maps:
-        from aurora_vllm.vllm_internals.expert_moves import follow_by_expert_maps
-
-        follow_by_expert_maps(patched, choices, facts, config.model_config.served_model_name)
-    recorded = choices if integration.settings.record is not None else None
+            integration.status.report_degraded(f"nothing is recorded: {error}")
     engine = None
     if integration.served.order != "stock" and integration.settings.order in ("auto", "push"):
         most_tokens = config.scheduler_config.max_num_batched_tokens
         engine = engine_alltoall(patched, most_tokens, cuda_graphs(config)) if patched.layers else None
         if engine is None:
             integration.served.use_stock_alltoall()
-    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, recorded, engine)
+    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, choices, engine)
     if integration.settings.colocate is not None:
 
         def release_gpu(*_args: Any) -> None:  # what a hook returns takes the place of the answer

@@ -84,13 +84,6 @@ class PatchedWorker:
         """Context manager inside which the watchdog sees this rank as waiting for the others; `phase` is one of EXCHANGES."""
         return nullcontext() if self.integration is None else self.integration.progress.exchange[phase]
 
-    @property
-    def moves_by_expert_maps(self) -> bool:
-        """True if the plugin moves experts itself, without EPLB."""
-        integration = self.integration
-        follows = integration is not None and integration.settings.adapt and not integration.served.disabled
-        return follows and not self.config.parallel_config.enable_eplb
-
     def slots(self, layer: int) -> Slots:
         """Returns the experts of each rank in a MoE layer, in the sequence of its weights. A collective call.
 
@@ -143,7 +136,7 @@ def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
                 if manager is not None and experts is not None and manager.expert_map is not None:
                     set_local_experts(manager, moe_config, experts)
             super().__init__(layer_name, params_dtype, moe_config, *args, **named)
-            if experts is not None or (integration is not None and worker.moves_by_expert_maps and number is not None):
+            if experts is not None:
                 check_kernel(self.quant_method)
             self.aurora_layer, self.aurora_physical_P, self.aurora_fused = number, physical_P, None
 

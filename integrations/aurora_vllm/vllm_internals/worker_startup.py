@@ -57,10 +57,7 @@ class WorkerStartup:
 
     def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
         self._config, self._refusal = config, refusal
-        self._moves_by_maps = settings.adapt and not config.parallel_config.enable_eplb
-        flat = self._moves_by_maps and settings.all_to_all == "auto"  # hops are chosen for a placement that stays
-        all_to_all = "flat" if flat else settings.all_to_all
-        self._settings = replace(settings, order=_effective_order(settings, config), all_to_all=all_to_all)
+        self._settings = replace(settings, order=_effective_order(settings, config))
         self._patched = PatchedWorker(config)
         self._numbers: list[int] = []  # at start, of the ranks that are left
 
@@ -100,7 +97,8 @@ class WorkerStartup:
             integration.status.report_disabled(verdict.refusal, verdict.report_here)
         if self._refusal is not None:  # nothing was patched
             return
-        if self._settings.adapt and integration.rank == 0 and verdict.refusal is None:
+        follows = self._settings.adapt and self._config.parallel_config.enable_eplb
+        if follows and integration.rank == 0 and verdict.refusal is None:
             from aurora.algorithms.control.controller import begin_to_compile_decisions  # which other ranks never need
 
             begin_to_compile_decisions()  # while vLLM loads the model
@@ -186,8 +184,8 @@ class WorkerStartup:
         if (refusal := self._refusal or integration.served.load()) is not None:
             yield refusal
         yield from self._placement_refusals(integration.served)
-        if self._settings.adapt:
-            yield from self._adapt_refusals(integration)
+        if self._settings.adapt and self._config.parallel_config.enable_eplb:
+            yield from self._adapt_refusals()
         yield from self._alltoall_refusals()
         if self._settings.record is not None:
             yield from self._record_refusals()
@@ -211,7 +209,7 @@ class WorkerStartup:
             yield "a plan needs weights that are loaded expert by expert, found a model whose ranks read theirs in sequence"
         if getattr(parallel, "enable_ep_weight_filter", False):  # it reads what vLLM's own map gives this rank
             yield "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
-        yield from self._expert_map_refusals("a plan")
+        yield from self._expert_map_refusals()
 
     def _eplb_refusals(self) -> Iterator[str]:
         """Yields why EPLB cannot begin with a plan."""
@@ -221,46 +219,21 @@ class WorkerStartup:
         runner = "V2" if self._config.use_v2_model_runner else "V1"
         yield from lacks("EPLB", f"EPLB-of-{runner}", *(("adapt",) if self._settings.adapt else ()))
 
-    def _adapt_refusals(self, integration: WorkerIntegration) -> Iterator[str]:
+    def _adapt_refusals(self) -> Iterator[str]:
         """Yields why experts cannot follow the traffic."""
         if self._config.parallel_config.pipeline_parallel_size > 1:
             yield "adapt: expected no pipeline parallelism, each of whose stages would decide for itself"
         yield from _platform_refusals("adapt")
-        if self._moves_by_maps:
-            yield from self._map_moves_refusals(integration)
-            yield from self._expert_map_refusals("adapt")
-            return
-        if self._settings.period_s != Settings.period_s:
-            yield "period_s: expected none with --enable-eplb, where it is an eighth of --eplb-config.step_interval"
         yield from self._eplb_refusals()
 
-    def _map_moves_refusals(self, integration: WorkerIntegration) -> Iterator[str]:
-        """Yields why the plugin cannot move experts itself, between forward passes."""
-        parallel, without = self._config.parallel_config, "adapt without --enable-eplb: expected"
-        if integration.ranks == 1:
-            yield f"{without} several expert-parallel ranks, found one"
-        if getattr(parallel, "enable_elastic_ep", False):
-            yield f"{without} a fixed number of ranks, found --enable-elastic-ep"
-        if getattr(parallel, "enable_dbo", False):
-            yield f"{without} one batch at a time, found --enable-dbo"
-        if self._settings.all_to_all == "hierarchical":
-            yield f"{without} flat all-to-alls, found hierarchical ones"
-        if (plan := integration.served.plan) is not None:
-            widths_GL = zip(*([*map(len, held_G)] for held_G in plan.models[0].placement.slots_LG), strict=True)
-            if any(len(set(width_L)) > 1 or not all(width_L) for width_L in widths_GL):
-                yield f"{without} a plan that gives a rank as many experts in every layer, and each rank some, found another"
-        yield from lacks("record", "moves")
-        if self._config.aux_output_config.enable_return_routed_experts:
-            yield f"{without} no --enable-return-routed-experts, which takes the routers' choices"
-
-    def _expert_map_refusals(self, what: str) -> Iterator[str]:
-        """Yields why vLLM may ignore an expert map in which a rank's experts do not follow each other, as `what` needs."""
+    def _expert_map_refusals(self) -> Iterator[str]:
+        """Yields why vLLM may ignore an expert map in which a rank's experts do not follow each other, as a plan needs."""
         platform, parallel = find("vllm.platforms:current_platform"), self._config.parallel_config
         quantization, kernel = self._config.model_config.quantization, self._config.kernel_config.moe_backend
         known = ["auto"] if platform.is_cpu() else ["triton"]
         if platform.is_cuda() and not platform.has_device_capability(100):  # vLLM prefers Triton there
             known = ["auto", "triton"]
-        needs = f"{what} without --enable-eplb needs unquantized experts and --moe-backend triton, found"
+        needs = "a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found"
         if parallel.all2all_backend != BACK_END:
             yield f"{needs} --all2all-backend {parallel.all2all_backend}"
         if quantization is not None:
