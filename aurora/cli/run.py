@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import aurora
 from aurora.cli.inputs import check_model, check_output, profiles_of
-from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
+from aurora.cli.options import RUNNING, WORST, Only, is_given
 from aurora.cli.output import show
 from aurora.errors import AuroraError, BadInput, need, plural
 from aurora.io import load_plan, load_trace, save, write_text
 from aurora.io.prompts import load_arriving
 from aurora.reports.formatting import Columns, distinct, seconds, table_of, text
-from aurora.types import ControlOptions, Plan, PlanOptions, Profile, RunOptions, Trace
+from aurora.types import Plan, PlanOptions, Profile, RunOptions, Trace
 from aurora.types.options import OptionField
 from aurora.types.run_options import RANKS, SHARING
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from aurora.runtime.result import Answers, RunResult
 
 COMPARE = "Prediction and checks"
-CHANGES = 10  # of a placement that are shown, the newest ones
 
 
 def run(
@@ -35,7 +34,6 @@ def run(
     model: list[Path],
     options: Callable[..., RunOptions],
     instead: Annotated[PlanOptions, Only(("priorities", "micro_batches"), SHARING, "the plan's")],
-    control: Callable[..., ControlOptions],
     prompts: list[Path],
     output: Path | None = None,
     trace: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
@@ -44,7 +42,6 @@ def run(
     compare: bool = False,
     profile: Annotated[list[Path] | None, OptionField(panel=COMPARE)] = None,
     predicted: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
-    adapt: bool = False,
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -61,7 +58,6 @@ def run(
         compare: compare each phase with a simulation of the same traffic.
         profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
         predicted: with --compare: compare with this predicted trace (npz) instead.
-        adapt: move experts while serving, to adapt the placement to traffic.
     """
     params = RUNNING.get().params
     from aurora.planner.resolve_options import with_preemption, with_priorities
@@ -72,8 +68,6 @@ def run(
     if is_given("micro_batches"):
         loaded = _with_micro_batches(loaded, plan, profile, instead.micro_batches)
     _check_counts(loaded, plan, model, prompts, ranks)
-    if not adapt:
-        refuse_given((field.name for field in fields(ControlOptions)), "with `adapt`")
     simulated = compare and predicted is None
     if (profile or predicted) and not compare:
         raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")
@@ -87,9 +81,9 @@ def run(
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
     check_output(trace=target, output=output, predicted_trace=beside if simulated else None)
-    chosen = options(keep_logits=verify, predictable=simulated, adapt=control() if adapt else None)
+    chosen = options(keep_logits=verify, predictable=simulated)
     expected = load_trace(predicted) if predicted is not None else None
-    profiles = profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if adapt else []
+    profiles = profiles_of(loaded, plan, profile) if simulated else []
     files = prompts * len(model) if len(prompts) == 1 else prompts
     arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
     for path in model:
@@ -98,14 +92,11 @@ def run(
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
     from aurora.runtime.run import verify as differing
-    from aurora.runtime.serving_rank import log_decisions
 
-    if adapt:
-        log_decisions()
     tokenizers = [load_tokenizer(path) for path in model]
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
     arrivals = arrivals if any(map(any, arrivals)) else []
-    result = aurora.run(loaded, model, requests, chosen, profiles=profiles, arrivals=arrivals)
+    result = aurora.run(loaded, model, requests, chosen, arrivals=arrivals)
     if result is None:
         return  # under torchrun rank 0 speaks
     if output is not None:
@@ -196,7 +187,6 @@ def _show(
             "orders": None if result.calibration is None else str(result.calibration),
             "orders_used": [asdict(used) for used in result.orders_M],
             "comparison": comparison_json(compared),
-            "control": [asdict(report) for report in result.control_M],
             "differences": differences,
         },
         tables.summary_table(summary, most=most),
@@ -206,7 +196,6 @@ def _show(
         *(line for name, used in zip(plan.served_names, result.orders_M, strict=False) for line in used.lines(name)),
         served_table(distinct(names), result),
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
-        *(part for report in result.control_M for part in (tables.control_line(report), tables.control_table(report, CHANGES))),
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
     )

@@ -13,7 +13,7 @@ from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLI
 from aurora.algorithms.alltoall.schedule import auto_orders
 from aurora.planner.plan import order_model
 from aurora.planner.simulated_choice import TIE
-from aurora.reports.formatting import percent, seconds, size
+from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers, skew
 from aurora.reports.plan_tables import expectation_lines, gap_line
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES, Summary
@@ -30,28 +30,8 @@ LEAST = 0.005  # what a plan that was tried has to gain
 
 def advice(report: ReportNumbers) -> list[str]:
     """Returns the advice of a report as sentences, the most important first; one on the placement is always among them."""
-    kinds = _control, _prediction, _placement, _ports, _experts, _orders, _time
+    kinds = _prediction, _placement, _ports, _experts, _orders, _time
     return [sentence for kind in kinds for sentence in kind(report)]
-
-
-def _control(numbers: ReportNumbers) -> Iterator[str]:
-    """Yields sentences on what kept experts from following their traffic, and on what a dry run would have done."""
-    for model, report in numbers.control.items():
-        if report.failures or report.stuck:
-            yield (
-                f"Read the log of {model}'s control loop: planning, moving or writing a line failed {report.failures} times, "
-                f"and it was stuck {report.stuck} times. Experts may have stayed where they were."
-            )
-        windows = [next((w for w in report.series if w.at_s >= change.at_s), None) for change in report.changes]
-        now, then = (
-            np.mean([getattr(w, name) for w in windows if w is not None] or [0.0])
-            for name in ("balancedness", "expected_balancedness")
-        )
-        if report.dry_run and then > now:
-            yield (
-                f"Let the experts of {model} move (aurora run without --dry-run): {size(report.bytes)} of weights would have "
-                f"moved, each time with a balancedness of {then:.3f} expected after {now:.3f}, the mean of its changes."
-            )
 
 
 def _prediction(numbers: ReportNumbers) -> Iterator[str]:

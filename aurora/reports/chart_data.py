@@ -62,7 +62,7 @@ class Chart:
 
     Attributes:
         name: the chart's name, unique on the page.
-        kind: "heat", "bars", "lines" or "spans", the script that draws it.
+        kind: "heat", "bars" or "spans", the script that draws it.
         title: text above the chart.
         choices: the controls that select a view, outermost first.
         frames: the views, in nested sequences: frames[i][j] for option i of the first choice and option j of the second.

@@ -19,7 +19,6 @@ from aurora.reports.numbers import ReportNumbers
 from aurora.reports.plan_tables import cluster_table, gap_line, gap_text
 from aurora.reports.report import ReportInputs
 from aurora.reports.sections import (
-    decisions_section,
     experts_section,
     loads_section,
     phase_sheets,
@@ -168,9 +167,8 @@ SECTIONS = (
     schedule_section,
     timeline_section,
     placement_section,
-    decisions_section,
 )
-SCRIPTS = ("tools", "view", "heat", "bars", "lines", "spans", "start")
+SCRIPTS = ("tools", "view", "heat", "bars", "spans", "start")
 PARTS = Path(__file__).parent / "page"
 
 

@@ -27,7 +27,7 @@ from aurora.reports.trace_times import (
     summarise,
 )
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import TRACE_PHASES, Cluster, ControlReport, ModelPlan, Placement, Profile, Trace
+from aurora.types import TRACE_PHASES, Cluster, ModelPlan, Placement, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
 
 
@@ -209,14 +209,6 @@ class ReportNumbers:
         if not plan.colocated or not profiles:
             return None
         return summarise(simulate_plan(plan, profiles), plan.cluster), apart_seconds(plan, profiles, progress=self.progress)
-
-    @cached_property
-    def control(self) -> dict[str, ControlReport]:
-        """Controller reports in all traces, by model name; a number is appended if a model has several reports."""
-        reports = [report for _, trace in self.of.traces for report in trace.control_M]
-        models = [report.model for report in reports]
-        names = [model if models.count(model) == 1 else f"{model} ({i})" for i, model in enumerate(models)]
-        return dict(zip(names, reports, strict=True))
 
     @cached_property
     def summaries(self) -> tuple[Summary, ...]:

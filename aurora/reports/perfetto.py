@@ -85,8 +85,8 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
 
 
 def _nested(spans: Bars, models: tuple[str, ...], first_pid: int) -> Iterator[Event]:
-    """Slices of steps, in them those of layers, and in these those of phases; head and moves follow the last layer."""
-    after_X = np.isin(spans.phase_X, [TIMED_PHASES.index(phase) for phase in ("head", "moves")])
+    """Slices of steps, in them those of layers, and in these those of phases; the head follows the last layer."""
+    after_X = np.isin(spans.phase_X, [TIMED_PHASES.index("head")])
     layer_X = np.where(after_X, AFTER_LAYERS, spans.layer_X)
     by_worker = np.lexsort((spans.start_s_X, spans.model_X, spans.rank_X))
     columns = spans.rank_X, spans.model_X, spans.step_X, layer_X, spans.phase_X, spans.start_s_X * 1e6, spans.end_s_X * 1e6

@@ -8,9 +8,8 @@ from aurora.reports.chart_data import Chart, Frame, Section, Selector, Sheet, sh
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers, relative_loads
 from aurora.reports.plan_tables import plan_table
-from aurora.reports.trace_tables import comparison_table, control_line, control_table, summary_table
+from aurora.reports.trace_tables import comparison_table, summary_table
 from aurora.reports.trace_times import COMPUTE_INDICES, EXCHANGES, TIMED_PHASES, Bars, TransferSpans, interval_colouring
-from aurora.types import ControlReport
 from aurora.types.arrays import FloatArray, IntArray
 
 SIDES = ("before", "after")
@@ -274,58 +273,3 @@ def _held(experts: tuple[int, ...], share: tuple[float, ...] | None) -> str:
     if share is None:
         return " ".join(map(str, experts)) or "none"
     return " ".join(f"{e}" if part == 1 else f"{e} ({part:.0%})" for e, part in zip(experts, share, strict=True)) or "none"
-
-
-MARKS = ("experts move", "a change is undone", "a change that was not performed", "traffic has changed")
-TRAFFIC = 3  # of MARKS
-SERIES = (("balancedness", "now"), ("expected", "expected"))
-
-
-def decisions_section(numbers: ReportNumbers) -> Section | None:
-    """Returns the section on the controllers' decisions to adapt placements to traffic; None if no trace has decisions."""
-    reports = numbers.control
-    if not reports:
-        return None
-    text = (
-        "The chart shows how the placement followed the traffic in each window. Balancedness is the mean load of the GPUs "
-        "over the largest one. It is 1 if all loads are equal. The expected balancedness is that of the wanted placement in "
-        "the next window. Marks show decisions to change the placement, and changes of the traffic."
-    )
-    tables = tuple(sheet(table) for report in reports.values() if (table := control_table(report)) is not None)
-    shown = {name: report for name, report in reports.items() if report.series}
-    if not shown:
-        return Section("decisions", "Decisions over time", text, sheets=tables, missing="No window had tokens.")
-    heads = ("model", "until", *(name for name, _ in SERIES), "age of the placement", "changes of traffic")
-    rows = tuple(
-        (
-            name, seconds(window.at_s), f"{window.balancedness:.3f}", f"{window.expected_balancedness:.3f}",
-            seconds(window.age_s), str(window.traffic),
-        )
-        for name, report in shown.items() for window in report.series
-    )  # fmt: skip
-    about = {
-        "axis": "since the run began",
-        "series": [list(line) for line in SERIES],
-        "more": [["age of the placement", "age", "s"], ["changes of traffic", "traffic", ""]],
-        "marks": list(MARKS),
-    }
-    choices, frames = (Selector("model", tuple(shown)),), [_frame(report) for report in shown.values()]
-    chart = Chart("decisions-chart", "lines", "Balancedness", choices, frames, about, (Sheet("Windows", heads, rows),))
-    return Section("decisions", "Decisions over time", text, (chart,), tables)
-
-
-def _frame(report: ControlReport) -> Frame:
-    """The series of a report's windows, and its marks."""
-    marks = [(change.at_s, 2 if change.took_s is None else int(change.action == "undo")) for change in report.changes]
-    traffic = [0] + [window.traffic for window in report.series]
-    marks += [(window.at_s, TRAFFIC) for before, window in zip(traffic, report.series, strict=False) if window.traffic > before]
-    columns = {
-        "at": np.array([window.at_s for window in report.series], dtype=np.float32),
-        "now": np.array([window.balancedness for window in report.series], dtype=np.float32),
-        "expected": np.array([window.expected_balancedness for window in report.series], dtype=np.float32),
-        "age": np.array([window.age_s for window in report.series], dtype=np.float32),
-        "traffic": np.array([window.traffic for window in report.series]),
-        "mark": np.array([at_s for at_s, _ in sorted(marks)], dtype=np.float32),
-        "kind": np.array([kind for _, kind in sorted(marks)], dtype=np.int64),
-    }
-    return Frame(control_line(report), columns)

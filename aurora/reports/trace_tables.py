@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from rich.table import Table
 
-from aurora.reports.formatting import DASH, Columns, percent, right, seconds, size, speedup, table_of, text
+from aurora.reports.formatting import DASH, Columns, percent, right, seconds, speedup, table_of, text
 from aurora.reports.plan_tables import estimated
 from aurora.reports.trace_times import CaseErrors, Comparison, Summary
-from aurora.types import Cluster, ControlReport
+from aurora.types import Cluster
 from aurora.types.arrays import FloatArray
 from aurora.types.requests import RequestSimulation
 
@@ -162,35 +162,3 @@ def network_line(cluster: Cluster) -> str:
 
 def _case_line(errors: CaseErrors) -> str:
     return f"median error {percent(errors.median)} of {errors.cases} cases, worst {percent(errors.worst)} ({errors.worst_at})"
-
-
-def control_line(report: ControlReport) -> str:
-    """Returns a line that summarises a controller's windows and decisions."""
-    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda entry: -entry[1]))
-    parts = [f"{report.model}: {'dry run, ' if report.dry_run else ''}{report.windows} windows; decisions: {counts or 'none'}"]
-    if report.balancedness is not None:
-        parts.append(f"balancedness {report.balancedness:.3f}, {report.expected_balancedness:.3f} expected")
-    parts.append(f"placement {seconds(report.age_s)} old")
-    if report.bytes:
-        parts.append(f"{size(report.bytes)} {'would move' if report.dry_run else f'moved in {seconds(report.move_s)}'}")
-    parts += [f"{name} {count}" for name, count in (("failures", report.failures), ("times stuck", report.stuck)) if count]
-    return "; ".join(parts)
-
-
-def control_table(report: ControlReport, most: int | None = None) -> Table | None:
-    """Returns a table of the changes that a controller decided on; None if there are none.
-
-    Args:
-        report: the controller's report.
-        most: number of changes to show, the newest ones; None: all that are kept.
-    """
-    shown = report.changes[-(most or len(report.changes)) :]
-    if not shown:
-        return None
-    earlier = sum(report.decisions.get(kind, 0) for kind in ("gain", "slower")) - len(shown)
-    columns: Columns = {"at": "{:.1f} s".format, "action": text, "reason": text, "layers": str, "moves": str, "bytes": size}
-    rows = [(row.at_s, row.action, row.reason, len(row.layers), row.moves, row.bytes, row.took_s) for row in shown]
-    caption = f"{earlier} earlier ones are not shown" if earlier else None
-    return table_of(
-        {**columns, "in force after": seconds}, rows, title=f"{report.model}: changes of the placement", caption=caption
-    )

@@ -258,10 +258,9 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
     busy_G = np.bincount(spans.rank_X[computing], weights=length_X[computing], minlength=trace.ranks)
     waits = spans.phase_X == TIMED_PHASES.index("waiting")
     layers, names_M = [], distinct(trace.names_M)
-    served_X = trace.phase_X != TRACE_PHASES.index("moves")  # these belong to no layer's time
     for model, name in enumerate(names_M):
         for layer in np.unique(trace.layer_X[trace.model_X == model]).tolist():
-            rows = served_X & (trace.model_X == model) & (trace.layer_X == layer)
+            rows = (trace.model_X == model) & (trace.layer_X == layer)
             of_layer = (case_C4[:, 0] == model) & (case_C4[:, 2] == layer)
             dispatch_s, combine_s = (
                 float(case_s_C[of_layer & (case_C4[:, 3] == TRACE_PHASES.index(phase))].sum()) for phase in EXCHANGES

@@ -1,14 +1,12 @@
 """Expert-parallel replacement of a MoE layer's experts module: performs the layer's operations over all ranks."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from aurora.errors import RankFailed
-from aurora.models.loading import expert_parameters, hold_experts
+from aurora.models.loading import hold_experts
 from aurora.models.own_weights import release_freed_memory
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import all_loads, combine, compute, dispatch
@@ -67,38 +65,17 @@ class DistributedExperts(nn.Module):
         self._deduplicate = deduplicate
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
         expert_map = ExpertMap(slots_G, rank, split_EG, local_first, hierarchy)
-        self.place(expert_map.to(next(self.local.parameters()).device), slots_G[rank])
+        self.expert_map = expert_map.to(next(self.local.parameters()).device)
+        self.hold(slots_G[rank])
         if context.push is not None:
             dispatch, combine = (op.order for op in ops if isinstance(op, Exchange))
             context.push.set_order(layer, dispatch, back=combine)
 
-    def place(
-        self,
-        expert_map: ExpertMap,
-        wanted: Sequence[int],
-        arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({}),
-    ) -> None:
-        """Replaces the expert map and this rank's experts, from the next forward pass on; arguments as in `hold`."""
-        self.expert_map = expert_map
-        self.hold(wanted, arrived)
-
-    def hold(self, wanted: Sequence[int], arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({})) -> None:
-        """Replaces this rank's experts by `wanted`.
-
-        Weights that are neither held now nor in `arrived` are read from the model's files.
-
-        Args:
-            wanted: the expert of each slot.
-            arrived: experts that were sent to this rank, each with its weights by parameter name.
-
-        Raises:
-            RankFailed: if experts must be read from files, and the model has no ExpertReader.
-        """
+    def hold(self, wanted: Sequence[int]) -> None:
+        """Replaces this rank's experts by `wanted`, the expert of each slot; reads missing ones from the model's files."""
         if tuple(wanted) != self.held:
-            lacking = sorted(set(wanted) - {*self.held, *arrived})
-            if lacking and self._reader is None:
-                raise RankFailed(f"lost experts {lacking} of layer {self._layer}: this model's cannot be read one by one")
-            weights = {**arrived, **self._reader.read(lacking)} if lacking else arrived
+            lacking = sorted(set(wanted) - set(self.held))
+            weights = self._reader.read(lacking) if lacking else {}
             hold_experts(self.local, [weights.get(expert) or self.held.index(expert) for expert in wanted])
             self.held = tuple(wanted)
             if lacking:
@@ -109,15 +86,6 @@ class DistributedExperts(nn.Module):
         """Shares the expert weights of `other`, the same layer of another micro-batch, to hold them in memory only once."""
         self.local, self.held = other.local, other.held
 
-    def empty_weights(self) -> dict[str, torch.Tensor]:
-        """Returns uninitialised memory for the weights of one expert, by parameter name."""
-        return {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(self.local)}
-
-    def weights(self, expert: int) -> dict[str, torch.Tensor]:
-        """Returns a held expert's weights by parameter name."""
-        slot = self.held.index(expert)
-        return {name: parameter.detach()[slot] for name, parameter in expert_parameters(self.local)}
-
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Returns each token's expert outputs, weighted and summed; shaped like `hidden_states`, (N, H) or (batch, tokens, H).
 
@@ -126,7 +94,6 @@ class DistributedExperts(nn.Module):
         context, layer = self._context, self._layer
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         context.recorder.route(top_k_index, context.mask)
-        context.count_tokens(top_k_index, layer)
         outs = []
         for part in [slice(None)] if context.push is None else context.push.parts(len(rows)):
             mask = None if context.mask is None else context.mask[part]

@@ -1,7 +1,7 @@
 """Access of one model's layers to compute and communication on one rank: shared with other models, recorded in the trace."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from aurora.moe.transport import ExchangeStep, Transport
 from aurora.runtime.order_choice import OrderChoice
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, in_slices
-from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Network, Op, Order, Program
+from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Network, Op, Program
 from aurora.types.arrays import IntArray
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ class LayerContext:
 
     Attributes:
         mask: (N,) bool, True for tokens of the current step that need experts; None: all do.
-        tokens_LE: (L, E) int64 counter: this rank's tokens per expert are added to it; None: no counting.
         program: the program in force; None: no other model shares the GPUs.
         network: its rates decide how exchanges are cut into time slices, see `SlicePolicy.slice_s`; None: they are not cut.
         push: ordered push, which carries the layers' tokens in place of `transport`; None: `transport` carries them.
@@ -52,7 +51,6 @@ class LayerContext:
     ) -> None:
         self.model, self.transport, self.recorder = model, transport, recorder
         self.mask: torch.Tensor | None = None
-        self.tokens_LE: torch.Tensor | None = None
         self.program: Program | None = None
         self.network: Network | None = None
         self.push: OrderedPush | None = None
@@ -73,41 +71,6 @@ class LayerContext:
         """All-gathers `row`, which has the same shape on all ranks. Returns (R, *row.shape) on the CPU. A collective call."""
         with self._waiting("between steps"):
             return self.transport.gather(row)
-
-    def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
-        """Performs an all-to-all between two steps, such as of expert weights, in a time slice of the port. A collective call.
-
-        Args:
-            order, sends, recvs: as in `Transport.exchange`.
-
-        Returns:
-            Its duration on this rank, in seconds.
-
-        Raises:
-            RankFailed: if a peer is lost.
-        """
-        if self.joins:
-            self.join_sequence(1)
-        with self._arbiter.exchange(), self._waiting("between steps"):
-            start_s = time.perf_counter()
-            self.transport.exchange(order, sends, recvs, self.recorder.observer("moves", 0))
-            self.transport.wait()
-            return time.perf_counter() - start_s
-
-    def work_between_steps(self, work: Callable[[], None]) -> float:
-        """Calls `work`, which changes this rank's experts, between two steps. Returns its duration in seconds, GPU included."""
-        start = self.recorder.mark()
-        work()
-        end = self.recorder.mark()
-        self.recorder.phase("moves", 0, start)
-        return self.recorder.timer.seconds(end) - self.recorder.timer.seconds(start)
-
-    def count_tokens(self, experts_NK: torch.Tensor, layer: int) -> None:
-        """Adds the number of tokens per expert, from experts_NK (N, K), to `tokens_LE[layer]`; no-op if `tokens_LE` is None."""
-        if self.tokens_LE is not None:
-            needs_N1 = torch.ones_like(experts_NK[:, :1]) if self.mask is None else self.mask[:, None]
-            counted_NK = needs_N1.expand_as(experts_NK).to(self.tokens_LE.dtype)
-            self.tokens_LE[layer].index_add_(0, experts_NK.flatten(), counted_NK.flatten())
 
     def next_step(self, mask: torch.Tensor | None) -> None:
         """Begins a forward pass. `mask` (N,) is True for its tokens that need experts; None: all do."""

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -46,9 +46,6 @@ class ModelWorker:
     Attributes:
         waiting: requests to be served, by arrival time.
         arriving: True if requests of any rank arrive while the run serves; the same on all ranks.
-        between_steps: called before each step with True if this rank has requests; returns True if any rank has. A collective
-            call; `set_program` sets it.
-        end_serving: called when no rank has, or will have, further requests; `set_program` resets it to do nothing.
         answers: the answers so far.
         layers: the model's MoE layers.
         expert_bytes: bytes of the weights of one expert in one layer.
@@ -80,8 +77,6 @@ class ModelWorker:
         if program.policies_M[context.model].yields and not self._has_points:
             self._has_points = True
             self._add_preemption_points()
-        self.between_steps: Callable[[bool], bool] = context.any_active
-        self.end_serving: Callable[[], None] = lambda: None
         index, context.program, context.network = context.model, program, network
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
@@ -134,7 +129,7 @@ class ModelWorker:
                 self._current = [self.waiting.popleft() for _ in range(arrived)]
                 self._batch = self._new_batch(self._current)
             self.context.own_tokens = 0 if self._batch is None else self._batch.next_tokens
-            if not self.between_steps(self._batch is not None):
+            if not self.context.any_active(self._batch is not None):
                 if self.arriving and self.context.sleep_until(self.waiting[0].at_s if self.waiting else float("inf")):
                     continue
                 break
@@ -145,7 +140,6 @@ class ModelWorker:
             if self._batch.done:
                 self._batch, self._current = None, []
         self.answers.seconds += time.perf_counter() - began
-        self.end_serving()
         self.context.leave()
 
     def _keep(self, tokens: Sequence[Token]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.phase_recorder import Routing
-from aurora.types import Cluster, ControlReport, Profile, TokenRouting, Trace, TraceRecorder
+from aurora.types import Cluster, Profile, TokenRouting, Trace, TraceRecorder
 from aurora.types.arrays import FloatArray
 from aurora.types.trace import Row
 
@@ -163,11 +163,6 @@ class RunResult:
     start_s: float = 0.0
     trace_from_s: float | None = None
 
-    @property
-    def control_M(self) -> tuple[ControlReport, ...]:
-        """Controller reports, one for each model whose placement was adapted to traffic; see `Trace`."""
-        return self.trace.control_M
-
     def tokens_per_second(self, model: int, with_start: bool = False) -> float:
         """Returns a model's generated tokens per second of its serving time; 0 if it did not serve.
 
@@ -190,7 +185,6 @@ class RankResult:
         routing_M: for each model and micro-batch, the experts of every token, (U, L, K), and the step of every token, (U,);
             empty unless `options.predictable`.
         network: the cluster with measured network rates; None unless `options.predictable`.
-        control_M: as in `Trace` on rank 0; empty on other ranks.
         began_s: start of serving, by time.perf_counter.
     """
 
@@ -202,7 +196,6 @@ class RankResult:
     orders_M: list[OrdersUsed]
     routing_M: list[Routing]
     network: Cluster | None
-    control_M: tuple[ControlReport, ...] = ()
     began_s: float = 0.0
 
 
@@ -252,8 +245,7 @@ def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], rank
         begun = {row[3:5] for row in rows if row[0] < from_s}  # model, step
         rows = [row for row in rows if row[3:5] not in begun]
     recorder.rows.extend(rows)
-    control_M = tuple(report for result in results for report in result.control_M)
-    return replace(recorder.trace(), control_M=control_M), from_s
+    return recorder.trace(), from_s
 
 
 def _merge_routing(routing_R: Sequence[Routing]) -> TokenRouting:

@@ -9,17 +9,15 @@ import numpy as np
 import torch
 
 from aurora.algorithms.check.plans import check_plan
-from aurora.algorithms.control.controller import compile_decisions, load_cost_MG
 from aurora.errors import BadInput
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.runtime.distributed.launcher import launch, launch_threads
-from aurora.runtime.live_placement import compile_orders
 from aurora.runtime.result import RunResult, merge_results
 from aurora.runtime.serving_rank import serve_rank
 from aurora.runtime.transports.ordered import Memory
 from aurora.runtime.transports.process_groups import rank_info_from_environment
-from aurora.types import Plan, Profile, RunOptions
+from aurora.types import Plan, RunOptions
 from aurora.types.arrays import FloatArray
 from aurora.types.options import LONGEST_S
 
@@ -33,7 +31,6 @@ def run(
     prompts: Sequence[Sequence[list[int]]],
     options: RunOptions = RunOptions(),
     *,
-    profiles: Sequence[Profile] = (),
     arrivals: Sequence[Sequence[float]] = (),
 ) -> RunResult | None:
     """Serves prompts under a plan on real ranks, and returns the answers and the measured trace.
@@ -45,8 +42,6 @@ def run(
         models: folders of the plan's models, in the plan's sequence.
         prompts: for each model its prompts, each a list of token ids.
         options: options of the run, such as number of new tokens, transport and interleaving.
-        profiles: the profiles from which the plan was made, one per model; empty: unknown. With `options.adapt`, their compute
-            curves give the cost of load on each GPU (without profiles, the GPUs' speeds do).
         arrivals: for each model, the arrival times of its prompts, in seconds from the start of serving; empty: all arrive at
             the start. A model without requests uses neither GPUs nor ports.
 
@@ -70,32 +65,22 @@ def run(
         2
     """
     asked_s = time.perf_counter()
-    cost_MG = load_cost_MG(plan, profiles) if options.adapt is not None and profiles else None
     check_run(plan, models, prompts, options)
     check_arrivals(prompts, arrivals)
     args = (plan, [str(model) for model in models], prompts, options)
     ranks, rank_info = len(plan.cluster), rank_info_from_environment(options.timeout_s)
-    if rank_info is None:
-        compile_what_ranks_call(plan, options)
     if options.transport == "memory":
         memories = [Memory(ranks, options.timeout_s) for _ in plan.served_names]
-        results_R = launch_threads(serve_rank, ranks, *args, memories, cost_MG, arrivals, timeout_s=options.timeout_s)
+        results_R = launch_threads(serve_rank, ranks, *args, memories, arrivals, timeout_s=options.timeout_s)
     elif rank_info is None:
-        results_R = launch(serve_rank, ranks, *args, (), cost_MG, arrivals, timeout_s=options.timeout_s, port=options.port)
+        results_R = launch(serve_rank, ranks, *args, (), arrivals, timeout_s=options.timeout_s, port=options.port)
     elif rank_info.ranks == ranks:
-        results_R = [serve_rank(rank_info, *args, cost_MG=cost_MG, arrivals_M=arrivals)]
+        results_R = [serve_rank(rank_info, *args, arrivals_M=arrivals)]
     else:
         raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {rank_info.ranks}")
     if not (results := [result for of_rank in results_R for result in of_rank]):
         return None
     return replace(merge_results(results, plan.served_names), start_s=results[0].began_s - asked_s)
-
-
-def compile_what_ranks_call(plan: Plan, options: RunOptions) -> None:
-    """Compiles what ranks need for `options.adapt` (decisions, new orders) into numba's cache, once for all ranks."""
-    if options.adapt is not None:
-        compile_decisions()
-        compile_orders(plan)
 
 
 def check_run(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
@@ -124,8 +109,6 @@ def check_run(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequen
 def _check_micro_batches(plan: Plan, prompts: Sequence[list[int]], options: RunOptions) -> None:
     if (parts := plan.options.micro_batches) < 2:
         return
-    if options.adapt:
-        raise BadInput(f"`adapt`: expected a plan without micro-batches, found `micro_batches` {parts}")
     if options.batch < parts:
         raise BadInput(f"`batch`: expected a prompt for each of {parts} micro-batches at least, found {options.batch}")
     most = -(-len(prompts) // len(plan.cluster))

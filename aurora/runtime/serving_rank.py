@@ -1,19 +1,15 @@
 """Serving rank: loads the models and the experts that the plan gives this rank, and serves the requests assigned to it."""
 
-import logging
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from aurora.algorithms.compile import compile_plan
-from aurora.algorithms.control.controller import begin_to_compile_decisions, compile_decisions, plan_controller
 from aurora.errors import BadInput
 from aurora.models.decoding import check_padding
 from aurora.models.loading import MoeModel, with_same_weights
@@ -23,10 +19,7 @@ from aurora.moe.permutation import warm_up
 from aurora.moe.transport import Transport, lost_others
 from aurora.runtime.colocation_table import colocation_folder
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.follower import Follower
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.live_placement import LOG as DECISIONS
-from aurora.runtime.live_placement import LivePlacement, compile_orders
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate_plan, measured_network
 from aurora.runtime.order_choice import OrderChoice
@@ -40,10 +33,8 @@ from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_for, new_process_group
 from aurora.runtime.transports.put import put_transport
 from aurora.runtime.transports.shaped import tcp_transports
-from aurora.types import Cluster, ModelPlan, Plan, Program, RunOptions, SlicePolicy, TraceRecorder
-from aurora.types.arrays import FloatArray
+from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.plan import with_servers
-from aurora.types.program import hierarchy_of
 
 
 def load_models(
@@ -82,7 +73,6 @@ def serve_rank(
     prompts_M: Sequence[Sequence[list[int]]],
     options: RunOptions,
     memories: Sequence[Memory] = (),
-    cost_MG: FloatArray | None = None,
     arrivals_M: Sequence[Sequence[float]] = (),
 ) -> list[RankResult]:
     """Serves, on one rank, its part of the prompts. Arguments that are not listed are as in `aurora.run`.
@@ -90,7 +80,6 @@ def serve_rank(
     Args:
         rank_info: this rank and its peers.
         memories: one Memory per model and micro-batch if ranks are threads of one process; else empty.
-        cost_MG: as in `controlled`.
         arrivals_M: for each model, the arrival times of its prompts, in seconds from the start of serving; empty: all at 0.
 
     Returns:
@@ -103,8 +92,6 @@ def serve_rank(
     if options.transport == "push" and rank_info.local_ranks != rank_info.ranks:
         raise BadInput(f"`transport` push: expected {rank_info.ranks} ranks on this machine, found {rank_info.local_ranks}")
     device = device_for(rank_info, options.transport)
-    if options.adapt is not None and rank_info.rank == 0:
-        begin_to_compile_decisions()
     models = load_models(plan, model_paths, prompts_M, options, device)
     own_prompts_M = [deal(prompts, rank_info.ranks)[rank_info.rank] for prompts in prompts_M]
     workers_MP = [
@@ -126,8 +113,7 @@ def serve_rank(
         calibration = None
         servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
-            # Experts move between ranks with flat all-to-alls.
-            hierarchical_plan = with_servers(plan, options.deduplicate) if options.adapt is None else plan
+            hierarchical_plan = with_servers(plan, options.deduplicate)
             calibration, servers_M = calibrate_plan(transports[0], plan, hierarchical_plan, device)
             plan = hierarchical_plan
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
@@ -136,10 +122,6 @@ def serve_rank(
         recorder = TraceRecorder("measured", program.names_M, rank_info.ranks, most)
         on_gpu = device != "cpu"
         arbiters = _arbiters(transports, program.policies_M, options, on_gpu)
-        if options.adapt is not None:  # what is compiled now holds no step up
-            compile_orders(plan)
-            if rank_info.rank == 0:
-                compile_decisions()
         began_s = _began_s(transports[0], rank_info)
         recorders = [
             PhaseRecorder(
@@ -159,27 +141,17 @@ def serve_rank(
         for index, workers_P in enumerate(workers_MP):
             for worker in workers_P:
                 worker.begin(began_s, dict(enumerate(arrivals_M[index])) if arrivals_M else None)
-        followed = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s, cost_MG)
-        if followed and not memories:
-            log_decisions()
-        try:
-            if options.interleave == "off":
-                for worker in workers:
-                    worker.serve()
-            else:
-                serve_interleaved(workers, arbiters, device)
-        finally:
-            for live in followed:
-                live.end()
+        if options.interleave == "off":
+            for worker in workers:
+                worker.serve()
+        else:
+            serve_interleaved(workers, arbiters, device)
         seconds = time.perf_counter() - began_s
         pairs = zip(recorders, workers, strict=True) if options.predictable else ()
         routing_M = [phases.routing(len(worker.layers)) for phases, worker in pairs]
         answers_M = [merge_answers(worker.answers for worker in workers_P) for workers_P in workers_MP]
         orders_M = [choice.used for choice in choices if choice is not None]
-        control_M = tuple(live.follower.report() for live in followed if live.follower is not None)
-        share = RankResult(
-            answers_M, seconds, list(recorder.rows), name, calibration, orders_M, routing_M, network, control_M, began_s
-        )
+        share = RankResult(answers_M, seconds, list(recorder.rows), name, calibration, orders_M, routing_M, network, began_s)
         if rank_info.launched:
             return [share]
         gathered: list[Any] | None = [None] * rank_info.ranks if rank_info.rank == 0 else None
@@ -290,62 +262,3 @@ def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[lis
             free[stream] -= 1
             sums[stream] += tokens[request]
     return dealt
-
-
-class _DecisionLog(logging.StreamHandler[TextIO]):
-    """Writes lines, and raises what prevents it, so that the follower counts it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream.write(self.format(record) + self.terminator)
-        self.flush()
-
-
-def controlled(
-    workers: Sequence[ModelWorker],
-    program: Program,
-    cluster: Cluster,
-    options: RunOptions,
-    min_replicas: int | None,
-    began_s: float,
-    cost_MG: FloatArray | None = None,
-) -> list[LivePlacement]:
-    """Starts to adapt each model's expert placement to its traffic, if `options.adapt` is set. All ranks make the call.
-
-    Args:
-        workers: the models' workers, which run `program`.
-        program: the program of all ranks.
-        cluster: the ranks' GPUs.
-        options: options of the run.
-        min_replicas: least number of replicas of an expert, which moves preserve; None: 1.
-        began_s: start of the run, by time.perf_counter.
-        cost_MG: (M, G) relative cost of one unit of load on each GPU, by model; None: derived from the GPUs' speeds.
-
-    Returns:
-        One LivePlacement with its follower per model, to be ended when serving ends; an empty list on ranks other than 0.
-    """
-    followed: list[LivePlacement] = []
-    if options.adapt is None:
-        return followed
-    for index, worker in enumerate(workers):
-        context, placement = worker.context, program.placements_M[index]
-        how = cluster.network, options.local_first, options.adapt.period_s
-        live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, worker.row_bytes, *how)
-        worker.between_steps, worker.end_serving = live.next_step, live.close
-        if context.transport.rank == 0:
-            rules = options.adapt, time.perf_counter, min_replicas or 1, None if cost_MG is None else cost_MG[index]
-            hierarchy = hierarchy_of(program.ops_ML[index][0])
-            controller = plan_controller(placement, cluster, worker.expert_bytes, *rules, hierarchy)
-            name = program.names_M[index]
-            say = partial(DECISIONS.info, "%s: %s", name)
-            live.follower = Follower(controller, live.handover.perform, options.dry_run, say, model=name, began_s=began_s)
-            followed.append(live)
-    return followed
-
-
-def log_decisions() -> None:
-    """Sends the decision log to stderr, unless it has a handler already; for processes that run a single rank."""
-    if not DECISIONS.hasHandlers():
-        handler = _DecisionLog(sys.stderr)
-        handler.setFormatter(logging.Formatter("aurora: %(message)s"))
-        DECISIONS.addHandler(handler)
-        DECISIONS.setLevel(logging.INFO)

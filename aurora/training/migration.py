@@ -10,8 +10,8 @@ from aurora.algorithms.control.controller import Controller, load_cost_G, slots_
 from aurora.algorithms.placement.gpu_slots import failure_domains
 from aurora.algorithms.recovery import recover
 from aurora.moe.transport import Transport
-from aurora.runtime.weight_messages import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
 from aurora.training.state import ExpertState, LayerState, TrainState, exchange_tensors
+from aurora.training.weight_messages import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
 from aurora.types import Cluster, ControlOptions, Placement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY

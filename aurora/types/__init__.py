@@ -17,7 +17,7 @@ NAMES = {  # those that each module defines
     "run_options": "RunOptions TrainOptions",
     "schedule": "Hierarchy Order Schedule",
     "token_routing": "TokenRouting",
-    "trace": "TRACE_PHASES ControlReport ControlWindow PlacementChange Trace TraceRecorder",
+    "trace": "TRACE_PHASES Trace TraceRecorder",
 }
 
 if TYPE_CHECKING:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 from aurora.types.options import (
-    CHANGING,
     LONGEST_S,
     MOST,
     MOST_PORT,
     MOST_PROCESSES,
     MOST_SEED,
     MOST_TOKENS,
-    ControlOptions,
     check_options,
     option,
 )
@@ -80,8 +78,6 @@ class RunOptions:
         colocate: with interleave "processes": name of the group of GPUs, the same in all processes that share them.
         local_first: give a token first to replicas on its own rank; this costs one more exchange of counts per layer.
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
-        adapt: move experts to follow the traffic while serving, with these options; None: the placement stays.
-        dry_run: with adapt: move nothing, only report the moves.
     """
 
     max_new_tokens: int = option(16, above=0, most=MOST_TOKENS)
@@ -97,16 +93,10 @@ class RunOptions:
     colocate: str | None = option(None, flag="--gpu-group", panel=SHARING)
     local_first: bool = option(False, panel=SHARING)
     dtype: str = option("auto", one_of=DTYPES, panel=RANKS)
-    adapt: ControlOptions | None = None
-    dry_run: bool = option(False, panel=CHANGING)
 
     def __post_init__(self) -> None:
         check_options(self)
         self._check_push()
-        if self.adapt is not None and self.predictable:
-            raise BadInput("`adapt`: moves experts, expected no `compare`, which simulates a placement that stays")
-        if self.dry_run and self.adapt is None:
-            raise BadInput("`dry_run`: expected with `adapt`")
         if (self.colocate is not None) != (self.interleave == "processes"):
             raise BadInput("`colocate`: expected with `interleave` processes, and only there")
         if self.colocate is not None and not re.fullmatch(r"[\w.-]{1,40}", self.colocate):
@@ -114,7 +104,7 @@ class RunOptions:
 
     def _check_push(self) -> None:
         """Raises BadInput if a run by ordered push, in which the host knows no sizes, is to do what needs them."""
-        needs = [name for name in ("predictable", "local_first", "adapt") if getattr(self, name)]
+        needs = [name for name in ("predictable", "local_first") if getattr(self, name)]
         needs += ["order"] * (self.order == "auto") + ["deduplicate"] * (self.deduplicate is False)
         needs += ["interleave"] * (self.interleave == "processes")
         if self.transport == "push" and needs:

@@ -1,111 +1,17 @@
-"""Trace: measured or predicted events, in the same columns, so that the two can be compared; and reports of control loops."""
+"""Trace: measured or predicted events, in the same columns, so that the two can be compared."""
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays, check_name, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays, check_name, locked
 
-TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head", "moves")
+TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head")
 COMPUTE_PHASES = ("gate", "expert", "aggregate", "head")  # in which a rank's GPU computes
-
-
-@dataclass(frozen=True)
-class PlacementChange:
-    """A change of a model's placement that its control loop decided.
-
-    Args:
-        at_s: time of the decision, in seconds since the run began.
-        action, kind, reason: as in `aurora.algorithms.control.controller.Decision`.
-        layers: the layers that change.
-        moves: number of experts that GPUs fetch.
-        bytes: bytes of these experts' weights.
-        took_s: seconds from the decision until the new placement was in force; None if it never was, in a dry run, or because
-            the moves failed or the run ended first.
-    """
-
-    at_s: float
-    action: str
-    kind: str
-    reason: str
-    layers: tuple[int, ...]
-    moves: int
-    bytes: int
-    took_s: float | None
-
-
-@dataclass(frozen=True)
-class ControlWindow:
-    """One window of traffic as a control loop saw it.
-
-    Balancedness is the mean load of the GPUs divided by the largest: 1 is balanced.
-
-    Args:
-        at_s: time of the window's decision, in seconds since the run began.
-        balancedness: balancedness under the placement in force.
-        expected_balancedness: balancedness that the controller expects in the next window, under the placement that it wants.
-        age_s: seconds since the placement in force came into force.
-        traffic: number of changes of traffic that the controller had detected so far.
-    """
-
-    at_s: float
-    balancedness: float
-    expected_balancedness: float
-    age_s: float
-    traffic: int
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ControlReport(Value):
-    """Report of one model's control loop: the loads of its windows, its decisions, and the moves.
-
-    Args:
-        model: the model's name.
-        dry_run: whether the loop only reported its decisions and moved nothing.
-        windows: number of windows of traffic that the loop received.
-        skipped: number of received windows that were replaced by a later one before the loop read them.
-        decisions: number of decisions by kind of reason.
-        balancedness: mean load of the GPUs divided by the largest, in the last window; None: no window had tokens.
-        expected_balancedness: the same ratio, as expected after the last decision.
-        age_s: seconds since the placement in force came into force.
-        bytes: bytes of expert weights that moved.
-        move_s: seconds that the moves took.
-        failures: number of exceptions while planning, moving or logging.
-        stuck: number of times that the loop missed its heartbeat.
-        changes: the newest decided changes of the placement.
-        series: the newest windows that had tokens.
-
-    Raises:
-        BadInput: if a number is not a finite number.
-    """
-
-    model: str
-    dry_run: bool
-    windows: int
-    skipped: int
-    decisions: Mapping[str, int]
-    balancedness: float | None
-    expected_balancedness: float | None
-    age_s: float
-    bytes: int
-    move_s: float
-    failures: int
-    stuck: int
-    changes: tuple[PlacementChange, ...]
-    series: tuple[ControlWindow, ...]
-
-    def __post_init__(self) -> None:
-        last = [value for value in (self.balancedness, self.expected_balancedness) if value is not None]
-        counted = [self.windows, self.skipped, self.bytes, self.failures, self.stuck, *self.decisions.values()]
-        numbers("control report", [*counted, *last, self.age_s, self.move_s])
-        numbers("control report, series", np.array([astuple(window) for window in self.series]).reshape(-1, 5), 2)
-        moves = [(change.at_s, change.moves, change.bytes, change.took_s or 0.0, len(change.layers)) for change in self.changes]
-        numbers("control report, changes", np.array(moves).reshape(-1, 5), 2)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,17 +27,15 @@ class Trace(Value):
         step_X: (X,) int64, the step of the run.
         layer_X: (X,) int64, the MoE layer.
         phase_X: (X,) int64, index into TRACE_PHASES; "head" is the work after the last layer, which predictions spread over
-            the gates; "moves" is work after a step while experts move: transfers of weights and changes of layers to the new
-            placement, all recorded as layer 0.
+            the gates.
         peer_X: (X,) int64, the other rank of a transfer; -1 otherwise.
         sent_X: (X,) bool, whether the row is the sender's end of a transfer.
         start_s_X: (X,) float64, seconds since the start of the run.
         end_s_X: (X,) float64, seconds since the start of the run.
         bytes_X: (X,) int64, payload bytes of a transfer.
-        control_M: reports of the models' control loops, one per model; empty without `adapt`.
 
     Raises:
-        BadInput: if columns differ in length or hold invalid numbers, or a control loop is of another model.
+        BadInput: if columns differ in length or hold invalid numbers.
     """
 
     kind: str
@@ -147,7 +51,6 @@ class Trace(Value):
     start_s_X: FloatArray
     end_s_X: FloatArray
     bytes_X: IntArray
-    control_M: tuple[ControlReport, ...] = ()
 
     COLUMNS = (
         *("rank_X", "model_X", "step_X", "layer_X", "phase_X", "bytes_X"),
@@ -166,9 +69,6 @@ class Trace(Value):
                 raise BadInput(f"trace, {name}: expected {len(self)} along X as in rank_X, found {len(getattr(self, name))}")
         if (self.end_s_X < self.start_s_X).any():
             raise BadInput("trace: an event ends before it starts")
-        for report in self.control_M:
-            if report.model not in self.names_M:
-                raise BadInput(f"trace: expected decisions on {' or '.join(self.names_M)}, found some on {report.model!r}")
 
     def __len__(self) -> int:
         return len(self.rank_X)

@@ -78,9 +78,6 @@ step_answers() {
         aurora run ab.json --transport put --model "$trained" --model "$other" --prompts prompts.txt --verify
 }
 
-step follow 60
-step_follow() { tokens=64 run a.json --model "$trained" --verify --adapt --period-s 1 --loss 0; }
-
 step together 150
 step_together() {
     local both=(--model "$trained" --model "$other" --verify)

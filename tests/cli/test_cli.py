@@ -143,9 +143,6 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
             assert sorted(keys[0].T.tolist()) == sorted(keys[1].T.tolist()) != []
     starts, ends = [measured.start_s_X[measured.model_X == 1].min(), measured.end_s_X[measured.model_X == 0].max()]
     assert starts >= ends  # one after the other
-    code, out, _ = aurora(*run, "--adapt", "--dry-run", "--period-s", 0.001, "--transport", "memory")
-    assert code == 0
-    assert re.search(r"mixtral-topics: dry run, [1-9]\d* windows; decisions: \w+", out)
     given = ["--compare", "--predicted", folder / "plan.measured.predicted.npz", "--transport", "memory"]
     code, out, _ = aurora(*run, *given, "--json")
     assert code == 0
@@ -158,8 +155,6 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
         assert served["requests"] > 0
     refused(aurora(*run, "--predicted", "x.npz"), "run: --predicted goes with --compare")
     refused(aurora(*run, "--compare", "--orders", "auto"), "run --compare: simulates the plan alone and as planned")
-    refused(aurora(*run, "--period-s", "1"), "--period-s: expected with --adapt")
-    refused(aurora(*run, "--adapt", "--compare"), "--adapt: moves experts, expected no --compare")
     refused(aurora(*run, "--interleave", "maybe"), "--interleave: expected one of on, off, processes")
     refused(aurora(*run, "--gpu-group", "x"), "--gpu-group: expected with --interleave processes")
 

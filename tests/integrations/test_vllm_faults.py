@@ -61,7 +61,7 @@ def with_faults(follow):
             return decide(self, *given)
         def add_and_see(self, *given):
             add(self, *given)
-            if self.report().stuck:
+            if self._stuck:
                 stuck.set()
         eplb_mover.EplbMover._decide, follower.Follower.add = decide_and_see, add_and_see
     return follow_with_faults

@@ -33,7 +33,6 @@ from aurora.types import (
     servers,
 )
 from tests.conftest import cluster
-from tests.reports.conftest import followed
 from tests.strategies import clusters, fabrics, profiles
 
 original = np.lib.format.read_array
@@ -117,34 +116,6 @@ def test_traces_come_back_as_they_were(tmp_path, plan, profile):
     for column in Trace.COLUMNS:
         assert np.array_equal(getattr(back, column), getattr(trace, column))
     assert (back.kind, back.names_M, back.ranks) == (trace.kind, trace.names_M, trace.ranks)
-
-
-def test_decisions_come_back_with_the_trace_they_were_made_in(tmp_path, plan, profile):
-    """And damaged ones are refused."""
-    alone = simulate_plan(plan, [profile, profile])
-    report = followed(alone.names_M[0])
-    trace = replace(alone, control_M=(report,))
-    save(trace, tmp_path / "t.npz")
-    assert load_trace(tmp_path / "t.npz") == trace != alone
-    assert hash(load_trace(tmp_path / "t.npz")) == hash(trace)
-    with pytest.raises(BadInput, match=r"expected decisions on .*, found some on 'other'"):
-        replace(alone, control_M=(replace(report, model="other"),))
-    with np.load(tmp_path / "t.npz") as file:
-        arrays = dict(file)
-    about = json.loads(str(arrays["about"]))
-    (kept,) = about["control_M"]
-    first, *more = kept["series"]
-    for wrong in (
-        kept | {"age_s": "old"},
-        kept | {"series": [first | {"at_s": None}, *more]},
-        kept | {"changes": [{}]},
-        [],
-        {},
-    ):
-        arrays["about"] = np.array(json.dumps(about | {"control_M": [wrong]}))
-        np.savez(tmp_path / "t.npz", **arrays)
-        with pytest.raises(BadInput, match=r"t\.npz: "):
-            load_trace(tmp_path / "t.npz")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
 from aurora.reports.report import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import ControlReport, ControlWindow, Placement, PlacementChange, PlanOptions, Profile, SyntheticOptions
+from aurora.types import Placement, PlanOptions, Profile, SyntheticOptions
 from tests.conftest import cluster
 
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
@@ -23,19 +23,6 @@ def profile(seed=0, sources=4, skew="zipf:1", layers=2, name="one", windows=2):
 def measured(trace, slower=1.25):
     """As if run: everything takes longer by one factor."""
     return replace(trace, kind="measured", start_s_X=trace.start_s_X * slower, end_s_X=trace.end_s_X * slower)
-
-
-def followed(model, **more):
-    """What a control loop said of three windows: a change that helps, one that is given up, and one that is undone."""
-    changes = (
-        PlacementChange(1.0, "move", "gain", "the placement loses 20.4%; 2 of 2 layers change", (0, 1), 3, 3000, 0.5),
-        PlacementChange(2.0, "move", "gain", "the placement loses 3.0%; 1 of 2 layers change", (1,), 1, 1000, None),
-        PlacementChange(3.0, "undo", "slower", "steps take 20% longer since the last change", (0,), 2, 2000, 0.25),
-    )
-    rows = ((1.0, 0.75, 0.96, 1.0, 0), (2.0, 0.94, 0.97, 0.5, 0), (3.0, 0.9, 0.9, 1.5, 1))
-    series = tuple(ControlWindow(*row) for row in rows)
-    decisions = {"gain": 2, "slower": 1, "no-tokens": 1}
-    return replace(ControlReport(model, False, 4, 0, decisions, 0.9, 0.9, 2.0, 5000, 0.75, 1, 0, changes, series), **more)
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +39,7 @@ def together():
     """Two models of different depth."""
     given = profile(0, name="one"), profile(1, layers=3, name="two")
     plan = make_plan(cluster(*[1e6] * 4), given)
-    trace = replace(simulate_plan(plan, given), control_M=(followed("one"), followed("two", changes=(), series=())))
+    trace = simulate_plan(plan, given)
     return ReportInputs(plan, (("a.npz", trace),), given)
 
 

@@ -15,9 +15,9 @@ from aurora.reports.numbers import ReportNumbers
 from aurora.reports.plan_tables import gap_line
 from aurora.reports.report import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, ControlWindow, PlacementChange, PlanOptions, Profile, TraceRecorder
+from aurora.types import Cluster, PlanOptions, Profile, TraceRecorder
 from tests.conftest import cluster
-from tests.reports.conftest import followed, measured, profile
+from tests.reports.conftest import measured, profile
 from tests.strategies import profiles
 
 
@@ -111,20 +111,6 @@ def test_no_two_sentences_contradict_each_other_and_no_plan_disproves_one(drawn,
                 assert other.objective_s >= plan.objective_s * (1 - float(words) / 100 - 6e-4), sentence
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 1.0), st.floats(0.1, 1.0)), min_size=1, max_size=4))
-def test_experts_are_to_move_only_where_that_balances_loads(alone, drawn):
-    series = tuple(ControlWindow(float(i), now, then, 0.0, 0) for i, (now, then) in enumerate(drawn))
-    changes = tuple(PlacementChange(float(i), "move", "gain", "", (0,), 1, 9, None) for i in range(len(drawn)))
-    name, trace = alone.traces[0]
-    report = followed("one", failures=0, dry_run=True, series=series, changes=changes)
-    dry = [
-        line
-        for line in advice(ReportNumbers(ReportInputs(alone.plan, ((name, replace(trace, control_M=(report,))),))))
-        if "--dry-run" in line
-    ]
-    assert bool(dry) == (np.mean([then for _, then in drawn]) > np.mean([now for now, _ in drawn]))
-
-
 def test_no_expert_is_to_move_that_is_alone_on_its_gpu():
     """As many experts as GPUs, and memory for one each: wherever the hot one goes, its GPU is as busy."""
     hot = hot_expert()
@@ -200,16 +186,3 @@ def test_waiting_is_not_taken_for_the_network():
 
 def test_something_is_always_said(alone):
     assert advice(ReportNumbers(ReportInputs(alone.plan)))
-
-
-def test_what_a_control_loop_lacked_and_what_a_dry_run_would_have_done(alone):
-    def advised(**more):
-        name, trace = alone.traces[0]
-        traced = replace(trace, control_M=(followed("one", **more),))
-        return advice(ReportNumbers(replace(alone, traces=((name, traced),))))
-
-    (failed,) = [line for line in advised(stuck=2) if "control loop" in line]
-    assert "failed 1 times, and it was stuck 2 times" in failed
-    assert not [line for line in advised(failures=0) if "control loop" in line or "--dry-run" in line]
-    (dry,) = [line for line in advised(failures=0, dry_run=True) if "--dry-run" in line]
-    assert "5 kB of weights would have moved, each time with a balancedness of 0.943 expected after 0.863" in dry

@@ -94,7 +94,6 @@ def test_every_chart_has_a_name_a_table_and_its_numbers(shown):
         "expert-loads",
         "gantt",
         "timeline-chart",
-        "decisions-chart",
     ]
     assert sorted(outline.numbers) == sorted(charts)
     behind = {dict(path)["figure"] for _, path in outline.all("table") if ("details", None) in path and "figure" in dict(path)}
@@ -195,21 +194,3 @@ def test_text_from_files_stays_text(alone):
 @pytest.mark.full
 def test_64_gpus_and_58_layers_stay_below_5_mb(large):
     assert len(page(large).encode()) < 5_000_000
-
-
-def test_decisions_are_shown_over_time(shown, alone):
-    """With what was performed, what was not, what was undone, and where traffic changed."""
-    text, outline = shown
-    spec = outline.numbers["decisions-chart"]
-    columns = unpacked(spec["frames"][0])
-    assert columns["at"].tolist() == [1, 2, 3]
-    assert np.allclose(columns["now"], [0.75, 0.94, 0.9])
-    assert columns["mark"].tolist() == [1, 2, 3, 3]
-    assert [spec["about"]["marks"][kind] for kind in columns["kind"]] == [
-        "experts move", "a change that was not performed", "a change is undone", "traffic has changed"
-    ]  # fmt: skip
-    assert spec["choices"] == [["model", ["one"]]], "nothing is drawn of a model without windows"
-    for words in ("4 windows; decisions: gain 2, slower 1, no-tokens 1; balancedness 0.900", "; failures 1", "two: changes"):
-        assert (words in text) is (words != "two: changes")
-    assert "<td>steps take 20% longer since the last change</td>" in text
-    assert 'id="decisions"' not in page(alone)

@@ -83,15 +83,14 @@ def test_steps_hold_layers_and_layers_hold_phases(together):
     assert spent == pytest.approx({phase: value for phase, value in phases.items() if value})
 
 
-def test_head_and_moves_are_in_their_step_and_in_no_layer(alone):
+def test_the_head_is_in_its_step_and_in_no_layer(alone):
     recorder = TraceRecorder("measured", ("one",), 4)
     recorder.add(0, 0, 0, 0, "gate", 1.0, 2.0)
     recorder.add(0, 0, 0, 1, "gate", 2.0, 3.0)
     recorder.add(0, 0, 0, 1, "head", 3.0, 5.0)
-    recorder.add(0, 0, 0, 0, "moves", 5.0, 6.0)
     found = [e for e in events(ReportInputs(alone.plan, (("x", recorder.trace()),))) if e["ph"] == "X"]
     assert {e["name"]: (e["ts"], e["dur"]) for e in found if e["name"] != "gate"} == {
-        "step 0": (0.0, 5e6), "layer 0": (0.0, 1e6), "layer 1": (1e6, 1e6), "head": (2e6, 2e6), "moves": (4e6, 1e6),
+        "step 0": (0.0, 4e6), "layer 0": (0.0, 1e6), "layer 1": (1e6, 1e6), "head": (2e6, 2e6),
     }  # fmt: skip
 
 

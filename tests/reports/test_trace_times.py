@@ -63,18 +63,6 @@ def test_times_bounds_and_utilisation_by_hand():
     assert layer.gap == 1
 
 
-def test_moves_are_a_phase_of_their_own_and_no_layers_time():
-    recorder = TraceRecorder("measured", ("m",), 2)
-    for rank in (0, 1):
-        recorder.add(rank, 0, 0, 0, "gate", 0.0, 2.0)
-        recorder.add(rank, 0, 0, 0, "moves", 2.0, 5.0, (1 - rank, rank == 0, 6))
-        recorder.add(rank, 0, 0, 0, "moves", 5.0, 6.0)
-    found = summarise(recorder.trace(), cluster(2.0, 2.0))
-    assert (found.phases["gate"], found.phases["moves"], found.phases["waiting"]) == (2.0, 4.0, 0.0)
-    (layer,) = found.layers
-    assert (layer.seconds, layer.dispatch_s, layer.bound_s) == (2.0, 0.0, 0.0)
-
-
 def test_a_rank_that_waits_within_an_exchange_is_not_on_the_network():
     """Rank 1 sends at once, rank 2 only after its experts: what rank 0 waits between the two is waiting."""
     recorder = TraceRecorder("predicted", ("m",), 3)

@@ -11,7 +11,7 @@ from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import serving_rank
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import ControlOptions, Hierarchy, ProfileOptions, RunOptions
+from aurora.types import Hierarchy, ProfileOptions, RunOptions
 from tests.conftest import cluster
 from tests.models.architectures import build
 from tests.runtime.test_run import differences, hierarchical, plan_for, prompts_for, with_replicas
@@ -124,7 +124,6 @@ def test_a_simulation_of_a_runs_micro_batches_has_its_transfers(mixtral, text):
 def test_runs_that_cannot_have_micro_batches(mixtral, qwen):
     plan, prompts = cut(plan_for([mixtral], 2), 3), [[[1], [2], [3]]]
     for options, sentence in (
-        (RunOptions(adapt=ControlOptions()), "`adapt`: expected a plan without micro-batches, found `micro_batches` 3"),
         (RunOptions(batch=2), "`batch`: expected a prompt for each of 3 micro-batches at least, found 2"),
         (RunOptions(predictable=True), "`compare`: expected 3 prompts on a rank, one for each micro-batch, found 2"),
     ):

@@ -11,7 +11,6 @@ from aurora.errors import BadInput
 from aurora.io import shipped
 from aurora.runtime.run import check_run, verify
 from aurora.types import Hierarchy, RunOptions
-from aurora.types.options import ControlOptions
 
 pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
 
@@ -40,7 +39,6 @@ def test_ranks_that_push_answer_as_the_plain_model_does(plan):
     [
         ({"predictable": True}, "predictable"),
         ({"local_first": True}, "local_first"),
-        ({"adapt": ControlOptions()}, "adapt"),
         ({"order": "auto"}, "order"),
         ({"deduplicate": False}, "deduplicate"),
         ({"interleave": "processes", "colocate": "mine"}, "interleave"),

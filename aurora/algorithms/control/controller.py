@@ -24,14 +24,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.algorithms.check.fit import check_traffic
 from aurora.algorithms.control.feedback import AFTER, GainRecord, MoveTimes, SlotsInForce, StepTimes
 from aurora.algorithms.control.load_tracker import LoadTracker, ReplicaParts, gpu_loads
 from aurora.algorithms.control.move_rounds import Move, move_sequence, sequence_inside
-from aurora.algorithms.placement.gpu_slots import failure_domains
 from aurora.algorithms.replicas.rebalance import checked_min_replicas, rebalance, rebalance_inside
 from aurora.errors import BadInput
-from aurora.types import Cluster, ControlOptions, GpuSlots, Hierarchy, Placement, Plan, Profile
+from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Profile
 from aurora.types.arrays import FloatArray, IntArray, locked
 from aurora.types.placement import EMPTY
 
@@ -409,16 +407,6 @@ def load_cost_G(cluster: Cluster, profile: Profile | None = None) -> FloatArray:
     return cost_G
 
 
-def load_cost_MG(plan: Plan, profiles: Sequence[Profile]) -> FloatArray:
-    """Returns (M, G) the cost of a unit of each model's load on each GPU, by the compute curves of each model's profile.
-
-    Raises:
-        BadInput: as `check_traffic`.
-    """
-    check_traffic(plan, profiles)
-    return np.stack([load_cost_G(plan.cluster, profile) for profile in profiles])
-
-
 def slowest_port_Bps(cluster: Cluster, inside: bool = False) -> float:
     """Returns the lowest rate of a port or, unless `inside`, of a GPU's share of its NIC, in bytes per second.
 
@@ -450,42 +438,3 @@ def _compile_decisions() -> None:
     controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1)
     while controller.window([[900, 800, 100, 200]]).action == "keep":
         pass
-
-
-def plan_controller(
-    placement: Placement,
-    cluster: Cluster,
-    expert_bytes: int,
-    options: ControlOptions = ControlOptions(),
-    clock: Callable[[], float] = time.monotonic,
-    min_replicas: int = 1,
-    cost_G: ArrayLike | None = None,
-    hierarchy: Hierarchy | None = None,
-) -> Controller:
-    """Returns a Controller for a placement on a cluster: its ports' rates, failure domains and servers follow from the cluster.
-
-    Args:
-        placement: the placement in force.
-        cluster: the GPUs.
-        expert_bytes: bytes of an expert's weights as they are in memory.
-        options: the options that users set.
-        clock: a function that returns the time in seconds.
-        min_replicas: minimum replicas of each expert, on different nodes, that moves keep.
-        cost_G: (G,) the cost of a unit of load on each GPU; None: 1 / speed of the GPU.
-        hierarchy: the hierarchy of the model's all-to-alls; None: they are flat.
-    """
-    server_G = None if hierarchy is None else hierarchy.server_G
-    move_Bps = slowest_port_Bps(cluster, inside=hierarchy is not None) * len(cluster)
-    slots = slots_in_use(placement, load_cost_G(cluster) if cost_G is None else cost_G)
-    domain_G = failure_domains(cluster, slots.slots_G).domain_N
-    return Controller(
-        placement,
-        expert_bytes,
-        options,
-        slots,
-        move_Bps,
-        clock,
-        min_replicas=min_replicas,
-        domain_G=domain_G,
-        server_G=server_G,
-    )

@@ -27,7 +27,7 @@ addEventListener("afterprint", () => {
 });
 
 document.querySelectorAll("[data-chart]").forEach((figure) => {
-  views.push(new { heat: Heat, bars: Bars, lines: Lines, spans: Spans }[CHARTS[figure.dataset.chart].kind](figure));
+  views.push(new { heat: Heat, bars: Bars, spans: Spans }[CHARTS[figure.dataset.chart].kind](figure));
 });
 dress();
 const held = make("iframe", undefined, { hidden: true }); // while it is open, the load event waits: what prints then finds charts

@@ -9,15 +9,15 @@ import pytest
 
 from aurora.algorithms.control import controller as module
 from aurora.algorithms.control.controller import (
+    Controller,
     begin_to_compile_decisions,
     compile_decisions,
     load_cost_G,
-    plan_controller,
     slots_in_use,
     slowest_port_Bps,
 )
 from aurora.algorithms.control.load_tracker import gpu_loads
-from aurora.types import ControlOptions, Curve, Hierarchy, Placement, servers
+from aurora.types import ControlOptions, Curve, Placement, servers
 from tests.conftest import cluster
 from tests.planner.test_plan import profile
 
@@ -47,7 +47,8 @@ def test_a_slow_kind_gets_less_load_than_its_speed_tells():
     placement = Placement((tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12)),))
     load_LE, cost_G, slowest = np.linspace(1e6, 1e5, 16)[None], load_cost_G(machines, traffic), []
     for costs_G in (None, cost_G):
-        control = plan_controller(placement, machines, 1, ControlOptions(loss=0.0), cost_G=costs_G)
+        slots = slots_in_use(placement, load_cost_G(machines) if costs_G is None else costs_G)
+        control = Controller(placement, 1, ControlOptions(loss=0.0), slots)
         if control.window(load_LE).action == "move":
             control.moved()
         slowest.append(gpu_loads(load_LE[None], control.held_LGP, cost_G)[0, 0].max())
@@ -56,16 +57,10 @@ def test_a_slow_kind_gets_less_load_than_its_speed_tells():
     assert slowest[1] < 0.8 * slowest[0]
 
 
-def test_over_servers_experts_stay_on_theirs_and_travel_by_the_ports_inside():
-    machines, server_G = cluster(1e9, 1e9, 1e9, 1e9), np.array([0, 1, 0, 1])
-    machines = replace(machines, fabric=servers(server_G.tolist(), [1e9] * 4, [1e9] * 4, 1e8))
+def test_between_servers_experts_travel_by_nics_and_inside_by_ports():
+    machines = replace(cluster(1e9, 1e9, 1e9, 1e9), fabric=servers([0, 1, 0, 1], [1e9] * 4, [1e9] * 4, 1e8))
     assert slowest_port_Bps(machines) == 1e8
     assert slowest_port_Bps(machines, inside=True) == 1e9
-    placement = Placement((tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12)),))
-    control = plan_controller(placement, machines, 1, ControlOptions(loss=0.0), hierarchy=Hierarchy(server_G))
-    decision = control.window(np.linspace(1e6, 1e5, 16)[None])
-    assert decision.action == "move"
-    assert all(server_G[move.src] == server_G[move.dst] for move in decision.moves)
 
 
 def test_decisions_are_compiled_once_by_whom_begins_and_others_wait(monkeypatch):

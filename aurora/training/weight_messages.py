@@ -7,8 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from aurora.moe.expert_map import ExpertMap
-from aurora.types import Op, Placement
+from aurora.types import Placement
 from aurora.types.arrays import IntArray
 from aurora.types.placement import HeldML
 
@@ -70,24 +69,6 @@ class ReadableExperts(Protocol):
 
     def weights(self, expert: int) -> Weights:
         """Returns the weights of an expert that this rank holds, by parameter name."""
-
-
-class MovableExperts(ReadableExperts, Protocol):
-    """Interface of one rank's experts of a MoE layer that can be replaced between two forward passes.
-
-    `aurora run` and the vLLM plugin implement it.
-    """
-
-    ops: tuple[Op, ...]  # the layer's operations; others may take their place
-
-    def place(self, expert_map: ExpertMap, wanted: Sequence[int], arrived: Mapping[int, Weights]) -> None:
-        """Replaces the expert map and this rank's experts, from the next forward pass on.
-
-        Args:
-            expert_map: the layer's new map, over all ranks.
-            wanted: the experts that this rank holds from now on, by slot.
-            arrived: the weights of those experts that it did not hold before.
-        """
 
 
 class WeightMessages:
