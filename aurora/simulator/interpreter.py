@@ -1,12 +1,11 @@
 """Event-driven simulation of a Program: ranks, models, their GPUs and ports, and the switch.
 
-Models share GPUs and ports by the rules of `aurora.algorithms.arbitration`, as in `aurora.runtime.port_arbiter`. Instead of
-blocking a thread, a simulated process yields a `Wait`, and is resumed when the wait is over.
+Models share GPUs and ports (`waiting`) by the rules of `aurora.algorithms.arbitration`, as in `aurora.runtime.port_arbiter`.
 """
 
 import heapq
 import inspect
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aurora.algorithms.alltoall.schedule import batch_order
-from aurora.algorithms.arbitration import ComputeQueue, ComputeRequest, PortSlices, slices_of
+from aurora.algorithms.arbitration import PortSlices, slices_of
 from aurora.algorithms.check.fit import check_traffic
 from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.compile import compile_plan
@@ -25,6 +24,7 @@ from aurora.algorithms.workload.serving_gpus import replica_tokens
 from aurora.algorithms.workload.step_traffic import cut_traffic
 from aurora.algorithms.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes
 from aurora.errors import BadInput, check_one_of
+from aurora.simulator.waiting import PriorityLock, Process, Resume, SimulatedPort, Wait
 from aurora.types import (
     BARRIERS,
     OVERHEAD,
@@ -45,71 +45,6 @@ from aurora.types.arrays import IntArray
 from aurora.types.options import GATHERED, SIMULATED_ORDERS
 from aurora.types.program import INTERACTIVE_LEVEL, hierarchy_of
 from aurora.types.run_options import INTERLEAVE
-
-Resume = Callable[[], None]
-Wait = Callable[[Resume], None]  # calls its argument once the wait is over
-Process = Generator[Wait, None, None]
-
-
-class PriorityLock:
-    """Lock with one holder at a time. A ComputeQueue decides who gets it next, by levels of urgency (higher first)."""
-
-    def __init__(self) -> None:
-        self._queue = ComputeQueue()
-        self._resume: dict[ComputeRequest, Resume] = {}  # of those that wait
-
-    def acquire(self, resume: Resume, level: int = 0) -> None:
-        """Requests the lock; calls `resume` once the caller holds it. Callers of higher levels get it first."""
-        self._resume[self._queue.ask(level)] = resume
-        self._wake()
-
-    @property
-    def priority_waits(self) -> bool:
-        """True if a caller of a higher level than the holder's waits for the lock."""
-        return self._queue.priority_waits
-
-    def yield_to_priority(self, resume: Resume) -> None:
-        """Gives the lock to a waiting caller of a higher level; the holder waits again, as the next of its level."""
-        self._resume[self._queue.give_way()] = resume
-        self._wake()
-
-    def release(self) -> None:
-        """Gives the lock to the next waiting caller, or frees it."""
-        self._queue.end()
-        self._wake()
-
-    def _wake(self) -> None:
-        if (request := self._queue.first) is not None:
-            self._queue.begin(request)
-            self._resume.pop(request)()
-
-
-class _Port:
-    """A rank's network port, which goes round the models in time slices."""
-
-    def __init__(self, slices: PortSlices) -> None:
-        self.slices = slices
-        self._waiting: dict[int, Resume] = {}
-
-    def acquire(self, model: int, resume: Resume) -> None:
-        """Calls `resume` once the model's exchange may begin."""
-        self.slices.ask(model)
-        self._waiting[model] = resume
-        self.wake()
-
-    def exchange(self, model: int, transfers: Process, hold_port: bool = False) -> Process:
-        """Takes the port, runs `transfers`, and releases it; with `hold_port`, only after the model's next exchange."""
-        yield partial(self.acquire, model)
-        yield from transfers
-        self.slices.end(model, hold_port)
-        self.wake()
-
-    def wake(self) -> None:
-        """Resumes the models whose exchange may begin; one that takes no time may end its slice, and wake others, here."""
-        while (model := next(filter(self.slices.may_begin, self._waiting), None)) is not None:
-            self.slices.begin(model)
-            self._waiting.pop(model)()
-
 
 OrderBatch = Callable[[IntArray, Hierarchy | None], Order]  # the order of one all-to-all: its bytes (S, G, G), its servers
 Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
@@ -265,7 +200,7 @@ class _Run:
         if not self._preempts:  # where all ranks wait for all, no model goes before another
             policies_M = tuple(SlicePolicy(policy.weight) for policy in policies_M)
         self._gpus = [PriorityLock() for _ in ranks]
-        self._ports = [_Port(PortSlices(policies_M, not self.staged)) for _ in ranks]
+        self._ports = [SimulatedPort(PortSlices(policies_M, not self.staged)) for _ in ranks]
         self._keeps_gpu: set[tuple[int, int]] = set()  # rank and model of who computes from one phase to the next
         self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not interleave
         self._at_barrier: dict[Key, list[Resume]] = {}
