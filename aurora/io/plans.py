@@ -135,11 +135,6 @@ def save_plan(plan: Plan, path: Path) -> None:
     write_text(path, _readable(table | {DIGEST: _digest(table)}) + "\n")
 
 
-def plan_digest(plan: Plan) -> str:
-    """Returns the SHA-256 of the contents of a plan's file, as hexadecimal digits."""
-    return _digest(_plan_to_json(plan))
-
-
 def _digest(table: Mapping[str, Any]) -> str:
     """The sha256 of a plan's JSON object without its digest, however it is laid out."""
     return hashlib.sha256(json.dumps({name: table[name] for name in table if name != DIGEST}).encode()).hexdigest()

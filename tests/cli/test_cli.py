@@ -240,12 +240,8 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["profile", "nowhere", "--text", "text.txt"],
             ["nowhere: no such folder, and no model of this name in the local hub cache"],
         ),
-        (["profile", ".", "--text", "text.txt"], ["expected a model folder with a config.json, found none"]),
-        (["profile", "MIXTRAL", "--text", "none.txt"], [r"none\.txt: no such file"]),
-        (["profile", "MIXTRAL"], ["expected at least one text file"]),
         (["profile", "MIXTRAL", "--text", "text.txt", "-o", "no/where.npz"], ["cannot be written: no such folder"]),
         (["profile", "MIXTRAL", "--text", "text.txt", "-o", "."], ["cannot be written: it is a folder"]),
-        (["synthetic", "zipf:0.8", "none.json"], [r"none\.json: no such file"]),
         (
             ["recommend", "--model", "MIXTRAL", "--cluster", "DEMO", "--engine", "vllm", "--per-server", "4"],
             ["--per-server: expected with --gpus"],
@@ -255,20 +251,6 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["synthetic", "zipf:100", "MIXTRAL/config.json"],
             ["SKEW: expected an exponent of zero or more and below 100, found 100"],
         ),
-        (["plan", "--cluster", ".", "--profile", "a.npz", "-o", "plan.json"], [r"\.: (no such|cannot be read|expected)"]),
-        (["plan", "--cluster", "none.toml", "--profile", "a.npz"], [r"none\.toml: no such file"]),
-        (["plan", "--cluster", "text.txt", "--profile", "a.npz"], [r"text\.txt: not TOML"]),
-        (["plan", "--cluster", "small.toml", "--profile", "a.npz"], ["has 4 expert slots a layer for 'mixtral-topics', its 8"]),
-        (["plan", "--cluster", "zero.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found 0.0"]),
-        (["plan", "--cluster", "negative.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found -1.0"]),
-        (["plan", "--cluster", "nan.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found nan"]),
-        (
-            ["plan", "--cluster", "DEMO", "--profile", "cut.npz"],
-            [
-                r"cut\.npz: expected an aurora profile, found a zip archive \(as .npz and .pt are\) of other contents, or one cut short"
-            ],
-        ),
-        (["plan", "--cluster", "DEMO", "--profile", "text.txt"], [r"text\.txt: expected an aurora profile"]),
         (
             ["plan", "--cluster", "DEMO", "--profile", "a.npz", "--order", "best"],
             ["--order: expected one of auto, openshop, openshop-best"],
@@ -288,8 +270,6 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["/dev/stdout: cannot be written: not a regular file"],
         ),
         (["simulate", "plan.json", "-o", "plan.json"], [r"it would replace plan\.json"]),
-        (["simulate", "none.json"], [r"none\.json: no such file"]),
-        (["simulate", "."], [r"\.: "]),
         (
             ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "-o", "."],
             [r"\.: cannot be written: it is a folder"],
@@ -299,17 +279,9 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             [r"\.: cannot be written: it is a folder"],
         ),
         (["simulate", "cut.json"], [r"cut\.json: not JSON"]),
-        (["simulate", "plan.json", "--profile", "b.npz"], ["expected 'mixtral-topics' .* other router weights"]),
-        (["run", "plan.json", "--model", "QWEN", "--prompts", "text.txt"], ["the plan of 'mixtral-topics' cannot serve"]),
-        (["run", "plan.json", "--model", "nowhere", "--prompts", "text.txt"], ["nowhere: no such folder"]),
-        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "none.txt"], [r"none\.txt: no such file"]),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "blank.txt"], [r"blank\.txt: expected a prompt on each line"]),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "bad.jsonl"], [r'bad\.jsonl, line 3: expected {"prompt"']),
         (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--ranks", "2"], ["--ranks 2: .* is for 4 ranks"]),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--model", "QWEN", "--prompts", "text.txt"],
-            ["has 1 model, expected as many"],
-        ),
         (
             ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--lighthouse", "10.0.0.1", "-o", "out"],
             ["--lighthouse: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'"],
@@ -336,15 +308,6 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
 def test_bad_input(aurora, folder, planned, monkeypatch, args, patterns):
     monkeypatch.chdir(folder)
     shutil.copy(planned, folder)
-    gpu = 'schema = 1\n[[gpu]]\nname = "g"\nkind = "x"\nnode = 0\nout_Bps = {0}\nin_Bps = 1e6\nmemory_bytes = {1}\ncount = 4\n'
-    for name, rate, memory in [
-        ("zero", "0.0", 10**9),
-        ("negative", "-1.0", 10**9),
-        ("nan", "nan", 10**9),
-        ("small", "1e6", 500_000),
-    ]:
-        (folder / f"{name}.toml").write_text(gpu.format(rate, memory))
-    (folder / "cut.npz").write_bytes((folder / "a.npz").read_bytes()[:-400])
     (folder / "cut.json").write_text((folder / "plan.json").read_text()[:-40])
     (folder / "blank.txt").write_text("\n \n")
     (folder / "bad.jsonl").write_text('{"prompt": "fine"}\n\n{"text": "not"}\n')
