@@ -41,6 +41,10 @@ def page() -> str:
     costs_M, splits_M = scenario.costs(0), scenario.splits([placement], 0)
     costs, split_EG = costs_M[0], splits_M[0]
     times = costs.summed.phase_times(split_EG)
+    forecast = scenario._forecast(0)
+    problem = scenario._problem(0, forecast, np.full(4, 8), np.random.default_rng((options.seed, 0)))
+    kinds = problem.searched, problem.deciding, problem.reported, scenario._promised(0, forecast)
+    by_costs_s = [kind.value_s(split_EG) for kind in kinds]
     rows_SGG = exchange_rows(profile, 0, split_EG)
     there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated=False) for phase in ("dispatch", "combine"))
     dispatch, _, schedule = order_exchanges(
@@ -79,8 +83,8 @@ def page() -> str:
             "Forecast",
             layer_forecast,
             "estimates the traffic of windows to come. Two windows are a small sample, so the experts' shares are shrunk "
-            "towards equal shares, as far as chance alone would spread them. The search for a placement minimises Costs of "
-            "the forecast; Price and Bound are of the recorded windows. `Exclusive.place` does the steps from here to Bound.",
+            "towards equal shares, as far as chance alone would spread them. `Exclusive.place` does the steps from here to "
+            "Bound.",
             **{"recorded_E, the mean of the windows": profile.load_LE[0] / profile.windows},
             forecast_E=layer_forecast([profile], 0, False).expected_WSE.sum(axis=(0, 1)) / profile.windows,
         ),
@@ -88,9 +92,11 @@ def page() -> str:
             "Costs",
             Exclusive.costs,
             "returns the pairs that each rank has for each expert in each case of traffic, here each window, and the seconds "
-            "that an expert's tokens take on each GPU. They are shown of the recorded windows; the search sees those of the "
-            "forecast. So few tokens take as long as reading the expert's weights: "
-            "21,504 bytes at 10^12 bytes/s.",
+            "that an expert's tokens take on each GPU. So few tokens take as long as reading the expert's weights: "
+            "21,504 bytes at 10^12 bytes/s. A layer has costs of four kinds of traffic (`ExclusiveProblem`). **searched**: the "
+            "forecast, which the search for a placement minimises. **deciding**: cases drawn from the forecast, which decide "
+            "between placements that were found. **reported**: the recorded windows, shown here; Price and Bound are of these. "
+            "**promised**: other draws; the plan's `unseen_s` is of these.",
             pairs_WGE=costs.own_WGE,
             **{"expert_s_WGE[0, 0] in us": costs.expert_s_WGE[0, 0] * 1e6},
         ),
@@ -98,8 +104,11 @@ def page() -> str:
             "Placement",
             Exclusive.place,
             "makes balanced groups of two experts. Then a search swaps and moves experts as long as that shortens the layer. "
-            "`slots_LG[0]` has the experts of each GPU.",
-            **{"slots_LG[0]": str(placement.slots_LG[0])},
+            "`slots_LG[0]` has the experts of each GPU. The layer's seconds under this placement, by each of the costs:",
+            **{
+                "slots_LG[0]": str(placement.slots_LG[0]),
+                "searched, deciding, reported, promised in us": "  ".join(f"{seconds * 1e6:.3f}" for seconds in by_costs_s),
+            },
         ),
         *step(
             "Price",

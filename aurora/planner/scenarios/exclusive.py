@@ -6,7 +6,7 @@ show no gain. The aim "own" takes the counts as exact instead.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +20,6 @@ from aurora.algorithms.placement.cost_model import (
     LayerCosts,
     aimed_costs,
     expected_costs,
-    layer_costs,
 )
 from aurora.algorithms.placement.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.algorithms.placement.grouping import PLACE, grouped
@@ -32,7 +31,7 @@ from aurora.algorithms.replicas.registry import REPLICAS, place_unbounded
 from aurora.algorithms.workload.forecast import Forecast, layer_forecast
 from aurora.algorithms.workload.serving_gpus import is_unreplicated
 from aurora.errors import InfeasiblePlan
-from aurora.planner.scenarios.scenario import PlacedModels, Scenario, sum_if_all
+from aurora.planner.scenarios.scenario import PlacedModels, Scenario
 from aurora.types import Cluster, GpuSlots, Placement, PlanOptions
 from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 
@@ -46,55 +45,37 @@ class ExclusiveProblem:
     """One layer of a model that has the GPUs to itself, as placement strategies see it.
 
     Attributes:
-        recorded: costs in the recorded traffic cases (windows or traffic domains).
-        whole: costs of the sum of all windows, without the profiles of further domains.
-        expected: costs in the forecast of each case; placements are made for these.
-        ports: `expected` with port rates lowered to the NICs', for searches, which model ports but no NICs.
-        judge: costs in cases drawn from the forecast; candidate placements are compared on these, with NICs.
-        unseen: costs in other draws; they give the expected seconds of the placement that was chosen.
-        load_E: (E,) int64 tokens of each expert in all traffic cases, as recorded.
+        reported: costs in the recorded traffic cases (windows or traffic domains), which the plan's objective is of.
+        searched: costs in the forecast of each case, with port rates lowered to the NICs': searches model ports but no NICs.
+        deciding: costs in cases drawn from the forecast, with NICs; of several placements the shortest by these is taken.
         slots_G: (G,) int64, how many experts each GPU can hold.
-        exact: whether the recorded counts are taken as exact.
+        exact: whether the recorded counts are taken as exact; all costs are then of the recorded traffic.
     """
 
-    recorded: LayerCosts
-    whole: LayerCosts
-    expected: LayerCosts
-    ports: LayerCosts
-    judge: LayerCosts
-    unseen: LayerCosts
-    load_E: IntArray
+    reported: LayerCosts
+    searched: LayerCosts
+    deciding: LayerCosts
     slots_G: IntArray
     exact: bool
 
     @cached_property
     def sums(self) -> PhaseSums:
         """The layer as the slot search sees it."""
-        return self.ports.phase_sums(self.slots_G)
+        return self.searched.phase_sums(self.slots_G)
+
+    @cached_property
+    def load_E(self) -> IntArray:
+        """(E,) int64 tokens of each expert in all traffic cases, as recorded."""
+        return np.asarray(self.reported.load_WE.sum(axis=0), dtype=np.int64)
 
     @property
     def any_group_fits(self) -> bool:
         """True if every GPU has slots for its share of the experts, divided equally and rounded up."""
         return bool((self.slots_G >= -(-len(self.load_E) // len(self.slots_G))).all())
 
-    def judged_s(self, placement: Placement) -> float:
-        """Returns the predicted seconds of a placement of this layer in the traffic cases of `judge`."""
-        return self.judge.value_s(placement.split_EG(0))
-
-
-@dataclass(frozen=True)
-class PlacedLayer:
-    """One layer's placement, its seconds on recorded and on unseen (drawn) traffic, and lower bounds on recorded traffic.
-
-    `larger_s` is the seconds on unseen traffic with one more slot on each GPU; None if that was not tried.
-    """
-
-    placement: Placement
-    objective_s: float
-    bound_s: float
-    assignment_bound_s: float | None
-    unseen_s: float
-    larger_s: float | None
+    def deciding_s(self, placement: Placement) -> float:
+        """Returns the seconds of a placement of this layer that decide between placements."""
+        return self.deciding.value_s(placement.split_EG(0))
 
 
 class Exclusive(Scenario):
@@ -110,38 +91,24 @@ class Exclusive(Scenario):
         memory_G, capacity_G = self._memory_G, slots_G(self.cluster, profile, options)
         offered = set(evenly_spaced(profile.layers, OFFERED_LAYERS).tolist())
 
-        def placed(layer: int) -> PlacedLayer:
-            rng = np.random.default_rng((options.seed, layer))
-            problem = self._problem(layer, capacity_G, rng)
+        def placed(layer: int) -> tuple[Placement, float, float | None]:
+            """One layer's placement; the promised seconds; and those with one more slot on each GPU, None if not tried."""
+            rng, forecast = np.random.default_rng((options.seed, layer)), self._forecast(layer)
+            problem = self._problem(layer, forecast, capacity_G, rng)
             if options.place in PLACE and not problem.any_group_fits:
                 raise InfeasiblePlan(
                     f"`place` {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "
                     f"`place` {SWAP_SEARCH} gives the larger GPUs more"
                 )
-            placement = _place_layer(self.cluster, problem, options, rng)
+            placement, promised = _place_layer(self.cluster, problem, options, rng), self._promised(layer, forecast)
             larger = _with_one_more_slot(problem, placement, memory_G) if layer in offered else None
-            split_EG, recorded, unseen = placement.split_EG(0), problem.recorded, problem.unseen
-            value_s, (bound_s, own_s) = recorded.value_s(split_EG), self.bounds([recorded], [split_EG])
-            return PlacedLayer(
-                placement,
-                value_s,
-                min(bound_s, value_s),
-                None if own_s is None else min(own_s, value_s),
-                unseen.value_s(split_EG),
-                None if larger is None else unseen.evenly_s(larger),
-            )
+            return placement, promised.value_s(placement.split_EG(0)), None if larger is None else promised.evenly_s(larger)
 
-        layers = map_layers(placed, profile.layers, "placing experts", progress)
-        tried = [(layer.unseen_s, layer.larger_s) for layer in layers if layer.larger_s is not None]
-        now_s, then_s = (sum(column) for column in zip(*tried, strict=True)) if tried else (0.0, 0.0)
-        return PlacedModels(
-            (Placement.stack([layer.placement for layer in layers]),),
-            sum(layer.objective_s for layer in layers),
-            sum(layer.bound_s for layer in layers),
-            sum_if_all([layer.assignment_bound_s for layer in layers]),
-            unseen_s=None if self.domains else sum(layer.unseen_s for layer in layers),
-            slot_gain=1 - then_s / now_s if now_s else None,
-        )
+        placement_L, now_s_L, larger_s_L = zip(*map_layers(placed, profile.layers, "placing experts", progress), strict=True)
+        tried = [(now_s, larger_s) for now_s, larger_s in zip(now_s_L, larger_s_L, strict=True) if larger_s is not None]
+        now_s, larger_s = (sum(column) for column in zip(*tried, strict=True)) if tried else (0.0, 0.0)
+        found = self.priced([Placement.stack(placement_L)], progress, None if self.domains else sum(now_s_L))
+        return replace(found, slot_gain=1 - larger_s / now_s if now_s else None)
 
     def bounds(
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
@@ -162,40 +129,29 @@ class Exclusive(Scenario):
         if self.domains:  # domains may have compute times of their own, draws have the profile's
             return None
         layers = range(self.layers)
-        return sum(self._unseen(self._forecast(l), l).value_s(placements_M[0].split_EG(l)) for l in layers)
+        return sum(self._promised(l, self._forecast(l)).value_s(placements_M[0].split_EG(l)) for l in layers)
 
     @cached_property
     def _memory_G(self) -> IntArray:
         """(G,) int64 slots that memory allows."""
         return memory_slots_G(self.cluster, self.profiles)
 
-    def _problem(self, layer: int, capacity_G: IntArray, rng: np.random.Generator) -> ExclusiveProblem:
+    def _problem(self, layer: int, forecast: Forecast, capacity_G: IntArray, rng: np.random.Generator) -> ExclusiveProblem:
         """One layer with its recorded and its forecast traffic."""
         cluster, profile, aim = self.cluster, self.profiles[0], self.options.aim
-        forecast = self._forecast(layer)
-        expected_WSE, drawn = forecast.expected_WSE, None if aim == OWN else forecast.draws(DRAWS, rng)
-        (recorded,) = self.costs(layer)
-        expected = judge = recorded
-        if drawn is not None:
+        (reported,) = self.costs(layer)
+        searched = deciding = reported
+        if aim != OWN:
+            expected_WSE, drawn = forecast.expected_WSE, forecast.draws(DRAWS, rng)
             if np.ptp(forecast.share_WE, axis=0).max() == 0:  # cases differ in size alone
                 expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
             windows_W = forecast.windows_W[: len(expected_WSE)]
-            expected = expected_costs(cluster, profile, expected_WSE, windows_W, aim, len(expected_WSE))
-            judge = expected_costs(cluster, profile, *drawn, aim, len(forecast.share_WE))
-        return ExclusiveProblem(
-            recorded,
-            layer_costs(cluster, profile, layer) if self.domains else recorded.summed,
-            expected,
-            expected.nics_as_ports,
-            judge,
-            self._unseen(forecast, layer),
-            np.asarray(recorded.load_WE.sum(axis=0), dtype=np.int64),
-            capacity_G,
-            aim == OWN,
-        )
+            searched = expected_costs(cluster, profile, expected_WSE, windows_W, aim, len(expected_WSE))
+            deciding = expected_costs(cluster, profile, *drawn, aim, len(forecast.share_WE))
+        return ExclusiveProblem(reported, searched.nics_as_ports, deciding, capacity_G, aim == OWN)
 
-    def _unseen(self, forecast: Forecast, layer: int) -> LayerCosts:
-        """The costs of a layer in draws of its traffic that no placement was made for; see `Forecast.draws`."""
+    def _promised(self, layer: int, forecast: Forecast) -> LayerCosts:
+        """The costs of a layer that the plan's `unseen_s` is of: in draws that no placement was made for or chosen by."""
         draws, cases = forecast.draws(DRAWS, np.random.default_rng((layer, 1, 1, 1))), len(forecast.share_WE)
         return expected_costs(self.cluster, self.profiles[0], *draws, self.options.aim, cases)
 
@@ -218,27 +174,27 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
     any_fits, own_G = problem.any_group_fits, even_slots(len(problem.load_E), problem.slots_G)
     gpu_E = grouped("balanced" if place == SWAP_SEARCH else place, problem.load_E, own_G, rng)
     if any_fits:
-        held_G = ASSIGN[assign](problem.whole.nics_as_ports.grouped(gpu_E), rng)
+        held_G = ASSIGN[assign](problem.reported.summed.nics_as_ports.grouped(gpu_E), rng)
         gpu_E = np.argsort(held_G)[gpu_E]
     start = Placement.unreplicated(gpu_E, len(problem.slots_G))
     if place != SWAP_SEARCH:
         return start
     placements = [_searched(problem, [begun], rng, replicas=False) for begun in (start, *_relaxed(problem))]
-    return min(placements, key=problem.judged_s) if len(placements) > 1 else placements[0]
+    return min(placements, key=problem.deciding_s) if len(placements) > 1 else placements[0]
 
 
 def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
     """LP rounding where GPUs differ: how many experts each should hold is hard to reach by swaps. None where they are alike."""
     gpus = len(problem.slots_G)
-    alike = blocks(problem.expected, gpus).max() == 0
-    return [] if alike else [Placement.unreplicated(lp_rounding(problem.ports, problem.slots_G), gpus)]
+    alike = blocks(problem.searched, gpus).max() == 0
+    return [] if alike else [Placement.unreplicated(lp_rounding(problem.searched, problem.slots_G), gpus)]
 
 
 def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
     """Replicas in all slots: EPLB's as they are; otherwise the best of several packings and what the search makes of them."""
-    cost_G = problem.ports.token_s_G
+    cost_G = problem.searched.token_s_G
     slots = GpuSlots(problem.slots_G, np.ones(len(cost_G)) if options.place == "eplb" else cost_G)  # EPLB sees equal GPUs
-    load_1E = problem.expected.load_WE.mean(axis=0)[None]
+    load_1E = problem.searched.load_WE.mean(axis=0)[None]
     packed = place_unbounded(load_1E, slots, options.place, options.seed)
     if options.place == "eplb":
         return packed
@@ -248,10 +204,10 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
     else:
         starts.append(_unreplicated(problem, "balanced", options.assign, rng))
     placements = [_searched(problem, begun, rng, replicas=True) for begun in (starts, _relaxed(problem)) if begun]
-    best = min(placements, key=problem.judged_s)
+    best = min(placements, key=problem.deciding_s)
     if problem.exact:  # replicas that cost time are no insurance
         alone = _unreplicated(problem, SWAP_SEARCH, options.assign, rng)
-        if problem.judged_s(alone) < problem.judged_s(best) * (1 - WORTH):
+        if problem.deciding_s(alone) < problem.deciding_s(best) * (1 - WORTH):
             return alone
     return best
 
@@ -260,7 +216,7 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
     """The best of several starts and of what the local search makes of them, on the traffic cases that compare placements."""
     layer, width = problem.sums, int(problem.slots_G.max())
     begun = [start.held_LGP(width)[0] for start in starts]
-    return Placement.of_slots(search_in_rounds(layer, begun, problem.judge.evenly_s, rng, replicas, problem.exact)[None])
+    return Placement.of_slots(search_in_rounds(layer, begun, problem.deciding.evenly_s, rng, replicas, problem.exact)[None])
 
 
 def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_G: IntArray) -> IntArray | None:

@@ -130,10 +130,17 @@ class Scenario(ABC):
         value_s, (bound_s, own_s) = self.price(costs_M, split_MEG), self.bounds(costs_M, split_MEG, slots_G)
         return value_s, min(bound_s, value_s), None if own_s is None else min(own_s, value_s)
 
-    def priced(self, placements_M: Sequence[Placement], progress: Progress = no_progress) -> PlacedModels:
+    def priced(
+        self, placements_M: Sequence[Placement], progress: Progress = no_progress, unseen_s: float | None = None
+    ) -> PlacedModels:
         """Prices given placements: returns them with their predicted seconds and lower bounds.
 
         The bound holds for all placements within the slots that memory and options allow, or these placements use.
+
+        Args:
+            placements_M: one Placement per model.
+            progress: called with (what is being done, layers done, layers in all).
+            unseen_s: the result of the function of this name, if it is known.
         """
 
         def priced(layer: int) -> tuple[float, float, float | None]:
@@ -146,7 +153,7 @@ class Scenario(ABC):
             sum(value_s_L),
             sum(bound_s_L),
             sum_if_all(own_s_L),
-            unseen_s=self.unseen_s(placements_M),
+            unseen_s=self.unseen_s(placements_M) if unseen_s is None else unseen_s,
             hierarchy_M=self.hierarchy_M,
             between_s=self.between_s(placements_M),
         )
