@@ -87,7 +87,7 @@ def demo(
     need("torch", "transformers")
     need("jinja2", extra="report")
     from aurora.cli.report import report_files
-    from aurora.reports.report import Baseline
+    from aurora.reports.inputs import Baseline
 
     cluster = load_cluster(CLUSTER)
     if not as_json:

@@ -279,7 +279,7 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     "routing_files": lambda: (
         f"{name} ({form.files})" for name, form in _at("aurora.io.routing_dumps.ROUTING_FORMATS").items()
     ),
-    "report_format": "aurora.reports.report.FORMS",
+    "report_format": "aurora.reports.inputs.FORMS",
     "gpu_kind": "aurora.io.load_gpus",
     "time_slice": lambda: TIME_SLICES,
     "all_to_all": lambda: (*ALL_TO_ALLS, "auto"),

@@ -9,7 +9,7 @@ from aurora.cli.inputs import check_output, profiles_of
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput, check_one_of
 from aurora.io import load_plan, load_trace
-from aurora.reports.report import FORMS, Baseline, named_traces
+from aurora.reports.inputs import FORMS, Baseline, named_traces
 from aurora.types.options import OptionField
 
 

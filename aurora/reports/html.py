@@ -15,9 +15,9 @@ from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.reports.advice import advice
 from aurora.reports.chart_data import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
+from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.plan_tables import cluster_table, gap_line, gap_text
-from aurora.reports.report import ReportInputs
 from aurora.reports.sections import (
     experts_section,
     loads_section,

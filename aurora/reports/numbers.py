@@ -13,19 +13,9 @@ from aurora.algorithms.placement.cost_model import SUMMED, layer_costs
 from aurora.algorithms.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.planner.plan import layer_seconds
 from aurora.reports.formatting import size
-from aurora.reports.report import ReportInputs
-from aurora.reports.trace_times import (
-    EXCHANGES,
-    Bars,
-    Comparison,
-    Summary,
-    TransferSpans,
-    bars,
-    compare,
-    planned,
-    span_s,
-    summarise,
-)
+from aurora.reports.inputs import ReportInputs
+from aurora.reports.spans import TransferSpans, planned
+from aurora.reports.trace_times import EXCHANGES, Bars, Comparison, Summary, bars, compare, span_s, summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Cluster, ModelPlan, Placement, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap

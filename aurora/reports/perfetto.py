@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.reports.report import ReportInputs
-from aurora.reports.trace_times import TIMED_PHASES, Bars, bars, interval_colouring, transfer_ends
+from aurora.reports.inputs import ReportInputs
+from aurora.reports.spans import interval_colouring
+from aurora.reports.trace_times import TIMED_PHASES, Bars, bars, transfer_ends
 from aurora.types import TRACE_PHASES, Trace
 
 Event = dict[str, Any]

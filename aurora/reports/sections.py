@@ -8,8 +8,9 @@ from aurora.reports.chart_data import Chart, Frame, Section, Selector, Sheet, sh
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers, relative_loads
 from aurora.reports.plan_tables import plan_table
+from aurora.reports.spans import TransferSpans, interval_colouring
 from aurora.reports.trace_tables import comparison_table, summary_table
-from aurora.reports.trace_times import COMPUTE_INDICES, EXCHANGES, TIMED_PHASES, Bars, TransferSpans, interval_colouring
+from aurora.reports.trace_times import COMPUTE_INDICES, EXCHANGES, TIMED_PHASES, Bars
 from aurora.types.arrays import FloatArray, IntArray
 
 SIDES = ("before", "after")

@@ -12,7 +12,7 @@ from aurora.cli import demo
 from aurora.io import load_json, load_plan, load_trace, save, shipped
 from aurora.reports.formatting import percent, seconds, speedup
 from aurora.reports.html import page
-from aurora.reports.report import Baseline, ReportInputs
+from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.types import TRACE_PHASES, SyntheticOptions
 from tests.reports.test_html import Outline, unpacked
 

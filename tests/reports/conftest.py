@@ -7,7 +7,7 @@ import pytest
 
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
-from aurora.reports.report import ReportInputs
+from aurora.reports.inputs import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Placement, PlanOptions, Profile, SyntheticOptions
 from tests.conftest import cluster

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from aurora.planner.plan import make_plan
 from aurora.reports.advice import advice
 from aurora.reports.formatting import seconds
+from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.plan_tables import gap_line
-from aurora.reports.report import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, TraceRecorder
 from tests.conftest import cluster

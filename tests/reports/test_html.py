@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from aurora.reports.formatting import seconds
+from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.report import Baseline, ReportInputs
 
 pytest.importorskip("jinja2")
 

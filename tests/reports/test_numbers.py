@@ -10,8 +10,8 @@ from aurora.planner.plan import make_plan
 from aurora.reports.advice import advice
 from aurora.reports.formatting import DASH
 from aurora.reports.html import tiles
+from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.reports.numbers import ReportNumbers, contiguous, skew
-from aurora.reports.report import Baseline, ReportInputs
 from aurora.types import Cluster, Gpu, PlanOptions, servers
 from tests.reports.conftest import profile
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
+from aurora.reports.inputs import ReportInputs
 from aurora.reports.perfetto import perfetto
-from aurora.reports.report import ReportInputs
 from aurora.reports.trace_times import bars, phase_seconds
 from aurora.types import TraceRecorder
 

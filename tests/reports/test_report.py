@@ -7,9 +7,9 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.reports.html import page
+from aurora.reports.inputs import ReportInputs, named_traces
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.perfetto import perfetto
-from aurora.reports.report import ReportInputs, named_traces
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TraceRecorder
 from tests.reports.conftest import measured, profile

@@ -17,20 +17,9 @@ from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
 from aurora.reports.formatting import DASH
 from aurora.reports.plan_tables import evaluation_table, plan_table, profile_table
+from aurora.reports.spans import interval_colouring, planned, union, whole
 from aurora.reports.trace_tables import comparison_table, models_table, summary_table
-from aurora.reports.trace_times import (
-    TIMED_PHASES,
-    CaseErrors,
-    PhaseError,
-    bars,
-    compare,
-    interval_colouring,
-    phase_seconds,
-    planned,
-    summarise,
-    union,
-    whole,
-)
+from aurora.reports.trace_times import TIMED_PHASES, CaseErrors, PhaseError, bars, compare, phase_seconds, summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Schedule, SyntheticOptions, TraceRecorder, servers
 from tests.conftest import cluster

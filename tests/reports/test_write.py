@@ -8,8 +8,8 @@ import pytest
 import aurora
 from aurora.errors import BadInput, MissingDependency
 from aurora.reports.html import page
+from aurora.reports.inputs import FORMS
 from aurora.reports.perfetto import perfetto
-from aurora.reports.report import FORMS
 
 
 def test_the_public_function_writes_what_each_form_gives(alone, tmp_path):
@@ -42,8 +42,6 @@ def test_what_is_refused(alone, tmp_path, monkeypatch):
         aurora.report(alone.plan, {}, alone.profiles * 3, output=tmp_path / "x.html")
     with pytest.raises(BadInput, match="expected a trace, found none"):
         aurora.report(alone.plan, output=tmp_path / "x.json", format="perfetto")
-    with pytest.raises(BadInput, match="`format` chakra is no more: perfetto has the same events"):
-        aurora.report(alone.plan, output=tmp_path / "x", format="chakra")
 
 
 def test_a_missing_dependency_is_named_before_anything_is_written(alone, tmp_path, monkeypatch):
