@@ -135,8 +135,8 @@ def test_all_to_alls_over_servers_from_synthetic_to_report(aurora, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--time-limit", 0], r"--time-limit: expected more than zero, found 0\.0"),
-        (["--time-limit", "nan"], "Invalid value for '--time-limit': expected a number, found 'nan'"),
+        (["--preemption", 0], r"--preemption: expected 1e-06 or more, found 0\.0"),
+        (["--preemption", "nan"], "Invalid value for '--preemption': expected a number, found 'nan'"),
         (["--objective", "best"], "--objective: expected one of auto, causal, paper, found 'best'"),
         (["--colocate", "local-search", "--assign", "random"], "--assign: random has no effect with --colocate local-search"),
     ],
