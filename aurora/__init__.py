@@ -28,7 +28,7 @@ FUNCTIONS = {  # the public functions: where each is defined
     "profile": "aurora.profiler.profile_model.profile_model",
     "rebalance": "aurora.algorithms.replicas.rebalance.rebalance",
     "recommend": "aurora.advisor.recommend.recommend",
-    "register": "aurora.planner.resolve_options.register",
+    "register": "aurora.planner.options.register",
     "report": "aurora.reports.report.report",
     "run": "aurora.runtime.run.run",
     "save": "aurora.io.save",
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from aurora.planner.evaluate import drift as drift
     from aurora.planner.evaluate import evaluate as evaluate
     from aurora.planner.migrate import migrate as migrate
+    from aurora.planner.options import register as register
     from aurora.planner.plan import plan as plan
     from aurora.planner.plan import price as price
-    from aurora.planner.resolve_options import register as register
     from aurora.profiler.profile_model import profile_model
     from aurora.profiler.synthetic import synthetic_profile as synthetic_profile
     from aurora.reports.report import report as report

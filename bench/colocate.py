@@ -15,8 +15,8 @@ from order import kinds, ratios
 from scipy.stats import spearmanr
 from tables import Table, today, write
 
+from aurora.planner.choice import with_time_slice
 from aurora.planner.plan import make_plan
-from aurora.planner.simulated_choice import with_time_slice
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 

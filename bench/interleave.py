@@ -30,8 +30,8 @@ from protocol import DEEP, by_turns  # noqa: E402
 from serving import TOKEN_S, served_on_hosts  # noqa: E402
 
 from aurora.io import shipped  # noqa: E402
+from aurora.planner.choice import with_time_slice  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
-from aurora.planner.simulated_choice import with_time_slice  # noqa: E402
 from aurora.profiler.profile_model import profile_model  # noqa: E402
 from aurora.reports.trace_times import (  # noqa: E402
     Comparison,

@@ -16,7 +16,7 @@ from machine import machine
 from order import recorded_counts
 
 from aurora.algorithms.check.plans import check_layout
-from aurora.algorithms.replicas import bounds
+from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.registry import REPLICAS, place
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.io import load_cluster, shipped
@@ -38,10 +38,10 @@ def slots_needed(load_E: np.ndarray, slots: GpuSlots, utilisation: float) -> tup
         (a lower bound by counting slots; the smallest number at which equal split reaches it, with slots added evenly to all
         GPUs).
     """
-    most, wider = bounds.mean_load(load_E, slots) / utilisation, slots
+    most, wider = load_bounds.mean_load(load_E, slots) / utilisation, slots
     while wider.slots_G.min() < len(load_E) and place(load_E, wider).max_load_L[0] > most:
         wider = GpuSlots(wider.slots_G + 1, slots.cost_G)
-    counted_E = np.minimum(np.ceil(load_E / most * (1 - bounds.SLACK)), slots.gpus)
+    counted_E = np.minimum(np.ceil(load_E / most * (1 - load_bounds.SLACK)), slots.gpus)
     return int(counted_E.sum()), int(wider.slots_G.sum())
 
 
@@ -171,7 +171,7 @@ def replica_section(today: str) -> list[str]:
         lines += rows(f"58 x 256 Zipf {exponent}, 64 GPUs x 5", load_LE, GpuSlots.equal(64, 5))
     load_E, slots = zipf(256, 0.8), GpuSlots.equal(144, 2)
     lines += rows("256 Zipf 0.8, 144 GPUs x 2", load_E[None], slots)
-    counted = bounds.mean_load(load_E, slots) / bounds.by_counting(load_E, slots)
+    counted = load_bounds.mean_load(load_E, slots) / load_bounds.by_counting(load_E, slots)
     fewest, enough = slots_needed(load_E, slots, 0.95)
     return [
         f"# Experts with replicas, {today}",

@@ -21,8 +21,8 @@ from tables import Table, write
 from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.replicas.registry import place
 from aurora.io import load_cluster, shipped
+from aurora.planner.options import choices
 from aurora.planner.plan import make_plan
-from aurora.planner.resolve_options import choices
 from aurora.types import Cluster, GpuSlots, Placement, PlanOptions
 
 PORT_Bps = 400e9  # fast, so that load decides

@@ -13,8 +13,8 @@ from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.workload.forecast import layer_forecast
 from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
+from aurora.planner.options import resolve
 from aurora.planner.plan import plan
-from aurora.planner.resolve_options import resolve
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types.trace import TRACE_PHASES

@@ -28,8 +28,8 @@ from aurora.io.clusters import MOST_GPUS, load_gpus, named_kind
 from aurora.io.engine_placements import export_placement
 from aurora.io.files import make_folder, write_text
 from aurora.io.model_configs import load_model_config
+from aurora.planner.choice import TIE
 from aurora.planner.plan import make_plan, price
-from aurora.planner.simulated_choice import TIE
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, GpuKind, Placement, Plan, PlanOptions, Profile, RequestLoad, SyntheticOptions
 from aurora.types.arrays import FloatArray

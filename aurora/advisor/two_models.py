@@ -17,9 +17,9 @@ from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.files import make_folder, write_text
+from aurora.planner.choice import TIE
 from aurora.planner.plan import make_plan, price
 from aurora.planner.scenarios.colocated import lacking_memory, share_bytes
-from aurora.planner.simulated_choice import TIE
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Plan, PlanOptions, Profile
 from aurora.types.arrays import evenly_spaced

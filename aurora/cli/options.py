@@ -256,7 +256,7 @@ def _at(path: str) -> Any:
 
 
 def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tuple[str, ...]:
-    from aurora.planner.resolve_options import choices
+    from aurora.planner.options import choices
 
     return choices(PlanOptions(min_replicas=min_replicas), models)[field]
 

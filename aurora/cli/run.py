@@ -60,7 +60,7 @@ def run(
         predicted: with --compare: compare with this predicted trace (npz) instead.
     """
     params = RUNNING.get().params
-    from aurora.planner.resolve_options import with_preemption, with_priorities
+    from aurora.planner.options import with_preemption, with_priorities
 
     loaded = with_priorities(load_plan(plan), instead.priorities, shared=params["colocate"] is not None)
     if instead.priorities and (known := _profiles_left(loaded, plan)):
@@ -131,7 +131,7 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
 
 def _with_micro_batches(plan: Plan, path: Path, files: list[Path] | None, parts: int) -> Plan:
     """The plan with as many micro-batches; without the profiles that it was made from its time slice is not chosen anew."""
-    from aurora.planner.simulated_choice import with_micro_batches
+    from aurora.planner.choice import with_micro_batches
 
     profiles = profiles_of(plan, path, files) if files else _profiles_left(plan, path)
     return with_micro_batches(plan, profiles, parts) if profiles else plan.with_micro_batches(parts)

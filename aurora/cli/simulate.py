@@ -59,9 +59,9 @@ def simulate(
         _serve(plan, profile, requests, request(), how, as_json)
         return
     from aurora.advisor.sharing import apart_seconds
-    from aurora.planner.resolve_options import with_preemption, with_priorities
+    from aurora.planner.choice import with_micro_batches
+    from aurora.planner.options import with_preemption, with_priorities
     from aurora.planner.scenarios.scenario import seconds_between
-    from aurora.planner.simulated_choice import with_micro_batches
     from aurora.reports.advice import sharing_line
     from aurora.reports.json_objects import models_json, summary_json
     from aurora.reports.trace_tables import models_table, summary_table

@@ -12,8 +12,8 @@ from aurora.algorithms.placement.grouping import balanced
 from aurora.algorithms.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
 from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.errors import BadInput, BrokenPlan
+from aurora.planner.options import remade
 from aurora.planner.plan import layer_seconds, make_plan, scenario_of_plan
-from aurora.planner.resolve_options import remade
 from aurora.types import DriftOptions, ModelPlan, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
 

@@ -17,9 +17,9 @@ from aurora.algorithms.workload.serving_gpus import serving_gpus
 from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.errors import BadInput, shown
 from aurora.planner import scenarios
-from aurora.planner.resolve_options import GIVEN, resolve
+from aurora.planner.choice import SimulatedChoice
+from aurora.planner.options import GIVEN, resolve
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario
-from aurora.planner.simulated_choice import SimulatedChoice
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
 

@@ -11,8 +11,8 @@ from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServin
 from aurora.advisor.sharing import ApartSeconds
 from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, TwoModels, takes_turns
 from aurora.algorithms.alltoall.schedule import auto_orders
+from aurora.planner.choice import TIE
 from aurora.planner.plan import order_model
-from aurora.planner.simulated_choice import TIE
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers, skew
 from aurora.reports.plan_tables import expectation_lines, gap_line

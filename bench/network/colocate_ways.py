@@ -35,7 +35,7 @@ from serving import TOKEN_S  # noqa: E402
 from tables import Table, today, write  # noqa: E402
 from ways import IN_SEQUENCE, MICRO_BATCHES, WAYS, winners  # noqa: E402
 
-from aurora.planner.simulated_choice import TIE  # noqa: E402
+from aurora.planner.choice import TIE  # noqa: E402
 from aurora.types import Curve  # noqa: E402
 
 BATCHES, REAL_BATCHES, PORTS_bps = (32, 128, 512), (128,), (17e6, 50e6)

@@ -30,8 +30,8 @@ from protocol import DEEP, Results, by_turns, options
 
 from aurora import synthetic_profile
 from aurora.io import shipped
+from aurora.planner.options import with_preemption
 from aurora.planner.plan import make_plan
-from aurora.planner.resolve_options import with_preemption
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.result import merge_results
 from aurora.simulator.interpreter import simulate_plan

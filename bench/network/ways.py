@@ -7,7 +7,7 @@ import numpy as np
 
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.workload.step_traffic import micro_batches
-from aurora.planner.simulated_choice import TIE
+from aurora.planner.choice import TIE
 from aurora.reports.trace_times import step_times
 from aurora.simulator.interpreter import simulate
 from aurora.types import Plan, Profile, Trace

@@ -7,8 +7,8 @@ import pytest
 import aurora
 from aurora.algorithms.compile import SLICE_INTERVALS, compile_plan
 from aurora.errors import BadInput
+from aurora.planner.options import LAYER_SHARE, with_preemption
 from aurora.planner.plan import make_plan
-from aurora.planner.resolve_options import LAYER_SHARE, with_preemption
 from aurora.types import PREEMPTION_INTERVAL_S
 from tests.simulator.test_interpreter import KEEP, cluster, profile
 

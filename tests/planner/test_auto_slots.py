@@ -12,7 +12,7 @@ from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_profile, save
 from aurora.planner.plan import make_plan
-from aurora.planner.simulated_choice import worthwhile_slots
+from aurora.planner.slots import worthwhile_slots
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions
 
 CONFIG = {

@@ -10,11 +10,11 @@ import aurora
 from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.placement.gpu_slots import memory_slots_G
 from aurora.errors import BadInput, BrokenPlan
-from aurora.planner import simulated_choice
+from aurora.planner import choice
+from aurora.planner.choice import simulated_seconds
 from aurora.planner.evaluate import evaluate
 from aurora.planner.migrate import migrate
 from aurora.planner.plan import make_plan
-from aurora.planner.simulated_choice import simulated_seconds
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import planned_rows
 from aurora.reports.plan_tables import bound_lines, gap_line, gap_text
@@ -62,9 +62,9 @@ def test_all_to_alls_of_large_models_are_chosen_on_some_layers(monkeypatch):
     whole = traffic()
     memory_bytes = whole.other_bytes + 9 * whole.layers * whole.expert_bytes
     cluster = replace(slow_nics(), gpus=tuple(replace(gpu, memory_bytes=memory_bytes) for gpu in slow_nics().gpus))
-    monkeypatch.setattr(simulated_choice, "FEW_TRANSFERS", 1)
-    monkeypatch.setattr(simulated_choice, "LEAST_LAYERS", 1)
-    some, (first,) = simulated_choice.few_layers(cluster, [whole])
+    monkeypatch.setattr(choice, "FEW_TRANSFERS", 1)
+    monkeypatch.setattr(choice, "LEAST_LAYERS", 1)
+    some, (first,) = choice.few_layers(cluster, [whole])
     assert first.layers == 1
     assert memory_slots_G(some, [first]).tolist() == memory_slots_G(cluster, [whole]).tolist() == [9] * 4
     plan = aurora.plan(cluster, whole, Options())
@@ -126,7 +126,7 @@ def test_of_what_is_too_large_to_simulate_some_layers_are_compared(monkeypatch, 
     plan = aurora.plan(slow_nics(), by, Options())
     whole_s = simulated_seconds(plan, [by])
     assert whole_s == simulate_plan(plan, [by]).seconds
-    monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 1)
+    monkeypatch.setattr("aurora.planner.choice.TRANSFERS", 1)
     assert simulated_seconds(plan, [by]) == pytest.approx(whole_s / 4, rel=0.2)
     assert aurora.plan(slow_nics(), by, Options()).models[0].hierarchy is not None
     assert aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), by, Options()).models[0].hierarchy is None

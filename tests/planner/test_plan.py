@@ -127,9 +127,7 @@ def test_sorting_one_up_one_down_is_optimal_when_sends_equal_receives(loads):
     a, b = map(np.array, loads)
     costs = [_Loads(a), _Loads(b)]
     found = COLOCATE["sorted"](ColocationProblem(tuple(costs), {0: np.arange(len(a))}), np.random.default_rng(0))
-    assert (a[found[0]] + b[found[1]]).max() == min(
-        (a + b[list(p)]).max() for p in permutations(range(len(a)))
-    )
+    assert (a[found[0]] + b[found[1]]).max() == min((a + b[list(p)]).max() for p in permutations(range(len(a))))
 
 
 class _Loads:

@@ -7,8 +7,8 @@ import pytest
 from aurora.algorithms.compile import SLICE_INTERVALS, compile_plan
 from aurora.errors import BadInput
 from aurora.io.plans import load_plan, save_plan
+from aurora.planner.options import with_priorities
 from aurora.planner.plan import make_plan
-from aurora.planner.resolve_options import with_priorities
 from aurora.types import PlanOptions, SlicePolicy
 
 from ..simulator.test_interpreter import cluster, profile

@@ -18,8 +18,8 @@ import aurora
 from aurora.errors import BadInput, BrokenPlan, RankFailed
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
+from aurora.planner.options import with_priorities
 from aurora.planner.plan import make_plan
-from aurora.planner.resolve_options import with_priorities
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import serving_rank
 from aurora.runtime.colocation_table import DRAWN, colocation_folder

@@ -17,8 +17,8 @@ from aurora.algorithms.placement.objective import formula
 from aurora.algorithms.workload.step_traffic import micro_batches
 from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput
+from aurora.planner.choice import with_time_slice
 from aurora.planner.plan import make_plan
-from aurora.planner.simulated_choice import with_time_slice
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import (
     BARRIERS,

@@ -17,7 +17,7 @@ from aurora.algorithms.placement.cost_model import LayerCosts, PhaseTimes, exclu
 from aurora.algorithms.placement.linear_program import SMALL, blocks, phase_program, shares_program
 from aurora.algorithms.placement.objective import Formula, Part, formula
 from aurora.algorithms.placement.slot_state import PhaseSums
-from aurora.algorithms.replicas.bounds import least_largest
+from aurora.algorithms.replicas.load_bounds import least_largest
 from aurora.algorithms.workload.traffic import CountedTokens
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.algorithms.replicas import bounds
+from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.node_placements import BASELINES, NodePlacement, ranked
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.survival_probability import (
@@ -443,7 +443,7 @@ def place_to_survive(
     rebalanced = rebalance(load_LE, held_LGP, GpuSlots.equal(gpus, slots), enough=0.0, min_replicas=copies, domain_G=domain_G)
     bound_L, have = rebalanced.mean_load_L, GpuSlots.equal(gpus, slots)
     if experts * copies == gpus * slots:  # no expert can have a further copy
-        bound_L = np.array([bounds.given_counts(load_E, have, np.full(experts, copies)) for load_E in load_LE])
+        bound_L = np.array([load_bounds.given_counts(load_E, have, np.full(experts, copies)) for load_E in load_LE])
     return ReplicaPlacement(
         f"any {failures} of {domains} may fail",
         rebalanced.placement,

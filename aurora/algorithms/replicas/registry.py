@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.algorithms.replicas import bounds
+from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import eplb
 from aurora.algorithms.replicas.failure_resilient import checked_counts
 from aurora.algorithms.replicas.slot_packing import fill_slots, greedy_max_time, pack, pack_with_best_counts
@@ -54,7 +54,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     """
     useful_G = slots.useful_G(len(load_E))
     held_GP = np.full((slots.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
-    enough = (1 + ENOUGH) * bounds.mean_load(load_E, slots)
+    enough = (1 + ENOUGH) * load_bounds.mean_load(load_E, slots)
     if count_E is None:
         enough = min(enough, greedy_max_time(load_E, slots.slots_G, slots.cost_G)) if slots.alike else enough
         count_E = np.ones(len(load_E), dtype=np.int64)
@@ -117,14 +117,14 @@ def place(
     seconds = time.perf_counter() - began
     top_L = [_max_time(split_GP * load_E[held_GP], slots) for (held_GP, split_GP), load_E in zip(tables, load_LE, strict=True)]
     if count_E is None:
-        bound_L = [bounds.any_split(load_E, slots, top) for load_E, top in zip(load_LE, top_L, strict=True)]
+        bound_L = [load_bounds.any_split(load_E, slots, top) for load_E, top in zip(load_LE, top_L, strict=True)]
     else:
-        bound_L = [bounds.given_counts(load_E, slots, count_E) for load_E in load_LE]
+        bound_L = [load_bounds.given_counts(load_E, slots, count_E) for load_E in load_LE]
     return ReplicaPlacement(
         method,
         _placement(tables),
         np.array(top_L),
-        np.array([bounds.mean_load(load_E, slots) for load_E in load_LE]),
+        np.array([load_bounds.mean_load(load_E, slots) for load_E in load_LE]),
         np.minimum(bound_L, top_L),  # apart only by rounding
         seconds,
     )

@@ -170,7 +170,7 @@ class Servers(Scenario):
             return False
         if options.min_replicas is None:
             return options.place in (("balanced",) if self._colocated else (SWAP_SEARCH, "equal-split"))
-        assert self.cluster.fabric is not None, "resolve_options refuses others"
+        assert self.cluster.fabric is not None, "planner/options refuses others"
         node_G, server_G = np.array([gpu.node for gpu in self.cluster.gpus]), np.array(self.cluster.fabric.server_G)
         return options.place == DEFAULT and np.array_equal(node_G[:, None] == node_G, server_G[:, None] == server_G)
 
@@ -197,7 +197,7 @@ def fastest_hierarchy(
         order: "auto" or a name of ORDER.
         rng: for orders that draw.
     """
-    assert cluster.fabric is not None, "resolve_options refuses others"
+    assert cluster.fabric is not None, "planner/options refuses others"
     cases = profile.windows * profile.layers
     some = evenly_spaced(cases, max(1, PRICED // len(cluster) ** 2)).tolist()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.check.plans import check_layout
 from aurora.algorithms.placement.grouping import balanced
-from aurora.algorithms.replicas import bounds
+from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.registry import REPLICAS, place
 from aurora.algorithms.replicas.slot_packing import eplb_counts
 from aurora.errors import BadInput, InfeasiblePlan
@@ -80,7 +80,7 @@ def test_against_every_placement(alike):
         for method in ratios if alike else ("equal-split",):
             made = place(load, gpu_slots, method)
             assert made.bound_L[0] <= best * (1 + 1e-9)
-            assert bounds.any_split(load, gpu_slots, 2 * best) <= free * (1 + 1e-9)
+            assert load_bounds.any_split(load, gpu_slots, 2 * best) <= free * (1 + 1e-9)
             ratios[method].append(made.max_load_L[0] / best if best else 1.0)
     assert min(ratios["equal-split"]) >= 1 - 1e-9
     assert max(ratios["equal-split"]) <= (1.0 + 1e-9 if alike else 1.6)
@@ -125,10 +125,10 @@ def test_on_most_gpus_the_mean_is_reached_within_a_thousandth():
 
 def test_two_slots_a_gpu_come_near_the_bound():
     load, slots = zipf(256, 0.8), GpuSlots.equal(144, 2)
-    assert bounds.mean_load(load, slots) / bounds.by_counting(load, slots) == pytest.approx(0.6774, abs=1e-4)
+    assert load_bounds.mean_load(load, slots) / load_bounds.by_counting(load, slots) == pytest.approx(0.6774, abs=1e-4)
     made = place(load, slots)
     assert made.gap_L[0] < 0.011
-    assert made.bound_L[0] > 1.09 * bounds.by_counting(load, slots)  # the wasted parts of slots count
+    assert made.bound_L[0] > 1.09 * load_bounds.by_counting(load, slots)  # the wasted parts of slots count
     assert place(load, GpuSlots.equal(144, 3)).max_load_L[0] <= made.mean_load_L[0] / 0.82
 
 

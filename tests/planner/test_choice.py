@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
+from aurora.planner.choice import with_micro_batches, with_time_slice
 from aurora.planner.plan import make_plan
-from aurora.planner.simulated_choice import with_micro_batches, with_time_slice
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Curve, PlanOptions
 from aurora.types.program import AUTO_TIME_SLICES
@@ -30,16 +30,16 @@ def test_turns_are_those_that_are_simulated_faster(case):
 
 
 def test_turns_are_chosen_by_as_many_windows_as_a_second_or_two_allow(monkeypatch):
-    monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 2 * 2 * 2 * 3)  # of two pairs and two layers
+    monkeypatch.setattr("aurora.planner.choice.TRANSFERS", 2 * 2 * 2 * 3)  # of two pairs and two layers
     seen = []
     monkeypatch.setattr(
-        "aurora.planner.simulated_choice.simulate_plan", lambda plan, given: seen.append(given) or simulate_plan(plan, given)
+        "aurora.planner.choice.simulate_plan", lambda plan, given: seen.append(given) or simulate_plan(plan, given)
     )
     sources = [profile([[[[0, 4], [4, 0]]]] * 5, name=name) for name in "ab"]
     plan = make_plan(cluster(1.0, 1.0), sources)
     with_time_slice(plan, sources)
     assert [[profile.windows for profile in given] for given in seen] == [[3, 3], [3, 3]]
-    monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 7)
+    monkeypatch.setattr("aurora.planner.choice.TRANSFERS", 7)
     assert with_time_slice(plan, sources) is plan
 
 
