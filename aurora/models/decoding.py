@@ -1,6 +1,6 @@
 """Greedy decoding, one forward pass at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,15 +83,8 @@ class GreedyBatch:
         return real_BT & torch.tensor(running, device=real_BT.device)[:, None]
 
     @torch.inference_mode()
-    def step(self, check: Callable[[], None] = lambda: None) -> torch.Tensor:
-        """Runs one forward pass.
-
-        Args:
-            check: called at the end of the pass; if it raises, the step adds no token.
-
-        Returns:
-            The logits (batch, vocabulary) from which the new tokens were chosen.
-        """
+    def step(self) -> torch.Tensor:
+        """Runs one forward pass. Returns the logits (batch, vocabulary) from which the new tokens were chosen."""
         positions_BT = (self._attention_BT.cumsum(dim=1) - 1).clamp(min=0)[:, -self._input_BT.shape[1] :]
         out = self._model(
             input_ids=self._input_BT,
@@ -105,7 +98,6 @@ class GreedyBatch:
         logits_BV: torch.Tensor = out.logits[:, -1]
         chosen_B = logits_BV.argmax(dim=-1)
         chosen = chosen_B.tolist()  # the step's only wait for the device
-        check()
         for row, token in enumerate(chosen):
             if self.running(row):
                 self.tokens[row].append(token)

@@ -131,7 +131,7 @@ class MoeModel:
 
     def fingerprint(self) -> str:
         """Returns the `router_fingerprint` of the model's router weights."""
-        return router_fingerprint(layer.router_weight.detach() for layer in self.layers)
+        return router_fingerprint([layer.router_weight.detach() for layer in self.layers])
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:

@@ -164,7 +164,8 @@ class ModelWorker:
         mask_BT, before = batch.mask_BT, list(map(len, batch.tokens))
         self.context.next_step(None if mask_BT is None else mask_BT.flatten())
         self.context.start_compute()
-        logits_BV = batch.step(self.context.finish_exchanges)
+        logits_BV = batch.step()
+        self.context.finish_exchanges()  # if one was aborted, the step gives no token
         self.context.stop_compute("head", len(self.layers) - 1)
         return [
             Token(

@@ -33,7 +33,7 @@ from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_for, new_process_group
 from aurora.runtime.transports.put import put_transport
 from aurora.runtime.transports.shaped import tcp_transports
-from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
+from aurora.types import Cluster, ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.plan import with_servers
 
 
@@ -93,6 +93,7 @@ def serve_rank(
         raise BadInput(f"`transport` push: expected {rank_info.ranks} ranks on this machine, found {rank_info.local_ranks}")
     device = device_for(rank_info, options.transport)
     models = load_models(plan, model_paths, prompts_M, options, device)
+    program = compile_plan(plan)
     own_prompts_M = [deal(prompts, rank_info.ranks)[rank_info.rank] for prompts in prompts_M]
     workers_MP = [
         _workers(plan, *args, options, rank_info.rank)
@@ -104,7 +105,7 @@ def serve_rank(
             transports: list[Transport] = [MemoryTransport(memory, rank_info.rank, plan.cluster) for memory in memories]
             name = "memory"
         else:
-            transports, name = _transports(plan, rank_info, device, options, heartbeats)
+            transports, name = _transports(program.policies_M, plan.cluster, rank_info, device, options, heartbeats)
         push, name = None, "push" if options.transport == "push" else name
         if options.transport == "push":
             most_tokens = options.batch * max(map(len, prompts_M[0]))
@@ -115,9 +116,8 @@ def serve_rank(
         if options.order == "auto":
             hierarchical_plan = with_servers(plan, options.deduplicate)
             calibration, servers_M = calibrate_plan(transports[0], plan, hierarchical_plan, device)
-            plan = hierarchical_plan
+            plan, program = hierarchical_plan, compile_plan(hierarchical_plan)
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
-        program = compile_plan(plan)
         most = None if options.predictable else MOST_EVENTS
         recorder = TraceRecorder("measured", program.names_M, rank_info.ranks, most)
         on_gpu = device != "cpu"
@@ -195,15 +195,20 @@ def _began_s(transport: Transport, rank_info: RankInfo) -> float:
 
 
 def _transports(
-    plan: Plan, rank_info: RankInfo, device: str, options: RunOptions, heartbeats: Heartbeats
+    policies_M: Sequence[SlicePolicy],
+    cluster: Cluster,
+    rank_info: RankInfo,
+    device: str,
+    options: RunOptions,
+    heartbeats: Heartbeats,
 ) -> tuple[list[Transport], str]:
-    policies_M = compile_plan(plan).policies_M
+    """Returns a transport per model and micro-batch, and the transports' name."""
     if options.transport == "put":
         return [put_transport(device, options.timeout_s, heartbeats) for _ in policies_M], "put"
     if device == "cpu":
         groups = [new_process_group("gloo", options.timeout_s, urgent=policy.interactive) for policy in policies_M]
         shaped = options.transport == "shaped"
-        return tcp_transports(groups, plan.cluster, rank_info.rank, shaped, heartbeats), "shaped" if shaped else "gloo"
+        return tcp_transports(groups, cluster, rank_info.rank, shaped, heartbeats), "shaped" if shaped else "gloo"
     return [nccl_transport(device, options.timeout_s, heartbeats) for _ in policies_M], "nccl"
 
 

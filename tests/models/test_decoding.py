@@ -1,25 +1,9 @@
-"""A step whose end is refused gives no token; a mask says which tokens need no experts."""
-
-import pytest
+"""A mask says which tokens of a batch need no experts."""
 
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import load_model
 
 PROMPTS = [[70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81], [90, 91, 92]]
-
-
-class Cut(Exception):
-    pass
-
-
-def test_a_step_whose_end_is_refused_gives_no_token(mixtral):
-    def refuse():
-        raise Cut
-
-    batch = GreedyBatch(load_model(mixtral).model, PROMPTS, [3, 3], None, 0)
-    with pytest.raises(Cut):
-        batch.step(refuse)
-    assert batch.tokens == [[], []]
 
 
 def test_a_mask_says_what_needs_no_experts(mixtral):
