@@ -13,7 +13,8 @@ import numpy as np
 from machine import machine
 from tables import Table, write
 
-from aurora.advisor.recommend import BLOCKS, cluster_of, orders_of, recommend, simulated_s_W
+from aurora.advisor.datasheet_gpus import cluster_of
+from aurora.advisor.recommend import BLOCKS, orders_of, recommend, simulated_s_W
 from aurora.algorithms.workload.model_config import Shape
 from aurora.io import load_gpus
 from aurora.planner.plan import make_plan

@@ -24,7 +24,8 @@ from scipy.special import ndtri
 from tables import Table, write
 
 from aurora.advisor.engines.engine import Layout
-from aurora.advisor.step_time import SchedulerStep, ServedSizes, memory_bytes, step_seconds
+from aurora.advisor.served_sizes import ServedSizes, memory_bytes
+from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.io.clusters import load_gpus
 
 POINTS = 0.10  # width of an interval at most

@@ -29,7 +29,8 @@ from scipy.optimize import least_squares
 from tables import Table, write
 
 from aurora.advisor.engines.engine import Layout
-from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, StepConstants, step_seconds
+from aurora.advisor.served_sizes import ServedSizes
+from aurora.advisor.step_time import DEFAULT, SchedulerStep, StepConstants, step_seconds
 from aurora.io.clusters import load_gpus
 from aurora.types import GpuKind
 

@@ -1,6 +1,5 @@
 """Recommends a way to serve a model on given GPUs, with its gain and its launch command; or None if the default is fastest."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from scipy.special import stdtrit
 
 from aurora.advisor.balancers import RecordedRange, recorded_range
 from aurora.advisor.ceiling import planned_map
+from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
@@ -20,21 +20,18 @@ from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.algorithms.check.fit import ENGINES, check_engine
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.placement.gpu_slots import redundant_experts
-from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL, draw_profile
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
-from aurora.io.clusters import MOST_GPUS, load_gpus, named_kind
+from aurora.io.clusters import load_gpus
 from aurora.io.engine_placements import export_placement
 from aurora.io.files import make_folder, write_text
 from aurora.io.model_configs import load_model_config
 from aurora.planner.choice import TIE
 from aurora.planner.plan import make_plan, price
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Gpu, GpuKind, Placement, Plan, PlanOptions, Profile, RequestLoad, SyntheticOptions
+from aurora.types import Cluster, GpuKind, Placement, Plan, PlanOptions, Profile, RequestLoad, SyntheticOptions
 from aurora.types.arrays import FloatArray
-from aurora.types.cluster import LARGEST, SMALLEST
-from aurora.types.network import servers
 from aurora.types.options import GATHERED
 
 SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that is drawn if there is no profile
@@ -210,66 +207,6 @@ def installs(served: WaysOfServing, other: ComparedWay) -> str:
     """Returns a text with the software or hardware that a way needs beyond the engine's default; empty: none."""
     assert served.default.way is not None
     return "" if other.way is None or other.way.exchange == served.default.way.exchange else EXCHANGES[other.way.exchange].needs
-
-
-def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int = 8) -> Cluster:
-    """Returns the Cluster that a text like "h20:8,a100:8" describes.
-
-    Args:
-        gpus: kinds and numbers, such as "h20:8,a100:8". A kind is given by words of its datasheet's name; of several kinds with
-            these words, the one with the fastest links, then with the most memory, is taken.
-        kinds: datasheets by name.
-        nic_Bps: bytes per second of a GPU's NIC to other servers, each way.
-        per_server: GPUs of a server.
-
-    Returns:
-        The cluster; with more than one server its fabric has ports inside the servers and NICs between them.
-
-    Raises:
-        BadInput: if the text is not of that form, a kind is unknown or a number is out of range.
-    """
-    if not SMALLEST <= nic_Bps <= LARGEST:
-        raise BadInput(f"`nic_Bps`: expected from {SMALLEST:g} to {LARGEST:g} bytes per second, found {nic_Bps}")
-    if not 1 <= per_server <= MOST_GPUS:
-        raise BadInput(f"`per_server`: expected from 1 to {MOST_GPUS}, found {per_server}")
-    members: list[Gpu] = []
-    node = 0
-    for part in gpus.split(","):
-        name, _, number = part.strip().partition(":")
-        if not name or not re.fullmatch(r"[1-9][0-9]{0,3}", number):
-            raise BadInput(f"`gpus`: expected KIND:NUMBER,..., such as h20:8,a100:8, found {part!r}")
-        kind = named_kind("gpus", name, kinds)
-        for index in range(int(number)):
-            at = node + index // per_server
-            members.append(Gpu(f"{name}-{len(members)}", kind.kind, at, kind.port_Bps, kind.port_Bps, kind.memory_bytes))
-        node += -(-int(number) // per_server)
-    if len(members) > MOST_GPUS:
-        raise BadInput(f"`gpus`: expected at most {MOST_GPUS} GPUs, found {len(members)}")
-    rates = [gpu.out_Bps for gpu in members]
-    fabric = servers([gpu.node for gpu in members], rates, rates, nic_Bps) if node > 1 else None
-    return Cluster(gpus.replace(":", "x").replace(",", "+"), tuple(members), fabric)
-
-
-def with_datasheet_curves(profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind]) -> Profile:
-    """Adds compute curves computed from datasheets to a profile, for the GPU kinds that it has no curves for.
-
-    Args:
-        profile: the profile.
-        config: the content of the model's config.json.
-        kinds: GPU kinds.
-
-    Raises:
-        BadInput: if the config is of a model with other layers, experts or top-k.
-    """
-    shape = Shape.of(config)
-    sizes, expected = (profile.layers, profile.experts, profile.top_k), (shape.layers, shape.experts, shape.top_k)
-    if sizes != expected:
-        raise BadInput(f"`model`: expected the profile's layers, experts and top-k {sizes}, found {expected}")
-    missing = [kind for kind in kinds if kind.kind not in profile.curves]
-    drawn = shape.profile(profile.tokens_TLSE[:1], {}, kinds=missing)
-    added = {kind.kind: drawn.curves[kind.kind] for kind in missing}
-    provenance = {key: text for key, text in drawn.provenance.items() if key.startswith("curves of")}
-    return replace(profile, curves={**profile.curves, **added}, provenance={**profile.provenance, **provenance})
 
 
 def recommend(

@@ -40,9 +40,10 @@ def recommend(
         per_server: with --gpus: number of GPUs in a server.
         output: folder for the plan and the engine's files.
     """
+    from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
     from aurora.advisor.engines import SERVING_ENGINES
     from aurora.advisor.engines.trtllm import OPTIONS
-    from aurora.advisor.recommend import cluster_of, save_recommendation, with_datasheet_curves
+    from aurora.advisor.recommend import save_recommendation
     from aurora.advisor.two_models import recommend_for_two, takes_turns
     from aurora.reports.advice import recommendation_lines, two_models_advice
     from aurora.reports.comparisons import balancing_costs, recommendation_table

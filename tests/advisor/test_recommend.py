@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import aurora
+from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.advisor.recommend import (
-    CONFIDENCE,
-    cluster_of,
-    interval,
-    nic_Bps_of,
-    recommend,
-    save_recommendation,
-    with_datasheet_curves,
-)
+from aurora.advisor.recommend import CONFIDENCE, interval, nic_Bps_of, recommend, save_recommendation
 from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput

@@ -171,7 +171,7 @@ def test_methods_of_ways():
 
 
 def test_the_plan_is_the_placement_that_was_compared(compared):
-    cluster = aurora.advisor.recommend.cluster_of("h100:8", load_gpus())
+    cluster = aurora.advisor.datasheet_gpus.cluster_of("h100:8", load_gpus())
     for name, most in (("planned placement", 1.21), ("planned placement, +1 slot", 1.1)):
         best = next(other for other in compared.others if other.name == name)
         plan = planned(cluster, traffic(), best, SGLANG.replicate)

@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.advisor.engines.engine import EXCHANGES, Layout
-from aurora.advisor.step_time import (
-    DEFAULT,
-    SchedulerStep,
-    ServedSizes,
-    active_experts,
-    all_reduce_bytes,
-    memory_bytes,
-    ring_nic_bytes,
-    step_seconds,
-)
+from aurora.advisor.served_sizes import ServedSizes, memory_bytes
+from aurora.advisor.step_time import DEFAULT, SchedulerStep, active_experts, all_reduce_bytes, ring_nic_bytes, step_seconds
 from aurora.errors import BadInput
 from aurora.io.clusters import load_gpus
 

@@ -18,7 +18,8 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from aurora_vllm import rank_servers, serve_command
 from aurora_vllm.model_files import ModelFiles
-from aurora_vllm.rank_servers import Look, RankServers, ServingRanks, free_ports, process_groups
+from aurora_vllm.rank_servers import RankServers, free_ports, process_groups
+from aurora_vllm.serving_ranks import Look, ServingRanks
 from aurora_vllm.settings import JOINS
 from aurora_vllm.whole_streams import ResumedStream, ResumingProxy
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from aurora_vllm.vllm_internals.fault_tolerance import EXPERT, fill_slots
+from aurora_vllm.vllm_internals.held_experts import EXPERT, fill_slots
 
 from aurora.errors import BadInput
 

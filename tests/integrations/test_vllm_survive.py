@@ -33,7 +33,7 @@ pytestmark = [
 READ_ANEW = """
 if number == 1:
     import torch
-    from aurora_vllm.vllm_internals.fault_tolerance import read_experts
+    from aurora_vllm.vllm_internals.held_experts import read_experts
     from vllm.config import set_current_vllm_config
     from vllm.utils import is_moe_layer
 

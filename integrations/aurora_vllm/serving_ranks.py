@@ -1,0 +1,125 @@
+"""Ranks that serve and ranks that are lost, decided from observations of each; numbers the changes between them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STARVED = 4  # times the seconds after which a silent rank is lost, if its processes only wait for a processor
+FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
+
+
+@dataclass(frozen=True)
+class Look:
+    """Observed state of one rank at one time.
+
+    Attributes:
+        exit_code: exit code of its server; None while it runs.
+        processes: process ids of its engine and workers.
+        stopped: True: one of its processes is stopped (SIGSTOP).
+        runnable: True: one of its processes is running or waits for a CPU.
+        status: status of its engine in vLLM's fault-tolerance API; None: no answer.
+        change: number of the last change that it has completed.
+        failed: id of the request whose change it refused or could not complete; empty: none.
+    """
+
+    exit_code: int | None = None
+    processes: frozenset[int] = frozenset()
+    stopped: bool = False
+    runnable: bool = False
+    status: str | None = "healthy"
+    change: int = 0
+    failed: str = ""
+
+
+class ServingRanks:
+    """Decides from observations which ranks are lost, and numbers the changes. Does no I/O.
+
+    Args:
+        ranks: the numbers of the ranks.
+        hang_s: seconds without an answer, or stopped, after which a rank counts as lost; STARVED times as long while its
+            processes are runnable, because they may only wait for a busy CPU.
+
+    Attributes:
+        alive: ranks that serve.
+        dead: ranks that were lost.
+        change: number of the last change that began; 0: none yet.
+    """
+
+    def __init__(self, ranks: Sequence[int], hang_s: float) -> None:
+        self.alive, self.dead, self.change, self._hang_s = list(ranks), list[int](), 0, hang_s
+        self._answered_s: dict[int, float] = {}
+        self._runnable_s: dict[int, float] = {}
+        self._healthy_s = 0.0
+        self._processes: dict[int, frozenset[int]] = {}
+
+    def lost(self, looks: dict[int, Look], now_s: float) -> dict[int, str]:
+        """Moves lost ranks from `alive` to `dead`, and begins a change if there are any.
+
+        Args:
+            looks: an observation of each rank in `alive`.
+            now_s: the time of the observations, in seconds.
+
+        Returns:
+            {rank: reason} of the ranks that this call found lost.
+        """
+        reasons = {rank: why for rank in self.alive if (why := self._reason(rank, looks[rank], now_s))}
+        self.alive = [rank for rank in self.alive if rank not in reasons]
+        self.dead += reasons
+        self.change += bool(reasons)
+        return reasons
+
+    def stalled(self, seconds: float) -> None:
+        """Excludes `seconds`, during which this process itself did not run, from the time since the ranks' last answers."""
+        for since_s in (self._answered_s, self._runnable_s):
+            since_s.update({rank: at_s + seconds for rank, at_s in since_s.items()})
+
+    def _reason(self, rank: int, look: Look, now_s: float) -> str:
+        missing = self._processes.setdefault(rank, look.processes) - look.processes
+        if look.exit_code is not None:
+            return f"its server ended, {describe_exit(look.exit_code)}"
+        if missing:
+            return f"its process {min(missing)} ended"
+        if look.status == "dead":
+            return "its workers ended"
+        if look.status is not None and not look.stopped:
+            self._answered_s[rank] = now_s
+        if look.runnable and not look.stopped:
+            self._runnable_s[rank] = now_s
+        answered_s = self._answered_s.setdefault(rank, now_s)
+        starved_s = min(self._runnable_s.get(rank, answered_s), answered_s + (STARVED - 1) * self._hang_s)
+        if now_s - max(answered_s, starved_s) < self._hang_s:
+            return ""
+        return f"{'it is stopped' if look.stopped else 'it does not answer'} for {now_s - answered_s:.3g} s"
+
+    def join(self, rank: int) -> None:
+        """Moves a restarted rank from `dead` to `alive`, and begins a change."""
+        self.dead.remove(rank)
+        self.alive, self.change = sorted([*self.alive, rank]), self.change + 1
+        self._processes.pop(rank)
+        self._answered_s.pop(rank)
+        self._runnable_s.pop(rank, None)
+
+    def give_up(self, rank: int) -> None:
+        """Moves a rank that failed to join back from `alive` to `dead`, and begins a change."""
+        self.alive.remove(rank)
+        self.dead.append(rank)
+        self.change += 1
+
+    def faulted(self, looks: dict[int, Look], now_s: float) -> bool:
+        """Returns True, and begins a change, if a rank that completed the last change has been unhealthy for FAULT_S.
+
+        Args: as in `lost`.
+        """
+        again = self.change > 0 and any(looks[r].status == "unhealthy" and looks[r].change == self.change for r in self.alive)
+        self._healthy_s = self._healthy_s if again else now_s
+        if fault := now_s - self._healthy_s > FAULT_S:
+            self.change, self._healthy_s = self.change + 1, now_s
+        return fault
+
+    def complete(self, looks: dict[int, Look]) -> bool:
+        """Returns True if all ranks in `alive` are healthy and have completed the last change."""
+        return all(looks[rank].status == "healthy" and looks[rank].change == self.change for rank in self.alive)
+
+
+def describe_exit(code: int) -> str:
+    """Returns an exit code as text: "exit code 1", or "killed by signal 9" for -9."""
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
