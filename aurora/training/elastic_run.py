@@ -128,7 +128,12 @@ class Launcher:
 
 
 def train_elastic(
-    path: str, samples_NT: IntArray, options: TrainOptions, output: Path, watch: Watch = lambda step, pids: None
+    path: str,
+    samples_NT: IntArray,
+    options: TrainOptions,
+    output: Path,
+    watch: Watch = lambda step, pids: None,
+    local_rank: int = 0,
 ) -> TrainResult:
     """Trains on local processes, with those of the other hosts at `options.lighthouse`, and continues when ranks are lost.
 
@@ -137,6 +142,7 @@ def train_elastic(
         samples_NT: (N, T) int64, the token ids of all samples.
         options, output: as in `aurora.train`.
         watch: called after each new step with its number and the process id of every rank of this host.
+        local_rank: number of the first rank among all that use GPUs of this host.
 
     Raises:
         BadInput: if a rank raises it, or this host differs from the others in its model, text, options, version or folder.
@@ -144,7 +150,7 @@ def train_elastic(
         RankFailed: if fewer than `min_ranks` ranks remain, or with a lighthouse none of this host.
     """
     check_torchft()
-    options = replace(options, transport=transport_of_host(options.transport, options.ranks))
+    options = replace(options, transport=transport_of_host(options.transport, local_rank + options.ranks))
     with ExitStack() as stack:
         if options.lighthouse is None:
             stack.enter_context(sole_run(output))
@@ -158,7 +164,7 @@ def train_elastic(
             "aurora's version": version("aurora-moe"), "`output` with the mark": mark,
             "`text`": samples_digest(samples_NT), **{f"`{name}`": str(value) for name, value in same.items()},
         }  # fmt: skip
-        args = host, about, path, samples_NT, options, output
+        args = host, about, path, samples_NT, options, output, local_rank
         processes = RankProcesses(train_member, args, options.ranks, address, options.timeout_s)
         return Launcher(options, output, watch).run(processes)
 
@@ -180,6 +186,7 @@ def train_member(
     samples_NT: IntArray,
     options: TrainOptions,
     output: Path,
+    local_rank: int,
 ) -> None:
     """Trains as a member of an elastic run; reports each step, and at the end success or an error, to the launcher.
 
@@ -188,11 +195,11 @@ def train_member(
         rank_info: this rank, and the address of the lighthouse.
         host: the host's name, with which the names of its members begin.
         about: values that must be the same on all hosts, by description.
-        path, samples_NT, options, output: as in `train_elastic`.
+        path, samples_NT, options, output, local_rank: as in `train_elastic`.
     """
     silence_native_code()
     try:
-        gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.lighthouse is not None)
+        gpu = gpu_of_rank(options.transport, local_rank + rank_info.local_rank, options.lighthouse is not None)
 
         def load() -> tuple[Trainer, dict[str, Any]]:
             trainer, about = load_trainer(path, "cpu" if gpu is None else gpu.device, samples_NT, options)

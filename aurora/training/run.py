@@ -69,8 +69,8 @@ def train(
     output = Path(output)
     rank_info = None if options.transport == "memory" else rank_info_from_environment(options.timeout_s)
     ranks = options.ranks if rank_info is None else rank_info.ranks
-    if options.elastic and rank_info is not None:
-        raise BadInput("`elastic`: starts its ranks by itself, expected none of torchrun's environment variables")
+    if options.elastic and rank_info is not None and options.lighthouse is None:
+        raise BadInput("`elastic`: starts its ranks by itself, expected `lighthouse` under torchrun, found none")
     if options.min_replicas is not None and options.min_replicas > ranks and options.lighthouse is None:
         raise InfeasiblePlan(
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different ranks, found {ranks}"
@@ -84,6 +84,9 @@ def train(
     check_begun(output, options.resume or options.lighthouse is not None)
     args = (str(model), read_samples(model, text, options.length), options, output)
     make_folder(output)
+    if options.elastic and rank_info is not None:  # each process of torchrun joins as a host of one rank
+        result = train_elastic(str(model), args[1], replace(options, ranks=1), output, local_rank=rank_info.local_rank)
+        return result if rank_info.rank == 0 else None
     if options.elastic:
         return train_elastic(*args)
     if options.redundancy > 1:

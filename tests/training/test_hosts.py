@@ -35,6 +35,7 @@ OPTIONS = TrainOptions(
     steps=120, ranks=2, min_ranks=2, batch=8, length=8, dtype="float64", checkpoint_every=20, timeout_s=120.0, elastic=True
 )
 TORCHFT_LIGHTHOUSE = Path(sysconfig.get_path("scripts")) / "torchft_lighthouse"
+COMMON = ["--min-ranks=2", "--batch=8", "--length=8", "--dtype=float64", "--checkpoint-every=20", "--timeout=120"]
 STARTED = ["--min_replicas=1", "--join_timeout_ms=2000", "--heartbeat_timeout_ms=2000", "--quorum_tick_ms=50"]
 
 
@@ -99,17 +100,8 @@ class Host(threading.Thread):
 
 def command(folder, text, output, lighthouse):
     """A host's command with OPTIONS, but for its one rank."""
-    options = [
-        "--steps=120",
-        "--min-ranks=2",
-        "--batch=8",
-        "--length=8",
-        "--dtype=float64",
-        "--checkpoint-every=20",
-        "--timeout=120",
-    ]
     start = [sys.executable, "-m", "aurora", "train", folder, "--text", text, "--elastic", f"--lighthouse={lighthouse}"]
-    return subprocess.Popen([*start, *options, "-o", output], stdout=subprocess.DEVNULL)
+    return subprocess.Popen([*start, *COMMON, "--steps=120", "-o", output], stdout=subprocess.DEVNULL)
 
 
 def wait_for_a_rank(lighthouse):
@@ -189,6 +181,26 @@ def test_hosts_that_differ_are_refused_and_the_others_train_on(made, lighthouse,
     joined = Host(folder, text, output, one).result()
     assert joined.steps[-1].step == 9
     np.testing.assert_allclose([step.loss for step in first.result().steps], losses[:10], rtol=0, atol=1e-9)
+
+
+@pytest.mark.full
+def test_under_torchrun_each_process_joins_with_one_rank(made, lighthouse, tmp_path, monkeypatch):
+    folder, text, losses = made
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    elastic = ["aurora", "train", folder, "--text", text, "--elastic", f"--lighthouse={lighthouse}", *COMMON, "--steps=5"]
+    subprocess.run([*torchrun, *elastic, "-o", tmp_path], check=True, timeout=240)
+    logged = log_of(tmp_path)
+    np.testing.assert_allclose([logged[step] for step in range(5)], losses[:5], rtol=0, atol=1e-9)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(
+        BadInput, match="`elastic`: starts its ranks by itself, expected `lighthouse` under torchrun, found none"
+    ):
+        train(folder, [text], OPTIONS, output=tmp_path)
 
 
 def test_a_host_without_a_lighthouse_ends_with_a_sentence(made, tmp_path):
