@@ -26,7 +26,7 @@ from tables import Table, today, write
 from aurora.algorithms.alltoall.hierarchical import carriers, hierarchical_rows, level_from, step_rows
 from aurora.algorithms.alltoall.schedule import hierarchical_order_s
 from aurora.planner.scenarios.servers import LEVEL_GAIN
-from aurora.types import Hierarchy, Network, servers
+from aurora.types import Hierarchy, Network, Servers
 from aurora.types.arrays import IntArray
 
 NIC, INSIDE = 1.0, 9.0  # rates, of NIC_BPS
@@ -111,8 +111,8 @@ def priced(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy) -> tuple
 def built_saves(rank_UK: IntArray, source_U: IntArray, server_G: IntArray, startup_s: float) -> float:
     """What part of a dispatch's seconds levelling saves, at the best number of chunks with and without."""
     ports_Bps = np.full(len(server_G), INSIDE * NIC_BPS)
-    fabric = servers(server_G.tolist(), ports_Bps.tolist(), ports_Bps.tolist(), NIC_BPS)
-    network = Network(ports_Bps, ports_Bps, np.full(len(server_G), startup_s), fabric)
+    servers = Servers.of(server_G.tolist(), NIC_BPS)
+    network = Network(ports_Bps, ports_Bps, np.full(len(server_G), startup_s), servers)
 
     def seconds(hierarchy: Hierarchy) -> float:
         bytes_SGG = step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy) * ROW_BYTES

@@ -27,8 +27,7 @@ from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile, ProfileOptions, RunOptions
-from aurora.types import servers as fabric_of_servers
+from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile, ProfileOptions, RunOptions, Servers
 
 SERVER_G = (0, 0, 1, 1)
 INSIDE_bps, NIC_bps = 1e9, 20e6
@@ -38,8 +37,7 @@ WAYS = ("flat", "hierarchical")
 def cluster() -> Cluster:
     inside_Bps, nic_Bps = INSIDE_bps / 8 * PAYLOAD, NIC_bps / 8 * PAYLOAD
     gpus = tuple(Gpu(f"rank-{rank}", "cpu", server, inside_Bps, inside_Bps, 10**9) for rank, server in enumerate(SERVER_G))
-    ports = [inside_Bps] * len(SERVER_G)
-    return Cluster("servers", gpus, fabric_of_servers(SERVER_G, ports, ports, nic_Bps))
+    return Cluster("servers", gpus, Servers.of(SERVER_G, nic_Bps))
 
 
 def profile(path: Path, folder: Path) -> Profile:

@@ -20,7 +20,7 @@ from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
-from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions, TokenRouting, servers
+from aurora.types import Cluster, Gpu, PlanOptions, Profile, Servers, SyntheticOptions, TokenRouting
 
 CASES = ((2, 2, 6, 2, 2), (2, 2, 8, 2, 2), (2, 2, 8, 2, 3), (2, 2, 8, 3, 3), (3, 1, 6, 2, 3), (3, 1, 8, 2, 3))
 RECORDED_LAYERS, SEEDS, TOKENS = [1, 12, 25], 3, 256
@@ -45,8 +45,7 @@ def config(experts: int, top_k: int) -> dict[str, object]:
 def cluster(many: int, members: int) -> Cluster:
     node_G = np.repeat(np.arange(many), members).tolist()
     gpus = tuple(Gpu(f"g{rank}", "NVIDIA H200", node, PORT_BPS, PORT_BPS, 10**12) for rank, node in enumerate(node_G))
-    rates = [PORT_BPS] * len(gpus)
-    return Cluster("small", gpus, servers(node_G, rates, rates, NIC_BPS))
+    return Cluster("small", gpus, Servers.of(node_G, NIC_BPS))
 
 
 def drawn(ranks: int, experts: int, top_k: int) -> Iterator[Profile]:

@@ -22,8 +22,8 @@ from aurora.algorithms.replicas.registry import place
 from aurora.algorithms.workload.serving_gpus import serving_gpus
 from aurora.algorithms.workload.traffic import ServerTokens, exchange_bytes, exchange_rows
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.scenarios.servers import Servers
-from aurora.types import TOKEN_SPREADS, Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, servers
+from aurora.planner.scenarios.servers import Servers as ServersScenario
+from aurora.types import TOKEN_SPREADS, Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, Servers
 
 SERVERS = 4
 GPUS = (1, 2, 4, 8)  # of a server
@@ -45,18 +45,17 @@ def cluster_of(gpus: int) -> Cluster:
     """Servers of equal GPUs, each with a NIC of its own."""
     node_G = np.repeat(np.arange(SERVERS), gpus).tolist()
     made = tuple(Gpu(f"gpu{g}", "x", node, INSIDE_Bps, INSIDE_Bps, 10**12) for g, node in enumerate(node_G))
-    rates = [INSIDE_Bps] * len(made)
-    return Cluster("servers", made, servers(node_G, rates, rates, NIC_Bps))
+    return Cluster("servers", made, Servers.of(node_G, NIC_Bps))
 
 
 def placements(source: Source, profile: Profile, load_LE: np.ndarray, cluster: Cluster) -> dict[str, list[np.ndarray]]:
     """(E,) the GPU of each expert in each layer, by method."""
     ranks, slots = len(cluster), source.experts // len(cluster)
     options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=slots)
-    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
-    assert cluster.fabric is not None
-    hierarchy = Hierarchy(np.array(cluster.fabric.server_G))
-    found = Servers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
+    start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
+    assert cluster.servers is not None
+    hierarchy = Hierarchy(np.array(cluster.servers.server_G))
+    found = ServersScenario(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
     packed = place(load_LE, GpuSlots.equal(ranks, slots, SERVERS, source.experts), "eplb").placement
     even_J, rng = np.full(ranks, slots), np.random.default_rng(0)
     return {
@@ -71,10 +70,10 @@ def with_replicas(source: Source, profile: Profile, load_LE: np.ndarray, cluster
     """Placements by method, with SPARE_SLOTS times the slots that experts need once."""
     slots = int(np.ceil(SPARE_SLOTS * source.experts / len(cluster)))
     options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=slots)
-    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
-    assert cluster.fabric is not None
-    found = Servers(cluster, [profile], options).improve_on_servers(
-        start.placements_M, [Hierarchy(np.array(cluster.fabric.server_G))]
+    start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
+    assert cluster.servers is not None
+    found = ServersScenario(cluster, [profile], options).improve_on_servers(
+        start.placements_M, [Hierarchy(np.array(cluster.servers.server_G))]
     )[0]
     packed = place(load_LE, GpuSlots.equal(len(cluster), slots, SERVERS, source.experts), "eplb").placement
     return dict(zip(METHODS[1:], (packed, start.placements_M[0], found), strict=True))

@@ -153,7 +153,7 @@ class Measured:
         seconds: of each prefill or decode step, by setting and way.
         recorded: of the run apart, by setting.
         clusters: the measured links, by rate.
-        gathers: the same, with a curve of the all-to-all by which vLLM gathers and scatters here, by rate.
+        gathers: the same, as the all-to-all by which vLLM gathers and scatters here finds them, by rate.
         profiles: by routing.
         plans: by routing.
         moe: the model.

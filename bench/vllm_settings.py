@@ -53,7 +53,7 @@ from vllm_predictions import (  # noqa: E402
     save_rounds,
 )
 
-from aurora.algorithms.network.transfer_seconds import fit_transfer_curve  # noqa: E402
+from aurora.algorithms.network.measured_links import fit_link  # noqa: E402
 from aurora.io import save  # noqa: E402
 from aurora.profiler.link_timing import RankDevice, cluster_of  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
@@ -168,7 +168,7 @@ def measure(folder: Path, quick: bool, rates: Sequence[int] = ()) -> None:
 
 
 def links(mbit: int) -> tuple[Cluster, Cluster]:
-    """The hosts as measured, and as gloo's own all-to-all finds them, with a curve of it in place of the others."""
+    """The hosts as measured, and with the start-up and the rate of gloo's own all-to-all in place of theirs."""
     rates_Bps = np.full(RANKS, mbit / 8 * 1e6 * PAYLOAD)
     jobs = [ExchangeJob("", TORCH, size * (1 - np.eye(RANKS, dtype=np.int64))) for size in GATHERED_BYTES]
     with network([mbit * 1e6] * RANKS, DEEP) as names, tempfile.TemporaryDirectory() as folder:
@@ -176,8 +176,9 @@ def links(mbit: int) -> tuple[Cluster, Cluster]:
         found = launch(measure_after_links, RANKS, names, place, jobs, rates_Bps, REPETITIONS)
     cluster = cluster_of(found[0][1], [RankDevice(f"host{rank}", 0, "cpu", 10**10) for rank in range(RANKS)], {})
     seconds = [float(np.median(each)) for each in all_ready([spans for spans, _ in found])]
-    curve = fit_transfer_curve(RANKS - 1, (RANKS - 1) * np.array(GATHERED_BYTES), seconds)
-    return cluster, replace(cluster, link_curves=(curve,))
+    fit = fit_link((RANKS - 1) * np.array(GATHERED_BYTES), seconds)
+    port = {"out_Bps": fit.rate_Bps, "in_Bps": fit.rate_Bps, "startup_s": fit.startup_s}
+    return cluster, replace(cluster, gpus=tuple(replace(gpu, **port) for gpu in cluster.gpus))
 
 
 def table(found: Measured) -> list[str]:

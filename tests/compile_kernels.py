@@ -25,7 +25,7 @@ from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.algorithms.workload.traffic import ServerTokens
 from aurora.planner.plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions, servers
+from aurora.types import Cluster, Gpu, PlanOptions, Profile, Servers, SyntheticOptions
 
 SHAPE = {
     "num_local_experts": 6, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -44,8 +44,8 @@ def plan(models: int = 1, **options: object) -> None:
 
 
 def plan_over_servers() -> None:
-    fabric = servers([0, 0, 1], CLUSTER.out_Bps_G, CLUSTER.in_Bps_G, 1e9)
-    make_plan(replace(CLUSTER, fabric=fabric), [profile()], PlanOptions(all_to_all="hierarchical", slots_per_gpu=3))
+    servers = Servers.of([0, 0, 1], 1e9)
+    make_plan(replace(CLUSTER, servers=servers), [profile()], PlanOptions(all_to_all="hierarchical", slots_per_gpu=3))
 
 
 def simulate() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Network, Profile, TokenRouting, leaf_spine
+from aurora.types import Cluster, Curve, Gpu, Network, Profile, Servers, TokenRouting
 
 RATES = (1.0, 2.0, 2.5, 4.0, 5.0, 10.0)
 
@@ -73,26 +73,16 @@ def routed_profiles(draw, sources, max_experts=6, max_layers=2, max_tokens=12):
 
 
 @st.composite
-def fabrics(draw, gpus, kind):
-    """kind: "tree" of switches with different rates each way, "leaf-spine" with equal uplinks, or "graph": a tree with more
-    cables, between switches or from a GPU to further switches."""
-    rate = st.sampled_from(RATES)
-    if kind == "leaf-spine":
-        leaf_G = [f"leaf-{draw(st.integers(0, 2))}" for _ in range(gpus)]
-        ports = [draw(rate) for _ in range(gpus)]
-        return leaf_spine(leaf_G, ports, ports, draw(st.integers(1, 3)), draw(rate))
-    switches = [f"s{i}" for i in range(draw(st.integers(1, 5)))]
-    pairs = {(switches[draw(st.integers(0, i - 1))], switches[i]) for i in range(1, len(switches))}
-    pairs |= {(gpu, draw(st.sampled_from(switches))) for gpu in range(gpus)}
-    if kind == "graph":
-        ends = st.tuples(st.sampled_from([*range(gpus), *switches]), st.sampled_from(switches))
-        pairs |= {(a, b) for a, b in draw(st.lists(ends, max_size=6)) if a != b}
-    cables = sorted({tuple(sorted(pair, key=str)) for pair in pairs}, key=str)
-    return Fabric(gpus, tuple(Link(*way, draw(rate)) for pair in cables for way in (pair, pair[::-1])))
+def servers(draw, gpus):
+    """Up to three servers; GPUs have NICs of their own, share them in pairs, or share one in a server."""
+    server_G = draw(st.lists(st.integers(0, 2), min_size=gpus, max_size=gpus))
+    sharing = draw(st.sampled_from((1, 2, gpus)))
+    nic_G = [server * gpus + server_G[:rank].count(server) // sharing for rank, server in enumerate(server_G)]
+    return Servers.of(server_G, draw(st.sampled_from(RATES)), nic_G=nic_G)
 
 
 @st.composite
-def traffics_on_fabrics(draw, kind, max_ranks=5, startups=(0.0,)):
-    """(bytes_GG, network) with a fabric."""
+def traffics_on_servers(draw, max_ranks=5, startups=(0.0,)):
+    """(bytes_GG, network) with servers."""
     bytes_GG, network = draw(traffics_on_ports(1, max_ranks, startups=startups))
-    return bytes_GG, replace(network, fabric=draw(fabrics(len(bytes_GG), kind)))
+    return bytes_GG, replace(network, servers=draw(servers(len(bytes_GG))))

@@ -10,7 +10,7 @@ from aurora.errors import BadInput
 from aurora.io.clusters import MOST_GPUS, named_kind
 from aurora.types import Cluster, Gpu, GpuKind, Profile
 from aurora.types.cluster import LARGEST, SMALLEST
-from aurora.types.network import servers
+from aurora.types.network import Servers
 
 
 def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int = 8) -> Cluster:
@@ -24,7 +24,7 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
         per_server: GPUs of a server.
 
     Returns:
-        The cluster; with more than one server its fabric has ports inside the servers and NICs between them.
+        The cluster; with more than one server it has ports inside the servers and NICs between them.
 
     Raises:
         BadInput: if the text is not of that form, a kind is unknown or a number is out of range.
@@ -46,9 +46,8 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
         node += -(-int(number) // per_server)
     if len(members) > MOST_GPUS:
         raise BadInput(f"`gpus`: expected at most {MOST_GPUS} GPUs, found {len(members)}")
-    rates = [gpu.out_Bps for gpu in members]
-    fabric = servers([gpu.node for gpu in members], rates, rates, nic_Bps) if node > 1 else None
-    return Cluster(gpus.replace(":", "x").replace(",", "+"), tuple(members), fabric)
+    servers = Servers.of([gpu.node for gpu in members], nic_Bps) if node > 1 else None
+    return Cluster(gpus.replace(":", "x").replace(",", "+"), tuple(members), servers)
 
 
 def with_datasheet_curves(profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind]) -> Profile:

@@ -409,10 +409,8 @@ def per_server_of(cluster: Cluster) -> int:
 
 def nic_Bps_of(cluster: Cluster) -> float | None:
     """Returns a GPU's bytes per second to other servers: of its NIC, or of its share of its server's; None on one server."""
-    fabric = cluster.fabric
-    if fabric is None or fabric.nic_Bps is None or not fabric.shared_nic:
-        return None if fabric is None else fabric.nic_Bps
-    return fabric.nic_Bps / max(Counter(fabric.server_G).values())
+    servers = cluster.servers
+    return None if servers is None else servers.nic_Bps / max(Counter(servers.nic_G).values())
 
 
 def orders_of(way: ServingWay) -> str:

@@ -2,7 +2,7 @@
 
 | file | module |
 |---|---|
-| cluster (.toml) with its fabric, datasheets of GPUs (.toml) | clusters |
+| cluster (.toml) with its servers, datasheets of GPUs (.toml) | clusters |
 | profile, compute curves (.npz) | profiles |
 | plan, placement (.json) | plans |
 | trace of a run (.npz) | traces |

@@ -1,19 +1,17 @@
-"""Cluster TOML files, with the fabric and link curves of a cluster; datasheet figures of kinds of GPU (TOML)."""
+"""Cluster TOML files, with the servers of a cluster, given or derived from links; datasheet figures of kinds of GPU (TOML)."""
 
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from aurora.algorithms.network.link_graph import Link, servers_of_links
 from aurora.errors import BadInput, shown
-from aurora.io.files import check_keys, check_schema, load_toml, naming, shipped, typed, write_text
-from aurora.types import Cluster, Fabric, Gpu, GpuKind, Link, TransferCurve, leaf_spine, servers
-from aurora.types.arrays import FloatArray
-from aurora.types.network import Vertex
+from aurora.io.files import check_keys, check_schema, load_toml, naming, read_text, shipped, typed, write_text
+from aurora.io.topology import links_of_topology
+from aurora.types import Cluster, Gpu, GpuKind, Servers
 
 MOST_GPUS = 4096  # of a cluster; traffic matrices have the square of it
 
@@ -50,22 +48,20 @@ def cluster_from_table(path: str, table: Mapping[str, Any], name: str) -> Cluste
         gpus.extend(_gpus(path, row, len(gpus)))
         if len(gpus) > MOST_GPUS:
             raise BadInput(f"{path}: expected at most {MOST_GPUS} GPUs, found {len(gpus)} or more")
-    fabric = _fabric(path, table["fabric"], gpus) if "fabric" in table else None
+    gpus = _fitted(path, table.get("link_curve", []), gpus)
+    servers = _fabric(path, table["fabric"], gpus) if "fabric" in table else None
     incast = typed(path, "the file", table, "incast", float, 0.0)
-    curves = _link_curves(path, table.get("link_curve", []))
     with naming(path):
-        return Cluster(str(table.get("name", name)), tuple(gpus), fabric, incast, curves)
+        return Cluster(str(table.get("name", name)), tuple(gpus), servers, incast)
 
 
 def cluster_table(cluster: Cluster) -> dict[str, Any]:
     """Converts a Cluster to a table (dict), which `cluster_from_table` reads back as the same cluster."""
-    curves = link_curves_json(cluster.link_curves)
     return {
         "name": cluster.name,
         "gpu": [{key: value for key, value in vars(gpu).items() if value is not None} for gpu in cluster.gpus],
-        **({} if cluster.fabric is None else {"fabric": fabric_json(cluster.fabric, cluster.gpus)}),
+        **({} if cluster.servers is None else {"fabric": servers_json(cluster.servers, cluster.gpus)}),
         **({"incast": cluster.incast} if cluster.incast else {}),
-        **({"link_curve": curves} if curves else {}),
     }
 
 
@@ -110,9 +106,8 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
     lines += [f"{key} = {_inline(table[key])}" for key in ("name", "incast") if key in table]
     for gpu in table["gpu"]:
         lines += ["", "[[gpu]]", *(f"{key} = {_inline(value)}" for key, value in gpu.items() if value != defaults[key])]
-    for head, row in [("[fabric]", table.get("fabric")), *(("[[link_curve]]", curve) for curve in table.get("link_curve", []))]:
-        if row is not None:
-            lines += ["", head, *(f"{key} = {_inline(value)}" for key, value in row.items())]
+    if "fabric" in table:
+        lines += ["", "[fabric]", *(f"{key} = {_inline(value)}" for key, value in table["fabric"].items())]
     write_text(path, "\n".join(lines) + "\n")
 
 
@@ -171,8 +166,8 @@ _FIELD_TYPES: dict[str, type] = {
 }  # of Gpu and GpuKind; others are numbers
 
 
-def _fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
-    """Returns the fabric that a [fabric] table describes.
+def _fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Servers | None:
+    """Returns the servers that a [fabric] table describes; None if only ports limit its GPUs.
 
     Args:
         path: the file's name, for messages.
@@ -189,25 +184,24 @@ def _fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
         return FABRIC_KINDS[kind](path, table, gpus)
 
 
-def fabric_json(fabric: Fabric, gpus: Sequence[Gpu]) -> dict[str, Any]:
-    """Converts a Fabric to the table `fabric` of a cluster file; GPUs are written as ranks.
+def servers_json(servers: Servers, gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """Converts servers to the table `fabric` of a cluster file.
 
     Args:
-        fabric: the fabric.
+        servers: the servers.
         gpus: the cluster's GPUs, by rank. If servers differ from the GPUs' nodes, the server of each GPU is written too.
     """
-    if fabric.nic_Bps is not None:
-        nodes = sorted({gpu.node for gpu in gpus})
-        of_nodes = fabric.server_G == tuple(nodes.index(gpu.node) for gpu in gpus)
-        apart = {} if of_nodes else {"server_of_gpu": list(fabric.server_G)}
-        shared = {"shared_nic": True} if fabric.shared_nic else {}
-        return {"kind": "servers", "nic_Bps": fabric.nic_Bps, **shared, **apart}
-    links = [{"from": link.src, "to": link.dst, "Bps": link.Bps} for link in fabric.links]
-    return {"kind": "graph", "links": links}
+    table: dict[str, Any] = {"kind": "servers", "nic_Bps": servers.nic_Bps}
+    if servers.shared:
+        one_each = len(set(servers.nic_G)) == len(set(servers.server_G))
+        table |= {"shared_nic": True} if one_each else {"nic_of_gpu": list(servers.nic_G)}
+    if servers.server_G != Servers.of([gpu.node for gpu in gpus], 1.0).server_G:
+        table["server_of_gpu"] = list(servers.server_G)
+    return table | ({"narrowest_cut": servers.narrowest_cut} if servers.narrowest_cut else {})
 
 
-def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
-    """A leaf switch for each rack, or for each node if no GPU names a rack."""
+def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Servers:
+    """The GPUs of each rack, or of each node if no GPU has a rack: they share the uplinks of their leaf switch as a NIC."""
     where = "[fabric]"
     check_keys(path, where, table, {"kind", "spines", "uplink_Bps"})
     spines, uplink_Bps = typed(path, where, table, "spines", int), typed(path, where, table, "uplink_Bps", float)
@@ -216,37 +210,52 @@ def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric
         raise BadInput(
             f"{path}: {where}: expected a rack for each GPU or for none, found none for {gpus[racked.index(False)].name!r}"
         )
-    leaf_G = [f"leaf-{gpu.node if gpu.rack is None else gpu.rack}" for gpu in gpus]
-    return leaf_spine(leaf_G, [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus], spines, uplink_Bps)
+    if spines < 1:
+        raise BadInput(f"{where}: expected one spine or more, found {spines}")
+    leaves = list(dict.fromkeys((gpu.rack, gpu.node if gpu.rack is None else 0) for gpu in gpus))
+    leaf_G = [leaves.index((gpu.rack, gpu.node if gpu.rack is None else 0)) for gpu in gpus]
+    return Servers.of(leaf_G, spines * uplink_Bps, shared_nic=True)
 
 
-def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
+def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Servers:
     """The servers that `server_of_gpu` names by rank, else one for each node; port rates are those inside a server."""
-    check_keys(path, "[fabric]", table, {"kind", "nic_Bps", "shared_nic", "server_of_gpu"})
+    check_keys(path, "[fabric]", table, {"kind", "nic_Bps", "shared_nic", "nic_of_gpu", "server_of_gpu", "narrowest_cut"})
     shared_nic = typed(path, "[fabric]", table, "shared_nic", bool, False)
-    server_G = table.get("server_of_gpu", [gpu.node for gpu in gpus])
-    if not isinstance(server_G, list) or len(server_G) != len(gpus) or any(type(server) is not int for server in server_G):
-        expected = f"a whole number for each of {len(gpus)} GPUs"
-        raise BadInput(f"{path}: [fabric]: server_of_gpu must be {expected}, found {server_G!r}")
-    ports = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
-    return servers(server_G, *ports, typed(path, "[fabric]", table, "nic_Bps", float), shared_nic)
+    server_G, nic_G = table.get("server_of_gpu", [gpu.node for gpu in gpus]), table.get("nic_of_gpu", [])
+    for key, number_G in (("server_of_gpu", server_G), ("nic_of_gpu", nic_G or server_G)):
+        if not isinstance(number_G, list) or len(number_G) != len(gpus) or any(type(number) is not int for number in number_G):
+            expected = f"a whole number for each of {len(gpus)} GPUs"
+            raise BadInput(f"{path}: [fabric]: {key} must be {expected}, found {number_G!r}")
+    if shared_nic and nic_G:
+        raise BadInput(f"{path}: [fabric]: expected shared_nic or nic_of_gpu, found both")
+    servers = Servers.of(server_G, typed(path, "[fabric]", table, "nic_Bps", float), shared_nic, nic_G)
+    return replace(servers, narrowest_cut=typed(path, "[fabric]", table, "narrowest_cut", str, ""))
 
 
-def _graph(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
+def _nvidia_smi(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Servers | None:
+    """The servers of hosts that have the topology in a file beside this one."""
+    check_keys(path, "[fabric]", table, {"kind", "topology", "nic_Bps"})
+    file = Path(path).parent / typed(path, "[fabric]", table, "topology", str)
+    nic_Bps = typed(path, "[fabric]", table, "nic_Bps", float)
+    return servers_of_links(links_of_topology(str(file), read_text(file), gpus, nic_Bps), len(gpus))
+
+
+def _graph(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Servers | None:
     check_keys(path, "[fabric]", table, {"kind", "links"})
     ranks: dict[str, list[int]] = {}
     for rank, gpu in enumerate(gpus):
         ranks.setdefault(gpu.name, []).append(rank)
     links = []
     for where, row in _rows(path, "[fabric] link", table.get("links")):
-        check_keys(path, where, row, {"from", "to", "Bps", "both"})
+        check_keys(path, where, row, {"from", "to", "Bps", "both", "nvlink"})
         src, dst = (_vertex(path, where, row, end, ranks) for end in ("from", "to"))
         rate_Bps, both = typed(path, where, row, "Bps", float), typed(path, where, row, "both", bool, False)
-        links += [Link(src, dst, rate_Bps), *([Link(dst, src, rate_Bps)] if both else [])]
-    return Fabric(len(gpus), tuple(links))
+        nvlink = typed(path, where, row, "nvlink", bool, False)
+        links += [Link(src, dst, rate_Bps, nvlink), *([Link(dst, src, rate_Bps, nvlink)] if both else [])]
+    return servers_of_links(links, len(gpus))
 
 
-def _vertex(path: str, where: str, row: dict[str, Any], end: str, ranks: dict[str, list[int]]) -> Vertex:
+def _vertex(path: str, where: str, row: dict[str, Any], end: str, ranks: dict[str, list[int]]) -> int | str:
     """A GPU by its name or rank; any other name is a switch."""
     name = row.get(end)
     if not isinstance(name, str | int) or isinstance(name, bool):
@@ -258,55 +267,36 @@ def _vertex(path: str, where: str, row: dict[str, Any], end: str, ranks: dict[st
     return ranks[name][0]
 
 
-FABRIC_KINDS: dict[str, Callable[[str, dict[str, Any], Sequence[Gpu]], Fabric]] = {
-    "leaf-spine": _leaf_spine,
+FABRIC_KINDS: dict[str, Callable[[str, dict[str, Any], Sequence[Gpu]], Servers | None]] = {
     "servers": _servers,
+    "nvidia-smi": _nvidia_smi,
     "graph": _graph,
+    "leaf-spine": _leaf_spine,
 }
 
 
-CURVE_KEYS = ("partners", "bytes", "seconds")
+def _fitted(path: str, rows: Any, gpus: list[Gpu]) -> list[Gpu]:
+    """The GPUs with a start-up and a rate fitted to [[link_curve]] tables: seconds of exchanges, by bytes of a port.
 
-
-def _link_curves(path: str, rows: Any) -> tuple[TransferCurve, ...]:
-    """Returns the curves of [[link_curve]] tables.
-
-    Args:
-        path: the file's name, for messages.
-        rows: the tables.
-
-    Raises:
-        BadInput: if a key is unknown, missing or has a wrong value.
+    The curve of the most partners counts.
     """
-    curves = []
-    for where, row in _rows(path, "[[link_curve]]", rows):
-        check_keys(path, where, row, set(CURVE_KEYS))
-        if missing := [key for key in CURVE_KEYS if key not in row]:
+    from aurora.algorithms.network.measured_links import fit_link  # scipy's clustering, which files without curves need not
+
+    curves = _rows(path, "[[link_curve]]", rows)
+    for where, row in curves:
+        check_keys(path, where, row, {"partners", "bytes", "seconds"})
+        if missing := [key for key in ("partners", "bytes", "seconds") if key not in row]:
             raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
-        for key in CURVE_KEYS[1:]:
-            if not isinstance(row[key], list) or any(type(number) not in (int, float) for number in row[key]):
-                raise BadInput(f"{path}: {where}: {key} must be a list of numbers, found {str(row[key])[:80]}")
-        try:
-            curves.append(TransferCurve(row["partners"], _floats(row["bytes"]), _floats(row["seconds"])))
-        except (BadInput, OverflowError) as error:
-            raise BadInput(f"{path}: {where}: {error}") from None
-    return tuple(curves)
-
-
-def _floats(values: Sequence[float]) -> FloatArray:
-    """The numbers as an array; raises OverflowError if a whole number is too large."""
-    return np.array([float(value) for value in values])
-
-
-def link_curves_json(curves: Sequence[TransferCurve]) -> list[dict[str, Any]]:
-    """Converts link curves to the tables `link_curve` of a cluster file.
-
-    Args:
-        curves: the curves.
-    """
-    return [
-        {"partners": curve.partners, "bytes": curve.bytes_X.tolist(), "seconds": curve.seconds_X.tolist()} for curve in curves
-    ]
+    if not curves:
+        return gpus
+    where, curve = max(curves, key=lambda each: typed(path, each[0], each[1], "partners", int))
+    with naming(f"{path}: {where}", "lists of bytes and seconds"):
+        fit = fit_link([round(size) for size in curve["bytes"]], curve["seconds"])
+        rates = [(min(gpu.out_Bps, fit.rate_Bps), min(gpu.in_Bps, fit.rate_Bps)) for gpu in gpus]
+        return [
+            replace(gpu, out_Bps=out_Bps, in_Bps=in_Bps, startup_s=fit.startup_s)
+            for gpu, (out_Bps, in_Bps) in zip(gpus, rates, strict=True)
+        ]
 
 
 def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:

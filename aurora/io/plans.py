@@ -179,7 +179,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def _plan_from_json(table: Mapping[str, Any]) -> Plan:
-    models = []
+    cluster, models = cluster_from_table("cluster", table["cluster"], "cluster"), []
     for m in table["models"]:
         layers = m["layers"]
         dispatches = tuple(_order_from_json(layer["dispatch"]) for layer in layers)
@@ -197,14 +197,14 @@ def _plan_from_json(table: Mapping[str, Any]) -> Plan:
                 combine_L=tuple(map(_combine_from_json, dispatches, layers)),
                 load_LE=counts("load", [layer["load"] for layer in layers], 2),
                 dense_layers=tuple(m["dense_layers"]),
-                cut_L=tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
+                cut_L=tuple(_cut_from_json(layer["cut"]) for layer in layers if cluster.servers is not None and "cut" in layer),
                 hierarchy=_hierarchy_from_json(m["hierarchy"]) if "hierarchy" in m else None,
                 **figures,
             )
         )
     options = _options_from_json(table["options"])
     return Plan(
-        cluster_from_table("cluster", table["cluster"], "cluster"),
+        cluster,
         tuple(models),
         options,
         finite_number(table["objective_s"]),

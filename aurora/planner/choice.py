@@ -211,7 +211,7 @@ def faster_all_to_all(
 
 def _choosable(cluster: Cluster) -> bool:
     """Tells if there are several servers, of which one has several GPUs."""
-    server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
+    server_G = cluster.servers.server_G if cluster.servers is not None else ()
     return len(set(server_G)) not in (len(server_G), 1)
 
 

@@ -179,9 +179,9 @@ def _relabelled(old: Sequence[Placement], new: Sequence[Placement], joint: _Join
 
 
 def _alike(cluster: Cluster) -> IntArray:
-    """(G,) int64: equal numbers for GPUs that planning cannot tell apart; on a fabric these are on the same node."""
+    """(G,) int64: equal numbers for GPUs that planning cannot tell apart; with servers these are on the same node."""
     keys = [
-        (g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s, g.node if cluster.fabric else 0)
+        (g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s, g.node if cluster.servers else 0)
         for g in cluster.gpus
     ]
     return np.array([keys.index(key) for key in keys], dtype=np.int64)

@@ -104,7 +104,7 @@ def resolve(
 ) -> PlanOptions:
     """Returns the options with the name of a strategy in place of every "auto" that has an effect.
 
-    `order` stays "auto" if ports differ or the cluster has a fabric: each layer then takes the shorter of two orders.
+    `order` stays "auto" if ports differ or the cluster has servers: each layer then takes the shorter of two orders.
     `objective` stays "auto" for a single model, and `time_slice` for a single model without micro-batches. `all_to_all` and
     `slots_per_gpu` are chosen by simulation elsewhere; here "auto" becomes "flat", and as many slots as memory holds. Resolving
     twice gives the same options.
@@ -129,7 +129,7 @@ def resolve(
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
     searches = (not equal or len(profiles) > 2) and options.assign == "auto"
-    plain = equal and cluster.fabric is None and not cluster.link_curves  # where one partner at a time is the best
+    plain = equal and cluster.servers is None  # where one partner at a time is the best
     known = choices(options, len(profiles))
     meant = {
         "place": place,
@@ -167,8 +167,8 @@ def flat_reason(cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None
 
 
 def _servers(cluster: Cluster) -> set[int]:
-    """The servers of the cluster's fabric; empty without any."""
-    return set() if cluster.fabric is None else set(cluster.fabric.server_G)
+    """The servers of the cluster; empty on a big switch."""
+    return set() if cluster.servers is None else set(cluster.servers.server_G)
 
 
 def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: bool) -> str:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from aurora.algorithms.network.measured_links import find_servers, fit_link
-from aurora.algorithms.network.transfer_seconds import fit_transfer_curve
 from aurora.errors import BadInput, check_one_of, shown
 from aurora.io import load_gpus
 from aurora.moe.transport import Observe, Transport
@@ -27,7 +26,7 @@ from aurora.runtime.transports.process_groups import (
     device_of,
     rank_info_from_environment,
 )
-from aurora.types import Cluster, Gpu, Order, TransferCurve, servers
+from aurora.types import Cluster, Gpu, Order, Servers
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LINK_TRANSPORTS
 
@@ -35,14 +34,10 @@ NOISE = 0.03  # a smaller loss of goodput counts as none
 SHARED = 0.75  # of the rate that a server's ranks have one at a time: less than this together is a shared NIC
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
 GPU_SIZES = (*SIZES, 1 << 28, 1 << 30)  # over NVLink 64 MB take 0.15 ms, a few times what a call takes to begin
-CURVE_SIZES = tuple(1 << power for power in range(10, 26))  # mean bytes of a message of an exchange, 1 KB to 32 MB
 PATIENCE_S = 0.25  # longest expected time of a message between one pair
 SPAN_S = 0.3  # about how long transfers of several pairs at once are timed
 ROUNDS, SETTLED = 3, 0.05  # guesses of the joint rate at most; the relative rise at which a guess is good enough
-REPEATS, MOST_REPEATS = 5, 20  # the fastest counts, since other work only slows transfers (long exchanges: the median)
-CURVE_S = 0.4  # about how long an exchange is repeated for a point of a curve
-UNEVEN = 0.5  # how far from their mean messages of such an exchange are at most
-LATE_S = 0.005  # of an exchange, beside which it matters little that some ranks begin later than others
+REPEATS, MOST_REPEATS = 5, 20  # the fastest counts, since other work only slows transfers
 SETTLE_S = 0.01  # pause between measurements, in which queues drain
 
 
@@ -60,7 +55,6 @@ class LinkMeasurements:
     server_G: IntArray  # (G,) int64, the server of each rank; all zero without servers
     apart_Bps_N: FloatArray  # (N,) float64, by server of several ranks: sum of the rates of its ranks, each to another server
     together_Bps_N: FloatArray  # (N,) float64, their joint rate, all at once
-    curves: tuple[TransferCurve, ...] = ()  # exchanges of all ranks at once; none where there are servers
 
     @property
     def incast(self) -> float:
@@ -116,10 +110,10 @@ def cluster_of(
     measured messages, because a message takes the longer start-up of its two ranks.
     """
     hosts = list(dict.fromkeys(device.host for device in device_G))
-    node_G, fabric = [hosts.index(device.host) for device in device_G], None
+    node_G, servers = [hosts.index(device.host) for device in device_G], None
     if links.server_G.any():
         node_G = links.server_G.tolist()
-        fabric = servers(node_G, links.out_Bps_G.tolist(), links.in_Bps_G.tolist(), links.nic_Bps, links.shared_nic)
+        servers = Servers.of(node_G, links.nic_Bps, links.shared_nic)
     other_GG = ~np.eye(len(device_G), dtype=bool)
     pair_startup_s_GG = np.where(other_GG, links.startup_s_GG, np.inf)
     startup_s_G = np.minimum(pair_startup_s_GG.min(axis=0), pair_startup_s_GG.min(axis=1))
@@ -138,8 +132,7 @@ def cluster_of(
             device_G, node_G, links.out_Bps_G, links.in_Bps_G, startup_s_G, strict=True
         )
     ]
-    incast = 0.0 if links.curves else links.incast  # which curves include
-    return Cluster(name, tuple(gpus), fabric, incast, links.curves)
+    return Cluster(name, tuple(gpus), servers, links.incast)
 
 
 @dataclass(frozen=True)
@@ -152,7 +145,7 @@ class MeasuredCluster:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences for the cluster's file: on the fit, the goodput of a receiver with several senders, servers and curves."""
+        """Sentences for the cluster's file: on the fit, the goodput of a receiver with several senders, and servers."""
         links, pairs_GG = self.links, ~np.eye(len(self.cluster), dtype=bool)
         rate_Bps_X, error_X = links.rate_Bps_GG[pairs_GG], links.error_GG[pairs_GG]
         goodput = ", ".join(f"{k}: {part:.0%}" for k, part in zip(links.senders_K, links.goodput_K, strict=True))
@@ -170,9 +163,6 @@ class MeasuredCluster:
                 f"Servers by the rates of pairs, of {sizes} ranks; {owner}: ranks of a server that send to others at once "
                 f"reach {part:.0%} of their rates one at a time."
             )
-        if links.curves:
-            partners = ", ".join(str(curve.partners) for curve in links.curves)
-            said.append(f"Link curves: all ranks at once, each with as many others: {partners}.")
         return tuple(said)
 
 
@@ -268,7 +258,6 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
       smallest round trip is subtracted. Servers are found by the rates of pairs.
     - Ports: each rank sends to all others of its server; then 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
     - NICs: all ranks of a server send to ranks of other servers at the same time.
-    - Exchanges, if there are no servers: all ranks at once, each with 1, 2, 4, ... and all others, by messages of CURVE_SIZES.
 
     Args:
         transport: the transport.
@@ -276,13 +265,6 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
         device: device of the messages.
     """
     return _LinkTimer(transport, hosts_G, device).measure()
-
-
-def uneven_bytes(pairs: Sequence[tuple[int, int]], busiest: int, rng: np.random.Generator) -> IntArray:
-    """Draws uneven message sizes for pairs of ranks: (X,) int64 bytes; the busiest port sends or receives `busiest` bytes."""
-    part_X = rng.uniform(1 - UNEVEN, 1 + UNEVEN, len(pairs))
-    port_bytes = max(np.bincount(rank_X, part_X).max() for rank_X in np.array(pairs).T)
-    return np.asarray(part_X * busiest / port_bytes, dtype=np.int64)
 
 
 class _LinkTimer:
@@ -297,7 +279,7 @@ class _LinkTimer:
         self._buffer = torch.zeros(self._sizes[-1], dtype=torch.uint8, device=device)
 
     def measure(self) -> LinkMeasurements:
-        """Times all pairs, then all ports, then the NICs, or exchanges where there are none."""
+        """Times all pairs, then all ports, then the NICs."""
         ranks = self._net.ranks
         fitted_GG3 = np.zeros((ranks, ranks, 3))
         for src in range(ranks):
@@ -323,33 +305,7 @@ class _LinkTimer:
             goodput_K,
             self._server_G,
             *self._nics(rate_Bps_GG),
-            () if self._server_G.any() else self._curves(),
         )
-
-    def _curves(self) -> tuple[TransferCurve, ...]:
-        """Exchanges of all ranks at once, each with its next 1, 2, 4, ... and all others, by the bytes of the busiest port.
-
-        Short ones have messages of equal bytes, and each rank's fastest repetition counts, which it began last, so that it
-        waited for nobody; of the ranks the slowest. Others have messages of uneven bytes, drawn anew each time, as experts'
-        are, and the median counts: connections that share a port may do so badly most of the time, as TCP's do, and worst of
-        all with equal bytes.
-        """
-        ranks, most = self._net.ranks, self._net.ranks - 1
-        curves, rng = [], np.random.default_rng(0)  # the same on all ranks
-        for partners in sorted({1 << power for power in range(most.bit_length())} | {most}):
-            pairs = [(rank, other) for rank in range(ranks) for other in self._others(rank)[:partners]]
-            seconds: list[float] = []
-            for size in CURVE_SIZES:
-                expected_s = seconds[-1] * size / CURVE_SIZES[len(seconds) - 1] if seconds else 0.0
-                if expected_s > PATIENCE_S:
-                    break
-                short, equal_X = expected_s < LATE_S, np.full(len(pairs), size)
-                repeats = int(np.clip(CURVE_S / max(expected_s, 1e-4), REPEATS, MOST_REPEATS))
-                drawn = [equal_X if short else uneven_bytes(pairs, size * partners, rng) for _ in range(repeats + 1)]
-                took_XG = np.array([self._flow_G(pairs, bytes_X) for bytes_X in drawn][1:])
-                seconds.append(float(took_XG.min(axis=0).max() if short else np.median(took_XG.max(axis=1))))
-            curves.append(fit_transfer_curve(partners, np.array(CURVE_SIZES[: len(seconds)]) * partners, seconds))
-        return tuple(curves)
 
     def _others(self, rank: int) -> list[int]:
         """All ranks but this, starting with the next."""
@@ -443,10 +399,6 @@ class _LinkTimer:
 
     def _flow(self, pairs: Sequence[tuple[int, int]], bytes_X: IntArray) -> float:
         """Seconds from the start on all ranks until the last receiver has its bytes."""
-        return float(self._flow_G(pairs, bytes_X).max())
-
-    def _flow_G(self, pairs: Sequence[tuple[int, int]], bytes_X: IntArray) -> FloatArray:
-        """(G,) seconds from its own start until each receiver has its bytes; 0 for other ranks."""
         time.sleep(SETTLE_S)
         self._net.gather(torch.zeros(1))
         began_s = time.perf_counter()
@@ -455,8 +407,7 @@ class _LinkTimer:
             self._exchange(flows)
         took_s = time.perf_counter() - began_s
         received = any(self._net.rank == dst for _, dst in pairs)
-        took_G: FloatArray = self._net.gather(torch.tensor([took_s if received else 0.0], dtype=torch.float64)).numpy().ravel()
-        return took_G
+        return float(self._net.gather(torch.tensor([took_s if received else 0.0], dtype=torch.float64)).max())
 
     def _exchange(self, flows: Sequence[tuple[int, int, int]], observe: Observe = lambda *_: None, wait: bool = True) -> None:
         """Transfers all flows (source, destination, bytes), posted at once, or queues them; see `Transport.exchange`."""

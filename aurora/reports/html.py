@@ -131,7 +131,7 @@ def phase_chart(report: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
 
 def provenance(report: ReportNumbers) -> list[Sheet]:
     """Returns tables of the report's origins: hashes, seeds, methods, versions and dates of its inputs."""
-    plan, fabric = report.of.plan, report.of.plan.cluster.fabric
+    plan, servers = report.of.plan, report.of.plan.cluster.servers
     rows = [
         ("scenario", plan.scenario),
         ("objective", plan.objective),
@@ -148,7 +148,10 @@ def provenance(report: ReportNumbers) -> list[Sheet]:
     sheets = [
         Sheet("Plan", ("what", "found"), tuple(rows)),
         Sheet("Planned from", ("model", "profile", "sha256", "router weights"), tuple(made_from)),
-        replace(sheet(cluster_table(plan.cluster)), note="" if fabric is None else f"a fabric of {len(fabric.links)} links"),
+        replace(
+            sheet(cluster_table(plan.cluster)),
+            note="" if servers is None else f"{len(set(servers.server_G))} servers, {len(set(servers.nic_G))} NICs",
+        ),
     ]
     for name, model, profile in zip(report.of.models, plan.models, report.of.profiles, strict=False):
         same = "the plan's own" if model.made_from(profile) else "other than the plan was made from"

@@ -8,7 +8,7 @@ from aurora.advisor.ceiling import ImbalanceSplit
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.algorithms.placement.explain import LayerExplanation
-from aurora.io.clusters import fabric_json, link_curves_json
+from aurora.io.clusters import servers_json
 from aurora.io.plans import by_failures, layers_json
 from aurora.planner.evaluate import Drift, Evaluation
 from aurora.planner.migrate import Migration
@@ -160,11 +160,10 @@ def schedule_json(schedule: Schedule, ranks: int) -> JsonObject:
 
 
 def cluster_json(cluster: Cluster) -> JsonObject:
-    """Returns a cluster's fabric and link curves, and its GPUs by rank."""
+    """Returns a cluster's servers and its GPUs by rank."""
     return {
         **fields_json(cluster, "name incast"),
-        "fabric": None if cluster.fabric is None else fabric_json(cluster.fabric, cluster.gpus),
-        "link_curves": link_curves_json(cluster.link_curves),
+        "fabric": None if cluster.servers is None else servers_json(cluster.servers, cluster.gpus),
         "gpus": [asdict(gpu) for gpu in cluster.gpus],
     }
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from aurora.algorithms.network.bounds import nics_of
 from aurora.algorithms.placement.explain import LayerExplanation
 from aurora.algorithms.placement.objective import letters
 from aurora.algorithms.workload.load_statistics import LEVEL
@@ -58,8 +57,8 @@ def bound_lines(plan: Plan) -> Iterator[str]:
     counted = {"mean": "the mean of", "cvar": "the worse half of", "worst": "the worst of"}.get(plan.options.aim, "all")
     if not plan.colocated and not hierarchical(plan):
         yield f"the objective is over {counted} windows, or of domains with their windows added up"
-    if plan.cluster.fabric is not None and nics_of(plan.cluster.network) is None:
-        yield "objective and bound count ports only, dispatches the fabric"
+    if plan.cluster.servers is not None and (narrowest := plan.cluster.servers.narrowest_cut):
+        yield f"servers are derived from links; the narrowest cut, which plans leave out: {narrowest}"
     if (known_s := plan.assignment_bound_s) is not None and _headline(plan)[1] != ONCE:
         kind = f"placement {ONCE}" if hierarchical(plan) else "other assignment of these groups of experts"
         yield f"no {kind} below {seconds(known_s)}, gap {percent(gap(plan.objective_s, known_s))}"
@@ -106,8 +105,8 @@ def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Ta
         explain: True: show the bounds of each dispatch, and the gaps to them.
     """
     strategies = ", ".join(f"{option.replace('_', ' ')} {name}" for option, name in plan.strategies.items())
-    on_fabric = plan.cluster.fabric is not None
-    bounds = ("fluid bound", "one-to-one bound", "cut bound")[: 2 + on_fabric] if explain else ()
+    cuts = plan.cluster.servers is not None
+    bounds = ("fluid bound", "one-to-one bound", "cut bound")[: 2 + cuts] if explain else ()
     columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("dispatch of all windows", *bounds), seconds)}
     if explain:
         columns = {**columns, "gap": percent}
@@ -169,13 +168,13 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
 
 
 def cut_line(cut: Cut) -> str:
-    """Returns a line on the links that limit an all-to-all on its fabric."""
+    """Returns a line on the port or NIC that limits an all-to-all between servers."""
     links = ", ".join(cut.links[:LINKS]) + (f" and {len(cut.links) - LINKS} more" if len(cut.links) > LINKS else "")
     return f"bound by {links}: {cut.load_bytes} bytes must cross, {seconds(cut.bound_s)} at least"
 
 
 def worst_cut(plan: Plan) -> str | None:
-    """Returns a line on the links that limit the plan's slowest all-to-all; None without a fabric."""
+    """Returns a line on the port or NIC that limits the plan's slowest all-to-all; None without servers."""
     models = zip(_names(plan), plan.models, strict=True)
     cuts = [(cut, name, layer) for name, model in models for layer, cut in enumerate(model.cut_L)]
     if not cuts:

@@ -15,7 +15,7 @@ import torch
 from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.algorithms.workload.serving_gpus import serving_gpus
 from aurora.moe.transport import Transport
-from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan, servers
+from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 UNORDERED = ("all-at-once", "paced")
@@ -311,14 +311,14 @@ def _took_TW(transport: Transport, calls_W: Sequence[Callable[[], None]]) -> Flo
 
 
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
-    """Returns `cluster` with measured start-up times and rates, and without link curves.
+    """Returns `cluster` with measured start-up times and rates.
 
     A collective call; all ranks get the same result. Every rank sends equally many bytes to every other rank, one partner at a
     time, so that start-ups add up. All port rates are scaled by one measured factor. With several servers, an exchange inside
     servers yields the factor of the port rates, and one between servers that of the NIC rates.
     """
     other_GG, startups_s, messages = ~np.eye(transport.ranks, dtype=bool), 0.0, 0
-    server_G = np.array(cluster.fabric.server_G if cluster.fabric is not None else (), dtype=np.int64)
+    server_G = np.array(cluster.servers.server_G if cluster.servers is not None else (), dtype=np.int64)
     same_GG = np.equal.outer(server_G, server_G) if server_G.any() else other_GG
     inside_GG, between_GG = other_GG & same_GG, other_GG & ~same_GG
     if inside_GG.any():
@@ -329,7 +329,7 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
         startups_s, messages = startups_s + took_s, messages + int(between_GG.sum(axis=1).max())
         cluster = _scaled(cluster, ports=1.0 if inside_GG.any() else share, nics=share)
     gpus = (replace(gpu, startup_s=startups_s / messages if messages else gpu.startup_s) for gpu in cluster.gpus)
-    return replace(cluster, gpus=tuple(gpus), link_curves=())
+    return replace(cluster, gpus=tuple(gpus))
 
 
 def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray, device: str) -> tuple[float, float]:
@@ -351,11 +351,8 @@ def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray,
 def _scaled(cluster: Cluster, ports: float = 1.0, nics: float = 1.0) -> Cluster:
     """The cluster with its ports' rates times a factor, and those of its servers' NICs times another."""
     gpus = tuple(replace(gpu, out_Bps=gpu.out_Bps * ports, in_Bps=gpu.in_Bps * ports) for gpu in cluster.gpus)
-    fabric = cluster.fabric
-    if fabric is not None and fabric.nic_Bps is not None:
-        rates = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
-        fabric = servers(fabric.server_G, *rates, fabric.nic_Bps * nics, fabric.shared_nic)
-    return replace(cluster, gpus=gpus, fabric=fabric)
+    servers = cluster.servers
+    return replace(cluster, gpus=gpus, servers=None if servers is None else replace(servers, nic_Bps=servers.nic_Bps * nics))
 
 
 def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:

@@ -93,8 +93,8 @@ def check_run(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequen
         raise BadInput(
             "`deduplicate`: expected tokens to travel once to a server, because the plan's all-to-alls are hierarchical"
         )
-    if options.transport == "shaped" and plan.cluster.fabric is not None:
-        raise BadInput("`transport` shaped: holds ports to their rates, but not the links of the plan's fabric")
+    if options.transport == "shaped" and plan.cluster.servers is not None:
+        raise BadInput("`transport` shaped: holds ports to their rates, but not the NICs of the plan's servers")
     if options.transport == "push" and (
         len(plan.models) > 1 or plan.options.micro_batches > 1 or plan.models[0].hierarchy is not None
     ):

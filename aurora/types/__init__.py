@@ -6,7 +6,7 @@ from aurora.lazy_names import fetcher
 
 NAMES = {  # those that each module defines
     "cluster": "Cluster Gpu GpuKind",
-    "network": "Cut Fabric Link Network TransferCurve leaf_spine servers",
+    "network": "Cut Network Servers",
     "options": "ControlOptions DriftOptions PlanOptions ProfileOptions SyntheticOptions",
     "placement": "FailureDomains GpuSlots Placement Rebalanced ReplicaPlacement ResilientPlacement SurvivalProbability",
     "plan": "ModelPlan Plan",

@@ -1,4 +1,4 @@
-"""Cluster: the GPUs of a deployment, one per rank, and the switch or fabric between them; datasheet figures of GPU kinds."""
+"""Cluster: the GPUs of a deployment, one per rank, and the servers that they are in; datasheet figures of GPU kinds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, Value, check_name
-from aurora.types.network import Fabric, Network, TransferCurve, checked_curves, servers
+from aurora.types.network import Network, Servers, check_servers
 
 PCIE_LANE_Bps = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}  # each way, after coding; by generation
 
@@ -64,13 +64,13 @@ class Gpu:
     Args:
         name: the GPU's name.
         kind: the GPU's model; a Profile has compute curves by this name.
-        node: number of the node (server) that the GPU is in.
+        node: number of the node (host or tray) that the GPU is in, whose GPUs fail together.
         out_Bps: bytes per second that the port sends.
         in_Bps: bytes per second that the port receives, at the same time.
         memory_bytes: memory for weights, of experts and of the rest of the model.
         speed: compute speed relative to the reference GPU (1.0).
         startup_s: fixed seconds of one message.
-        rack: the name of the GPU's rack, each with its own leaf switch in a leaf/spine fabric; None if no GPU has a rack.
+        rack: the name of the GPU's rack, whose GPUs have a leaf switch of their own in a leaf/spine network; None if none has.
         failure_rate: failures per unit of time; only the ratios between GPUs count. A node fails at the sum of its GPUs' rates.
             None if unknown.
 
@@ -113,39 +113,35 @@ class Cluster(Value):
     Args:
         name: the cluster's name.
         gpus: the G GPUs.
-        fabric: links between the GPUs; None: a big switch, where only the GPUs' ports limit transfers.
+        servers: the servers and their NICs; None: a big switch, where only the GPUs' ports limit transfers.
         incast: as in Network.
-        link_curves: measured seconds of exchanges between its GPUs, as `curves` of Network.
 
     Raises:
-        BadInput: if there is no GPU, the fabric has another number of GPUs, incast lies outside 0 to 1, two link curves have
-            the same number of partners, or link curves are given together with a fabric or incast.
+        BadInput: if there is no GPU, the servers have another number of GPUs, or incast lies outside 0 to 1.
 
     Source (big switch): Aurora §2.4.
     """
 
     name: str
     gpus: tuple[Gpu, ...]
-    fabric: Fabric | None = None
+    servers: Servers | None = None
     incast: float = 0.0
-    link_curves: tuple[TransferCurve, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(f"cluster {self.name!r}: name", self.name)
         object.__setattr__(self, "gpus", tuple(self.gpus))
         if not self.gpus:
             raise BadInput(f"cluster {self.name!r}: expected at least one [[gpu]], found none")
-        network = len(self.gpus), self.fabric, self.incast, self.link_curves
-        object.__setattr__(self, "link_curves", checked_curves(f"cluster {self.name!r}", *network))
+        check_servers(f"cluster {self.name!r}", len(self.gpus), self.servers, self.incast)
 
     def __len__(self) -> int:
         return len(self.gpus)
 
     @cached_property
     def network(self) -> Network:
-        """The ports, start-ups, fabric, incast and curves of these GPUs as one Network."""
+        """The ports, start-ups, servers and incast of these GPUs as one Network."""
         out_Bps_G, in_Bps_G, startup_s_G = np.array([(gpu.out_Bps, gpu.in_Bps, gpu.startup_s) for gpu in self.gpus]).T
-        return Network(out_Bps_G, in_Bps_G, startup_s_G, self.fabric, self.incast, self.link_curves)
+        return Network(out_Bps_G, in_Bps_G, startup_s_G, self.servers, self.incast)
 
     @property
     def out_Bps_G(self) -> FloatArray:
@@ -172,18 +168,9 @@ class Cluster(Value):
 
         Args:
             ranks: numbers of GPUs, one or more.
-
-        Raises:
-            BadInput: if the cluster has a fabric other than servers with one NIC per GPU.
         """
-        gpus, fabric = tuple(self.gpus[rank] for rank in ranks), self.fabric
-        if fabric is not None:
-            if fabric.nic_Bps is None or fabric.shared_nic:
-                raise BadInput(
-                    f"cluster {self.name!r}: expected no fabric, or servers with a NIC for each GPU, to take some GPUs"
-                )
-            node_G, rates = [fabric.server_G[rank] for rank in ranks], [gpu.out_Bps for gpu in gpus]
-            into = [gpu.in_Bps for gpu in gpus]
-            fabric = servers(node_G, rates, into, fabric.nic_Bps) if len(set(node_G)) > 1 else None
-        curves = tuple(curve for curve in self.link_curves if curve.partners < len(gpus))
-        return replace(self, gpus=gpus, fabric=fabric, link_curves=curves)
+        servers = self.servers
+        if servers is not None:
+            server_G, nic_G = ([number_G[rank] for rank in ranks] for number_G in (servers.server_G, servers.nic_G))
+            servers = Servers.of(server_G, servers.nic_Bps, nic_G=nic_G) if len(set(server_G)) > 1 else None
+        return replace(self, gpus=tuple(self.gpus[rank] for rank in ranks), servers=servers)

@@ -36,7 +36,7 @@ class ModelPlan(Value):
         dispatch_s_L: (L,) float64, seconds of each layer's dispatch when the traffic of the whole profile is one all-to-all.
         fluid_bound_s_L: (L,) float64, the fluid bound on dispatch_s_L.
         one_to_one_bound_s_L: (L,) float64, the one-to-one bound on dispatch_s_L.
-        cut_L: the cut that limits each layer's dispatch on a fabric; empty on a big switch.
+        cut_L: the port or NIC that limits each layer's dispatch between servers; empty on a big switch.
         load_LE: (L, E) int64, the tokens of each expert in the traffic that the plan was made for.
         dense_layers: indices, among all decoder layers, of the layers without experts, as in Profile.
         hierarchy: the servers and chunks of its hierarchical all-to-alls, whose tokens are deduplicated; None if they are flat.
@@ -262,7 +262,7 @@ def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
         plan: the plan.
         deduplicate: whether a token may be sent once to a GPU that holds several of its experts; if not, the plan stays.
     """
-    server_G = np.array([] if plan.cluster.fabric is None else plan.cluster.fabric.server_G, dtype=np.int64)
+    server_G = np.array([] if plan.cluster.servers is None else plan.cluster.servers.server_G, dtype=np.int64)
     if not deduplicate or not 1 < len(set(server_G.tolist())) < len(server_G):
         return plan
     models = []

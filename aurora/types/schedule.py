@@ -197,7 +197,7 @@ class Schedule(Value):
         rate_Bps_X: (X,) float64, bytes per second.
         fluid_bound_s: the fluid bound of the ports, in seconds.
         one_to_one_bound_s: the one-to-one bound, in seconds.
-        cut: the cut with the largest bound, on a fabric; None on a big switch.
+        cut: the port or NIC with the largest bound, between servers; None on a big switch.
         tier_X: (X,) int64, the tier of each row's pair in the order; None: all are in one tier.
         step_X: (X,) int64, the step of each row in a hierarchical all-to-all; None if it is flat.
 

@@ -5,7 +5,7 @@
 Root only (namespaces, token buckets); elsewhere it says why it is skipped. Ports of 200 Mbit/s, or of 400/320/200/160; switch
 buffers of 16 MB a port; reno. Expected of a pair is the slower of its two ports at the rate that TCP leaves (1448/1514), of a
 port with all others its own. With --decode: exchanges of 1 to 64 tokens a rank, and what the simulator predicts of them from
-the links as measured just before, by link curves, and by start-ups and rates alone. Everything is removed at the end, also
+the links as measured just before. Everything is removed at the end, also
 after an error or an interrupt. Writes bench/results/links-DATE.md.
 """
 
@@ -13,7 +13,6 @@ import argparse
 import os
 import statistics
 import tempfile
-from dataclasses import replace
 
 import numpy as np
 from hosts import ExchangeJob, all_ready, find_links, measure_after_links
@@ -79,26 +78,28 @@ def decode_table(rates_bps: np.ndarray, repetitions: int) -> list[str]:
     with network(rates_bps.tolist(), DEEP, burst_s=BURST_S) as hosts, tempfile.TemporaryDirectory() as folder:
         found = launch(measure_after_links, ranks, hosts, os.path.join(folder, "meeting"), jobs, rates_Bps, repetitions)
     measured = cluster_of(found[0][1], [RankDevice(host, 0, "cpu", 1) for host in hosts], {})
-    networks = {"curves": measured.network, "start-ups and rates": replace(measured, link_curves=()).network}
     took_s = [statistics.median(seconds) for seconds in all_ready([spans for spans, _ in found])]
     planned = Network(rates_Bps, rates_Bps)
     rows: dict[tuple[str, int], list[tuple[float, ...]]] = {}
     for job, measured_s in zip(jobs, took_s, strict=True):
         order = ORDER[job.method](job.bytes_GG, planned, rng=np.random.default_rng(0))
-        predicted_s = [steps_seconds(order, job.bytes_GG[None], each) for each in networks.values()]
-        rows.setdefault((job.method, int(job.case.split()[0])), []).append((measured_s, *predicted_s))
-    head = " | ".join(f"predicted by {name}, ms | off" for name in networks)
-    lines = [f"| order | tokens a rank | measured, ms | {head} |", "|---|---|---|" + "---|" * 2 * len(networks)]
+        predicted_s = steps_seconds(order, job.bytes_GG[None], measured.network)
+        rows.setdefault((job.method, int(job.case.split()[0])), []).append((measured_s, predicted_s))
+    lines = ["| order | tokens a rank | measured, ms | predicted, ms | off |", "|---|---|---|---|---|"]
     for (method, tokens), found_X in sorted(rows.items()):
-        measured_X, *predicted_KX = np.array(found_X).T
-        cells = (f"{np.median(each_X) * 1e3:.2f} | {np.median(each_X / measured_X - 1):+.0%}" for each_X in predicted_KX)
-        lines.append(f"| {method} | {tokens} | {np.median(measured_X) * 1e3:.2f} | {' | '.join(cells)} |")
-    every_X3 = np.concatenate([np.array(found_X) for found_X in rows.values()])
-    lines.append("")
-    for index, name in enumerate(networks, start=1):
-        error_X = np.abs(every_X3[:, index] / every_X3[:, 0] - 1)
-        lines.append(f"By {name}: median error {np.median(error_X):.1%}, 90th percentile {np.quantile(error_X, 0.9):.1%}.")
-    return [*lines, "", f"{repetitions} repetitions, from the last rank's start; top-{TOP_K}, {ROW_BYTES} bytes a row."]
+        measured_X, predicted_X = np.array(found_X).T
+        cell = f"{np.median(predicted_X) * 1e3:.2f} | {np.median(predicted_X / measured_X - 1):+.0%}"
+        lines.append(f"| {method} | {tokens} | {np.median(measured_X) * 1e3:.2f} | {cell} |")
+    measured_X, predicted_X = np.concatenate([np.array(found_X) for found_X in rows.values()]).T
+    error_X = np.abs(predicted_X / measured_X - 1)
+    found = f"Median error {np.median(error_X):.1%}, 90th percentile {np.quantile(error_X, 0.9):.1%}."
+    return [
+        *lines,
+        "",
+        found,
+        "",
+        f"{repetitions} repetitions, from the last rank's start; top-{TOP_K}, {ROW_BYTES} bytes a row.",
+    ]
 
 
 def main() -> None:

@@ -55,13 +55,13 @@ class RoutedTokens:
 
     def bound_s(self, cluster: Cluster, way: str) -> float:
         """No deduplicated all-to-all over the servers takes less."""
-        assert cluster.fabric is not None
-        assert cluster.fabric.nic_Bps is not None
-        hierarchy = Hierarchy(np.array(cluster.fabric.server_G), 1)
+        assert cluster.servers is not None
+        assert cluster.servers.nic_Bps is not None
+        hierarchy = Hierarchy(np.array(cluster.servers.server_G), 1)
         rows = hierarchical_rows(self.rank_UK, self.source_U, hierarchy)
         sent_GN, needed_GG = (self.row_bytes(way) * each for each in (rows.sent_GN, rows.needed_GCG[:, 0]))
-        rates_Bps = cluster.fabric.nic_Bps, cluster.gpus[0].out_Bps
-        return deduplicated_two_tier_bound(sent_GN, needed_GG, hierarchy.server_G, *rates_Bps, cluster.fabric.shared_nic)
+        rates_Bps = cluster.servers.nic_Bps, cluster.gpus[0].out_Bps
+        return deduplicated_two_tier_bound(sent_GN, needed_GG, hierarchy.server_G, *rates_Bps, cluster.servers.shared_nic)
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,9 @@ from protocol import DEEP, Results, options
 from routed import HIERARCHICAL, WAYS, Method, RoutedTokens, compile_kernels, measure_routed, together
 
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.scenarios.servers import Servers
+from aurora.planner.scenarios.servers import Servers as ServersScenario
 from aurora.runtime.distributed.launcher import launch
-from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions
-from aurora.types import servers as fabric_of_servers
+from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions, Servers
 from aurora.types.arrays import FloatArray
 
 from routed_tasks import RECORDED, Traffic, deepseek  # bench/  # isort: skip
@@ -69,8 +68,7 @@ class Setting:
     def cluster(self) -> Cluster:
         inside_Bps, nic_Bps = self.inside_bps / 8 * PAYLOAD, self.nic_bps / 8 * PAYLOAD
         gpus = [Gpu(f"rank-{r}", "cpu", server, inside_Bps, inside_Bps, 1 << 36) for r, server in enumerate(self.server_G)]
-        ports = [inside_Bps] * len(gpus)
-        return Cluster("servers", tuple(gpus), fabric_of_servers(self.server_G, ports, ports, nic_Bps, self.shared_nic))
+        return Cluster("servers", tuple(gpus), Servers.of(self.server_G, nic_Bps, self.shared_nic))
 
     def __str__(self) -> str:
         rates = f"{self.inside_bps / 1e6:g} Mbit/s inside, {self.nic_bps / 1e6:g} between"
@@ -92,8 +90,8 @@ def planned(setting: Setting) -> tuple[Traffic, Slots] | None:
     first = task.sequence_U < (int(task.sequence_U[-1]) + 1) // 2
     profile, ranks = source.routed(task.at(first), len(cluster)), len(cluster)
     options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=EXPERTS // ranks)
-    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
-    placed = Servers(cluster, [profile], options).improve_on_servers(
+    start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
+    placed = ServersScenario(cluster, [profile], options).improve_on_servers(
         start.placements_M, [Hierarchy(np.array(setting.server_G))]
     )[0]
     gpu_E = placed.gpu_E(0)

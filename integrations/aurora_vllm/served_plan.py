@@ -142,18 +142,18 @@ def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
     """Returns the hierarchy if all-to-alls are or may become hierarchical; None if they are always flat or vLLM's own.
 
     Raises:
-        BadInput: if the settings request hierarchical all-to-alls, and the plan's cluster has no fabric of servers.
+        BadInput: if the settings request hierarchical all-to-alls, and the plan's cluster has no servers.
     """
     if settings.order in ("stock", "push") or settings.all_to_all == "flat":
         return None
-    planned, fabric = plan.models[0].hierarchy, plan.cluster.fabric
+    planned, servers = plan.models[0].hierarchy, plan.cluster.servers
     if planned is None and settings.all_to_all == settings.order == "auto":
         return with_servers(plan, True).models[0].hierarchy
     if planned is not None or settings.all_to_all == "auto":
         return planned
-    if fabric is None or len(set(fabric.server_G)) < 2:
+    if servers is None or len(set(servers.server_G)) < 2:
         raise BadInput("all_to_all: expected a plan for a cluster with a [fabric] of several servers, found none")
-    return Hierarchy(np.array(fabric.server_G))
+    return Hierarchy(np.array(servers.server_G))
 
 
 class ServedPlan:

@@ -19,7 +19,7 @@ from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput
 from aurora.io import load_gpus
 from aurora.types import SyntheticOptions
-from aurora.types.network import servers
+from aurora.types.network import Servers
 from tests.io.engine_readers import READERS
 
 CONFIG = {
@@ -41,9 +41,9 @@ def test_a_short_text_becomes_servers_of_gpus_with_datasheet_figures():
     assert [gpu.kind for gpu in cluster.gpus] == ["NVIDIA H20"] * 3 + ["NVIDIA A100-SXM4-80GB"] * 8
     assert [gpu.node for gpu in cluster.gpus] == [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert cluster.gpus[0].memory_bytes == KINDS["NVIDIA H20"].memory_bytes
-    assert cluster.fabric is not None
+    assert cluster.servers is not None
     assert cluster_of("a100-pcie:2", KINDS).gpus[0].kind == "NVIDIA A100 80GB PCIe"
-    assert cluster_of("h20:8", KINDS).fabric is None
+    assert cluster_of("h20:8", KINDS).servers is None
 
 
 @pytest.mark.parametrize("gpus", ["", "h20", "h20:0", "h20:8,", "h20:-1", "h2:8", "h20:99999", "nvidia;rm:8"])
@@ -178,8 +178,7 @@ def test_the_interval_covers_as_often_as_it_says():
 
 def test_gpus_that_share_a_nic_each_have_their_part_of_it():
     own = cluster_of("h100:16", KINDS, nic_Bps=50e9)
-    ports = [gpu.out_Bps for gpu in own.gpus]
-    shared = replace(own, fabric=servers([gpu.node for gpu in own.gpus], ports, ports, 50e9, shared_nic=True))
+    shared = replace(own, servers=Servers.of([gpu.node for gpu in own.gpus], 50e9, shared_nic=True))
     assert nic_Bps_of(own) == 50e9
     assert nic_Bps_of(shared) == 50e9 / 8
     assert nic_Bps_of(cluster_of("h100:8", KINDS)) is None

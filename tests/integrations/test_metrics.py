@@ -36,7 +36,7 @@ from aurora.io import load_plan, save
 from aurora.planner.plan import make_plan
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions
-from aurora.types.network import servers
+from aurora.types.network import Servers
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
@@ -225,11 +225,11 @@ def test_a_port_that_is_taken_costs_metrics_only(caplog):
 def test_the_bound_of_an_exchange_between_servers_is_that_of_their_nics(shared_nic, bound_s):
     """Ports of 2 B/s and NICs of 1 B/s; rank 0 sends 9 B inside its server, and 5 B to the other, rank 1 sends 3 B there."""
     ports_G = np.full(4, 2.0)
-    network = Network(ports_G, ports_G, fabric=servers([7, 7, 3, 3], ports_G, ports_G, 1.0, shared_nic))
+    network = Network(ports_G, ports_G, servers=Servers.of([7, 7, 3, 3], 1.0, shared_nic))
     bytes_GG = np.array([[0, 9, 5, 0], [0, 0, 0, 3], [0, 0, 0, 0], [0, 0, 0, 0]])
     assert exchange_bound(bytes_GG, network) == bound_s
     assert exchange_bound(bytes_GG * [[1, 1, 0, 0]], network) == 4.5
-    assert exchange_bound(bytes_GG, replace(network, fabric=None)) == 7.0
+    assert exchange_bound(bytes_GG, replace(network, servers=None)) == 7.0
 
 
 def engaged(registry, rank, reason):

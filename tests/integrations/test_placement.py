@@ -19,7 +19,7 @@ from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 from aurora.errors import BadInput
 from aurora.io import save
 from aurora.planner.plan import make_plan
-from aurora.types import Cluster, Curve, Fabric, Gpu, Hierarchy, Placement, PlanOptions, Profile
+from aurora.types import Cluster, Curve, Gpu, Hierarchy, Placement, PlanOptions, Profile, Servers
 
 LOAD_LE = np.array([[9, 1, 1, 1], [1, 5, 1, 5]])
 UNEVEN = Placement((((0, 1, 2), (3,)), ((0, 1), (2, 3))))
@@ -253,10 +253,8 @@ def test_cuda_graphs_stay_unless_messages_are_asked_for(settings, graphs, back_e
 def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, servers, given, found):
     """The number of chunks in which they go over the servers; None: flat. A server needs another."""
     hierarchy = None if planned is None else Hierarchy(np.array(servers), planned)
-    fabric = None if servers is None else Fabric.__new__(Fabric)
-    if fabric is not None:
-        object.__setattr__(fabric, "server_G", servers)
-    plan = SimpleNamespace(models=(SimpleNamespace(hierarchy=hierarchy),), cluster=SimpleNamespace(fabric=fabric))
+    over = None if servers is None else Servers(servers, 1.0)
+    plan = SimpleNamespace(models=(SimpleNamespace(hierarchy=hierarchy),), cluster=SimpleNamespace(servers=over))
     settings = Settings(plan=Path("plan.json"), **given)
     if isinstance(found, str):
         with pytest.raises(

@@ -15,7 +15,7 @@ from aurora.io import save
 from aurora.models.hub import model_folder
 from aurora.models.loading import load_model
 from aurora.planner.plan import make_plan
-from aurora.types import PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, servers
+from aurora.types import PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, Servers
 from tests.models.architectures import build
 
 
@@ -85,13 +85,13 @@ def test_a_damaged_block_size_is_told(tmp_path, damaged):
         read_checkpoint(folder, experts_in(folder))
 
 
-def planned(model, fabric=None):
+def planned(model, servers=None):
     """A plan of this model for two ranks."""
     tokens_TLSE = np.ones((1, len(model.layers), 2, model.experts), dtype=np.int64)
     curves = {"cpu": dict.fromkeys(PHASES, Curve([1.0], [1e-3]))}
     profile = Profile("m", model.fingerprint(), tokens_TLSE, model.top_k, 64, 64, model.expert_bytes, 0, curves)
     gpus = tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**9) for rank in range(2))
-    return make_plan(Cluster("two", gpus, fabric=fabric), [profile], PlanOptions())
+    return make_plan(Cluster("two", gpus, servers=servers), [profile], PlanOptions())
 
 
 def test_scales_of_a_router_may_lie_in_another_file_than_its_weights(tmp_path):
@@ -139,7 +139,7 @@ def test_a_model_is_the_same_at_another_precision(tmp_path, dtype):
 def test_a_planned_order_is_for_the_alltoall_that_was_planned(tmp_path, hierarchical, all_to_all, order):
     """Of another one each batch gets an order of its own, but where measurement chooses both."""
     folder = build("mixtral", tmp_path / "m")
-    plan = planned(load_model(folder), servers([0, 1], [1e9] * 2, [1e9] * 2, 1e8))
+    plan = planned(load_model(folder), Servers.of([0, 1], 1e8))
     if hierarchical:
         made = replace(plan.models[0], hierarchy=Hierarchy(np.array([0, 1])))
         plan = replace(plan, models=(made,))

@@ -27,7 +27,7 @@ from aurora.io.engine_records import load_records
 from aurora.planner.plan import order_model
 from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
-from aurora.types.network import servers
+from aurora.types.network import Servers
 from tests.integrations import engine
 
 pytestmark = [
@@ -212,10 +212,10 @@ def _tuples(table):
     return tuple(tuple(tuple(each) for each in row) for row in table)
 
 
-def scattered(checkpoint, ranks, seed=1, most=None, replicas=0, fabric=None):
+def scattered(checkpoint, ranks, seed=1, most=None, replicas=0, servers=None):
     """A plan with experts anywhere: unequal counts, and in the first layer all of them on rank 0.
 
-    most: if given, no rank holds more, in any layer; replicas: how many experts a layer holds on the next rank as well; fabric:
+    most: if given, no rank holds more, in any layer; replicas: how many experts a layer holds on the next rank as well; servers:
     the cluster's.
     """
     moe, load_LE = counted(checkpoint, PROMPTS[:1], 1)
@@ -225,8 +225,10 @@ def scattered(checkpoint, ranks, seed=1, most=None, replicas=0, fabric=None):
     tokens_TLSE = np.repeat(load_LE[None, :, None, :], ranks, axis=2)
     curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), curve)}
     profile = Profile(checkpoint.name, moe.fingerprint(), tokens_TLSE, moe.top_k, moe.row_bytes, moe.row_bytes, 1000, 0, curves)
-    node_G = range(ranks) if fabric is None else fabric.server_G
-    cluster = Cluster("here", tuple(Gpu(f"g{rank}", "cpu", node, 1e9, 1e9, 10**10) for rank, node in enumerate(node_G)), fabric)
+    node_G = range(ranks) if servers is None else servers.server_G
+    cluster = Cluster(
+        "here", tuple(Gpu(f"g{rank}", "cpu", node, 1e9, 1e9, 10**10) for rank, node in enumerate(node_G)), servers
+    )
     rng = np.random.default_rng(seed)
     where_LE = rng.integers(0, ranks, load_LE.shape)
     where_LE[0] = 0
@@ -622,7 +624,7 @@ def test_two_servers_of_two_ranks_measure_whether_all_to_alls_have_two_hops(tmp_
     vLLM's own all-to-all, which has one hop, is made to be the slowest.
     """
     checkpoint = checkpoints("qwen3moe")
-    save(scattered(checkpoint, 4, fabric=servers((0, 1, 0, 1), [1e9] * 4, [1e9] * 4, 1e8)), tmp_path / "plan.json")
+    save(scattered(checkpoint, 4, servers=Servers.of((0, 1, 0, 1), 1e8)), tmp_path / "plan.json")
     settings = {"aurora": {"plan": str(tmp_path / "plan.json")}}
     run = Ranks(tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config=settings, before=IN_TWO_HOPS + SLOW_STOCK)
     check_same(run.answers(), alone("qwen3moe"))
@@ -640,8 +642,8 @@ def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpo
     """All-to-alls in two hops: planned so and levelled, and asked for by a setting for a plan with replicas, which EPLB places."""
     checkpoint, server_G = checkpoints("qwen3moe"), (0, 1, 0, 1)
     hierarchy = Hierarchy(np.array(server_G), 4) if eplb_too else Hierarchy(np.array(server_G), 3, 1)
-    fabric = servers(server_G, [1e9] * 4, [1e9] * 4, 1e8)
-    plan = scattered(checkpoint, 4, most=3, replicas=2, fabric=fabric) if eplb_too else scattered(checkpoint, 4)
+    servers = Servers.of(server_G, 1e8)
+    plan = scattered(checkpoint, 4, most=3, replicas=2, servers=servers) if eplb_too else scattered(checkpoint, 4)
     settings = {"plan": str(tmp_path / "plan.json"), "order": "plan"}
     if eplb_too:
         settings["all_to_all"] = "hierarchical"

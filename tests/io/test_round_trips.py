@@ -25,15 +25,13 @@ from aurora.types import (
     Curve,
     Exchange,
     Hierarchy,
-    Link,
     PlanOptions,
+    Servers,
     SyntheticOptions,
     Trace,
-    TransferCurve,
-    servers,
 )
 from tests.conftest import cluster
-from tests.strategies import clusters, fabrics, profiles
+from tests.strategies import clusters, profiles, servers
 
 original = np.lib.format.read_array
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
@@ -78,15 +76,31 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert (back.objective, back.assignment_bound_s) == (made.objective, made.assignment_bound_s)
 
 
-def test_a_plan_keeps_link_curves_and_is_priced_by_them(tmp_path, plan, profile):
-    slow = TransferCurve(1, [1.0, 1e3], [0.05, 0.06])
-    machines = replace(plan.cluster, link_curves=(slow,))
-    made = make_plan(machines, [profile, profile], PlanOptions(order="sjf"), ["a.npz", "a.npz"])
+def test_plans_with_links_and_curves_become_plans_for_servers_and_ports(tmp_path):
+    """Plans that were made for a graph of links, or with measured curves, name both."""
+    source = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8))
+    made = make_plan(replace(cluster(4.0, 4.0, 4.0, 4.0), servers=Servers.of("aabb", 4.0, shared_nic=True)), [source])
     save(made, tmp_path / "plan.json")
+    table = json.loads((tmp_path / "plan.json").read_text())
+    del table["digest"]
+    ends = [(gpu, f"leaf-{gpu // 2}", 4.0) for gpu in range(4)] + [
+        (f"leaf-{leaf}", f"spine-{spine}", 2.0) for leaf in (0, 1) for spine in (0, 1)
+    ]
+    links = [{"from": src, "to": dst, "Bps": Bps} for a, b, Bps in ends for src, dst in ((a, b), (b, a))]
+    table["cluster"]["fabric"] = {"kind": "graph", "links": links}
+    (tmp_path / "plan.json").write_text(json.dumps(table))
     back = load_plan(tmp_path / "plan.json")
-    assert back == made
-    assert back.cluster.link_curves == (slow,)
-    assert simulate_plan(back, [profile, profile]).seconds > simulate_plan(plan, [profile, profile]).seconds
+    assert replace(back.cluster.servers, narrowest_cut="") == made.cluster.servers
+    assert back.cluster.servers.narrowest_cut == "leaf-0 -> spine-0, leaf-0 -> spine-1, for 2 of 4 GPUs"
+    assert back.models == made.models
+    table["cluster"]["fabric"]["links"] = [
+        {"from": src, "to": dst, "Bps": 4.0} for gpu in range(4) for src, dst in ((gpu, "hub"), ("hub", gpu))
+    ]
+    table["cluster"]["link_curve"] = [{"partners": 3, "bytes": [4.0, 12.0], "seconds": [2.0, 6.0]}]
+    (tmp_path / "plan.json").write_text(json.dumps(table))
+    back = load_plan(tmp_path / "plan.json")
+    assert (back.cluster.servers, back.models[0].cut_L) == (None, ())
+    assert [(gpu.out_Bps, gpu.startup_s) for gpu in back.cluster.gpus] == [(2.0, 0.0)] * 4
 
 
 @pytest.mark.parametrize("method", ORDER)
@@ -125,9 +139,9 @@ def curves(profile):
 
 @pytest.mark.parametrize("kind", ["cluster", "plan", "profile", "trace", "curves"])
 def test_every_kind_comes_back_equal_each_time_it_is_loaded(tmp_path, plan, profile, curves, kind):
-    fabric = servers([0, 0], [4.0, 4.0], [4.0, 4.0], 1.0)
+    servers = Servers.of([0, 0], 1.0)
     values = {
-        "cluster": ("c.toml", replace(cluster(4.0, 4.0), fabric=fabric)),
+        "cluster": ("c.toml", replace(cluster(4.0, 4.0), servers=servers)),
         "plan": ("p.json", plan),
         "profile": ("p.npz", profile),
         "trace": ("t.npz", simulate_plan(plan, [profile, profile])),
@@ -219,37 +233,27 @@ LEAVES = '[fabric]\nkind = "leaf-spine"\nspines = 2\nuplink_Bps = 5e8\n'
 def fabric_of(tmp_path, toml):
     file = tmp_path / "c.toml"
     file.write_text("schema = 1\n" + toml)
-    return load_cluster(file).fabric
+    return load_cluster(file).servers
 
 
-def test_leaves_are_nodes_or_racks(tmp_path):
+def test_the_gpus_of_a_leaf_share_its_uplinks(tmp_path):
     second = GPU.replace("node = 0", "node = 1")
     by_node = fabric_of(tmp_path, LEAVES + GPU + "count = 2\n" + second)
-    assert by_node.switches == ("leaf-0", "leaf-1", "spine-0", "spine-1")
-    assert {str(link): link.Bps for link in by_node.links if link.src == "leaf-0"} == {
-        "leaf-0 -> rank 0": 1e9, "leaf-0 -> rank 1": 1e9, "leaf-0 -> spine-0": 5e8, "leaf-0 -> spine-1": 5e8,
-    }  # fmt: skip
-    by_rack = fabric_of(tmp_path, LEAVES + GPU + "rack = 'r'\n" + second + "rack = 'r'\n")
-    assert by_rack.switches == ("leaf-r", "spine-0", "spine-1")
+    assert by_node == Servers((0, 0, 1), 1e9, (0, 0, 1))
+    by_rack = fabric_of(tmp_path, LEAVES + GPU + "rack = 'r'\n" + second + "rack = 'r'\n" + second + "rack = 'q'\n")
+    assert by_rack == Servers((0, 0, 1), 1e9, (0, 0, 1))
 
 
-def test_a_graph_names_gpus_and_switches(tmp_path):
-    links = '[fabric]\nkind = "graph"\nlinks = [{from="g-0", to="s", Bps=2, both=true}, {from=1, to="s", Bps=3.5}, {from="s", to=1, Bps=4}]\n'
-    found = fabric_of(tmp_path, links + GPU + "count = 2\n")
-    assert found.links == (Link(0, "s", 2.0), Link("s", 0, 2.0), Link(1, "s", 3.5), Link("s", 1, 4.0))
-
-
-def test_the_shipped_fabric_is_two_to_one():
+def test_the_shipped_leaves_are_two_to_one():
     machines = load_cluster(shipped("clusters/leaf-spine-16.toml"))
-    up = sum(link.Bps for link in machines.fabric.links if link.src == "leaf-0" and isinstance(link.dst, str))
-    assert len(machines) == 16
-    assert machines.out_Bps_G[:4].sum() == 2 * up
+    assert machines.servers.server_G == tuple(np.repeat(range(4), 4).tolist()) == machines.servers.nic_G
+    assert machines.out_Bps_G[:4].sum() == 2 * machines.servers.nic_Bps
 
 
 @pytest.mark.parametrize(
     ("fabric", "message"),
     [
-        ("inside_Bps = 9e9", r"\[fabric\]: expected kind = 'leaf-spine' or 'servers' or 'graph', found none"),
+        ("inside_Bps = 9e9", r"\[fabric\]: expected kind = 'servers' or 'nvidia-smi' or 'graph' or 'leaf-spine', found none"),
         ("kind = 'torus'", "found 'torus'"),
         ("kind = 'leaf-spine'\nuplink_Bps = 1", "spines must be a whole number, found none"),
         ("kind = 'leaf-spine'\nspines = true\nuplink_Bps = 1", "spines must be a whole number, found True"),
@@ -260,11 +264,20 @@ def test_the_shipped_fabric_is_two_to_one():
         ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1\ncolour = 2", "unknown colour"),
         ("kind = 'servers'\nnic_Bps = 0", "Bps must be a number above zero, found 0"),
         ("kind = 'servers'", "nic_Bps must be a number, found none"),
+        ("kind = 'servers'\nnic_Bps = 1\nnic_of_gpu = [0]", "nic_of_gpu must be a whole number for each of 2 GPUs"),
+        ("kind = 'servers'\nnic_Bps = 1\nnic_of_gpu = [0, 1]\nshared_nic = true", "shared_nic or nic_of_gpu, found both"),
+        (
+            "kind = 'servers'\nnic_Bps = 1\nnic_of_gpu = [0, 0]\nserver_of_gpu = [0, 1]",
+            "each NIC in one server, found one in several",
+        ),
         ("kind = 'graph'", r"expected \[fabric\] link tables, found none"),
         ("kind = 'graph'\nlinks = [1]", "link 0: expected a table, found 1"),
         ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1, both=1}]", "both must be true or false, found 1"),
         ("kind = 'graph'\nlinks = [{from='g', Bps=1}]", "link 0: to must be the name of a GPU or a switch, found none"),
-        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=0}]", "link rank 0 -> s: Bps must be a number above zero"),
+        (
+            "kind = 'graph'\nlinks = [{from='g', to='s', Bps=0}]",
+            "link rank 0 -> s: expected two ends, and Bps above zero, found 0",
+        ),
         ("kind = 'graph'\nlinks = [{from='g', to=7, Bps=1}]", "expected ranks 0 to 1, found 7"),
         ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1}]", "found none from 0 to 1"),
     ],
@@ -278,10 +291,10 @@ def test_bad_fabrics(tmp_path, fabric, message):
 
 
 def test_servers_come_back_from_a_plan(tmp_path, profile):
-    machines = replace(cluster(4.0, 4.0), fabric=servers([0, 0], [4.0, 4.0], [4.0, 4.0], 1.0))
+    machines = replace(cluster(4.0, 4.0), servers=Servers.of([0, 0], 1.0))
     save(make_plan(machines, [profile]), tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").cluster == machines
-    assert load_cluster(shipped("clusters/h100-servers-32.toml")).fabric.nic_Bps == 50e9
+    assert load_cluster(shipped("clusters/h100-servers-32.toml")).servers.nic_Bps == 50e9
 
 
 @pytest.mark.parametrize("level_from", [None, 7])
@@ -308,10 +321,10 @@ def test_names_that_say_no_single_gpu(tmp_path):
         fabric_of(tmp_path, LEAVES + GPU + GPU + "rack = 'r'\n")
 
 
-@given(st.sampled_from(["tree", "leaf-spine", "graph"]).flatmap(lambda kind: fabrics(3, kind)), profiles(3, max_layers=2))
-def test_plans_come_back_with_their_fabric(tmp_path_factory, fabric, source):
-    folder = tmp_path_factory.mktemp("fabric")
-    made = make_plan(replace(cluster(2.0, 2.0, 2.0), fabric=fabric), [source])
+@given(servers(3), profiles(3, max_layers=2))
+def test_plans_come_back_with_their_servers(tmp_path_factory, drawn, source):
+    folder = tmp_path_factory.mktemp("servers")
+    made = make_plan(replace(cluster(2.0, 2.0, 2.0), servers=drawn), [source])
     save(made, folder / "plan.json")
     back = load_plan(folder / "plan.json")
     assert back.cluster == made.cluster

@@ -13,13 +13,13 @@ from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
-from aurora.types import PlanOptions, leaf_spine
+from aurora.types import PlanOptions, Servers
 from tests.conftest import cluster
 from tests.planner.scenarios.test_exclusive import drawn, priced
 from tests.strategies import clusters, profiles
 
 ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n)))
-LEAVES = leaf_spine("aabb", [1e6] * 4, [1e6] * 4, 1, 5e5)
+SHARED = Servers.of("aabb", 5e5, shared_nic=True)
 TWO = st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n)))
 
 
@@ -86,8 +86,8 @@ def test_a_plan_holds_the_options_that_make_it_again():
 @pytest.mark.parametrize("order", ["all-at-once", "openshop", "auto"])
 @pytest.mark.parametrize(
     "change",
-    [{"incast": 0.3}, {"fabric": LEAVES}, {"incast": 0.3, "fabric": LEAVES}],
-    ids=["incast", "fabric", "both"],
+    [{"incast": 0.3}, {"servers": SHARED}, {"incast": 0.3, "servers": SHARED}],
+    ids=["incast", "servers", "both"],
 )
 def test_a_plan_takes_on_its_own_profile_what_it_says(change, order):
     """`evaluate` once dropped the cluster's incast, so that a plan looked 2.4 times as fast on the profile it was made for."""

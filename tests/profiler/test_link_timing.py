@@ -1,7 +1,6 @@
 """Links: what is told from known transfers, and what ranks find on ports whose rates are known."""
 
 from dataclasses import replace
-from itertools import cycle
 
 import numpy as np
 import pytest
@@ -19,10 +18,8 @@ from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group, new_process_group
 from aurora.runtime.transports.shaped import Port, ShapedTransport
-from aurora.types import TransferCurve
 from tests.conftest import cluster
 
-CURVE_SIZES = np.array(probing.CURVE_SIZES)
 RATES = (12e6, 8e6, 6e6)
 STARTUP_S = 0.002
 
@@ -66,16 +63,6 @@ def test_ranks_find_the_rates_of_shaped_ports():
     assert links.senders_K.tolist() == [1, 2]
     assert (links.goodput_K <= 1).all()
     assert not links.rate_Bps_GG.diagonal().any()
-    assert links.curves == found[1].curves
-    assert [curve.partners for curve in links.curves] == [1, 2]
-    assert links.curves[1].bytes_X.tolist() == (2 * CURVE_SIZES[: len(links.curves[1].bytes_X)]).tolist()
-    assert links.curves[1].seconds_X[-1] >= links.curves[1].bytes_X[-1] / max(RATES)
-
-
-class Alone:
-    """A transport of three ranks whose exchanges nobody performs."""
-
-    rank, ranks = 0, 3
 
 
 class Queueing:
@@ -107,35 +94,6 @@ def test_messages_of_gpus_are_queued_and_timed_by_their_events():
     assert timer._pings(1, 2, 1 << 10, 3) == [0.0] * 3
 
 
-def busiest_bytes(pairs, bytes_X):
-    return max(np.bincount(rank_X, bytes_X).max() for rank_X in np.array(pairs).T)
-
-
-def test_of_short_exchanges_the_fastest_counts_and_of_long_ones_the_median(monkeypatch):
-    factors = cycle([1.0, 1.5, 1.5])
-    monkeypatch.setattr(
-        probing._LinkTimer,
-        "_flow_G",
-        lambda _, pairs, bytes_X: np.full(3, busiest_bytes(pairs, bytes_X) / 1e8 * next(factors)),
-    )
-    for curve in probing._LinkTimer(Alone(), (), "cpu")._curves():
-        fastest_X = curve.bytes_X / 1e8
-        long_X = 2 * np.r_[0.0, curve.seconds_X[:-1]] >= probing.LATE_S  # as is expected by the size before
-        assert long_X.any()
-        assert curve.seconds_X == pytest.approx(fastest_X * np.where(long_X, 1.5, 1.0), rel=1e-2)
-
-
-@pytest.mark.parametrize("partners", [1, 2, 3])
-def test_uneven_messages_are_none_too_large_and_the_busiest_port_has_what_is_asked_for(partners):
-    rng, size = np.random.default_rng(0), probing.CURVE_SIZES[-1]
-    pairs = [(rank, (rank + step) % 4) for rank in range(4) for step in range(1, partners + 1)]
-    for _ in range(100):
-        bytes_X = probing.uneven_bytes(pairs, size * partners, rng)
-        assert busiest_bytes(pairs, bytes_X) == pytest.approx(size * partners, abs=partners)
-        assert bytes_X.max() <= probing.SIZES[-1]  # the buffer
-        assert bytes_X.max() > 1.1 * bytes_X.min()
-
-
 class LazyCalls(NcclCalls):
     """Grouped calls over gloo whose first one makes the communicator, and so waits for all ranks, as NCCL's does."""
 
@@ -149,7 +107,7 @@ class LazyCalls(NcclCalls):
 
 
 def found_over_lazy_calls(rank_info):
-    probing.SIZES = probing.CURVE_SIZES = (1 << 10, 1 << 12)
+    probing.SIZES = (1 << 10, 1 << 12)
     probing.SPAN_S, probing.REPEATS = 0.01, 2
     with default_process_group(rank_info):
         calls = LazyCalls(new_process_group("gloo", rank_info.timeout_s), "cpu", HostTimer(0.0))
@@ -175,7 +133,7 @@ def test_local_ranks_over_gloo():
     assert measured.transport == "gloo"
     assert [gpu.name.rsplit("-", 1)[1] for gpu in made.gpus] == ["0", "1"]
     assert all(gpu.kind == "cpu" and gpu.memory_bytes > 0 for gpu in made.gpus)
-    assert made.fabric is None
+    assert made.servers is None
     assert made.out_Bps_G.min() > 1e6
     assert made.out_Bps_G == pytest.approx(np.maximum(links.rate_Bps_GG.max(axis=1), links.out_Bps_G))
 
@@ -220,7 +178,7 @@ SERVERS = [RankDevice(f"host-{rank // 2}", rank % 2, "fast" if rank < 2 else "sl
 
 def test_equal_links_are_one_switch():
     made = cluster_of(SOME, SERVERS, {"fast": 2e12, "slow": 1e12})
-    assert made.fabric is None
+    assert made.servers is None
     assert made.incast == 0.0
     assert [gpu.node for gpu in made.gpus] == [0, 0, 1, 1]
     assert [gpu.speed for gpu in made.gpus] == [1.0, 1.0, 0.5, 0.5]
@@ -228,12 +186,6 @@ def test_equal_links_are_one_switch():
     assert made.out_Bps_G.tolist() == [100.0] * 4
     assert made.in_Bps_G.tolist() == [90.0] * 4
     assert made.startup_s_G.tolist() == [1e-5] * 4
-
-
-def test_link_curves_take_the_place_of_incast():
-    curve = TransferCurve(3, [100], [3.0])
-    made = cluster_of(replace(SOME, goodput_K=np.array([1.0, 0.5]), curves=(curve,)), SERVERS, {})
-    assert (made.incast, made.link_curves) == (0.0, (curve,))
 
 
 BETWEEN_GG = np.where(np.kron(np.eye(2), np.ones((2, 2))), 900.0, 50.0) * (1 - np.eye(4))
@@ -251,8 +203,8 @@ FOUND = replace(
 def test_servers_that_were_found_are_nodes_and_have_a_nic_for_each_rank():
     on_one_host = [replace(device, host="host") for device in SERVERS]
     made = cluster_of(FOUND, on_one_host, {})
-    assert made.fabric is not None
-    assert (made.fabric.nic_Bps, made.fabric.shared_nic, made.fabric.server_G) == (50.0, False, (0, 0, 1, 1))
+    assert made.servers is not None
+    assert (made.servers.nic_Bps, made.servers.shared_nic, made.servers.server_G) == (50.0, False, (0, 0, 1, 1))
     assert [gpu.node for gpu in made.gpus] == [0, 0, 1, 1]
     assert made.out_Bps_G.tolist() == made.in_Bps_G.tolist() == [900.0] * 4
 
@@ -260,8 +212,8 @@ def test_servers_that_were_found_are_nodes_and_have_a_nic_for_each_rank():
 def test_ranks_that_are_slower_together_share_a_nic():
     shared = replace(FOUND, together_Bps_N=np.array([51.0, 55.0]))
     made = cluster_of(shared, SERVERS, {})
-    assert made.fabric is not None
-    assert (made.fabric.nic_Bps, made.fabric.shared_nic) == (53.0, True)
+    assert made.servers is not None
+    assert (made.servers.nic_Bps, made.servers.shared_nic) == (53.0, True)
     assert MeasuredCluster(made, shared, "gloo").remarks[-1] == (
         "Servers by the rates of pairs, of 2, 2 ranks; a server has one NIC: ranks of a server that send to others at once reach "
         "53% of their rates one at a time."

@@ -12,7 +12,7 @@ from aurora.reports.formatting import DASH
 from aurora.reports.html import tiles
 from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.reports.numbers import ReportNumbers, contiguous, skew
-from aurora.types import Cluster, Gpu, PlanOptions, servers
+from aurora.types import Cluster, Gpu, PlanOptions, Servers
 from tests.reports.conftest import profile
 
 
@@ -119,7 +119,7 @@ def test_skew():
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_nics_of_servers_count_where_they_take_longer_than_ports(shared):
     gpus = tuple(Gpu(f"g{i}", "x", i // 2, 1e9, 1e9, 10**12) for i in range(4))
-    machines, given = Cluster("servers", gpus, servers([0, 0, 1, 1], [1e9] * 4, [1e9] * 4, 1e6, shared)), profile(2)
+    machines, given = Cluster("servers", gpus, Servers.of([0, 0, 1, 1], 1e6, shared)), profile(2)
     plan = make_plan(machines, [given], PlanOptions("contiguous"))
     (flows,) = ReportNumbers(ReportInputs(plan, profiles=(given,))).traffic_M
     for layer in range(2):

@@ -21,7 +21,7 @@ from aurora.reports.spans import interval_colouring, planned, union, whole
 from aurora.reports.trace_tables import comparison_table, models_table, summary_table
 from aurora.reports.trace_times import TIMED_PHASES, CaseErrors, PhaseError, bars, compare, phase_seconds, summarise
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Schedule, SyntheticOptions, TraceRecorder, servers
+from aurora.types import Schedule, Servers, SyntheticOptions, TraceRecorder
 from tests.conftest import cluster
 from tests.reports.as_text import as_text
 from tests.strategies import profiles, traffics
@@ -140,8 +140,8 @@ def test_what_goes_between_servers_is_bounded_by_nics(shared, bound_s):
         recorder.add(source, 0, 0, 0, "dispatch", 0.0, 12.0, (to, True, size))
         recorder.add(to, 0, 0, 0, "dispatch", 0.0, 12.0, (source, False, size))
     machines = cluster(*[10.0] * 4)
-    fabric = servers([0, 0, 1, 1], machines.out_Bps_G, machines.in_Bps_G, 1.0, shared_nic=shared)
-    assert summarise(recorder.trace(), replace(machines, fabric=fabric)).layers[0].bound_s == pytest.approx(bound_s)
+    servers = Servers.of([0, 0, 1, 1], 1.0, shared_nic=shared)
+    assert summarise(recorder.trace(), replace(machines, servers=servers)).layers[0].bound_s == pytest.approx(bound_s)
 
 
 def test_tables_show_every_layer_of_every_model():

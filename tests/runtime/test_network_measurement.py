@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.network.switch import steps_seconds
 from aurora.runtime.order_calibration import measured_network, startups_and_share
-from aurora.types import Cluster, Gpu, servers
+from aurora.types import Cluster, Gpu, Servers
 
 
 @given(st.floats(0, 0.1), st.floats(0.1, 2))
@@ -54,9 +54,8 @@ def machines(server_G, port_Bps, nic_Bps, startup_s=0.0, shared_nic=False):
     gpus = tuple(
         Gpu(f"gpu{rank}", "cpu", node, port_Bps, port_Bps, 10**9, 1.0, startup_s) for rank, node in enumerate(server_G)
     )
-    rates = [port_Bps] * len(gpus)
-    fabric = None if nic_Bps is None else servers(server_G, rates, rates, nic_Bps, shared_nic)
-    return Cluster("machines", gpus, fabric)
+    servers = None if nic_Bps is None else Servers.of(server_G, nic_Bps, shared_nic)
+    return Cluster("machines", gpus, servers)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +77,8 @@ def test_ports_and_nics_are_measured_apart(server_G, nic_Bps, true_nic_Bps, shar
         assert found.in_Bps_G == pytest.approx(true.in_Bps_G, rel=0.01)
     assert found.startup_s_G == pytest.approx(true.startup_s_G, rel=0.05)
     if nic_Bps is not None:
-        assert found.fabric.nic_Bps == pytest.approx(true_nic_Bps, rel=0.01)
-        assert (found.fabric.shared_nic, found.fabric.server_G) == (shared_nic, told.fabric.server_G)
+        assert found.servers.nic_Bps == pytest.approx(true_nic_Bps, rel=0.01)
+        assert (found.servers.shared_nic, found.servers.server_G) == (shared_nic, told.servers.server_G)
 
 
 def test_one_rank_measures_nothing():

@@ -24,7 +24,7 @@ from aurora.runtime.order_calibration import (
     planned_method,
 )
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.types import Curve, Hierarchy, Network, PlanOptions, Profile, RunOptions, servers
+from aurora.types import Curve, Hierarchy, Network, PlanOptions, Profile, RunOptions, Servers
 from aurora.types.plan import with_servers
 from tests.conftest import cluster
 
@@ -212,7 +212,7 @@ def plan_of_four_ranks(**options):
     tokens_TLSE[..., 0] = 80
     curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), Curve(np.array([1.0]), np.array([0.0])))}
     profile = Profile("m", "", tokens_TLSE, 4, 64, 64, 1, 1, curves)
-    machines = replace(cluster(*[1e9] * 4), fabric=servers([0, 0, 1, 1], [1e9] * 4, [1e9] * 4, 1e8))
+    machines = replace(cluster(*[1e9] * 4), servers=Servers.of([0, 0, 1, 1], 1e8))
     return make_plan(machines, [profile], PlanOptions("contiguous", "contiguous", **options))
 
 

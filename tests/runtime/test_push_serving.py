@@ -61,7 +61,7 @@ def test_what_needs_sizes_on_the_host_is_refused(wanted, name):
 def test_plans_for_several_models_or_servers_are_refused(models, micro_batches, monkeypatch):
     monkeypatch.setattr("aurora.runtime.run.check_plan", lambda plan: None)
     plan = SimpleNamespace(
-        models=models, options=SimpleNamespace(micro_batches=micro_batches), cluster=SimpleNamespace(fabric=None)
+        models=models, options=SimpleNamespace(micro_batches=micro_batches), cluster=SimpleNamespace(servers=None)
     )
     monkeypatch.setattr("aurora.runtime.run._check_micro_batches", lambda *_: None)
     with pytest.raises(BadInput, match="expected a plan of one model, without micro-batches, whose all-to-alls are flat"):

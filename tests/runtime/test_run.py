@@ -37,14 +37,13 @@ from aurora.types import (
     TRACE_PHASES,
     Curve,
     Cut,
-    Fabric,
     Hierarchy,
-    Link,
     Placement,
     PlanOptions,
     Profile,
     ProfileOptions,
     RunOptions,
+    Servers,
 )
 from tests.conftest import cluster
 from tests.models.architectures import SERVED, build
@@ -458,12 +457,13 @@ def test_plans_of_other_models_are_refused_before_anything_starts(mixtral, qwen)
         aurora.run(plan_for([mixtral], 2), [mixtral], prompts, RunOptions(transport="nccl"))
 
 
-def test_links_of_a_fabric_are_held_by_no_transport(mixtral):
+def test_nics_are_held_by_no_transport(mixtral):
     plan = plan_for([mixtral], 2)
-    links = (Link(0, 1, 1.0), Link(1, 0, 1.0))
     cuts = tuple(Cut(0.0, 0, ()) for _ in plan.models[0].dispatch_L)
-    wired = replace(plan, cluster=replace(plan.cluster, fabric=Fabric(2, links)), models=(replace(plan.models[0], cut_L=cuts),))
-    with pytest.raises(BadInput, match="`transport` shaped: holds ports to their rates, but not the links"):
+    wired = replace(
+        plan, cluster=replace(plan.cluster, servers=Servers((0, 1), 1.0)), models=(replace(plan.models[0], cut_L=cuts),)
+    )
+    with pytest.raises(BadInput, match="`transport` shaped: holds ports to their rates, but not the NICs"):
         aurora.run(wired, [mixtral], [prompts_for(mixtral, 1)], RunOptions(transport="shaped"))
 
 

@@ -13,7 +13,7 @@ from aurora.algorithms.network.switch import timed, timed_steps
 from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.planner.plan import make_plan
 from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import TRACE_PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, TokenRouting, servers
+from aurora.types import TRACE_PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, Servers, TokenRouting
 from tests.simulator.test_interpreter import rows
 
 KEEP = PlanOptions("contiguous", "contiguous", order="all-at-once")
@@ -32,13 +32,12 @@ def routed(experts_UK, source_U, window_U=None, experts=None, layers=1):
 
 def machines(server_G, nic_Bps, inside_Bps=480.0, startup_s=0.0, shared_nic=False):
     gpus = tuple(Gpu(f"g{i}", "gpu", node, inside_Bps, inside_Bps, 10**9, 1.0, startup_s) for i, node in enumerate(server_G))
-    ports = [inside_Bps] * len(gpus)
-    return Cluster("servers", gpus, servers(server_G, ports, ports, nic_Bps, shared_nic))
+    return Cluster("servers", gpus, Servers.of(server_G, nic_Bps, shared_nic))
 
 
 def hierarchical(plan, chunks, level_from=None):
     """The plan with all-to-alls in two hops over the servers of its cluster."""
-    hierarchy = Hierarchy(np.array(plan.cluster.fabric.server_G), chunks, level_from)
+    hierarchy = Hierarchy(np.array(plan.cluster.servers.server_G), chunks, level_from)
     return replace(plan, models=tuple(replace(each, hierarchy=hierarchy) for each in plan.models))
 
 

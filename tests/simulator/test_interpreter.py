@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import aurora
 from aurora.algorithms.alltoall.schedule import batch_order
 from aurora.algorithms.compile import SLICE_INTERVALS, compile_plan
-from aurora.algorithms.network.switch import timed
-from aurora.algorithms.network.transfer_seconds import counts_seconds
+from aurora.algorithms.network.switch import counts_seconds, timed
 from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
 from aurora.algorithms.placement.objective import formula
 from aurora.algorithms.workload.step_traffic import micro_batches
@@ -30,12 +29,11 @@ from aurora.types import (
     PlanOptions,
     Profile,
     Program,
-    TransferCurve,
 )
 from aurora.types.options import GATHERED
 from tests.algorithms.workload.test_traffic import split_by_share
 from tests.conftest import cluster
-from tests.strategies import clusters, fabrics, profiles
+from tests.strategies import clusters, profiles, servers
 
 
 def flat(seconds):
@@ -106,14 +104,6 @@ def test_an_allgather_sends_all_tokens_to_all_ranks():
     assert rows(trace, "counts") == []  # an engine knows the sizes
 
 
-def test_counts_take_what_a_small_exchange_was_measured_to_take():
-    p, hosts = profile([[[[1, 4], [2, 1]]]]), cluster(2.0, 2.0)
-    plan = make_plan(hosts, [p], KEEP)
-    measured = replace(hosts, link_curves=(TransferCurve(1, [64.0, 640.0], [0.5, 320.0]),))
-    counts = [simulate(compile_plan(plan), each, [p]) for each in (hosts, measured)]
-    assert [[end_s for _, _, end_s in rows(trace, "counts")] for trace in counts] == [[0, 0], [0.5, 0.5]]
-
-
 def test_a_rank_goes_on_when_its_own_transfers_are_done():
     """Rank 2 takes no part in the traffic: its expert's tokens are local and start right after the counts."""
     p = profile([[[[0, 6, 0], [0, 0, 0], [0, 0, 3]]]], gate=1, expert=2)
@@ -177,15 +167,17 @@ def test_slow_gpus_take_longer():
 
 
 @st.composite
-def clusters_on_any_fabric(draw, gpus):
-    kind = draw(st.sampled_from([None, "tree", "leaf-spine", "graph"]))
-    return replace(draw(clusters(gpus)), fabric=None if kind is None else draw(fabrics(gpus, kind)))
+def clusters_with_and_without_servers(draw, gpus):
+    return replace(draw(clusters(gpus)), servers=draw(st.none() | servers(gpus)))
 
 
 @pytest.mark.full
-@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters_on_any_fabric(n), profiles(n, max_layers=1))), st.booleans())
+@given(
+    st.integers(1, 4).flatmap(lambda n: st.tuples(clusters_with_and_without_servers(n), profiles(n, max_layers=1))),
+    st.booleans(),
+)
 def test_one_window_without_compute_is_the_planned_schedule(case, staged):
-    """simulate(order) equals the planner's timing of the same all-to-all after the counts, on the big switch and on fabrics."""
+    """simulate(order) equals the planner's timing of the same all-to-all after the counts, on the big switch and over servers."""
     machines, drawn = case
     p = profile(drawn.tokens_TLSE[:1], name="m")
     plan = make_plan(machines, [p])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Network, Order, Placement, Profile, TraceRecorder
+from aurora.types import Cluster, Curve, Gpu, Network, Order, Placement, Profile, Servers, TraceRecorder
 
 FLAT = {p: Curve(np.array([1.0]), np.array([1.0])) for p in ("gate", "expert", "aggregate")}
 GPU = {"name": "g", "kind": "k", "node": 0, "out_Bps": 1.0, "in_Bps": 1.0, "memory_bytes": 1}
@@ -40,41 +40,10 @@ def test_a_cluster_without_gpus():
         Cluster("empty", ())
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
-def test_links_need_a_positive_finite_rate(value):
-    with pytest.raises(BadInput, match="link rank 0 -> leaf: Bps must be a number above zero"):
-        Link(0, "leaf", value)
-
-
-def test_links_have_two_ends():
-    with pytest.raises(BadInput, match="link leaf -> leaf: expected two ends"):
-        Link("leaf", "leaf", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("links", "message"),
-    [
-        ([(0, "s"), ("s", 0), (1, "s"), ("s", 2)], "link s -> rank 2: expected ranks 0 to 1, found 2"),
-        ([(0, "s"), ("s", 0), (1, "s")], "a way from each GPU to every other, found none from 0 to 1"),
-        ([(0, "s"), ("s", 0), ("s", 1)], "found none from 1 to 0"),
-        ([(0, "s"), ("s", 0), (1, "s"), ("s", 1), (0, "s")], "expected link rank 0 -> s once"),
-        ([], "found none from 0 to 1"),
-    ],
-)
-def test_fabrics_reach_every_gpu(links, message):
-    with pytest.raises(BadInput, match=message):
-        Fabric(2, tuple(Link(*ends, 1.0) for ends in links))
-
-
-def test_gpus_do_not_forward():
-    with pytest.raises(BadInput, match="found none from 0 to 2"):
-        Fabric(3, tuple(Link(a, b, 1.0) for a, b in ((0, 1), (1, 2), (2, 1), (1, 0))))
-
-
-def test_a_fabric_is_of_its_cluster():
-    pair = Fabric(2, (Link(0, 1, 1.0), Link(1, 0, 1.0)))
-    assert Cluster("two", (Gpu(**GPU),) * 2, pair).fabric is pair
-    with pytest.raises(BadInput, match="cluster 'one': expected a fabric of 1 GPUs, found one of 2"):
+def test_servers_are_of_their_cluster():
+    pair = Servers((0, 1), 1.0)
+    assert Cluster("two", (Gpu(**GPU),) * 2, pair).servers is pair
+    with pytest.raises(BadInput, match="cluster 'one': expected servers of 1 GPUs, found 2"):
         Cluster("one", (Gpu(**GPU),), pair)
 
 

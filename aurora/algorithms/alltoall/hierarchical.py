@@ -47,11 +47,10 @@ def level_from(chunks: int, row_bytes: int, network: Network) -> int | None:
     Args:
         chunks: number of chunks of an all-to-all.
         row_bytes: size of a row in bytes.
-        network: ports, start-ups, and a fabric of servers.
+        network: ports, start-ups and servers.
     """
-    assert network.fabric is not None
-    assert network.fabric.nic_Bps is not None
-    row_s = row_bytes / network.fabric.nic_Bps - row_bytes / float(network.out_Bps_G.min())
+    assert network.servers is not None
+    row_s = row_bytes / network.servers.nic_Bps - row_bytes / float(network.out_Bps_G.min())
     return math.ceil(np.clip(chunks * float(network.startup_s_G.max()) / row_s, 1, MOST_ROWS)) if row_s > 0 else None
 
 

@@ -27,7 +27,7 @@ def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Networ
     Args:
         bytes_GG: (G, G) int64, bytes from each rank to each other in all steps together, as measured or expected.
         hierarchy: the servers.
-        network: the NICs of its fabric of servers count; without a fabric, its ports take their place.
+        network: the NICs of its servers count; without servers, its ports take their place.
         rng: draws random priorities, tried if there are at most FEW_SERVERS servers.
 
     Returns:
@@ -35,23 +35,22 @@ def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Networ
 
     Source: FAST (arXiv:2505.09764), for the sequence of servers; Gonzalez & Sahni 1976, for the open shop.
     """
-    rows, fabric, servers = _rows(hierarchy), network.fabric, hierarchy.servers
-    nic_Bps = fabric.nic_Bps if fabric is not None and fabric.nic_Bps is not None else network.out_Bps_G.min(initial=np.inf)
+    rows, nics, servers = _rows(hierarchy), network.servers, hierarchy.servers
+    nic_Bps = network.out_Bps_G.min(initial=np.inf) if nics is None else nics.nic_Bps
+    nic_G = np.arange(network.gpus) if nics is None else np.array(nics.nic_G)
     startup_s = network.startup_s_G.max(initial=0.0)
-    shared = fabric is not None and fabric.shared_nic
-    seconds_NN = _server_seconds(bytes_GG, rows.pairs_X2, rows.first_P, servers, nic_Bps, startup_s, shared)
+    seconds_NN = _server_seconds(bytes_GG, rows.pairs_X2, rows.first_P, servers, nic_Bps, startup_s, nic_G)
     bound_s = longest_port(seconds_NN) * (1 + 1e-12)
     schedule = search(seconds_NN, TRIES if servers <= FEW_SERVERS else 0, bound_s, rng)
     return Order("hierarchical", _in_sequence(schedule.pairs_X2, rows.pairs_X2, rows.first_P, servers), tier_X=rows.tier_X)
 
 
 def hierarchical(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Returns `hierarchical_order` over the servers of the network's fabric; without servers, each rank counts as a server.
+    """Returns `hierarchical_order` over the servers of the network; without any, each rank counts as a server.
 
     Args: as in `registry.OrderStrategy`.
     """
-    fabric = network.fabric
-    server_G = fabric.server_G if fabric is not None and fabric.server_G else range(network.gpus)
+    server_G = range(network.gpus) if network.servers is None else network.servers.server_G
     return hierarchical_order(bytes_GG, Hierarchy(np.array(server_G)), network, rng=rng)
 
 
@@ -86,22 +85,21 @@ def _rows(hierarchy: Hierarchy) -> _OrderRows:
 
 
 @njit(cache=True, error_model="numpy")
-def _server_seconds(bytes_GG, pairs_X2, first_P, servers, nic_Bps, startup_s, shared):
-    """(N, N) seconds from each server to each other: of the busiest NIC at either end, or of the one that a server has."""
+def _server_seconds(bytes_GG, pairs_X2, first_P, servers, nic_Bps, startup_s, nic_G):
+    """(N, N) seconds from each server to each other: of the busiest NIC at either end."""
     seconds_NN = np.zeros((servers, servers))
     sent_G, got_G = np.zeros((2, len(bytes_GG)), np.int64)
     for pair in range(servers * servers):
-        whole = most = 0
+        most = 0
         for row in range(first_P[pair], first_P[pair + 1]):
             src, dst = pairs_X2[row, 0], pairs_X2[row, 1]
-            whole += bytes_GG[src, dst]
-            sent_G[src] += bytes_GG[src, dst]
-            got_G[dst] += bytes_GG[src, dst]
-            most = max(most, sent_G[src], got_G[dst])
+            sent_G[nic_G[src]] += bytes_GG[src, dst]
+            got_G[nic_G[dst]] += bytes_GG[src, dst]
+            most = max(most, sent_G[nic_G[src]], got_G[nic_G[dst]])
         for row in range(first_P[pair], first_P[pair + 1]):
-            sent_G[pairs_X2[row, 0]] = got_G[pairs_X2[row, 1]] = 0
-        if whole > 0:
-            seconds_NN[pair // servers, pair % servers] = (whole if shared else most) / nic_Bps + startup_s
+            sent_G[nic_G[pairs_X2[row, 0]]] = got_G[nic_G[pairs_X2[row, 1]]] = 0
+        if most > 0:
+            seconds_NN[pair // servers, pair % servers] = most / nic_Bps + startup_s
     return seconds_NN
 
 

@@ -76,7 +76,7 @@ def order(
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
     network = cluster.network if cluster else equal_network(n)
     if startup_s is not None:
-        network = replace(network, startup_s_G=np.full(n, startup_s), curves=())
+        network = replace(network, startup_s_G=np.full(n, startup_s))
     return scheduled(matrix, network, method, rng=np.random.default_rng(_seed_sequence(seed)))[1]
 
 

@@ -153,7 +153,7 @@ def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> No
     Args:
         schedule: a schedule, with `step_X` if there are several steps.
         bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
-        network: port rates and fabric.
+        network: port rates, servers and NICs.
 
     Raises:
         BrokenPlan: if any of this fails.

@@ -1,16 +1,12 @@
 """Checkers of plans, orders, schedules and replica placements: replay them from first principles; they call no planner."""
 
-from collections.abc import Iterator
-from functools import lru_cache
 from itertools import combinations
 from math import comb
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from aurora.errors import BrokenPlan
 from aurora.types import (
-    Fabric,
     FailureDomains,
     GpuSlots,
     ModelPlan,
@@ -23,7 +19,6 @@ from aurora.types import (
 )
 from aurora.types.arrays import FloatArray, IntArray, read_only
 from aurora.types.compiled import njit
-from aurora.types.network import named
 
 SLACK = 1e-9  # relative, for sums of float seconds and loads; bytes are compared exactly
 LISTED = 20_000  # sets of failures that are tried one by one, at most
@@ -79,16 +74,16 @@ def _each_once(pairs_X2, gpus):
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> None:
-    """Checks that a schedule carries every byte once and that no port or link is above its rate at any instant.
+    """Checks that a schedule carries every byte once and that no port or NIC is above its rate at any instant.
 
     The bytes of each pair must sum to bytes_GG exactly. Each row's rate times its duration must equal its bytes, up to one byte
-    and the precision of floats. If the schedule is `one_to_one`, no two transfers of a port in one tier may overlap. On a
-    fabric, each pair's rate is divided over its shortest paths.
+    and the precision of floats. If the schedule is `one_to_one`, no two transfers of a port in one tier may overlap. Transfers
+    between servers use the NICs of both GPUs.
 
     Args:
         schedule: the schedule.
         bytes_GG: (G, G) int64, bytes from each rank to each other.
-        network: port rates and fabric.
+        network: port rates, servers and NICs.
 
     Raises:
         BrokenPlan: if any of this fails.
@@ -112,103 +107,32 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     for verb, port_X, most_Bps_G in () if alone else by_verb:
         port, at_s, total_Bps = _overload(port_X, start, end, schedule.rate_Bps_X, most_Bps_G)
         if port >= 0:
-            overload = f"{named(port)} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
+            overload = f"rank {port} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
             raise BrokenPlan(f"{name}: {overload}, its port carries {most_Bps_G[port]:.6g}")
         tiered_X = port_X if schedule.tier_X is None else port_X + n * schedule.tier_X
         if schedule.one_to_one and (port := _shared_port(tiered_X, start, end, int(tiered_X.max(initial=0)) + 1)) >= 0:
             raise BrokenPlan(f"{name}: rank {port % n} {verb} to or from two partners at once")
-    most_Bps_P = None if network.fabric is None or not alone else _most_alone_Bps_P(network.fabric)
-    within = most_Bps_P is not None and bool((schedule.rate_Bps_X <= most_Bps_P[src * n + dst]).all())
-    if network.fabric is not None and not within:
-        links = network.fabric.links
-        row_X, at_X, share_X = _rows_on_links(_link_shares(network.fabric), src * n + dst)
-        rate_Bps_X, most_Bps_R = schedule.rate_Bps_X[row_X] * share_X, np.array([link.Bps for link in links])
-        link, at_s, total_Bps = _overload(at_X, start[row_X], end[row_X], rate_Bps_X, most_Bps_R)
-        if link >= 0:
-            overload = f"{links[link]} takes {total_Bps:.6g} B/s at {at_s:.6g} s"
-            raise BrokenPlan(f"{name}: {overload}, its link carries {most_Bps_R[link]:.6g}")
-
-
-@lru_cache(maxsize=8)
-def _link_shares(fabric: Fabric) -> tuple[IntArray, IntArray, FloatArray]:
-    """Returns the first link of each pair, (G * G + 1,), all links, and the part of the pair's shortest paths over each."""
-    parts = [np.stack([pair_Y, np.full(len(pair_Y), link), share_Y]) for link, pair_Y, share_Y in _pairs_of_links(fabric)]
-    pair_Y, link_Y, share_Y = np.concatenate(parts, axis=1)
-    by_pair = np.argsort(pair_Y, kind="stable")
-    firsts = np.searchsorted(pair_Y[by_pair], np.arange(fabric.gpus**2 + 1))
-    return firsts, link_Y[by_pair].astype(np.int64), share_Y[by_pair]
-
-
-@lru_cache(maxsize=8)
-def _most_alone_Bps_P(fabric: Fabric) -> FloatArray | None:
-    """Returns (G * G,) the rate that the links of each pair carry if every GPU sends to one and receives from one at a time.
-
-    None if that is not known pair by pair: if some link has pairs of several sources and of several destinations.
-    """
-    most_Bps_P = np.full(fabric.gpus**2, np.inf)
-    for link, pair_Y, share_Y in _pairs_of_links(fabric):
-        if len(set((pair_Y // fabric.gpus).tolist())) > 1 < len(set((pair_Y % fabric.gpus).tolist())):
-            return None
-        most_Bps_P[pair_Y] = np.minimum(most_Bps_P[pair_Y], fabric.links[link].Bps / share_Y)
-    return most_Bps_P
-
-
-def _pairs_of_links(fabric: Fabric) -> Iterator[tuple[int, IntArray, FloatArray]]:
-    """Yields each link with the pairs of GPUs that take it, by number, and the part of their shortest paths that does.
-
-    GPUs do not forward, so each is two vertices: one sends, one receives. Of the shortest paths from s to t, those over the
-    link u -> v are the paths from s to u times those from v to t, if they are as short.
-    """
-    n = fabric.gpus
-    switch_at = {name: 2 * n + number for number, name in enumerate(fabric.switches)}
-    src_X = [link.src if isinstance(link.src, int) else switch_at[link.src] for link in fabric.links]
-    dst_X = [n + link.dst if isinstance(link.dst, int) else switch_at[link.dst] for link in fabric.links]
-    hops_VV, paths_VV = _shortest_paths(src_X, dst_X, 2 * n + len(switch_at))
-    hops_GG, paths_GG = hops_VV[:n, n : 2 * n], paths_VV[:n, n : 2 * n]
-    for link, (u, v) in enumerate(zip(src_X, dst_X, strict=True)):
-        from_G, to_G = hops_VV[:n, u] + 1, hops_VV[v, n : 2 * n]
-        src = np.flatnonzero(from_G == hops_VV[:n, v])  # what a shortest path begins with is the shortest way there
-        dst = np.flatnonzero(to_G + 1 == hops_VV[u, n : 2 * n])
-        at = np.nonzero((from_G[src, None] + to_G[dst] == hops_GG[np.ix_(src, dst)]) & (src[:, None] != dst))
-        src, dst = src[at[0]], dst[at[1]]
-        yield link, src * n + dst, paths_VV[src, u] * paths_VV[v, n + dst] / paths_GG[src, dst]
-
-
-def _rows_on_links(shares: tuple[IntArray, IntArray, FloatArray], pair_X: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
-    """Returns, for each link that a row's pair takes, the row, the link and the part of the pair's paths that takes it."""
-    first_P, link_Y, share_Y = shares
-    count_X = first_P[pair_X + 1] - first_P[pair_X]
-    row_X = np.repeat(np.arange(len(pair_X)), count_X)
-    at_Y = np.arange(len(row_X)) + np.repeat(first_P[pair_X] - (count_X.cumsum() - count_X), count_X)
-    return row_X, link_Y[at_Y], share_Y[at_Y]
-
-
-def _shortest_paths(src_X: list[int], dst_X: list[int], vertices: int) -> tuple[FloatArray, FloatArray]:
-    """(V, V) links on the shortest paths between vertices, infinite if there is none, and (V, V) how many such paths there are.
-
-    The paths of k links are the walks of k links to vertices that no shorter walk reaches.
-    """
-    linked_VV = csr_array((np.ones(len(src_X)), (src_X, dst_X)), shape=(vertices, vertices))
-    walks_VV = paths_VV = np.eye(vertices)
-    hops_VV = np.where(walks_VV, 0.0, np.inf)
-    for hops in range(1, vertices):
-        walks_VV = np.asarray(walks_VV @ linked_VV)
-        reached_VV = (walks_VV > 0) & np.isinf(hops_VV)
-        if not reached_VV.any():
-            break
-        hops_VV[reached_VV] = hops
-        paths_VV = paths_VV + np.where(reached_VV, walks_VV, 0.0)
-    return hops_VV, paths_VV
+    if network.servers is not None:
+        server_G, nic_G, nic_Bps = np.array(network.servers.server_G), np.array(network.servers.nic_G), network.servers.nic_Bps
+        far_X = server_G[src] != server_G[dst]
+        within = alone and not network.servers.shared and bool((schedule.rate_Bps_X[far_X] <= nic_Bps).all())
+        for verb, rank_X in () if within else (("sends", src[far_X]), ("receives", dst[far_X])):
+            spans = start[far_X], end[far_X], schedule.rate_Bps_X[far_X]
+            nic, at_s, total_Bps = _overload(nic_G[rank_X], *spans, np.full(len(nic_G), nic_Bps))
+            if nic >= 0:
+                ranks = np.flatnonzero(nic_G == nic).tolist()
+                overload = f"NIC of ranks {ranks} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
+                raise BrokenPlan(f"{name}: {overload}, it carries {nic_Bps:.6g}")
 
 
 @njit(cache=True)
 def _overload(at_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_R):
-    """The number, seconds and B/s of the first of the ports or links that is above its rate, just after a start or an end.
+    """The number, seconds and B/s of the first of the ports or NICs that is above its rate, just after a start or an end.
 
     At one instant, ends count before starts. The number is -1 if there is none.
     """
     last_R = np.cumsum(np.bincount(at_X, minlength=len(most_Bps_R)))
-    row_X = np.empty(len(at_X), np.int64)  # the rows of each port or link, in sequence
+    row_X = np.empty(len(at_X), np.int64)  # the rows of each port or NIC, in sequence
     for row in range(len(at_X) - 1, -1, -1):
         last_R[at_X[row]] -= 1
         row_X[last_R[at_X[row]]] = row
@@ -307,8 +231,8 @@ def check_plan(plan: Plan) -> None:
     gpus = len(plan.cluster.gpus)
     for model in plan.models:
         name = f"plan of {model.model!r}"
-        if len(model.cut_L) != (0 if plan.cluster.fabric is None else len(model.dispatch_L)):
-            raise BrokenPlan(f"{name}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}")
+        if len(model.cut_L) != (0 if plan.cluster.servers is None else len(model.dispatch_L)):
+            raise BrokenPlan(f"{name}: expected a cut for each layer between servers only, found {len(model.cut_L)}")
         _check_servers(plan, model)
         for layer, bound_s in enumerate(model.bound_s_L.tolist()):
             for order in (model.dispatch_L[layer], model.combine_L[layer]):
@@ -325,10 +249,10 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_servers(plan: Plan, model: ModelPlan) -> None:
-    """Raises BrokenPlan if hierarchical all-to-alls go over other servers than the cluster's fabric has."""
-    if model.hierarchy is None or plan.cluster.fabric is None or not plan.cluster.fabric.server_G:
+    """Raises BrokenPlan if hierarchical all-to-alls go over other servers than the cluster's."""
+    if model.hierarchy is None or plan.cluster.servers is None:
         return
-    planned_G, real_G = model.hierarchy.server_G, np.array(plan.cluster.fabric.server_G)
+    planned_G, real_G = model.hierarchy.server_G, np.array(plan.cluster.servers.server_G)
     if not np.array_equal(planned_G[:, None] == planned_G, real_G[:, None] == real_G):
         raise BrokenPlan(
             f"plan of {model.model!r}: expected all-to-alls over the cluster's servers {real_G.tolist()}, found "

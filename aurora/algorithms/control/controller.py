@@ -414,11 +414,10 @@ def slowest_port_Bps(cluster: Cluster, inside: bool = False) -> float:
         cluster: the GPUs.
         inside: whether only transfers inside servers matter, which use no NIC.
     """
-    network, fabric = cluster.network, cluster.fabric
+    network, servers = cluster.network, cluster.servers
     port_Bps = float(min(network.out_Bps_G.min(), network.in_Bps_G.min()))
-    if not inside and fabric is not None and fabric.nic_Bps is not None:
-        sharing = max(map(fabric.server_G.count, fabric.server_G)) if fabric.shared_nic else 1
-        port_Bps = min(port_Bps, fabric.nic_Bps / sharing)
+    if not inside and servers is not None:
+        port_Bps = min(port_Bps, servers.nic_Bps / max(map(servers.nic_G.count, servers.nic_G)))
     return port_Bps
 
 

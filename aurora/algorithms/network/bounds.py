@@ -41,7 +41,7 @@ def _sums(amount_GG):
 def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
     """Returns the fluid bound in seconds: the largest of all ports' bytes / rate.
 
-    Start-ups, fabric and incast do not count. A schedule reaches the bound if it starts all transfers at once, each at the rate
+    Start-ups, NICs and incast do not count. A schedule reaches the bound if it starts all transfers at once, each at the rate
     bytes / bound. On equal ports, one-to-one transfers reach it too.
 
     Args:
@@ -54,23 +54,17 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
 
 
 def pair_rates(network: Network) -> FloatArray:
-    """Returns (G, G) float64, bytes per second of each transfer if it is alone on the network's ports and links."""
-    return network.pair_Bps_GG if network.fabric is None else _fabric_rates(network)
+    """Returns (G, G) float64, bytes per second of each transfer if it is alone on the network's ports and NICs."""
+    return network.pair_Bps_GG if network.servers is None else _rates_by_nics(network)
 
 
 @lru_cache(maxsize=8)
-def _fabric_rates(network: Network) -> FloatArray:
-    """The function above, on a fabric."""
-    if network.fabric is not None and network.fabric.nic_Bps is not None:
-        server_G = np.array(network.fabric.server_G)
-        far_Bps_GG = network.pair_Bps_GG.clip(max=network.fabric.nic_Bps)
-        return locked(np.where(server_G[:, None] == server_G, network.pair_Bps_GG, far_Bps_GG))
-    from aurora.algorithms.network.routes import route  # which networks of other fabrics need
-
-    routes = route(network)
-    with np.errstate(divide="ignore"):
-        alone_GGK = routes.capacity_Bps_R[routes.use_GGK] / routes.share_GGK
-    return locked(alone_GGK.min(axis=2))
+def _rates_by_nics(network: Network) -> FloatArray:
+    """The function above, between servers."""
+    assert network.servers is not None
+    server_G = np.array(network.servers.server_G)
+    far_Bps_GG = network.pair_Bps_GG.clip(max=network.servers.nic_Bps)
+    return locked(np.where(server_G[:, None] == server_G, network.pair_Bps_GG, far_Bps_GG))
 
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
@@ -138,17 +132,22 @@ class Nics:
     Attributes:
         server_G: (G,) int64, the server of each GPU, numbered from zero.
         Bps_G: (G,) float64, bytes per second, each way, of the NIC that each GPU uses.
-        shared: whether the GPUs of a server use one NIC, instead of one each.
+        nic_G: (G,) int64, the NIC of each GPU, numbered from zero; GPUs of one server may share it.
     """
 
     server_G: IntArray
     Bps_G: FloatArray
-    shared: bool
+    nic_G: IntArray
 
     @cached_property
     def members_NG(self) -> FloatArray:
         """(N, G) float64: 1 where a GPU is in a server."""
         return np.asarray(self.server_G == np.arange(self.server_G.max() + 1)[:, None], dtype=np.float64)
+
+    @cached_property
+    def sharing_GG(self) -> FloatArray:
+        """(G, G) float64: 1 where two GPUs use the same NIC."""
+        return np.asarray(self.nic_G[:, None] == self.nic_G, dtype=np.float64)
 
     @property
     def size_N(self) -> FloatArray:
@@ -158,18 +157,17 @@ class Nics:
     @property
     def server_Bps_N(self) -> FloatArray:
         """(N,) float64: bytes per second that all NICs of a server send, and receive."""
-        total_N = self.members_NG @ self.Bps_G
-        return np.asarray(total_N / self.size_N if self.shared else total_N)
+        return np.asarray(self.members_NG @ (self.Bps_G / self.sharing_GG.sum(axis=1)))
 
     @property
     def as_ports_Bps_G(self) -> FloatArray:
         """(G,) float64: each GPU's total send rate, limited by its NIC, if it sends equally much to every other GPU.
 
-        If a server has one NIC, each of its GPUs has an equal part of it.
+        Each GPU has an equal part of a NIC that it shares.
         """
         size_G = self.size_N[self.server_G]
         far_G = (len(size_G) - size_G) / (len(size_G) - 1)
-        return np.asarray(self.Bps_G / (size_G if self.shared else 1.0) / far_G)
+        return np.asarray(self.Bps_G / self.sharing_GG.sum(axis=1) / far_G)
 
     def across(self, rows_XGG: IntArray) -> IntArray:
         """Returns rows_XGG (X, G, G), from GPU to GPU, with zeros where both GPUs are on the same server."""
@@ -190,12 +188,12 @@ class Nics:
         Args:
             load_XG: (X, G), what each GPU itself sends, or receives, through its NIC.
         """
-        return np.asarray((load_XG @ self.members_NG.T)[..., self.server_G] if self.shared else load_XG)
+        return np.asarray(load_XG @ self.sharing_GG if len(np.unique(self.nic_G)) < len(self.nic_G) else load_XG)
 
 
 def nics_of(network: Network) -> Nics | None:
-    """Returns the NICs of a network with a fabric of two servers or more; None for other networks."""
-    fabric = network.fabric
-    if fabric is None or fabric.nic_Bps is None or len(set(fabric.server_G)) < 2:
+    """Returns the NICs of a network of two servers or more; None for other networks."""
+    servers = network.servers
+    if servers is None or len(set(servers.server_G)) < 2:
         return None
-    return Nics(np.array(fabric.server_G), np.full(network.gpus, fabric.nic_Bps), fabric.shared_nic)
+    return Nics(np.array(servers.server_G), np.full(network.gpus, servers.nic_Bps), np.array(servers.nic_G))

@@ -1,6 +1,6 @@
 """Compiled core of the switch: which flows may start, their max-min fair rates, and when each flow ends.
 
-A flow is a row of an all-to-all's order. A resource is a sending port, a receiving port or a link. After a change, only the
+A flow is a row of an all-to-all's order. A resource is a port or a NIC, for one direction. After a change, only the
 rates of flows that share resources with it, directly or through other flows, are computed again. Without numba's JIT
 (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
@@ -60,8 +60,7 @@ class SharedResources(NamedTuple):
     """The resources of the network, the clock and scratch memory. Arrays are (R,), one entry per resource, unless said."""
 
     capacity_Bps: FloatArray  # bytes per second that the resource carries
-    use: IntArray  # (G, G, K), the resources of each pair, as in Routes
-    share: FloatArray  # (G, G, K), the part of a pair's rate that each of its resources carries, as in Routes
+    use: IntArray  # (G, G, K), the resources of each pair, as in Routes; -1 where there are fewer
     head: IntArray  # the first row on the resource, -1 if none
     flows: IntArray  # how many rows are on the resource
     unfixed: IntArray  # scratch, how many flows have no fixed rate yet
@@ -69,7 +68,6 @@ class SharedResources(NamedTuple):
     found: IntArray  # scratch, the resources of a component
     dirty: IntArray  # the resources whose flows changed since rates were last computed
     spare_Bps: FloatArray  # scratch, bytes per second that flows with fixed rates leave
-    load: FloatArray  # scratch, sum of the shares of the flows whose rates are not fixed yet
     event_s: FloatArray  # (2 P,), when each row's start-up or the row itself ends, as a tournament tree of `set_event`
     rows: IntArray  # (X,), scratch, indices of rows
     done: IntArray  # (slots * G, 2), (all-to-all, rank) for each rank that has just finished an all-to-all
@@ -240,8 +238,8 @@ def _enter(rows, net, row):
     rows.since_s[row] = net.now_s[0]
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
-        if net.share[src, dst, k] > 0:
-            resource = net.use[src, dst, k]
+        resource = net.use[src, dst, k]
+        if resource >= 0:
             first = net.head[resource]
             rows.next[row, k], rows.prev[row, k] = first, -1
             if first >= 0:
@@ -261,8 +259,8 @@ def _leave(rows, net, log, logging, row):
     net.counter[UNDER_WAY] -= 1
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
-        if net.share[src, dst, k] > 0:
-            resource = net.use[src, dst, k]
+        resource = net.use[src, dst, k]
+        if resource >= 0:
             before, after = rows.prev[row, k], rows.next[row, k]
             if before >= 0:
                 rows.next[before, _index(rows, net, before, resource)] = after
@@ -324,7 +322,7 @@ def _component(rows, net, seed, stamp):
                 src, dst = rows.src[row], rows.dst[row]
                 for k in range(net.use.shape[2]):
                     other = net.use[src, dst, k]
-                    if net.share[src, dst, k] > 0 and net.stamp[other] != stamp:
+                    if other >= 0 and net.stamp[other] != stamp:
                         net.stamp[other] = stamp
                         net.found[resources] = other
                         resources += 1
@@ -339,23 +337,20 @@ def _fill(rows, net, log, logging, resources, flows):
     senders = net.use.shape[0]
     for at in range(resources):
         resource = net.found[at]
-        net.spare_Bps[resource], net.load[resource] = net.capacity_Bps[resource], 0.0
-        net.unfixed[resource] = net.flows[resource]
+        net.spare_Bps[resource], net.unfixed[resource] = net.capacity_Bps[resource], net.flows[resource]
         if senders <= resource < 2 * senders:
             net.spare_Bps[resource] *= max(1 - net.incast[0] * (net.flows[resource] - 1), LEAST_GOODPUT)
     any_limited = False
     for at in range(flows):
         row = net.rows[at]
         any_limited |= rows.limit_Bps[row] < np.inf
-        for k in range(net.use.shape[2]):
-            net.load[net.use[rows.src[row], rows.dst[row], k]] += net.share[rows.src[row], rows.dst[row], k]
     remaining = flows
     while remaining > 0:
         level, tightest = np.inf, -1
         for at in range(resources):
             resource = net.found[at]
             if net.unfixed[resource] > 0:
-                rate_Bps = net.spare_Bps[resource] / net.load[resource]
+                rate_Bps = net.spare_Bps[resource] / net.unfixed[resource]
                 if rate_Bps < level or (rate_Bps == level and resource < tightest):
                     level, tightest = rate_Bps, resource
         limited = 0
@@ -381,11 +376,9 @@ def _fix(rows, net, log, logging, row, rate_Bps):
     rows.stamp[row] = -rows.stamp[row]
     src, dst = rows.src[row], rows.dst[row]
     for k in range(net.use.shape[2]):
-        share = net.share[src, dst, k]
-        if share > 0:
-            resource = net.use[src, dst, k]
-            net.spare_Bps[resource] = max(net.spare_Bps[resource] - share * rate_Bps, 0.0)
-            net.load[resource] -= share
+        resource = net.use[src, dst, k]
+        if resource >= 0:
+            net.spare_Bps[resource] = max(net.spare_Bps[resource] - rate_Bps, 0.0)
             net.unfixed[resource] -= 1
     old_Bps = rows.rate_Bps[row]
     if rate_Bps == old_Bps:

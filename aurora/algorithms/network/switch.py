@@ -1,4 +1,4 @@
-"""Event-driven model of the network: an order decides when transfers start; running ones share ports and links max-min fairly.
+"""Event-driven model of the network: an order decides when transfers start; running ones share ports and NICs max-min fairly.
 
 `timed` computes the schedule of an order for given bytes.
 """
@@ -25,7 +25,6 @@ from aurora.algorithms.network.max_min_fair import (
     set_event,
 )
 from aurora.algorithms.network.routes import cut_bound, route, rows_to_send
-from aurora.algorithms.network.transfer_seconds import port_bursts, row_startups
 from aurora.types import Network, Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray, locked, read_only
 from aurora.types.compiled import njit
@@ -59,30 +58,26 @@ class Switch:
     """Simulation of all-to-alls on one network.
 
     A transfer starts when both of its ranks have joined the all-to-all and the order lets both of them have it under way. It
-    first takes its start-up (`row_startups`), without bandwidth, then flows at its max-min fair rate. The cost of an event
+    first takes its start-up, without bandwidth, then flows at its max-min fair rate. The cost of an event
     grows with the number of flows that share ports with it, directly or through other flows; it is O(log X) if every rank has
     one partner at a time.
 
     Args:
-        network: ports, start-ups or curves, fabric and incast.
-        logging: True: record the parts of transfers that flowed at one rate, for `pieces`; no port then exceeds its rate.
-            False: after a rest, ports carry their measured burst (`port_bursts`) in no time.
+        network: ports, start-ups, servers and incast.
+        logging: whether to record the parts of transfers that flowed at one rate, for `pieces`.
         rows: initial capacity, in transfers; it grows as needed.
     """
 
     def __init__(self, network: Network, logging: bool = False, rows: int = 0) -> None:
         routes = route(network)
         n, resources = network.gpus, len(routes.capacity_Bps_R)
-        self._network, self._routes, self._ranks = network, routes, n
-        self._logging = logging
-        self._spent_2G = np.zeros((2, n))  # bytes that ports have let pass at once and not made up for, as of _used_s_2G
-        self._used_s_2G = np.zeros((2, n))  # until when each port was last in use, by all-to-alls that are closed
+        self._network, self._routes, self._ranks, self._logging = network, routes, n, logging
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
         self._rows = _rows(0, routes.use_GGK.shape[2])
         self._queues = PortQueues(_whole(2, 0), *_whole(3, 0, 2, n, 1), *_whole(1, 0, 2, n), *_whole(2, 0, n))
-        resource_columns = [np.full(resources, -1), *_whole(5, resources), *np.zeros((2, resources))]
+        resource_columns = [np.full(resources, -1), *_whole(5, resources), np.zeros(resources)]
         scratch = [np.full(2, np.inf), _whole(0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(network.incast)])]
-        self._net = SharedResources(routes.capacity_Bps_R, routes.use_GGK, routes.share_GGK, *resource_columns, *scratch)
+        self._net = SharedResources(routes.capacity_Bps_R, routes.use_GGK, *resource_columns, *scratch)
         self._log = _log(FIRST_LOG if logging else 0)
         if rows:
             self._grow(rows)
@@ -114,10 +109,9 @@ class Switch:
         block = slice(first, first + len(row_X))
         src_X, dst_X = order.pairs_X2[row_X].T
         rows, queues = self._rows, self._queues
-        flowing_X = self._flowing(src_X, dst_X, size_X)
         rows.src[block], rows.dst[block], rows.bytes[block], rows.slot[block] = src_X, dst_X, size_X, slot
-        rows.left_bytes[block], rows.limit_Bps[block] = size_X * flowing_X, limit_Bps_X
-        rows.startup_s[block] = row_startups(order, row_X, size_X, self._network, flowing_X)
+        rows.left_bytes[block], rows.limit_Bps[block] = size_X, limit_Bps_X
+        rows.startup_s[block] = self._network.pair_startup_s_GG[src_X, dst_X]
         rows.stage[block] = order.stage_X[row_X] if staged else 0
         rows.tier[block] = 0 if order.tier_X is None else order.tier_X[row_X]
         rows.admitted[block] = rows.stamp[block] = 0
@@ -164,8 +158,6 @@ class Switch:
         self._spans[number] = None
         block, rows = slice(*span), self._rows
         src_X, dst_X, bytes_X = (column[block].copy() for column in (rows.src, rows.dst, rows.bytes))
-        for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
-            np.maximum.at(self._used_s_2G[side], rank_X, rows.end_s[block])
         return Transfers(src_X, dst_X, bytes_X, rows.start_s[block].copy(), rows.end_s[block].copy())
 
     def pieces(self) -> Pieces:
@@ -183,24 +175,6 @@ class Switch:
         rows = self._rows
         start_s_X, end_s_X, rate_Bps_X = log.start_s[:count], log.end_s[:count], log.rate_Bps[:count]
         return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, start_s_X, end_s_X, rate_Bps_X, rows.slot[row_X])
-
-    def _flowing(self, src_X: IntArray, dst_X: IntArray, size_X: IntArray) -> FloatArray:
-        """(X,) the part of each row's bytes that takes time of its ports; the others pass at once, at both of its ends."""
-        network = self._network
-        if self._logging or not network.curves:
-            return np.ones(len(size_X))
-        burst_2G = port_bursts(src_X, dst_X, size_X, network)
-        if not burst_2G.any():
-            return np.ones(len(size_X))
-        made_up_2G = (self.now_s - self._used_s_2G).clip(0.0) * (network.out_Bps_G, network.in_Bps_G)
-        self._spent_2G = (self._spent_2G - made_up_2G).clip(0.0)
-        self._used_s_2G = np.maximum(self._used_s_2G, self.now_s)
-        bytes_2G = np.array([np.bincount(rank_X, size_X, network.gpus) for rank_X in (src_X, dst_X)])
-        part_2G = (burst_2G - self._spent_2G).clip(0.0) / np.maximum(bytes_2G, 1.0)
-        part_X = np.minimum(part_2G[SENDS, src_X], part_2G[RECVS, dst_X])
-        for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
-            self._spent_2G[side] += np.bincount(rank_X, size_X * part_X, network.gpus)
-        return np.asarray(1.0 - part_X)
 
     def _allocate(self, length: int, tiers: int) -> tuple[int, int]:
         """Allocates a slot of so many tiers, and `length` rows that no all-to-all uses; returns the slot and the first row."""
@@ -269,13 +243,13 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
 def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False, bounded: bool = True) -> Schedule:
     """Computes the schedule of a flat (one step) or hierarchical (several steps) all-to-all when all ranks begin at once.
 
-    A rank begins the next step as soon as its transfers of the current step have ended, as in the runtime. On a fabric,
-    transfers share links as well as ports, and the schedule names the cut that limits it.
+    A rank begins the next step as soon as its transfers of the current step have ended, as in the runtime. Between
+    servers, transfers share NICs as well as ports, and the schedule names the port or NIC that limits it.
 
     Args:
         order: the order of every step.
         bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
-        network: ports, start-ups, fabric and incast.
+        network: ports, start-ups, servers and incast.
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
         bounded: whether to compute bounds, which takes half of the time; if not, they are zero, and `cut` is None.
 
@@ -283,9 +257,8 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
         A Schedule, with `step_X` if there are several steps. Its bounds are for the summed bytes of all steps.
     """
     steps, bytes_GG = len(bytes_SGG), bytes_SGG.sum(axis=0) if len(bytes_SGG) > 1 else bytes_SGG[0]
-    fabric = network.fabric  # with a NIC for each GPU, no two ports share a link
-    apart = fabric is None or (fabric.nic_Bps is not None and not fabric.shared_nic)
-    plain = steps == 1 and not order.paced and order.tier_X is None and apart and not network.curves
+    apart = network.servers is None or not network.servers.shared
+    plain = steps == 1 and not order.paced and order.tier_X is None and apart
     if plain and order.one_to_one and not staged:
         pieces = one_to_one_pieces(order, bytes_GG, network)
     else:
@@ -306,20 +279,22 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
         pieces.rate_Bps_X,
         fluid_bound(bytes_GG, network) if bounded else 0.0,
         one_to_one_bound(bytes_GG, network.without_startup) if bounded else 0.0,
-        cut_bound(bytes_GG, network) if bounded and network.fabric is not None else None,
+        cut_bound(bytes_GG, network) if bounded and network.servers is not None else None,
         tier_X,
         pieces.number_X if steps > 1 else None,
     )
 
 
 def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> float:
-    """Returns the predicted seconds of a flat or hierarchical all-to-all; arguments as in `timed_steps`.
-
-    Unlike a schedule, a prediction lets ports exceed their rates for the bursts that measured curves show (`port_bursts`).
-    """
+    """Returns the predicted seconds of a flat or hierarchical all-to-all; arguments as in `timed_steps`."""
     switch = Switch(network, rows=int(np.count_nonzero(bytes_SGG)))
     switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
     return switch.now_s
+
+
+def counts_seconds(network: Network) -> float:
+    """Returns the seconds of the exchange of token counts before an all-to-all: an allgather by recursive doubling."""
+    return (network.gpus - 1).bit_length() * float(network.startup_s_G.max())
 
 
 def by_start(made: Pieces) -> Pieces:
@@ -335,8 +310,8 @@ def by_start(made: Pieces) -> Pieces:
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
     """Returns the timed pieces of an order with `one_to_one`, sorted by start and source.
 
-    The order must have one tier and not be paced; the network must have no curves, and no links that several ports share. A
-    transfer starts when both of its ports have ended their previous transfer; its rate is constant, as it shares neither port.
+    The order must have one tier and not be paced; no GPUs may share a NIC. A transfer starts when both of its ports have ended
+    their previous transfer; its rate is constant, as it shares neither port.
     """
     src_X, dst_X = (rank_X.copy() for rank_X in order.pairs_X2.T)
     size_X = np.empty(len(src_X), np.int64)
@@ -387,7 +362,7 @@ def _one_after_the_other(src_X, dst_X, size_X, start_s_X, end_s_X, rate_Bps_X, B
 
 
 def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Pieces:
-    """Returns the timed pieces of any order, simulated on a Switch: concurrent transfers share ports and links.
+    """Returns the timed pieces of any order, simulated on a Switch: concurrent transfers share ports and NICs.
 
     Args:
         order: the order of every step.

@@ -493,7 +493,7 @@ def _layer_costs(cluster: Cluster, profile: Profile, own_WGE: AnyArray, seconds:
         combine_bytes=profile.combine_bytes,
         out_Bps=network.out_Bps_G,
         in_Bps=network.in_Bps_G,
-        nics=None if network.fabric is None else nics_of(network),
+        nics=None if network.servers is None else nics_of(network),
         steps=None if profile.step_tokens is None else (profile, cluster.gpus),
     )
 

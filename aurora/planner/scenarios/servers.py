@@ -39,7 +39,7 @@ from aurora.algorithms.workload.traffic import CountedTokens, exchange_bytes, kn
 from aurora.planner.scenarios.colocated import Colocated
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH, Exclusive
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario
-from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
+from aurora.types import Cluster, Hierarchy, Placement, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, evenly_spaced
 
 CHUNKS = (1, 2, 4, 8)  # of a hierarchical all-to-all, of which the fastest is taken
@@ -69,7 +69,9 @@ class Servers(Scenario):
         Experts are placed by load alone if token-level routing is missing, `options.place` names a strategy that knows no
         servers, or `min_replicas` is given and nodes (which fail as a whole) are not the same GPUs as servers.
         """
-        by_load = (Colocated if self._colocated else Exclusive)(replace(self.cluster, fabric=None), self.profiles, self.options)
+        by_load = (Colocated if self._colocated else Exclusive)(
+            replace(self.cluster, servers=None), self.profiles, self.options
+        )
         placements_M = by_load.place(rng, progress).placements_M
         if self._searches_servers:
             placements_M = tuple(self.improve_on_servers(placements_M, self.hierarchies(placements_M, rng), progress))
@@ -170,8 +172,8 @@ class Servers(Scenario):
             return False
         if options.min_replicas is None:
             return options.place in (("balanced",) if self._colocated else (SWAP_SEARCH, "equal-split"))
-        assert self.cluster.fabric is not None, "planner/options refuses others"
-        node_G, server_G = np.array([gpu.node for gpu in self.cluster.gpus]), np.array(self.cluster.fabric.server_G)
+        assert self.cluster.servers is not None, "planner/options refuses others"
+        node_G, server_G = np.array([gpu.node for gpu in self.cluster.gpus]), np.array(self.cluster.servers.server_G)
         return options.place == DEFAULT and np.array_equal(node_G[:, None] == node_G, server_G[:, None] == server_G)
 
     @cached_property
@@ -185,19 +187,19 @@ class Servers(Scenario):
 def fastest_hierarchy(
     cluster: Cluster, profile: Profile, placement: Placement, order: str, rng: np.random.Generator
 ) -> Hierarchy:
-    """Returns the Hierarchy over the fabric's servers with the number of chunks that is predicted to be fastest.
+    """Returns the Hierarchy over the cluster's servers with the number of chunks that is predicted to be fastest.
 
     It is levelled if that shortens exchanges by more than LEVEL_GAIN. The prediction prices the dispatches and combines of
     some windows and layers, evenly spaced, in the order `order`.
 
     Args:
-        cluster: a cluster with a fabric of servers.
+        cluster: a cluster with servers.
         profile: the model's traffic.
         placement: the GPUs of the model's experts.
         order: "auto" or a name of ORDER.
         rng: for orders that draw.
     """
-    assert cluster.fabric is not None, "planner/options refuses others"
+    assert cluster.servers is not None, "planner/options refuses others"
     cases = profile.windows * profile.layers
     some = evenly_spaced(cases, max(1, PRICED // len(cluster) ** 2)).tolist()
 
@@ -205,7 +207,7 @@ def fastest_hierarchy(
         window, layer = divmod(case, profile.layers)
         return steps_by_chunks(known_or_counted(profile, layer, window), placement.split_EG(layer), plain[0].server_G)
 
-    plain = [Hierarchy(np.array(cluster.fabric.server_G), chunks) for chunks in CHUNKS]
+    plain = [Hierarchy(np.array(cluster.servers.server_G), chunks) for chunks in CHUNKS]
     steps_C = [steps_of(case) for case in some]
 
     def seconds(hierarchy: Hierarchy) -> float:
@@ -219,7 +221,7 @@ def fastest_hierarchy(
 
     seconds_of = {hierarchy: seconds(hierarchy) for hierarchy in plain}
     best = min(plain, key=seconds_of.__getitem__)
-    if _most_levelled([steps(plain[0]) for steps in steps_C], cluster.fabric) <= LEVEL_GAIN:
+    if _most_levelled([steps(plain[0]) for steps in steps_C], cluster) <= LEVEL_GAIN:
         return best
     row_bytes = profile.row_bytes(deduplicated=True)
     levelled = [replace(hierarchy, level_from=level_from(hierarchy.chunks, row_bytes, cluster.network)) for hierarchy in plain]
@@ -228,11 +230,12 @@ def fastest_hierarchy(
     return min(seconds_of, key=seconds_of.__getitem__)
 
 
-def _most_levelled(rows_CSGG: Sequence[IntArray], fabric: Fabric) -> float:
+def _most_levelled(rows_CSGG: Sequence[IntArray], cluster: Cluster) -> float:
     """Returns the part of the busiest NICs' rows that levelling can save at most, of some all-to-alls."""
-    if fabric.shared_nic:
+    assert cluster.servers is not None
+    if cluster.servers.shared:
         return 0.0
-    server_G, busiest, even = np.array(fabric.server_G), 0.0, 0.0
+    server_G, busiest, even = np.array(cluster.servers.server_G), 0.0, 0.0
     for rows_SGG in rows_CSGG:
         between_GG = np.where(server_G[:, None] == server_G, 0, rows_SGG.sum(axis=0))
         nics_2G = np.stack([between_GG.sum(axis=1), between_GG.sum(axis=0)])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.alltoall.hierarchical import carriers, hierarchical_rows, level_from, step_rows
 from aurora.errors import BadInput
-from aurora.types import Hierarchy, Network, servers
+from aurora.types import Hierarchy, Network, Servers
 from aurora.types.schedule import MOST_ROWS
 
 
@@ -104,11 +104,11 @@ def test_equal_ranks_and_few_rows_are_left_as_they_are():
 def test_levelling_begins_where_rows_save_start_ups():
     """A row takes a second by a NIC and half a second inside; a message starts in two seconds, in each of three chunks."""
     ports_Bps = [20.0] * 4
-    fabric = servers([0, 0, 1, 1], ports_Bps, ports_Bps, 10.0)
-    assert level_from(3, 10, Network(ports_Bps, ports_Bps, [2.0] * 4, fabric)) == 12
-    assert level_from(3, 10, Network(ports_Bps, ports_Bps, fabric=fabric)) == 1
+    servers = Servers.of([0, 0, 1, 1], 10.0)
+    assert level_from(3, 10, Network(ports_Bps, ports_Bps, [2.0] * 4, servers)) == 12
+    assert level_from(3, 10, Network(ports_Bps, ports_Bps, servers=servers)) == 1
     slow_Bps = [10.0] * 4
-    assert level_from(3, 10, Network(slow_Bps, slow_Bps, fabric=servers([0, 0, 1, 1], slow_Bps, slow_Bps, 10.0))) is None
+    assert level_from(3, 10, Network(slow_Bps, slow_Bps, servers=Servers.of([0, 0, 1, 1], 10.0))) is None
 
 
 def test_a_hierarchy_has_a_rank_on_each_server_and_a_chunk():

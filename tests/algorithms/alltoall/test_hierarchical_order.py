@@ -12,7 +12,7 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_order, check_schedule
 from aurora.algorithms.network.switch import timed
 from aurora.types import Hierarchy, Network
-from aurora.types.network import servers
+from aurora.types.network import Servers
 
 NIC_BPS, INSIDE_BPS = 1.0, 9.0
 
@@ -27,8 +27,8 @@ def traffic_over_servers(draw):
     choices = rng.integers(0, ranks, (tokens, draw(st.integers(1, 4))))
     steps_SGG = step_rows(hierarchical_rows(choices, rng.integers(0, ranks, tokens), hierarchy), hierarchy)
     ports_Bps = [INSIDE_BPS] * ranks
-    fabric = servers(hierarchy.server_G.tolist(), ports_Bps, ports_Bps, NIC_BPS, draw(st.booleans()))
-    return steps_SGG, hierarchy, Network(np.array(ports_Bps), np.array(ports_Bps), fabric=fabric)
+    servers = Servers.of(hierarchy.server_G.tolist(), NIC_BPS, draw(st.booleans()))
+    return steps_SGG, hierarchy, Network(np.array(ports_Bps), np.array(ports_Bps), servers=servers)
 
 
 def made(steps_SGG, hierarchy, network):
@@ -88,7 +88,7 @@ def test_rails_take_less_than_twice_the_busiest_nic(case):
     """Of equal servers and a NIC a rank: as any dense open shop, if all rails carry the same."""
     steps_SGG, hierarchy, network = case
     sizes = np.bincount(hierarchy.server_G)
-    if network.fabric.shared_nic or len(set(sizes.tolist())) > 1:
+    if network.servers.shared_nic or len(set(sizes.tolist())) > 1:
         return
     drawn_NN = np.random.default_rng(len(steps_SGG)).integers(0, 50, (hierarchy.servers, hierarchy.servers))
     src_X, dst_X = np.argwhere(hierarchy.server_G[:, None] != hierarchy.server_G).T.reshape(2, -1)
@@ -107,8 +107,8 @@ def test_the_busiest_nic_of_a_pair_of_servers_counts():
     bytes_GG[0, 2], bytes_GG[0, 4], bytes_GG[1, 5] = 9, 6, 6
     for shared, first in ((False, 1), (True, 2)):
         ports_Bps = [INSIDE_BPS] * 6
-        fabric = servers(hierarchy.server_G.tolist(), ports_Bps, ports_Bps, NIC_BPS, shared)
-        network = Network(np.array(ports_Bps), np.array(ports_Bps), fabric=fabric)
+        servers = Servers.of(hierarchy.server_G.tolist(), NIC_BPS, shared)
+        network = Network(np.array(ports_Bps), np.array(ports_Bps), servers=servers)
         order = hierarchical_order(bytes_GG, hierarchy, network, rng=np.random.default_rng(0))
         rails_X2 = order.pairs_X2[order.tier_X == RAILS]
         assert hierarchy.server_G[rails_X2[rails_X2[:, 0] == 0][0, 1]] == first
@@ -119,7 +119,7 @@ def test_by_name_it_has_the_servers_of_the_fabric():
     hierarchy, bytes_GG = Hierarchy(np.repeat(np.arange(3), 2)), np.random.default_rng(0).integers(1, 99, (6, 6))
     np.fill_diagonal(bytes_GG, 0)
     ports_Bps = np.full(6, INSIDE_BPS)
-    network = Network(ports_Bps, ports_Bps, fabric=servers(hierarchy.server_G.tolist(), ports_Bps, ports_Bps, NIC_BPS))
+    network = Network(ports_Bps, ports_Bps, servers=Servers.of(hierarchy.server_G.tolist(), NIC_BPS))
     named, made = (
         make(bytes_GG, *given, rng=np.random.default_rng(0))
         for make, given in ((ORDER["hierarchical"], (network,)), (hierarchical_order, (hierarchy, network)))
@@ -137,8 +137,8 @@ def test_many_ranks_try_no_other_order(servers_there, tried, monkeypatch):
     hierarchy, timed_orders = Hierarchy(np.repeat(np.arange(servers_there), 4), 1), []
     ranks = hierarchy.ranks
     ports_Bps = [INSIDE_BPS] * ranks
-    fabric = servers(hierarchy.server_G.tolist(), ports_Bps, ports_Bps, NIC_BPS)
-    network = Network(ports_Bps, ports_Bps, [0.0] * ranks, fabric)
+    servers = Servers.of(hierarchy.server_G.tolist(), NIC_BPS)
+    network = Network(ports_Bps, ports_Bps, [0.0] * ranks, servers)
     rails_GG = np.zeros((ranks, ranks), dtype=np.int64)
     rails_GG[np.arange(ranks)[:, None], hierarchy.gateway_GN] = 1000
     np.fill_diagonal(rails_GG, 0)

@@ -12,7 +12,7 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.hierarchical import check_hierarchical, check_steps, hierarchical_moves
 from aurora.algorithms.network.switch import timed_steps
 from aurora.errors import BrokenPlan
-from aurora.types import Hierarchy, Network, servers
+from aurora.types import Hierarchy, Network, Servers
 from tests.algorithms.alltoall.test_hierarchical import token_tables
 from tests.algorithms.check.replayed_moves import check_moves
 
@@ -143,7 +143,7 @@ def test_carriers_that_level_nothing_are_found(carrier, message):
 def stepped(shared_nic=False):
     """(schedule, bytes, network) of two servers of two ranks with NICs of 1 B/s, inside 10 B/s."""
     ports = [10.0] * 4
-    network = Network(ports, ports, fabric=servers([0, 0, 1, 1], ports, ports, 1.0, shared_nic))
+    network = Network(ports, ports, servers=Servers.of([0, 0, 1, 1], 1.0, shared_nic))
     bytes_SGG = rows_of(RANKS, SOURCES, SERVERS)[0] * 8
     order = ORDER["all-at-once"](bytes_SGG.sum(axis=0), network, rng=np.random.default_rng(0))
     return timed_steps(order, bytes_SGG, network), bytes_SGG, network
@@ -157,7 +157,7 @@ def test_a_schedule_of_steps_is_checked(shared_nic):
         check_steps(replace(made, step_X=None), bytes_SGG, network)
     with pytest.raises(BrokenPlan, match="bytes, expected"):
         check_steps(replace(made, step_X=np.zeros_like(made.step_X)), bytes_SGG, network)
-    slow = Network(network.out_Bps_G, network.in_Bps_G, fabric=servers([0, 0, 1, 1], [10.0] * 4, [10.0] * 4, 0.5, shared_nic))
+    slow = Network(network.out_Bps_G, network.in_Bps_G, servers=Servers.of([0, 0, 1, 1], 0.5, shared_nic))
     with pytest.raises(BrokenPlan, match="its link carries"):
         check_steps(made, bytes_SGG, slow)
 

@@ -17,7 +17,7 @@ from aurora.algorithms.control.controller import (
     slowest_port_Bps,
 )
 from aurora.algorithms.control.load_tracker import gpu_loads
-from aurora.types import ControlOptions, Curve, Placement, servers
+from aurora.types import ControlOptions, Curve, Placement, Servers
 from tests.conftest import cluster
 from tests.planner.test_plan import profile
 
@@ -58,7 +58,7 @@ def test_a_slow_kind_gets_less_load_than_its_speed_tells():
 
 
 def test_between_servers_experts_travel_by_nics_and_inside_by_ports():
-    machines = replace(cluster(1e9, 1e9, 1e9, 1e9), fabric=servers([0, 1, 0, 1], [1e9] * 4, [1e9] * 4, 1e8))
+    machines = replace(cluster(1e9, 1e9, 1e9, 1e9), servers=Servers.of([0, 1, 0, 1], 1e8))
     assert slowest_port_Bps(machines) == 1e8
     assert slowest_port_Bps(machines, inside=True) == 1e9
 

@@ -17,23 +17,23 @@ def fair_rates(src_X: IntArray, dst_X: IntArray, routes: Routes, most_Bps_X: Flo
     most_Bps_X (X,): the rate that a flow never exceeds.
     """
     use_KX = np.ascontiguousarray(routes.use_GGK[src_X, dst_X].T)
-    share_KX = np.ascontiguousarray(routes.share_GGK[src_X, dst_X].T)
+    use_KX = np.where(use_KX < 0, len(routes.capacity_Bps_R), use_KX)  # a resource without limit stands for none
     most_X = np.full(len(src_X), np.inf) if most_Bps_X is None else most_Bps_X
-    left_Bps_R, resources = routes.capacity_Bps_R, len(routes.capacity_Bps_R)
+    left_Bps_R, resources = np.append(routes.capacity_Bps_R, np.inf), len(routes.capacity_Bps_R) + 1
     rates = np.zeros(len(src_X))
     open_X = np.arange(len(src_X))
     while len(open_X):
-        flows = np.bincount(use_KX.ravel(), share_KX.ravel(), minlength=resources)
+        flows = np.bincount(use_KX.ravel(), minlength=resources)
         level = np.divide(left_Bps_R, flows, out=np.full(resources, np.inf), where=flows > 0)
         tightest = int(level.argmin())
         held = most_X <= level[tightest]
         fixed = held if held.any() else (use_KX == tightest).any(axis=0)
         rate_X = np.minimum(most_X[fixed], level[tightest])
         rates[open_X[fixed]] = rate_X
-        taken = np.bincount(use_KX[:, fixed].ravel(), (share_KX[:, fixed] * rate_X).ravel(), minlength=resources)
+        taken = np.bincount(use_KX[:, fixed].ravel(), np.tile(rate_X, len(use_KX)), minlength=resources)
         left_Bps_R = np.maximum(left_Bps_R - taken, 0.0)
         rest = np.flatnonzero(~fixed)
-        use_KX, share_KX, most_X, open_X = use_KX[:, rest], share_KX[:, rest], most_X[rest], open_X[rest]
+        use_KX, most_X, open_X = use_KX[:, rest], most_X[rest], open_X[rest]
     return rates
 
 

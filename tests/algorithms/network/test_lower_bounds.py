@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from aurora.algorithms.network.bounds import fluid_bound, one_to_one_bound, pair_seconds, spread
 from aurora.types import Network
-from aurora.types.network import servers
+from aurora.types.network import Servers
 from tests.strategies import traffics_on_ports
 
 COSTS = st.tuples(st.integers(1, 3), st.integers(0, 4)).flatmap(
@@ -54,6 +54,6 @@ def test_startup_adds_a_message_each(case):
 
 def test_a_transfer_out_of_a_server_is_as_fast_as_its_nic():
     bytes_GG, rates = np.array([[0, 8, 8], [8, 0, 8], [8, 8, 0]]), np.array([4.0, 4.0, 4.0])
-    network = Network(rates, rates, fabric=servers([0, 0, 1], rates, rates, 0.5))
+    network = Network(rates, rates, servers=Servers.of([0, 0, 1], 0.5))
     assert pair_seconds(bytes_GG, network).tolist() == [[0, 2, 16], [2, 0, 16], [16, 16, 0]]
     assert one_to_one_bound(bytes_GG, network) == 32

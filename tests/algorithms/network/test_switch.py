@@ -11,10 +11,10 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_schedule
 from aurora.algorithms.network.switch import Switch, fluid_pieces, one_to_one_pieces, timed
 from aurora.types import Network, Order
-from aurora.types.network import servers
+from aurora.types.network import Servers
 from tests.algorithms.network.rates import fair_rates, rates_of
 from tests.algorithms.network.reference_switch import slow_rows
-from tests.strategies import RATES, fabrics, traffics_on_ports
+from tests.strategies import RATES, servers, traffics_on_ports
 
 
 @st.composite
@@ -118,8 +118,7 @@ def test_rows_come_by_start_then_source(case, random):
 @st.composite
 def any_network(draw):
     bytes_GG, network = draw(traffics_on_ports(2, startups=(0.0, 0.3)))
-    kind = draw(st.sampled_from([None, "tree", "leaf-spine", "graph"]))
-    return bytes_GG, network if kind is None else replace(network, fabric=draw(fabrics(len(bytes_GG), kind)))
+    return bytes_GG, replace(network, servers=draw(st.none() | servers(len(bytes_GG))))
 
 
 @given(any_network(), st.sampled_from(list(ORDER)), st.integers(0, 3))
@@ -218,8 +217,8 @@ def test_stages_of_one_partner_take_what_each_rank_waits_for(case, method):
 def test_tiers_have_ports_of_their_own():
     """On ports of 2 behind NICs of 1: by turns 0 sends for 4 + 2 s; in two tiers 4 bytes and the 4 others go side by side."""
     bytes_GG = np.array([[0, 4, 4], [0, 0, 0], [0, 0, 0]])
-    fabric = servers([0, 0, 1], [2.0] * 3, [2.0] * 3, 1.0)
-    network = Network(np.full(3, 2.0), np.full(3, 2.0), fabric=fabric)
+    servers = Servers.of([0, 0, 1], 1.0)
+    network = Network(np.full(3, 2.0), np.full(3, 2.0), servers=servers)
     pairs_X2 = np.array([[0, 2], [0, 1], [1, 0], [1, 2], [2, 0], [2, 1]])
     by_turns = Order("one tier", pairs_X2)
     tiered = replace(by_turns, tier_X=np.array([1, 0, 0, 1, 1, 1]))

@@ -15,7 +15,7 @@ from aurora.algorithms.placement.bounds import layer_bound_s
 from aurora.algorithms.placement.cost_model import AIMS, aimed_costs
 from aurora.algorithms.placement.linear_program import phase_program
 from aurora.planner.plan import make_plan
-from aurora.types import PHASES, Curve, PlanOptions, Profile, servers
+from aurora.types import PHASES, Curve, PlanOptions, Profile, Servers
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
 
@@ -132,7 +132,7 @@ def test_the_nic_of_a_hot_experts_gpu_is_counted():
     """Four experts fill four slots: one GPU's NIC takes the 200 tokens of the other server."""
     source = Profile("m", "", np.array([[[[100, 1, 1, 1]] * 4]]), 1, 1, 0, 1, 0, CURVES)
     ports = [1e12] * 4
-    machines = replace(cluster(*ports), fabric=servers([0, 0, 1, 1], ports, ports, 1.0))
+    machines = replace(cluster(*ports), servers=Servers.of([0, 0, 1, 1], 1.0))
     costs = aimed_costs(machines, source, (), 0, "sum")
     assert layer_bound_s(costs, np.ones(4, dtype=np.int64)) == pytest.approx(200 + 400)
     assert costs.value_s(np.eye(4)) == pytest.approx(200 + 400)

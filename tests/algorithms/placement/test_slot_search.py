@@ -51,7 +51,7 @@ def test_even_replicas_are_priced_as_their_shares_are(case, in_servers):
     costs, _, held_GP = case
     if in_servers:
         gpus = len(held_GP)
-        costs = replace(costs, nics=Nics(np.arange(gpus) // 2, np.linspace(1.0, 2.0, gpus), shared=False))
+        costs = replace(costs, nics=Nics(np.arange(gpus) // 2, np.linspace(1.0, 2.0, gpus), np.arange(gpus)))
     assert costs.evenly_s(held_GP) == pytest.approx(value_s(costs, held_GP), rel=1e-9, abs=1e-12)
 
 

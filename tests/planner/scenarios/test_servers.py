@@ -17,9 +17,10 @@ from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.scenarios.servers import GPU_LOAD, SERVER_LOAD, Servers
+from aurora.planner.scenarios.servers import GPU_LOAD, SERVER_LOAD
+from aurora.planner.scenarios.servers import Servers as ServersScenario
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Curve, Gpu, Hierarchy, PlanOptions, SyntheticOptions, TokenRouting, servers
+from aurora.types import Cluster, Curve, Gpu, Hierarchy, PlanOptions, Servers, SyntheticOptions, TokenRouting
 from tests.algorithms.alltoall.test_hierarchical import by_hand as steps_by_hand
 from tests.strategies import RATES, routed_profiles
 
@@ -35,8 +36,8 @@ def two_servers(members=(2, 2), out_Bps=100e9, in_Bps=100e9, nic_Bps=1e9, shared
     out_Bps_G, in_Bps_G, speed_G = (np.broadcast_to(each, len(node_G)).tolist() for each in (out_Bps, in_Bps, speeds))
     columns = zip(node_G, out_Bps_G, in_Bps_G, speed_G, strict=True)
     gpus = tuple(Gpu(f"g{i}", "x", node, out, into, 10**12, speed) for i, (node, out, into, speed) in enumerate(columns))
-    fabric = servers(node_G, out_Bps_G, in_Bps_G, nic_Bps, shared_nic)
-    return Cluster("servers", gpus, fabric), Hierarchy(np.array(node_G), 2)
+    servers = Servers.of(node_G, nic_Bps, shared_nic)
+    return Cluster("servers", gpus, servers), Hierarchy(np.array(node_G), 2)
 
 
 def two_communities(ranks):
@@ -66,14 +67,14 @@ def cases(draw):
 
 def loads_by_hand(cluster, rows_GG):
     """(8, G) bytes over rates of ports and NICs: sent and received by each, if these rows of one byte are sent, and back."""
-    server_G, fabric = np.array(cluster.fabric.server_G), cluster.fabric
+    server_G, servers = np.array(cluster.servers.server_G), cluster.servers
     found = []
     for there_GG in (rows_GG, rows_GG.T):
         far_GG = np.where(server_G[:, None] != server_G, there_GG, 0)
         found += [there_GG.sum(axis=1) / cluster.out_Bps_G, there_GG.sum(axis=0) / cluster.in_Bps_G]
         for far_G in (far_GG.sum(axis=1), far_GG.sum(axis=0)):
             found.append(
-                np.bincount(server_G, weights=far_G)[server_G] / fabric.nic_Bps if fabric.shared_nic else far_G / fabric.nic_Bps
+                np.bincount(server_G, weights=far_G)[server_G] / servers.nic_Bps if servers.shared else far_G / servers.nic_Bps
             )
     return np.array(found)
 
@@ -262,9 +263,9 @@ def test_no_placement_with_replicas_sends_fewer_rows_between_servers(servers, da
 def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower_than_its_start(case, spare):
     cluster, hierarchy, profile = case
     options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=-(-profile.experts // len(cluster)) + spare)
-    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
-    placement = Servers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
-    found = Servers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
+    start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
+    placement = ServersScenario(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
+    found = ServersScenario(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
     costs = layer_costs(cluster, profile, 0, True)
     start_s, found_s = (
         exclusive_s(costs.phase_times(each.split_EG(0), hierarchy)) for each in (start.placements_M[0], placement)
@@ -281,8 +282,8 @@ def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     cluster, hierarchy, profile = case
     options = PlanOptions("swap-search", "exact", aim="own")
     start = Exclusive(cluster, [profile], options).place(np.random.default_rng(0))
-    placement = Servers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
-    placed = Servers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
+    placement = ServersScenario(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
+    placed = ServersScenario(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
     costs = layer_costs(cluster, profile, 0, True)
     start_s, placed_s = (
         exclusive_s(costs.phase_times(each.placements_M[0].split_EG(0), hierarchy)) for each in (start, placed)
@@ -297,7 +298,7 @@ def test_experts_that_tokens_choose_together_come_to_one_server_and_load_stays_b
     cluster, hierarchy = two_servers(shared_nic=shared_nic)
     profile = two_communities(4)
     start = Exclusive(cluster, [profile], OWN).place(np.random.default_rng(0))
-    placed = Servers(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
+    placed = ServersScenario(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
     rows = [
         sum(crossing_rows(profile, layer, hierarchy.server_G[each.gpu_E(layer)], hierarchy) for layer in range(profile.layers))
         for each in (start.placements_M[0], placed)
@@ -326,8 +327,8 @@ def test_a_faster_server_takes_more_load():
     cluster, hierarchy = two_servers((2, 2), fast_Bps, fast_Bps, fast_Bps, speeds=[1.0, 1.0, 0.5, 0.5])
     profile = two_communities(4)
     options = replace(OWN, slots_per_gpu=8)
-    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
-    placed = Servers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
+    start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
+    placed = ServersScenario(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
     for layer, load_E in enumerate(profile.load_LE):
         fast, slow = np.bincount(hierarchy.server_G[placed.gpu_E(layer)], weights=load_E)
         assert 1.5 * slow < fast < 2.6 * slow
@@ -338,7 +339,7 @@ def test_a_placement_over_servers_needs_the_choices_of_each_token():
     profile = replace(two_communities(4), routing=None)
     start = Exclusive(cluster, [profile], OWN).place(np.random.default_rng(0))
     with pytest.raises(BadInput, match="token-level routing"):
-        Servers(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
+        ServersScenario(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
 
 
 @pytest.mark.full

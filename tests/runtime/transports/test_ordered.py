@@ -10,7 +10,7 @@ import torch
 from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.runtime.transports.ordered import OrderedTransport
-from aurora.types import Cluster, Gpu, Hierarchy, Network, servers
+from aurora.types import Cluster, Gpu, Hierarchy, Network, Servers
 
 
 class OneSide(OrderedTransport):
@@ -67,7 +67,7 @@ class Requests(OrderedTransport):
 @pytest.mark.full
 def test_a_fast_link_inside_a_server_does_not_make_a_rank_request_more_from_other_servers():
     gpus = tuple(Gpu(f"g{rank}", "x", rank // 2, 1e9, 1e9, 1) for rank in range(4))
-    cluster = Cluster("c", gpus, fabric=servers([0, 0, 1, 1], [1e9] * 4, [1e9] * 4, 1e8))
+    cluster = Cluster("c", gpus, servers=Servers.of([0, 0, 1, 1], 1e8))
     transport = Requests(0, 4, cluster)
     order = ORDER["openshop"](np.ones((4, 4)) - np.eye(4), cluster.network, rng=np.random.default_rng(0))
 
