@@ -116,20 +116,14 @@ def test_the_json_goes_to_a_file(aurora, csv, tmp_path):
     ("content", "args", "message"),
     [
         ("", [], "expected a matrix with rows of two GPUs or more, found 0"),
-        ("5", [], "two GPUs or more, found 1"),
         ("1,2", [], "expected a square matrix, found shape"),
-        ("1,2\n3", [], "not a matrix of whole numbers|square|one length"),
         ("0,1.5\n2,0", [], "expected a whole number, found '1.5'"),
-        ("0,-1\n2,0", [], "zero or more, found -1"),
-        ("0,nan\n2,0", [], "expected a whole number, found 'nan'"),
         ("0,99999999999999999999\n2,0", [], "too large"),
         (f"0,{2**62}\n{2**62},0", [], "more than 64 bits hold"),
         ("0,1\n1,0", ["--method", "best"], "--method: expected one of auto, openshop"),
         ("0,1\n1,0", ["--startup", "-1"], "--startup: expected seconds of zero or more"),
-        ("0,1\n1,0", ["--seed", "-1"], "--seed: expected zero or more"),
         ("0,1\n1,0", ["--layer", "0"], "--layer is for a profile"),
         ("0,1\n1,0", ["--cluster", shipped("clusters/demo-4.toml")], "has 4 GPUs, the traffic matrix 2 rows"),
-        ("0,1\n1,0", ["-o", "no/where.json"], "cannot be written: no such folder"),
     ],
 )
 def test_bad_traffic(aurora, tmp_path, content, args, message):
@@ -138,16 +132,7 @@ def test_bad_traffic(aurora, tmp_path, content, args, message):
 
 
 def test_other_files(aurora, tmp_path):
-    refused(aurora("order", tmp_path / "none.csv"), r"none\.csv: no such file")
-    refused(aurora("order", tmp_path / "none.npy"), r"none\.npy: no such file")
     (tmp_path / "m.txt").write_text("1")
     refused(aurora("order", tmp_path / "m.txt"), r"expected \.csv, \.npy, or a profile")
     np.save(tmp_path / "m.npy", np.array([[0.5]]))
     refused(aurora("order", tmp_path / "m.npy"), "expected integers, found float64")
-    np.save(tmp_path / "o.npy", np.array([[object()]], dtype=object))
-    refused(
-        aurora("order", tmp_path / "o.npy"),
-        "expected an .npy array of numbers, found an .npy array of other contents, or one cut short",
-    )
-    (tmp_path / "cut.npy").write_bytes((tmp_path / "m.npy").read_bytes()[:-3])
-    refused(aurora("order", tmp_path / "cut.npy"), "or one cut short")

@@ -73,15 +73,6 @@ def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pai
     )
 
 
-def test_the_same_seed_gives_the_same_bytes(aurora, pair, tmp_path):
-    for colocate in ("auto", "decoupled"):
-        texts = []
-        for name in ("first.json", "second.json"):
-            assert aurora("plan", "--cluster", MIXED, *pair, "--colocate", colocate, "-o", tmp_path / name)[0] == 0
-            texts.append((tmp_path / name).read_bytes())
-        assert texts[0] == texts[1]
-
-
 def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
     out = tmp_path / "plan.json"
     code, printed, _ = aurora("plan", "--cluster", MIXED, *pair, "--explain", "-o", out)
@@ -104,32 +95,6 @@ fabric = {{ kind = "servers", nic_Bps = 1e6 }}
 {}
 """
 GPU = '[[gpu]]\nname = "g{0}"\nkind = "k"\nnode = {1}\nout_Bps = 1e9\nin_Bps = 1e9\nmemory_bytes = 1_000_000_000\n'
-
-
-def test_all_to_alls_over_servers_from_synthetic_to_report(aurora, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_experts_per_tok": 4}))
-    cluster = tmp_path / "servers.toml"
-    cluster.write_text(SERVERS.format("".join(GPU.format(rank, rank // 2) for rank in range(4))))
-    known, plan, trace, page = (tmp_path / name for name in ("known.npz", "plan.json", "trace.npz", "page.html"))
-    made = ["synthetic", "zipf:0.5", tmp_path / "config.json", "--sources", 4, "--window-tokens", 64, "--tokens", "-o", known]
-    assert aurora(*made)[0] == 0
-    planning = ["plan", "--cluster", cluster, "--profile", known, "--slots-per-gpu", "memory", "-o", plan]
-    code, printed, err = aurora(*planning)
-    assert (code, err) == (0, "")
-    assert "all-to-alls are hierarchical: " in " ".join(printed.split())
-    assert "all to all hierarchical" in " ".join(printed.split())
-    found = json.loads(aurora(*planning, "--all-to-all", "hierarchical", "--json")[1])
-    assert found["models"][0]["hierarchy"]["servers"] == [0, 0, 1, 1]
-    assert (found["notes"], found["strategies"]["all_to_all"]) == ([], "hierarchical")
-    assert aurora("simulate", plan, "-o", trace)[0] == 0
-    assert aurora("report", plan, trace, "-o", page)[0] == 0
-    found = json.loads(aurora(*planning, "--all-to-all", "flat", "--json")[1])
-    assert found["models"][0]["hierarchy"] is None
-    refused(aurora(*planning, "--all-to-all", "deep"), "--all-to-all: expected one of auto, flat, hierarchical, found 'deep'")
-    refused(
-        aurora("plan", "--cluster", "demo-4", *planning[3:], "--all-to-all", "hierarchical"),
-        r"--all-to-all hierarchical: expected a cluster whose \[fabric\] has two servers or more, found no servers in 'demo-4'",
-    )
 
 
 @pytest.mark.parametrize(

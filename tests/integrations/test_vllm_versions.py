@@ -6,18 +6,14 @@ import re
 import sys
 import textwrap
 import zipfile
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from aurora_vllm.vllm_internals import api_checks
 from aurora_vllm.vllm_internals.api_checks import ApiCheck, groups, needed
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.integrations import vllm_versions
-from tests.integrations.vllm_versions import RUNNERS, RemoteFile, Sources, all_checks, wheel_reader
+from tests.integrations.vllm_versions import RUNNERS, Sources, all_checks
 
 pytestmark = pytest.mark.full
 
@@ -193,68 +189,3 @@ def test_every_group_that_the_plugin_asks_for_is_in_the_table():
         name.replace("{runner}", runner) for call in calls for name in re.findall(r'"([^"]+)"', call) for runner in RUNNERS
     }
     assert asked == set(groups()) - {"settings"}, "which shows in the table of versions alone"
-
-
-@pytest.fixture
-def served(wheel):
-    """(address, asked): a server that sends parts of the wheel, and the parts that were asked for."""
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            asked.append((first, last))
-            self.send_response(206)
-            self.end_headers()
-            self.wfile.write(wheel[first : last + 1])
-
-        def log_message(self, *_args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", asked
-        server.shutdown()
-        thread.join()
-
-
-def test_only_the_blocks_that_are_read_are_fetched_once(wheel, served, monkeypatch):
-    url, asked = served
-    monkeypatch.setattr(vllm_versions, "BLOCK", 256)
-    file = RemoteFile(url, len(wheel))
-    read = wheel_reader(file)
-    assert read("vllm/parts/more.py") == textwrap.dedent(FILES["vllm/parts/more.py"])
-    assert read("vllm/none.py") is None
-    assert len(set(asked)) == len(asked)
-    assert file.fetched == sum(last - first + 1 for first, last in asked) < len(wheel)
-
-
-@given(st.binary(min_size=1, max_size=200), st.lists(st.tuples(st.integers(0, 220), st.integers(0, 50)), max_size=8))
-def test_a_remote_file_reads_as_the_file_itself(content, reads):
-    file, there = RemoteFile("", len(content)), io.BytesIO(content)
-    file._block = lambda number: content[number * vllm_versions.BLOCK : (number + 1) * vllm_versions.BLOCK]
-    for at, count in reads:
-        file.seek(at)
-        there.seek(at)
-        assert file.read(count) == there.read(count)
-        assert file.tell() == there.tell()
-
-
-def test_the_index_is_read_once_for_versions_that_are_not_too_old(monkeypatch):
-    files = [
-        {
-            "filename": f"vllm-{version}-cp38-abi3-manylinux_2_28_{machine}.whl",
-            "url": version,
-            "size": 1,
-            "upload-time": "2026-01-02T",
-        }
-        for version in ("0.33.0", "0.9.2", "0.29.1", "0.30.0", "0.100.0")
-        for machine in ("x86_64", "aarch64")
-    ]
-    files += [{"filename": "vllm-0.34.0.tar.gz", "url": "", "size": 1}, files[0] | {"yanked": "broken"}]
-    answer = json.dumps({"files": files}).encode()
-    monkeypatch.setattr(vllm_versions.urllib.request, "urlopen", lambda *_args, **_named: io.BytesIO(answer))
-    found = vllm_versions.published()
-    assert [version for version, *_ in found] == ["0.30.0", "0.33.0", "0.100.0"]
-    assert found[0] == ("0.30.0", "2026-01-02", "0.30.0", 1)
