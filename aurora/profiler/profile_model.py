@@ -82,21 +82,21 @@ def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
             handle.remove()
 
 
-def count_choices(chosen_PL: Sequence[Sequence[torch.Tensor]], experts: int) -> tuple[torch.Tensor, IntArray]:
+def count_choices(chosen_TL: Sequence[Sequence[torch.Tensor]], experts: int) -> tuple[torch.Tensor, IntArray]:
     """Counts the choices of P forward passes.
 
     Args:
-        chosen_PL: for each pass the list that `record_choices` filled, (N, K) for each layer.
+        chosen_TL: for each pass the list that `record_choices` filled, (N, K) for each layer.
         experts: number of experts of a layer.
 
     Returns:
-        (experts_ULK, counts_PLE): (U, L, K) the experts of all tokens, pass by pass, on the device of `chosen_PL`; and
+        (experts_ULK, counts_TLE): (U, L, K) the experts of all tokens, pass by pass, on the device of `chosen_TL`; and
         (P, L, E) int64, the tokens of each expert.
     """
-    chosen_ULK = torch.stack([torch.cat(of_layer) for of_layer in zip(*chosen_PL, strict=True)], dim=1)
-    passes, layers, device = len(chosen_PL), len(chosen_PL[0]), chosen_ULK.device
-    tokens_P = torch.tensor([len(chosen_L[0]) for chosen_L in chosen_PL], device=device)
-    pass_U = torch.arange(passes, device=device).repeat_interleave(tokens_P, output_size=len(chosen_ULK))
+    chosen_ULK = torch.stack([torch.cat(of_layer) for of_layer in zip(*chosen_TL, strict=True)], dim=1)
+    passes, layers, device = len(chosen_TL), len(chosen_TL[0]), chosen_ULK.device
+    tokens_T = torch.tensor([len(chosen_L[0]) for chosen_L in chosen_TL], device=device)
+    pass_U = torch.arange(passes, device=device).repeat_interleave(tokens_T, output_size=len(chosen_ULK))
     first_UL = (pass_U[:, None] * layers + torch.arange(layers, device=device)) * experts
     counts = torch.bincount((chosen_ULK + first_UL[:, :, None]).flatten(), minlength=passes * layers * experts)
     return chosen_ULK, counts.cpu().numpy().reshape(passes, layers, experts)
@@ -118,14 +118,14 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
             lengths = [len(prompt) for prompt in prompts]
             real_N = None if (mask_BT := batch.mask_BT) is None else mask_BT.flatten()
             batch.step()
-            chosen_PL = [list(chosen_L) if real_N is None else [chosen_NK[real_N] for chosen_NK in chosen_L]]
+            chosen_TL = [list(chosen_L) if real_N is None else [chosen_NK[real_N] for chosen_NK in chosen_L]]
             for _ in range(1, new_tokens):
                 batch.step()
-                chosen_PL.append(list(chosen_L))
-            chosen_ULK, counts_PLE = count_choices(chosen_PL, model.experts)
+                chosen_TL.append(list(chosen_L))
+            chosen_ULK, counts_TLE = count_choices(chosen_TL, model.experts)
             kept_ULK = chosen_ULK.cpu().numpy().astype(narrow) if keep else None
             begin = 0
-            for step, counts_LE in enumerate(counts_PLE):
+            for step, counts_LE in enumerate(counts_TLE):
                 prompt_U = np.repeat(np.arange(len(prompts)), lengths if step == 0 else 1)
                 own_ULK = None if kept_ULK is None else kept_ULK[begin : begin + len(prompt_U)]
                 passes.append(ForwardPass(source, step, counts_LE, own_ULK, prompt_U))

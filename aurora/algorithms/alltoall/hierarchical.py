@@ -117,14 +117,14 @@ def hierarchical_rows(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarch
     new_rank_UK, new_server_UK = (np.diff(each_UK, axis=1, prepend=-1) != 0 for each_UK in (at_UK, server_UK))
     visit_X = new_server_UK.ravel().cumsum() - 1  # which visit of a token to a server each choice belongs to
     pair_V = np.repeat(source_U, top_k)[new_server_UK.ravel()] * servers + server_UK[new_server_UK]
-    sent_P = np.bincount(pair_V, minlength=ranks * servers)
+    sent_A = np.bincount(pair_V, minlength=ranks * servers)
     by_pair, number_V = np.argsort(pair_V, kind="stable"), np.empty_like(pair_V)
-    number_V[by_pair] = np.arange(len(pair_V)) - np.repeat(sent_P.cumsum() - sent_P, sent_P)
-    piece_V = ((number_V + 1) * pieces - 1) // sent_P[pair_V]  # the last piece that starts at this number or before
+    number_V[by_pair] = np.arange(len(pair_V)) - np.repeat(sent_A.cumsum() - sent_A, sent_A)
+    piece_V = ((number_V + 1) * pieces - 1) // sent_A[pair_V]  # the last piece that starts at this number or before
     needed_X = np.repeat(source_U, top_k) * pieces + piece_V[visit_X]
     needed_X = (needed_X * ranks + rank_UK.ravel())[new_rank_UK.ravel()]
     needed_GCG = np.bincount(needed_X, minlength=ranks * pieces * ranks).reshape(ranks, pieces, ranks)
-    return HierarchicalRows(sent_P.reshape(ranks, servers), needed_GCG)
+    return HierarchicalRows(sent_A.reshape(ranks, servers), needed_GCG)
 
 
 class HopRows(NamedTuple):

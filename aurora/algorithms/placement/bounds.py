@@ -149,7 +149,7 @@ def _colocated_ports_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas
     cost_KGE = np.stack([cost_GE for _, cost_GE in summed])
     _, gpus, experts = cost_KGE.shape
     block_G = blocks(costs_M[0], max(1, SMALL // experts)) if gpus * experts > SMALL else np.arange(gpus)
-    program = shares_program(cost_KGE, fixed_KG, term_K, formula.count_PX, np.zeros(len(formula.paths)), least_X, block_G)
+    program = shares_program(cost_KGE, fixed_KG, term_K, formula.count_ZX, np.zeros(len(formula.paths)), least_X, block_G)
     return max(formula.longest(least_X), program.relaxed_s())
 
 

@@ -24,16 +24,16 @@ class Arrays(NamedTuple):
         model_N: (N,) int64, the model of each pair.
         start_K: (K + 1,) int64; part k has the pairs start_K[k] to start_K[k + 1] - 1.
         term_K: (K,) int64, the moved term of each part.
-        base_P: (P,) seconds of each path's terms that are not moved.
-        count_PX: (P, X) float64, how often each moved term occurs in each path.
+        base_Z: (Z,) seconds of each path's terms that are not moved.
+        count_ZX: (Z, X) float64, how often each moved term occurs in each path.
     """
 
     seconds_GNJ: FloatArray
     model_N: IntArray
     start_K: IntArray
     term_K: IntArray
-    base_P: FloatArray
-    count_PX: FloatArray
+    base_Z: FloatArray
+    count_ZX: FloatArray
 
     @property
     def part_N(self) -> IntArray:
@@ -100,8 +100,8 @@ class ColocationProblem:
             np.array(model_N),
             np.array(start_K),
             np.array(term_K),
-            self.base_P,
-            np.array(self.count_PX, dtype=np.float64, order="C"),
+            self.base_Z,
+            np.array(self.count_ZX, dtype=np.float64, order="C"),
         )
 
     def _by_model(self, parts: tuple[Part, ...]) -> list[dict[int, FloatArray]]:
@@ -116,16 +116,16 @@ class ColocationProblem:
         return [{model: np.maximum.reduce([by_model[model] for by_model in by_part]) for model in models}]
 
     @cached_property
-    def count_PX(self) -> IntArray:
-        """(P, X) int64, how often each moved term occurs in each of the objective's paths."""
-        return self.formula.count_PX[:, -len(self.formula.moved) :]
+    def count_ZX(self) -> IntArray:
+        """(Z, X) int64, how often each moved term occurs in each of the objective's paths."""
+        return self.formula.count_ZX[:, -len(self.formula.moved) :]
 
     @cached_property
-    def base_P(self) -> FloatArray:
-        """(P,) seconds of each path's terms that are not moved."""
+    def base_Z(self) -> FloatArray:
+        """(Z,) seconds of each path's terms that are not moved."""
         fixed = len(self.formula.parts) - len(self.formula.moved)
         times_M = [costs.phase_times() for costs in self.costs_M]
-        return np.asarray(self.formula.count_PX[:, :fixed] @ self.formula.term_XG(times_M)[:fixed].max(axis=1))
+        return np.asarray(self.formula.count_ZX[:, :fixed] @ self.formula.term_XG(times_M)[:fixed].max(axis=1))
 
 
 STEPS_PER_PAIR = 80  # for every pair of GPUs, 0.2 us each
@@ -169,10 +169,10 @@ def gpu_terms(arrays, g, group_M, out_X):
 def longest_path(arrays, most_X):
     """Returns the seconds of the longest path; most_X (X,) are the seconds of each moved term on its slowest GPU."""
     value = 0.0
-    for p in range(len(arrays.base_P)):
-        total = arrays.base_P[p]
+    for z in range(len(arrays.base_Z)):
+        total = arrays.base_Z[z]
         for x in range(len(most_X)):
-            total += arrays.count_PX[p, x] * most_X[x]
+            total += arrays.count_ZX[z, x] * most_X[x]
         value = max(value, total)
     return value
 

@@ -92,7 +92,7 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
         of = formula(plan.objective, len(costs), costs[0].nics is not None)
         names, part_XG = tuple(of.parts), of.term_XG(times)
         value_s = of.seconds(times)
-        times_X = of.count_PX[int((of.count_PX @ part_XG.max(axis=1)).argmax())]
+        times_X = of.count_ZX[int((of.count_ZX @ part_XG.max(axis=1)).argmax())]
     return LayerExplanation(
         layer,
         names,

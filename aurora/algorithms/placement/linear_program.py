@@ -36,17 +36,17 @@ class Solution(NamedTuple):
 class Weights(NamedTuple):
     """Prices of a program's rows, corrected so that they give a lower bound whatever the solver's tolerance.
 
-    With s(k, g) the seconds of part k on GPU g, weight_P @ base_P + rest_X @ least_X + sum of weight_KG * s is a lower bound on
+    With s(k, g) the seconds of part k on GPU g, weight_Z @ base_Z + rest_X @ least_X + sum of weight_KG * s is a lower bound on
     the mean of the longest paths, for any shares.
 
     Attributes:
-        weight_P: (P,) weights of the paths, 1 / worst each and one in all at most. A term's weight is the sum of its paths'.
+        weight_Z: (Z,) weights of the paths, 1 / worst each and one in all at most. A term's weight is the sum of its paths'.
         weight_KG: (K, G) weights of each part on each GPU; over a term's parts and GPUs they sum to the term's weight at most.
         rest_X: (X,) each term's weight minus that sum.
         slot_s_G: (G,) price of a slot of each GPU in seconds; zero without slots.
     """
 
-    weight_P: FloatArray
+    weight_Z: FloatArray
     weight_KG: FloatArray
     rest_X: FloatArray
     slot_s_G: FloatArray
@@ -64,8 +64,8 @@ class PathProgram(NamedTuple):
         gpu_V: (V,) int64, the GPU of each edge.
         fixed_KG: (K, G) seconds that each part takes on each GPU besides its edges.
         term_K: (K,) int64, the term of each part.
-        count_PX: (P, X) how often each term occurs in each path.
-        base_P: (P,) seconds of each path that no share changes.
+        count_ZX: (Z, X) how often each term occurs in each path.
+        base_Z: (Z,) seconds of each path that no share changes.
         least_X: (X,) lower bounds on the seconds of each term.
         sum_EV: (E, V), one row for each expert or group: 1 for its edges, whose shares sum to one, 0 for others.
         worst: number of paths that count, longest first.
@@ -79,8 +79,8 @@ class PathProgram(NamedTuple):
     gpu_V: IntArray
     fixed_KG: FloatArray
     term_K: IntArray
-    count_PX: IntArray | FloatArray
-    base_P: FloatArray
+    count_ZX: IntArray | FloatArray
+    base_Z: FloatArray
     least_X: FloatArray
     sum_EV: csr_array
     worst: int = 1
@@ -100,7 +100,7 @@ class PathProgram(NamedTuple):
         )
         if solution.status != 0:
             return None
-        edges, terms = len(self.gpu_V), self.count_PX.shape[1]
+        edges, terms = len(self.gpu_V), self.count_ZX.shape[1]
         term_X, price_R = solution.x[edges : edges + terms] * self.unit_s, np.maximum(0.0, -solution.ineqlin.marginals)
         return Solution(solution.x[:edges], term_X, price_R, solution.eqlin.marginals * self.unit_s)
 
@@ -110,7 +110,7 @@ class PathProgram(NamedTuple):
         The variables v, lower_V or more, are the shares, the terms, the threshold of paths and their excess; the rows are those
         of parts, GPU by GPU, of slots and of paths.
         """
-        (edges, (paths, terms)), (parts, gpus) = (len(self.gpu_V), self.count_PX.shape), self.fixed_KG.shape
+        (edges, (paths, terms)), (parts, gpus) = (len(self.gpu_V), self.count_ZX.shape), self.fixed_KG.shape
         part, edge = np.nonzero(self.cost_KV)
         at = self.gpu_V[edge] * parts + part, edge
         of_part = coo_array((self.cost_KV[part, edge] / self.unit_s, at), shape=(parts * gpus, edges))
@@ -120,19 +120,19 @@ class PathProgram(NamedTuple):
             rows.append([coo_array((np.ones(edges), (self.gpu_V, np.arange(edges))), shape=(gpus, edges)), None, None])
             limits.append(self.slots_G.astype(np.float64))
         if self.worst == paths:
-            cost_Y, over_PY, rows = self.count_PX.mean(axis=0), np.zeros((paths, 0)), [row[:2] for row in rows]
+            cost_Y, over_ZY, rows = self.count_ZX.mean(axis=0), np.zeros((paths, 0)), [row[:2] for row in rows]
         else:
-            over_PY = np.eye(paths, 1 + paths * (self.worst > 1), 1)
-            over_PY[:, 0] = 1.0
-            cost_Y = np.concatenate([np.zeros(terms), [1.0], np.full(over_PY.shape[1] - 1, 1 / self.worst)])
-            rows.append([None, coo_array(self.count_PX), coo_array(-over_PY)])
-            limits.append(-self.base_P / self.unit_s)
+            over_ZY = np.eye(paths, 1 + paths * (self.worst > 1), 1)
+            over_ZY[:, 0] = 1.0
+            cost_Y = np.concatenate([np.zeros(terms), [1.0], np.full(over_ZY.shape[1] - 1, 1 / self.worst)])
+            rows.append([None, coo_array(self.count_ZX), coo_array(-over_ZY)])
+            limits.append(-self.base_Z / self.unit_s)
         return (
             np.concatenate([np.zeros(edges), cost_Y]),
             csr_array(block_array(rows)),
             np.concatenate(limits),
             csr_array(hstack([self.sum_EV, coo_array((self.sum_EV.shape[0], len(cost_Y)))])),
-            np.concatenate([np.zeros(edges), self.least_X / self.unit_s, np.zeros(over_PY.shape[1])]),
+            np.concatenate([np.zeros(edges), self.least_X / self.unit_s, np.zeros(over_ZY.shape[1])]),
         )
 
     def weights(self, price_R: FloatArray) -> Weights:
@@ -140,24 +140,24 @@ class PathProgram(NamedTuple):
 
         Any weights give a bound if those of paths are 1 / worst each and one in all at most, and those of parts their term's.
         """
-        (paths, terms), (parts, gpus) = self.count_PX.shape, self.fixed_KG.shape
-        price_KG, slot_G, price_P = np.split(price_R, [parts * gpus, len(price_R) - paths * (self.worst < paths)])
-        price_KG, weight_P = price_KG.reshape(gpus, parts).T, np.full(paths, 1 / paths)
+        (paths, terms), (parts, gpus) = self.count_ZX.shape, self.fixed_KG.shape
+        price_KG, slot_G, price_Z = np.split(price_R, [parts * gpus, len(price_R) - paths * (self.worst < paths)])
+        price_KG, weight_Z = price_KG.reshape(gpus, parts).T, np.full(paths, 1 / paths)
         if self.worst < paths:
-            weight_P = np.minimum(price_P / max(float(price_P.sum()), 1e-300), 1 / self.worst)
-        weight_X = weight_P @ self.count_PX
+            weight_Z = np.minimum(price_Z / max(float(price_Z.sum()), 1e-300), 1 / self.worst)
+        weight_X = weight_Z @ self.count_ZX
         used_X = np.bincount(self.term_K, price_KG.sum(axis=1), minlength=terms)
         shrink_X = np.divide(weight_X, used_X, out=np.ones(terms), where=used_X > weight_X)
         rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
         slot_s_G = slot_G * self.unit_s if self.slots_G is not None else np.zeros(gpus)
-        return Weights(weight_P, price_KG * shrink_X[self.term_K][:, None], rest_X, slot_s_G)
+        return Weights(weight_Z, price_KG * shrink_X[self.term_K][:, None], rest_X, slot_s_G)
 
     def dual_s(self, price_R: FloatArray) -> float:
         """Returns the lower bound on the objective in seconds that prices of the rows (R,) give, if every edge is there."""
-        weight_P, weight_KG, rest_X, slot_s_G = self.weights(price_R)
+        weight_Z, weight_KG, rest_X, slot_s_G = self.weights(price_R)
         cost_KGE = self.cost_KV.reshape(*self.fixed_KG.shape, -1)
         share_s_GE = np.einsum("kg,kge->ge", weight_KG, cost_KGE) + slot_s_G[:, None]
-        fixed_s = weight_P @ self.base_P + (weight_KG * self.fixed_KG).sum() + rest_X @ self.least_X
+        fixed_s = weight_Z @ self.base_Z + (weight_KG * self.fixed_KG).sum() + rest_X @ self.least_X
         slots_s = 0.0 if self.slots_G is None else float(slot_s_G @ self.slots_G)
         return float(fixed_s + share_s_GE.min(axis=0).sum()) - slots_s
 
@@ -168,15 +168,15 @@ class PathProgram(NamedTuple):
             np.maximum.at(term_X, self.term_K, self.fixed_KG[:, 0] + self.cost_KV.sum(axis=1))
         elif (solution := self.solved("highs-ds")) is not None:
             return self.dual_s(solution.price_R)
-        return float(np.sort(self.count_PX @ term_X + self.base_P)[-self.worst :].mean())
+        return float(np.sort(self.count_ZX @ term_X + self.base_Z)[-self.worst :].mean())
 
 
 def shares_program(
     cost_KGE: FloatArray,
     fixed_KG: FloatArray,
     term_K: IntArray,
-    count_PX: IntArray | FloatArray,
-    base_P: FloatArray,
+    count_ZX: IntArray | FloatArray,
+    base_Z: FloatArray,
     least_X: FloatArray,
     block_G: IntArray,
     worst: int = 1,
@@ -191,7 +191,7 @@ def shares_program(
     Args:
         cost_KGE: (K, G, E) seconds that each expert adds to each part on each GPU.
         block_G: (G,) int64, the block of each GPU, numbered from 0 without a gap.
-        fixed_KG, term_K, count_PX, base_P, least_X, worst, slots_G: as in `PathProgram`, of GPUs.
+        fixed_KG, term_K, count_ZX, base_Z, least_X, worst, slots_G: as in `PathProgram`, of GPUs.
     """
     members = [block_G == block for block in range(int(block_G.max()) + 1)]
     cost_KBE = np.stack([cost_KGE[:, member_G].min(axis=1) / member_G.sum() for member_G in members], axis=1)
@@ -201,8 +201,8 @@ def shares_program(
         np.repeat(np.arange(gpus), experts),
         np.stack([fixed_KG[:, member_G].mean(axis=1) for member_G in members], axis=1),
         term_K,
-        count_PX,
-        base_P,
+        count_ZX,
+        base_Z,
         least_X,
         csr_array(kron(np.ones((1, gpus)), eye_array(experts))),
         worst,

@@ -65,8 +65,8 @@ class Formula:
         return tuple(term for term, parts in self.parts.items() if any(phase not in FIXED for _, phase in parts[0]))
 
     @cached_property
-    def count_PX(self) -> IntArray:
-        """(P, X) int64, how often each term occurs in each path."""
+    def count_ZX(self) -> IntArray:
+        """(Z, X) int64, how often each term occurs in each path."""
         return np.array([[path.count(term) for term in self.parts] for path in self.paths], dtype=np.int64)
 
     def term_XG(self, times_M: Sequence[PhaseTimes]) -> FloatArray:
@@ -80,7 +80,7 @@ class Formula:
 
     def longest(self, term_X: FloatArray) -> float:
         """Returns the seconds of the longest path; term_X (X,) are the seconds of each term."""
-        return float((self.count_PX @ term_X).max())
+        return float((self.count_ZX @ term_X).max())
 
     def seconds(self, times_M: Sequence[PhaseTimes]) -> float:
         """Returns the seconds of the layer; times_M are the phase times of each model."""

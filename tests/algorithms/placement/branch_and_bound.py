@@ -75,8 +75,8 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
         for model in range(len(kept_MGJ)):
             term_XGJ = np.maximum(lp.least_X[:, None, None], _least_XGJ(problem, kept_MGJ, model))
             term_XGJ = np.minimum(term_XGJ, HUGE)  # infinite without a partner, but a path may hold it zero times
-            path_PGJ = np.tensordot(problem.count_PX, term_XGJ, axes=1) + problem.base_P[:, None, None]
-            kept_MGJ[model] &= path_PGJ.max(axis=0) < aim_s
+            path_ZGJ = np.tensordot(problem.count_ZX, term_XGJ, axes=1) + problem.base_Z[:, None, None]
+            kept_MGJ[model] &= path_ZGJ.max(axis=0) < aim_s
         if kept_MGJ.sum() > WORTHWHILE * open_MGJ.sum():
             return OptimalityProof(lp.seconds, False, kept_MGJ, lp)
         open_MGJ = kept_MGJ
@@ -101,14 +101,14 @@ def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
         return LpBound(np.inf, nothing_MGJ, least_X, least_X)
     (models, n, _), program = open_MGJ.shape, _program(problem, open_MGJ, least_X)
     if (solution := program.solved("highs")) is None:
-        return LpBound(float((problem.count_PX @ least_X + problem.base_P).max()), nothing_MGJ, least_X, least_X)
+        return LpBound(float((problem.count_ZX @ least_X + problem.base_Z).max()), nothing_MGJ, least_X, least_X)
     weights, price_s_MJ = program.weights(solution.price_R), solution.price_s_E[models * n :].reshape(models, n)
     cost_MGJ = nothing_MGJ.copy()
     for row, (model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
         cost_MGJ[model] += arrays.seconds_GNJ[:, row] * weights.weight_KG[part][:, None]
     spare_MGJ = np.where(open_MGJ, cost_MGJ - price_s_MJ[:, None, :], np.inf)
     price_MG = spare_MGJ.min(axis=2)
-    bound_s = float(weights.weight_P @ problem.base_P + weights.rest_X @ least_X + price_MG.sum() + price_s_MJ.sum())
+    bound_s = float(weights.weight_Z @ problem.base_Z + weights.rest_X @ least_X + price_MG.sum() + price_s_MJ.sum())
     return LpBound(bound_s, spare_MGJ - price_MG[:, :, None], solution.term_X, least_X)
 
 
@@ -122,12 +122,12 @@ def _program(problem: ColocationProblem, open_MGJ: BoolArray, least_X: FloatArra
     sums = np.concatenate([model_V * n + gpu_V, (models + model_V) * n + group_V]), np.tile(np.arange(len(model_V)), 2)
     sum_EV = csr_array((np.ones(2 * len(model_V)), sums), shape=(2 * models * n, len(model_V)))
     nothing_KG = np.zeros((len(arrays.term_K), n))
-    return PathProgram(cost_KV, gpu_V, nothing_KG, arrays.term_K, problem.count_PX, problem.base_P, least_X, sum_EV)
+    return PathProgram(cost_KV, gpu_V, nothing_KG, arrays.term_K, problem.count_ZX, problem.base_Z, least_X, sum_EV)
 
 
 def _least_X(problem: ColocationProblem, open_MGJ: BoolArray) -> FloatArray:
     """(X,) a lower bound in seconds on each moved term alone, by bottleneck matchings; infinite without an assignment."""
-    least_X = np.zeros(problem.count_PX.shape[1])
+    least_X = np.zeros(problem.count_ZX.shape[1])
     for model, open_GJ in enumerate(open_MGJ):
         for term, least_GJ in enumerate(_least_XGJ(problem, open_MGJ, model)):
             least_X[term] = max(least_X[term], bottleneck_value(np.where(open_GJ, least_GJ, np.inf)))
@@ -141,7 +141,7 @@ def _least_XGJ(problem: ColocationProblem, open_MGJ: BoolArray, model: int) -> F
     """
     arrays = problem.arrays
     term_N = arrays.term_K[arrays.part_N]
-    least_XGJ = np.zeros((problem.count_PX.shape[1], *open_MGJ.shape[1:]))
+    least_XGJ = np.zeros((problem.count_ZX.shape[1], *open_MGJ.shape[1:]))
     for term in np.unique(term_N[arrays.model_N == model]).tolist():
         rows = {m: (term_N == term) & (arrays.model_N == m) for m in range(len(open_MGJ))}
         others = [m for m in rows if m != model and rows[m].any()]
@@ -172,7 +172,7 @@ def _whole(program: PathProgram, limit_s: float) -> tuple[FloatArray | None, flo
         options={"time_limit": limit_s, "mip_rel_gap": 0.0},
     )
     bound = np.inf if solution.status == 2 else solution.mip_dual_bound or 0.0
-    base_s = float(program.base_P.mean()) if program.worst == len(program.base_P) else 0.0  # no row has it
+    base_s = float(program.base_Z.mean()) if program.worst == len(program.base_Z) else 0.0  # no row has it
     return None if solution.x is None else solution.x[:edges], base_s + bound * program.unit_s * (1 - ROUNDED)
 
 
