@@ -25,7 +25,7 @@ from aurora.algorithms.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, de
 from aurora.algorithms.alltoall.registry import ORDER, birkhoff
 from aurora.algorithms.alltoall.schedule import DEFAULT_BPS
 from aurora.algorithms.alltoall.split_transfers import MOST_RANKS, CutShop, best_whole, search_tries
-from aurora.algorithms.network.bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds
+from aurora.algorithms.network.port_bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds
 from aurora.algorithms.network.switch import timed
 from aurora.types import Hierarchy, Network, Order
 

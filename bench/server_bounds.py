@@ -15,8 +15,8 @@ from routed_tasks import deepseek
 from server_program import exact_hierarchical_s
 from tables import Table, today, write
 
-from aurora.algorithms.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.algorithms.placement.cost_model import layer_costs
+from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
 from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan

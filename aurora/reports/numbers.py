@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.advisor.sharing import ApartSeconds, apart_seconds
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.algorithms.network.bounds import nics_of, port_seconds, spread
+from aurora.algorithms.network.port_bounds import nics_of, port_seconds, spread
 from aurora.algorithms.placement.cost_model import SUMMED, layer_costs
 from aurora.algorithms.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.planner.plan import layer_seconds

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.algorithms.network.bounds import nics_of
+from aurora.algorithms.network.port_bounds import nics_of
 from aurora.errors import BadInput
 from aurora.reports.formatting import distinct
 from aurora.reports.spans import union

@@ -17,7 +17,7 @@ from aurora.algorithms.arbitration import PortSlices, slices_of
 from aurora.algorithms.check.fit import check_traffic
 from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.compile import compile_plan
-from aurora.algorithms.network.bounds import nics_of
+from aurora.algorithms.network.port_bounds import nics_of
 from aurora.algorithms.network.switch import Switch, counts_seconds
 from aurora.algorithms.workload.serving_gpus import replica_tokens
 from aurora.algorithms.workload.step_traffic import cut_traffic

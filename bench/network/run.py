@@ -26,7 +26,7 @@ from protocol import DEEP, Results, options
 from traffic import MATRICES, traffic
 
 from aurora.algorithms.alltoall.registry import ORDER
-from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.network.port_bounds import fluid_bound
 from aurora.algorithms.network.switch import timed
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from aurora.algorithms.alltoall.registry import ORDER
-from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.network.port_bounds import fluid_bound
 from aurora.algorithms.network.switch import timed
 from aurora.types import Network
 

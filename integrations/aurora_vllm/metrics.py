@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from aurora.algorithms.network.bounds import fluid_bound, nics_of
+from aurora.algorithms.network.port_bounds import fluid_bound, nics_of
 from aurora.algorithms.workload.load_statistics import LEVEL, variation, variation_by_chance
 from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray

@@ -29,7 +29,7 @@ from aurora_vllm.worker_integration import WorkerIntegration
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.network.port_bounds import fluid_bound
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import RankFailed
 from aurora.io import load_plan, save

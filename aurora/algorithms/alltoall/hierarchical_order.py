@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aurora.algorithms.alltoall.open_shop import all_pairs, search
-from aurora.algorithms.network.bounds import longest_port
+from aurora.algorithms.network.port_bounds import longest_port
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray, locked
 from aurora.types.compiled import njit

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aurora.algorithms.network.bounds import longest_port, pair_seconds
+from aurora.algorithms.network.port_bounds import longest_port, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray, locked
 from aurora.types.compiled import njit

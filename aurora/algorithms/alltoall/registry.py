@@ -14,7 +14,7 @@ from aurora.algorithms.alltoall.decomposition import slots
 from aurora.algorithms.alltoall.hierarchical_order import hierarchical
 from aurora.algorithms.alltoall.open_shop import NO_CUTS, all_pairs, dense, openshop, with_silent_pairs
 from aurora.algorithms.alltoall.split_transfers import matchings, openshop_best
-from aurora.algorithms.network.bounds import one_to_one_bound, pair_seconds, port_seconds
+from aurora.algorithms.network.port_bounds import one_to_one_bound, pair_seconds, port_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray, read_only
 from aurora.types.compiled import njit

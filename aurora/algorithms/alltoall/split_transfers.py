@@ -20,7 +20,7 @@ from aurora.algorithms.alltoall.open_shop import (
     search,
     with_silent_pairs,
 )
-from aurora.algorithms.network.bounds import longest_port, pair_rates, pair_seconds
+from aurora.algorithms.network.port_bounds import longest_port, pair_rates, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray, locked
 from aurora.types.compiled import njit

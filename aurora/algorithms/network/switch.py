@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from aurora.algorithms.network.bounds import fluid_bound, one_to_one_bound, pair_rates
 from aurora.algorithms.network.max_min_fair import (
     DONE,
     LOGGED,
@@ -24,6 +23,7 @@ from aurora.algorithms.network.max_min_fair import (
     run,
     set_event,
 )
+from aurora.algorithms.network.port_bounds import fluid_bound, one_to_one_bound, pair_rates
 from aurora.algorithms.network.routes import cut_bound, route, rows_to_send
 from aurora.types import Network, Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray, locked, read_only

@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from aurora.algorithms.network.bounds import Nics, nics_of
+from aurora.algorithms.network.port_bounds import Nics, nics_of
 from aurora.algorithms.placement.slot_state import PARTS, SUMS, PhaseSums
 from aurora.algorithms.workload.serving_gpus import served_split
 from aurora.algorithms.workload.traffic import (

@@ -13,7 +13,6 @@ import numpy as np
 
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.placement.assignment import ASSIGN, best_exclusive_s
-from aurora.algorithms.placement.bounds import layer_bound_s
 from aurora.algorithms.placement.cost_model import (
     OWN,
     SUMMED,
@@ -24,6 +23,7 @@ from aurora.algorithms.placement.cost_model import (
 from aurora.algorithms.placement.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.algorithms.placement.grouping import PLACE, grouped
 from aurora.algorithms.placement.linear_program import blocks, lp_rounding
+from aurora.algorithms.placement.placement_bounds import layer_bound_s
 from aurora.algorithms.placement.slot_search import WORTH, fill, search_in_rounds, slot_search
 from aurora.algorithms.placement.slot_state import PhaseSums
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, capped

@@ -15,12 +15,12 @@ import numpy as np
 from aurora.algorithms.alltoall.hierarchical import level_from
 from aurora.algorithms.alltoall.schedule import hierarchical_order_s
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
-from aurora.algorithms.network.bounds import spread
+from aurora.algorithms.network.port_bounds import spread
 from aurora.algorithms.network.switch import steps_seconds
-from aurora.algorithms.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.algorithms.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
 from aurora.algorithms.placement.gpu_slots import even_slots, shared_slots_MG, slots_G
 from aurora.algorithms.placement.objective import seconds
+from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
 from aurora.algorithms.placement.server_search import (
     NONE,
     Homes,

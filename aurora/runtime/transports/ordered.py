@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from aurora.algorithms.network.bounds import pair_rates
+from aurora.algorithms.network.port_bounds import pair_rates
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Observe, peer_lost, row_slices
 from aurora.types import Cluster, Order

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.alltoall.open_shop import NO_CUTS, DenseSchedule, dense, ring, search
 from aurora.algorithms.alltoall.registry import ORDER
-from aurora.algorithms.network.bounds import one_to_one_bound, pair_seconds
+from aurora.algorithms.network.port_bounds import one_to_one_bound, pair_seconds
 from aurora.algorithms.network.switch import timed
 from aurora.types import Order
 from aurora.types.arrays import locked

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aurora.algorithms.alltoall.decomposition import slots
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_order, check_schedule
-from aurora.algorithms.network.bounds import fluid_bound, one_to_one_bound, pair_seconds
+from aurora.algorithms.network.port_bounds import fluid_bound, one_to_one_bound, pair_seconds
 from aurora.algorithms.network.switch import timed
 from aurora.types import Network, Order
 from tests.strategies import traffics_on_ports

@@ -12,7 +12,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.alltoall.split_transfers import MOST_CUTS, TIGHT, WORTH, CutShop, best_split, best_whole, shortest_whole
 from aurora.algorithms.check.plans import check_order, check_schedule
-from aurora.algorithms.network.bounds import one_to_one_bound, pair_seconds
+from aurora.algorithms.network.port_bounds import one_to_one_bound, pair_seconds
 from aurora.algorithms.network.switch import timed
 from aurora.types import Network
 from tests.strategies import traffics_on_ports

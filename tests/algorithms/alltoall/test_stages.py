@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from aurora.algorithms.alltoall.registry import ORDER
-from aurora.algorithms.network.bounds import one_to_one_bound
+from aurora.algorithms.network.port_bounds import one_to_one_bound
 from aurora.algorithms.network.switch import timed
 from aurora.types import Network
 from tests.strategies import traffics_on_ports

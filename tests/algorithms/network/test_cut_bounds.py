@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.alltoall.schedule import order as schedule_of
 from aurora.algorithms.check.plans import check_plan, check_schedule
-from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.network.port_bounds import fluid_bound
 from aurora.algorithms.network.routes import cut_bound, route
 from aurora.algorithms.network.switch import timed
 from aurora.algorithms.workload.synthetic import draw_profile

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.algorithms.network.bounds import fluid_bound, one_to_one_bound, pair_seconds, spread
+from aurora.algorithms.network.port_bounds import fluid_bound, one_to_one_bound, pair_seconds, spread
 from aurora.types import Network
 from aurora.types.network import Servers
 from tests.strategies import traffics_on_ports

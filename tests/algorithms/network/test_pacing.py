@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from aurora.algorithms.alltoall.registry import ORDER
-from aurora.algorithms.network.bounds import fluid_bound
+from aurora.algorithms.network.port_bounds import fluid_bound
 from aurora.algorithms.network.routes import route, rows_to_send
 from tests.strategies import traffics_on_ports
 

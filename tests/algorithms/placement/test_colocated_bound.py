@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.algorithms.placement import bounds as module
-from aurora.algorithms.placement.bounds import colocated_bound_s
+from aurora.algorithms.placement import placement_bounds as module
 from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.placement.objective import formula, objectives
+from aurora.algorithms.placement.placement_bounds import colocated_bound_s
 from aurora.planner.plan import make_plan
 from aurora.types import Curve, PlanOptions, Profile
 from tests.conftest import cluster

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.placement import bounds
 from aurora.algorithms.placement import linear_program as module
+from aurora.algorithms.placement import placement_bounds
 from aurora.algorithms.placement.cost_model import AIMS, aimed_costs
 from aurora.algorithms.placement.linear_program import lp_rounding, phase_program
 from aurora.algorithms.placement.slot_search import slot_search
@@ -36,7 +36,7 @@ def test_a_search_from_it_ends_near_the_bound_on_mixed_gpus(seed):
     machines = cluster(*[12.5e3, 5e2] * 4)
     costs = aimed_costs(machines, drawn(seed, sources=8, experts=48), (), 0, "sum")
     layer, slots_G = costs.phase_sums(np.full(8, 48)), np.full(8, 48)
-    least_s = phase_program(layer, bounds._least_phases(layer, spare=0), np.arange(8)).relaxed_s()  # of no replicas
+    least_s = phase_program(layer, placement_bounds._least_phases(layer, spare=0), np.arange(8)).relaxed_s()  # of no replicas
 
     def searched_s(gpu_E):
         return slot_search(

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from aurora.algorithms.placement import bounds
-from aurora.algorithms.placement.bounds import layer_bound_s
+from aurora.algorithms.placement import placement_bounds
 from aurora.algorithms.placement.cost_model import AIMS, aimed_costs
 from aurora.algorithms.placement.linear_program import phase_program
+from aurora.algorithms.placement.placement_bounds import layer_bound_s
 from aurora.planner.plan import make_plan
 from aurora.types import PHASES, Curve, PlanOptions, Profile, Servers
 from tests.conftest import cluster
@@ -75,8 +75,8 @@ def test_no_replicas_and_no_split_beat_the_bound(case, spare):
     slots_G = np.full(len(machines), min(source.experts, -(-source.experts // len(machines)) + spare))
     costs = aimed_costs(machines, source, (), 0, "sum")
     best_s = min(best_split_s(costs, held_EG) for held_EG in held_sets(source.experts, slots_G))
-    for small in (bounds.SMALL, 0):
-        with mock.patch.object(bounds, "SMALL", small):
+    for small in (placement_bounds.SMALL, 0):
+        with mock.patch.object(placement_bounds, "SMALL", small):
             assert layer_bound_s(costs, slots_G) <= best_s * (1 + 1e-6) + 1e-7  # what the solver leaves open
 
 
@@ -94,7 +94,7 @@ def test_the_bound_is_reached_where_every_gpu_may_hold_every_expert(case):
 def test_no_split_beats_the_bound_over_scenarios(case, aim, small, seed):
     machines, source = case
     costs, slots_G = aimed_costs(machines, source, (), 0, aim), np.full(len(machines), source.experts)
-    with mock.patch.object(bounds, "SMALL", bounds.SMALL if small else 0):
+    with mock.patch.object(placement_bounds, "SMALL", placement_bounds.SMALL if small else 0):
         bound_s = layer_bound_s(costs, slots_G)
     rng = np.random.default_rng(seed)
     for _ in range(20):

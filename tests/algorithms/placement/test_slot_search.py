@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.network.bounds import Nics
+from aurora.algorithms.network.port_bounds import Nics
 from aurora.algorithms.placement.cost_model import LayerCosts, aimed_costs
 from aurora.algorithms.placement.slot_search import fill, slot_search
 from aurora.types import Placement

@@ -7,8 +7,8 @@ from hypothesis import given
 
 import aurora
 from aurora.algorithms.alltoall.hierarchical import hierarchical_rows
-from aurora.algorithms.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.algorithms.placement.cost_model import layer_costs
+from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
 from aurora.algorithms.workload.serving_gpus import replica_tokens, serving_gpus
 from aurora.algorithms.workload.traffic import CountedTokens, _in_pieces, _needed_tokens
 from aurora.types import TOKEN_SPREADS, Hierarchy, SyntheticOptions

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.algorithms.placement.bounds import colocated_bound_s, hierarchical_bound_s, layer_bound_s, least_rows, server_counts
 from aurora.algorithms.placement.coactivation import coactivation_counts, distinct_tokens
 from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
 from aurora.algorithms.placement.objective import formula, objectives, seconds
+from aurora.algorithms.placement.placement_bounds import (
+    colocated_bound_s,
+    hierarchical_bound_s,
+    layer_bound_s,
+    least_rows,
+    server_counts,
+)
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate

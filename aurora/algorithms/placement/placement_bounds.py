@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aurora.algorithms.network.bounds import Nics, spread
+from aurora.algorithms.network.port_bounds import Nics, spread
 from aurora.algorithms.placement.coactivation import coactivation_counts, distinct_tokens
 from aurora.algorithms.placement.cost_model import LayerCosts, PhaseTimes, exclusive_s
 from aurora.algorithms.placement.linear_program import SMALL, blocks, phase_program, shares_program
