@@ -43,7 +43,7 @@ class EngineRecord:
         passes_L: (L,) int64, how many passes were timed.
         gram_P33, target_P3: (P, 3, 3) and (P, 3) float64, for each of PHASES the normal equations of a least squares fit of
             seconds = a + b x + c y to the timed passes. x is the number of active experts (1 in other phases), y the tokens.
-            Sums over ranks give the fit of all ranks. In records of earlier versions a is zero.
+            Sums over ranks give the fit of all ranks.
         most_P: (P,) int64, for each of PHASES the largest number of tokens of one pass.
     """
 
@@ -110,9 +110,6 @@ def load_record(path: Path) -> EngineRecord:
 
 
 def _record_from_arrays(about: dict[str, Any], arrays: Arrays) -> EngineRecord:
-    if "gram_P22" in arrays:
-        earlier = {"gram_P33": np.pad(arrays["gram_P22"], ((0, 0), (1, 0), (1, 0)))}
-        arrays = {**arrays, **earlier, "target_P3": np.pad(arrays["target_P2"], ((0, 0), (1, 0)))}
     names = [field.name for field in fields(EngineRecord)]
     values: dict[str, Any] = {name: (about if name in _SCALARS else arrays)[name] for name in names}
     return EngineRecord(**values)

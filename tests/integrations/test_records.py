@@ -113,22 +113,6 @@ def test_timings_become_curves():
     assert curves["aggregate"](30) == 0
 
 
-def test_records_of_earlier_versions_keep_their_curve_of_one_expert(tmp_path):
-    """They fitted b active + c tokens: what a call takes is none of it, or in b."""
-    rank = recordings(1)[0]
-    rank.count(0, [0], load([0, 1])[None])
-    arrays = dict(np.load(save_record(rank.record(), tmp_path)))
-    rows_X2 = np.array([[1.0, 8.0], [2.0, 8.0], [4.0, 200.0]])
-    arrays["gram_P22"], arrays["target_P2"] = np.zeros((3, 2, 2)), np.zeros((3, 2))
-    arrays["gram_P22"][1], arrays["target_P2"][1] = rows_X2.T @ rows_X2, rows_X2.T @ (rows_X2 @ [0.5, 0.01])
-    arrays["most_P"] = np.full(3, 200)
-    del arrays["gram_P33"], arrays["target_P3"]
-    np.savez(tmp_path / "rank-0.npz", **arrays)
-    curves = load_records(tmp_path).curves["cpu"]
-    assert curves["expert"]([1.0, 100.0]) == pytest.approx([0.51, 1.5])
-    assert curves["overhead"](100) == pytest.approx(0)
-
-
 COEFFICIENT = st.floats(0, 5)
 
 
