@@ -26,9 +26,11 @@ from machine import machine
 from routed_tasks import OLMOE, Source, counted, deepseek
 from tables import Table, today, write
 
-from aurora.algorithms.control.controller import Controller
+from aurora.algorithms.control import controller as module
+from aurora.algorithms.control.controller import CAUTION, Controller
+from aurora.algorithms.control.load_tracker import gpu_loads
 from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.types import GpuSlots, Profile, SyntheticOptions
+from aurora.types import ControlOptions, GpuSlots, Profile, SyntheticOptions
 from aurora.types.placement import EMPTY
 
 BYTES, PORT_BPS = 44_000_000, 12.5e9  # of an expert of DeepSeek-V3; of a port of 100 Gb/s
@@ -114,13 +116,52 @@ def decisions(table: Table) -> None:
         table.add(what, moves, f"{seconds * 1e3:.0f}")
 
 
+def cautious(table: Table, name: str, domains: Domains, gpus: int, slots: int) -> None:
+    """Adds rows of half, once and twice the CAUTION: time of the slowest GPU, and of moves for which serving waits."""
+    for lasting in LASTING[:2]:
+        traffic = TakingTurns.of(domains, 8 * lasting, lasting, TOKENS * gpus * domains[0].top_k, seed=lasting)
+        for port_Bps in SLOW_BPS:
+            cells = []
+            for factor in (0.5, 1.0, 2.0):
+                module.CAUTION = factor * CAUTION
+                cells += waiting(traffic, gpus, slots, port_Bps)
+            table.add(name, f"{gpus} x {slots}", lasting, f"{port_Bps * 8e-9:g}", *cells)
+    module.CAUTION = CAUTION
+
+
+def waiting(traffic: TakingTurns, gpus: int, slots: int, port_Bps: float) -> tuple[str, int]:
+    """Time over that of balanced windows of a second, moves of half the ports' rate included; and experts moved."""
+    held_LGP = contiguous(*traffic.load_WLE.shape[1:], gpus, slots)
+    controller = Controller(
+        held_LGP, BYTES, ControlOptions(period_s=1.0), GpuSlots.equal(gpus, slots), port_Bps * gpus, stalls=True
+    )
+    spent_s, moves = 0.0, 0
+    for load_LE in traffic.load_WLE:
+        gpu_LG = gpu_loads(load_LE[None], controller.held_LGP, np.ones(gpus))[0]
+        spent_s += gpu_LG.max(axis=1).sum() / gpu_LG.mean(axis=1).sum()
+        if (decision := controller.window(load_LE)).action == "move":
+            moving_s = 2 * decision.bytes / (port_Bps * gpus)
+            spent_s, moves = spent_s + moving_s, moves + len(decision.moves)
+            controller.moved(moving_s)
+    return f"{spent_s / len(traffic.load_WLE):.3f}", moves
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="of the models")
     parser.add_argument("--gpus", type=int, nargs="+", default=(8, 16, 32, 64))
     parser.add_argument("--lasting", type=int, nargs="+", default=LASTING)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--caution", action="store_true", help="half and twice the CAUTION alone")
     args = parser.parse_args()
+    if args.caution:
+        cautions = Table("Time over that of balanced windows, and experts moved, by CAUTION", CAUTIONS)
+        for name, domains in sources():
+            for differ, profiles in (("chance", by_chance(domains)), ("chance, prompts", domains)):
+                cautious(cautions, f"{name}, {differ}", profiles, *SHAPES[domains[0].experts][0])
+        heading = [f"# How cautious the controller is, {today()}", "", f"`python bench/control.py --caution` on {machine()}."]
+        write("control-caution", heading, [SERVING_WAITS], cautions.lines)
+        return
     cases, jobs = [], []
     for name, domains in sources():
         if args.only not in (None, name):
@@ -161,6 +202,14 @@ def main() -> None:
     write("control", heading, [__doc__.split("\n\n", 1)[1].strip()], goals.lines, planning.lines, loads.lines, moved.lines)
 
 
+SLOW_BPS = (1.25e9, 0.3e9)  # of ports over which moves take as long as windows of a second
+SERVING_WAITS = (
+    "Windows of a second, in which serving waits for moves at half the ports' rate. A layer moves if it saves CAUTION times "
+    "what its moves cost. All of a step counts as expert compute, which it is not in serving: there less is saved."
+)
+CAUTIONS = "traffic | GPUs x slots | windows a task | port, Gb/s | " + " | ".join(
+    f"CAUTION {factor * CAUTION:g} | moves" for factor in (0.5, 1, 2)
+)
 PLANNING = "window | moves | ms of the processor"
 LOADS = (
     "traffic | GPUs x slots | windows a task | contiguous | EPLB every 1 | 3 | 10 | controller | mean known | clairvoyant | "

@@ -2,23 +2,37 @@
 
 EPLB applies one expert map per rebalance window. With synchronous moves a rebalance is split into rounds; between two forward
 passes, as many rounds are run as lengthen a pass by at most a tenth, but at least one.
+
+Example: one layer of 4 experts, whose slots (physical experts) are on 2 ranks, 3 on each.
+
+    physical_LP                 [[0, 1, 2, 3, 0, 1]]    rank 0 holds experts 0, 1, 2; rank 1 holds 3, 0, 1
+    load_LE of the window       [[100, 100, 100, 900]]  rank 0: 50 + 50 + 100 = 200; rank 1: 900 + 50 + 50 = 1000
+
+1. `next_map`, after the window: rank 0 hands the loads to the controller, in a thread: Phase.DECIDES. Until it has decided,
+   `next_piece` returns the map in force, on all ranks.
+2. The controller wants [[3, 1, 2, 3, 0, 1]], a replica of expert 3 on rank 0: each rank then has 450 + 100 + 50 = 600.
+   Phase.MOVES: each `next_piece` returns the map after the next rounds of moves, here of the only one.
+3. `next_map`, after the next window: what vLLM holds is compared with what was wanted, and the controller decides again.
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from aurora.algorithms.control.move_rounds import Move, fill, rounds_of
-from aurora.runtime.between_steps import Moved, MovesFailed, MovesGivenUp, MovesHandover, WorkPieces
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
+from aurora.types.options import LENGTHENED
 from aurora.types.placement import EMPTY
 from aurora_vllm.plugin_status import ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
@@ -26,17 +40,26 @@ from aurora_vllm.traffic_recorder import EngineFacts
 
 if TYPE_CHECKING:
     from aurora.algorithms.control.controller import Controller, Decision
-    from aurora.runtime.follower import Follower
 
 LOG = logging.getLogger("vllm.aurora")
 MOST_PASSES = 1000  # whose times are kept for a window
 RECENT = 8  # passes, of which the shortest tells how long moves between two of them may take
 PATIENCE_S = 2.0  # after which a decision is too late; one takes less than 0.1 s
-WAIT_S = 0.001  # between two looks whether it has come
+MARGIN = 0.7  # of the time that rounds may take that they are meant to take
+GROWTH = 2  # times the last number of rounds that the next one is at most
+
+
+class Phase(Enum):
+    """What rank 0 waits for."""
+
+    RESTS = "the next window"
+    DECIDES = "a decision"
+    LATE = "a decision that will not be carried out"
+    MOVES = "the moves of a decision"
 
 
 class PassTimes:
-    """Records start times and tokens of forward passes.
+    """Records start times of forward passes.
 
     Args:
         clock: returns the present time in seconds.
@@ -44,35 +67,51 @@ class PassTimes:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._passes: deque[tuple[float, int]] = deque(maxlen=MOST_PASSES)
+        self._began_s: deque[float] = deque(maxlen=MOST_PASSES)
 
-    def add(self, tokens: int) -> None:
-        """Adds a forward pass with `tokens` tokens that begins now."""
-        self._passes.append((self._clock(), tokens))
+    def add(self) -> None:
+        """Adds a forward pass that begins now."""
+        self._began_s.append(self._clock())
 
-    def shortest_s(self) -> float:
-        """Returns the shortest time between the starts of two passes among the last RECENT; 0 before the second pass."""
-        began_s_P = np.array([began_s for began_s, _ in self._passes])
-        return float(np.diff(began_s_P)[-RECENT:].min(initial=np.inf)) if len(began_s_P) > 1 else 0.0
+    def take_shortest_s(self) -> float:
+        """Returns the shortest seconds from start to start of the last RECENT passes, and forgets all; 0 if there are none."""
+        began_s_P, self._began_s = np.array(self._began_s), deque(maxlen=MOST_PASSES)
+        return float(np.diff(began_s_P)[-RECENT:].min()) if len(began_s_P) > 1 else 0.0
 
-    def take(self) -> tuple[float, float] | None:
-        """Returns (median seconds from pass to pass, median tokens per pass) since the last call, and clears the passes.
 
-        Returns None if there were fewer than two passes.
-        """
-        passes, self._passes = self._passes, deque(maxlen=MOST_PASSES)
-        if len(passes) < 2:
-            return None
-        began_s_P, tokens_P = np.array(passes).T
-        return float(np.median(np.diff(began_s_P))), float(np.median(tokens_P))
+class RoundsPerPass:
+    """Chooses how many rounds of moves to run between two passes, so that they lengthen a pass by no more than LENGTHENED.
+
+    Example:
+        >>> rounds = RoundsPerPass()
+        >>> rounds.next(100, pass_s=1.0)
+        1
+        >>> rounds.record(0.01)
+        >>> rounds.next(99, pass_s=1.0)
+        2
+    """
+
+    def __init__(self) -> None:
+        self._most, self._last, self._per_s = 1, 1, 0.0
+
+    def next(self, left: int, pass_s: float) -> int:
+        """Returns the number of rounds to run next, of those that are left; `pass_s`: seconds of a pass."""
+        self._most = max(min(int(self._per_s * pass_s * LENGTHENED * MARGIN), GROWTH * self._last), 1)
+        self._last = min(self._most, left)
+        return self._last
+
+    def record(self, seconds: float) -> None:
+        """Records the seconds of the rounds that `next` returned last. If few were left, they tell nothing: they start up."""
+        if self._last == self._most or not self._per_s:
+            self._per_s = self._last / seconds
 
 
 class EplbMover:
     """Computes the expert maps with which EPLB adapts to the traffic: one object per rank.
 
-    Only rank 0 runs the controller, in a thread (the follower), and broadcasts its decisions as expert maps. So all ranks apply
-    the same maps, although their clocks differ. Neither an error nor a late decision stops serving: the experts stay where they
-    are, and the failure is logged and counted.
+    Only rank 0 runs the controller, and broadcasts its decisions as expert maps. So all ranks apply the same maps, although
+    their clocks differ. Neither an error nor a late decision stops serving: the experts stay where they are, and the failure is
+    logged and counted.
 
     Args:
         settings: the controller's options, and `dry_run`.
@@ -92,6 +131,7 @@ class EplbMover:
         in_pieces: True: EPLB moves experts in pieces and calls `next_piece` between passes. False: the map that `next_map`
             returns contains all moves of a decision.
         under_way: True: a decision is pending, or moves are left for the next pass; the same on all ranks.
+        phase: what rank 0 waits for; RESTS on other ranks.
     """
 
     def __init__(
@@ -106,19 +146,16 @@ class EplbMover:
         clock: Callable[[], float] = time.monotonic,
         profile: Profile | None = None,
     ) -> None:
-        self.layers, self.in_pieces, self.under_way = facts.layers, False, False
+        self.layers, self.in_pieces, self.under_way, self.phase = facts.layers, False, False, Phase.RESTS
         self._settings, self._facts, self._cluster, self._profile = settings, facts, cluster, profile
         self._broadcast, self._metrics, self._clock, self._stalls = broadcast, metrics, clock, stalls
         self.heartbeat, self.passes = HeartbeatThread(self._beat, alive), PassTimes(clock)
-        self._controller: Controller | None = None  # with its follower on rank 0, from the first window on
-        self._follower: Follower | None = None
-        self._handover = MovesHandover()
-        self._asked_s: float | None = None  # since when a decision is awaited; None: none is
-        self._late = False  # whether the follower is about to decide too late
-        self._wanted: Decision | None = None  # whose moves are under way
-        self._rounds: deque[list[Move]] = deque()  # of these, those that are left
+        self._controller: Controller | None = None  # on rank 0, from the first window on
+        self._deciding: Future[Decision] = Future()  # in the phases DECIDES and LATE
+        self._asked_s = 0.0  # when it began
+        self._rounds: deque[list[Move]] = deque()  # of moves that are left in the phase MOVES
         self._expected_LGP: IntArray | None = None  # what vLLM holds between two pieces
-        self._pieces = WorkPieces(1)  # of rounds
+        self._rounds_per_pass = RoundsPerPass()
         self._pass_s = self._piece_s = 0.0  # what a pass without moves takes, and what the last piece took
         self._move_s, self._began_s = 0.0, clock()
         if facts.rank == 0:
@@ -132,8 +169,7 @@ class EplbMover:
         A new controller starts from the experts that EPLB holds now, and assumes equal GPUs.
         """
         self._facts, self._cluster = replace(self._facts, rank=rank, ranks=ranks), None
-        self._controller = self._follower = self._wanted = self._asked_s = None
-        self._handover, self._late, self.under_way = MovesHandover(), False, False
+        self._controller, self.phase, self.under_way = None, Phase.RESTS, False
         self._rounds.clear()
 
     def next_map(self, load_LE: torch.Tensor, physical_LP: torch.Tensor) -> torch.Tensor:
@@ -145,14 +181,14 @@ class EplbMover:
             load_LE: (L, E) tokens of each expert in the window, the same on all ranks.
             physical_LP: (L, P) the expert that each slot (physical expert) holds now, rank by rank.
         """
-        return self._agreed(lambda held_LGP: self._decide(load_LE.numpy(), held_LGP), physical_LP)
+        return self._agreed(lambda held_LGP: self._end_window(load_LE.numpy(), held_LGP), physical_LP)
 
     def next_piece(self, physical_LP: torch.Tensor) -> torch.Tensor:
         """Returns the expert map, (L, P) int64, after the next rounds of moves of the last decision.
 
         A collective call, to be made between passes while `under_way`; argument as in `next_map`.
         """
-        return self._agreed(self._go_on, physical_LP)
+        return self._agreed(self._next_table, physical_LP)
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -174,102 +210,102 @@ class EplbMover:
                     next_LGP = make(held_LGP)
                 except Exception as error:
                     next_LGP = held_LGP
-                    self._failed(error, held_LGP)
-                message = torch.from_numpy(np.append(next_LGP, len(self._rounds) + (self._asked_s is not None)))
+                    self._fail(error, held_LGP)
+                message = torch.from_numpy(np.append(next_LGP, len(self._rounds) + (self.phase is Phase.DECIDES)))
             try:
                 self._broadcast(message)
             except Exception as error:  # the group is broken, so the engine will say more
-                self._failed(error)
+                self._fail(error, None)
                 self.under_way = False
                 return now_LP
             self.under_way = bool(message[-1])
             return message[:-1].view(now_LP.shape)
 
-    def _decide(self, load_LE: IntArray, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the first map after a window, on which the follower decides from now on."""
-        if self._asked_s is not None or self._rounds:  # vLLM asks for another reason
-            return self._go_on(held_LGP)
-        if self._late and self._deciding:
+    def _end_window(self, load_LE: IntArray, held_LGP: IntArray) -> IntArray:
+        """(L, G, P) the first map after a window, about which a thread decides from now on."""
+        if self.phase is Phase.DECIDES or self._rounds:  # vLLM asks for another reason
+            return self._next_table(held_LGP)
+        if self.phase is Phase.LATE and not self._deciding.done():
             self._metrics.failed()
             return held_LGP
-        follower = self._settled(held_LGP)
-        self._pass_s, (step_s, tokens) = self.passes.shortest_s(), self.passes.take() or (None, None)
-        began_s, self._began_s = self._began_s, self._clock()
-        follower.add(load_LE, step_s, tokens, max(self._began_s - began_s, 1e-3))
+        controller = self._settle(held_LGP)
+        self._pass_s = self.passes.take_shortest_s()
         self._asked_s, self._expected_LGP = self._clock(), held_LGP
+        period_s, self._began_s = max(self._asked_s - self._began_s, 1e-3), self._asked_s
+        self._deciding, self.phase = _in_thread(lambda: controller.window(load_LE, period_s)), Phase.DECIDES
         if not self.in_pieces:
-            _wait(lambda: not self._deciding)
-        return self._go_on(held_LGP)
+            wait([self._deciding], PATIENCE_S)
+        return self._next_table(held_LGP)
 
-    @property
-    def _deciding(self) -> bool:
-        """True if the follower is about to decide."""
-        return self._follower is not None and self._handover.decision is None and self._follower.busy
+    def _settle(self, held_LGP: IntArray) -> "Controller":
+        """Returns the controller, which has been told what became of its last decision: what EPLB holds is in force."""
+        controller, phase, self.phase = self._controller, self.phase, Phase.RESTS
+        if controller is None:
+            controller = self._controller = self._make_controller(held_LGP)
+        decision = self._deciding.result() if phase is Phase.MOVES else None
+        wanted_LGP = controller.held_LGP if decision is None else decision.held_LGP
+        if phase is Phase.LATE or (self._settings.dry_run and decision is None):
+            if phase is Phase.LATE:
+                controller.failed(held_LGP)
+        elif not np.array_equal(_filled(wanted_LGP, held_LGP), held_LGP):
+            LOG.warning("aurora: vLLM has other experts in place than were decided on")
+            controller.failed(held_LGP)
+        elif decision is not None:
+            controller.moved(self._move_s)
+            self._metrics.moved(decision.bytes, self._move_s)
+        self._move_s = 0.0
+        return controller
 
-    def _decided(self, held_LGP: IntArray, asked_s: float) -> IntArray:
-        """(L, G, P) the first map by what is decided; the one in force if that is not there yet, or does not come in time."""
-        decision = self._handover.decision
-        late = decision is None and self._deciding
-        if late and self.in_pieces and self._clock() - asked_s < PATIENCE_S:
+    def _next_table(self, held_LGP: IntArray) -> IntArray:
+        """(L, G, P) the next map, by what rank 0 waits for."""
+        if self._expected_LGP is None or not np.array_equal(held_LGP, self._expected_LGP):
+            raise RuntimeError("vLLM has other experts in place than were decided on")
+        match self.phase:
+            case Phase.DECIDES if self._deciding.done():
+                return self._begin_moves(self._deciding.result(), held_LGP)
+            case Phase.DECIDES if not self.in_pieces or self._clock() - self._asked_s >= PATIENCE_S:
+                self.phase = Phase.LATE
+                self._metrics.failed()
+                LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
+                return held_LGP
+            case Phase.MOVES:
+                return self._next_rounds(held_LGP)
+            case Phase.DECIDES | Phase.LATE | Phase.RESTS:
+                return held_LGP
+
+    def _begin_moves(self, decision: "Decision", held_LGP: IntArray) -> IntArray:
+        """(L, G, P) the first map by a decision: the one in force, if experts stay or this is a dry run."""
+        self.phase = Phase.RESTS
+        self._metrics.tell(decision, self._settings.dry_run)
+        if decision.action == "keep":
             return held_LGP
-        self._asked_s, self._late, self._wanted = None, late, decision
-        if late:
-            self._metrics.failed()
-            LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
-        if self._wanted is None:
+        if self._settings.dry_run:
+            assert self._controller is not None
+            self._controller.moved()
             return held_LGP
-        next_LGP = _filled(self._wanted.held_LGP, held_LGP)
+        self.phase = Phase.MOVES
+        next_LGP = _filled(decision.held_LGP, held_LGP)
         _check_all_held(next_LGP, self._facts.experts)
         if not self.in_pieces:
             return next_LGP
-        self._rounds.extend(rounds_of(self._wanted.moves))
+        self._rounds.extend(rounds_of(decision.moves))
         self._piece_s = 0.0
-        return self._go_on(held_LGP)
+        return self._next_rounds(held_LGP)
 
-    def _go_on(self, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the next map: as it is until a decision is there, then after as many rounds as a pass may wait for."""
-        if self._expected_LGP is None or not np.array_equal(held_LGP, self._expected_LGP):
-            raise RuntimeError("vLLM has other experts in place than were decided on")
-        if self._asked_s is not None:
-            return self._decided(held_LGP, self._asked_s)
+    def _next_rounds(self, held_LGP: IntArray) -> IntArray:
+        """(L, G, P) the map after as many rounds of the moves that are left as a pass may wait for."""
         if self._piece_s:
-            self._pieces.record(self._piece_s)
-            self.passes.take()  # which had moves between them
+            self._rounds_per_pass.record(self._piece_s)
+            self.passes.take_shortest_s()  # which had moves between them
         next_LGP = held_LGP.copy()
-        for _ in range(self._pieces.next(len(self._rounds), self._pass_s)):
+        for _ in range(self._rounds_per_pass.next(len(self._rounds), self._pass_s)):
             fill(next_LGP, self._rounds.popleft())
         _check_all_held(next_LGP, self._facts.experts)
         self._expected_LGP = next_LGP
         return next_LGP
 
-    def _settled(self, held_LGP: IntArray) -> "Follower":
-        """The follower, which has been told what became of its last decision: what EPLB holds is in force."""
-        if self._controller is None or self._follower is None:
-            self._controller, self._follower = self._made_follower(held_LGP)
-        follower, decision, self._wanted = self._follower, self._wanted, None
-        if decision is None and not self._late:
-            _wait(lambda: not follower.busy)
-        if self._late:
-            self._late = False
-            self._handover.give_up(MovesGivenUp("the decision came too late", held_LGP))
-        elif not self._settings.dry_run:
-            in_force_LGP = self._controller.held_LGP if decision is None else decision.held_LGP
-            if not np.array_equal(_filled(in_force_LGP, held_LGP), held_LGP):
-                LOG.warning("aurora: vLLM has other experts in place than were decided on")
-                if decision is None:
-                    self._controller.failed(held_LGP)
-                else:
-                    self._handover.give_up(MovesGivenUp("vLLM has moved other experts", held_LGP))
-            elif decision is not None:
-                self._handover.commit(Moved(seconds=self._move_s))
-                self._metrics.moved(decision.bytes, self._move_s)
-        self._move_s = 0.0
-        _wait(lambda: not follower.busy)
-        return follower
-
-    def _made_follower(self, held_LGP: IntArray) -> "tuple[Controller, Follower]":
+    def _make_controller(self, held_LGP: IntArray) -> "Controller":
         from aurora.algorithms.control.controller import Controller, load_cost_G, slowest_port_Bps
-        from aurora.runtime.follower import Follower
 
         options, slots, move_Bps = ControlOptions(self._settings.loss, self._settings.bytes_per_s), None, None
         if (cluster := self._cluster) is not None:
@@ -277,36 +313,37 @@ class EplbMover:
             slots = GpuSlots(width_G, load_cost_G(cluster, self._profile))
             move_Bps = slowest_port_Bps(cluster) * len(cluster)
         inputs = held_LGP, self._facts.expert_bytes, options, slots, move_Bps, self._clock
-        controller = Controller(*inputs, stalls=self._stalls)
-        return controller, Follower(controller, self._handover.perform, self._settings.dry_run, self._say, self._clock)
+        return Controller(*inputs, stalls=self._stalls)
 
-    def _failed(self, error: Exception, held_LGP: IntArray | None = None) -> None:
-        """Says that experts stay where they are: in `held_LGP`, if not where they were before the last decision."""
+    def _fail(self, error: Exception, held_LGP: IntArray | None) -> None:
+        """Gives up a decision or its moves, and says so; experts stay in `held_LGP`, None: where they were before the moves."""
         self._rounds.clear()
-        self._late = self._late or self._asked_s is not None
-        self._asked_s = None
-        if self._wanted is None:
-            self._metrics.failed()
-            LOG.warning("aurora: experts stay where they are: %s: %s", type(error).__name__, error)
-        else:  # the follower says so
-            self._wanted = None
-            self._handover.give_up(MovesFailed(f"{type(error).__name__}: {error}", held_LGP if self._move_s else None))
-
-    def _say(self, line: str) -> None:
-        assert self._follower is not None
-        self._metrics.tell(line, self._follower)
+        if self.phase in (Phase.DECIDES, Phase.LATE) and not self._deciding.done():
+            self.phase = Phase.LATE
+        elif self._controller is not None:
+            self._controller.failed(held_LGP)
+            self.phase, self._move_s = Phase.RESTS, 0.0
+        self._metrics.failed()
+        LOG.warning("aurora: experts stay where they are: %s: %s", type(error).__name__, error)
 
     def _beat(self) -> None:
         """Says that what moves experts is well, unless a decision is late."""
-        if not (self._late and self._deciding):
+        if self.phase is not Phase.LATE or self._deciding.done():
             self._metrics.beat()
 
 
-def _wait(condition: Callable[[], bool]) -> None:
-    """Waits until a condition that another thread fulfils holds, for PATIENCE_S at most."""
-    until_s = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < until_s:
-        time.sleep(WAIT_S)
+def _in_thread(decide: "Callable[[], Decision]") -> "Future[Decision]":
+    """Calls a function in a thread that does not outlive the process. Returns its result to come."""
+    decided: Future[Decision] = Future()
+
+    def run() -> None:
+        try:
+            decided.set_result(decide())
+        except Exception as error:
+            decided.set_exception(error)
+
+    threading.Thread(target=run, name="aurora-control", daemon=True).start()
+    return decided
 
 
 def _filled(table_LGP: IntArray, held_LGP: IntArray) -> IntArray:

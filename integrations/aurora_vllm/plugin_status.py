@@ -19,7 +19,6 @@ from aurora_vllm.settings import Settings
 
 if TYPE_CHECKING:
     from aurora.algorithms.control.controller import Decision
-    from aurora.runtime.follower import Follower
 
 LOG = logging.getLogger("vllm.aurora")
 WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
@@ -147,8 +146,6 @@ class ControlMetrics:
     def __init__(self, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics = RankMetrics("the placement", model_name, rank, registry)
         self._lost = False
-        self._told: Decision | None = None  # the last decision that is counted
-        self._failed = 0  # failures of the follower that are counted
         with self._kept():
             self._metrics.of("control_failures")
         if rank == 0:
@@ -169,32 +166,20 @@ class ControlMetrics:
         with self._kept():
             self._metrics.of("control_heartbeat_timestamp_seconds").set_to_current_time()
 
-    def tell(self, line: str, follower: "Follower") -> None:
-        """Logs a line from the follower, and updates the metrics with new decisions and failures.
+    def tell(self, decision: "Decision", dry_run: bool) -> None:
+        """Logs a decision, and counts it, with the balancedness of its window and of the next one.
 
         Args:
-            line: the line.
-            follower: the follower, whose new decisions and failures are counted.
+            decision: the decision; a balancedness that is NaN tells nothing.
+            dry_run: True: it is not carried out.
         """
-        if (decision := follower.last) is not None and decision is not self._told:
-            self._told = decision
-            self._decided(decision)
-            LOG.info("aurora: %s", line)
-        elif follower.failures > self._failed:
-            self._failed = follower.failures
-            self.failed()
-            LOG.warning("aurora: experts stay where they are: %s", line.removeprefix("failed: "))
-        else:
-            LOG.log(logging.WARNING if follower.stuck else logging.INFO, "aurora: %s", line)
-
-    def _decided(self, decision: "Decision") -> None:
-        """Adds a decision, and the balancedness of its window and of the next one; NaN: the window tells nothing of it."""
         for name in ("balancedness", "expected_balancedness"):
             if not math.isnan(value := getattr(decision, name)):
                 with self._kept():
                     self._metrics.of(f"control_{name}").set(value)
         with self._kept():
             self._metrics.of("control_decisions", kind=decision.kind).inc()
+        LOG.info("aurora: %s%s", "dry run: " if dry_run else "", decision)
 
     def moved(self, moved_bytes: int, seconds: float) -> None:
         """Adds the bytes and seconds of a decision's moves, once its placement is in force."""

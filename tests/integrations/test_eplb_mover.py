@@ -4,14 +4,13 @@ import errno
 import logging
 import math
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from aurora_vllm import eplb_mover, plugin_status
-from aurora_vllm.eplb_mover import EplbMover, PassTimes
+from aurora_vllm.eplb_mover import RECENT, EplbMover, PassTimes, Phase, RoundsPerPass
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
@@ -77,27 +76,16 @@ class Ranks:
             self.map_LP = maps[0]
         return changed
 
-    def settle(self):
-        """Waits until the follower has decided, or knows that its moves have ended."""
-        rank, until_s = self.ranks[0], time.monotonic() + 60
-        while (
-            rank._deciding or (rank._wanted is None and rank._follower.busy and not rank.under_way)
-        ) and time.monotonic() < until_s:
-            time.sleep(0.001)
-
     def decided(self):
-        """Waits until the follower has decided on a move, and returns it; nobody need take it over."""
-        rank, until_s = self.ranks[0], time.monotonic() + 60
-        while rank._handover.decision is None and time.monotonic() < until_s:
-            time.sleep(0.001)
-        return rank._handover.decision
+        """Waits until the thread has decided, and returns the decision; nobody need take it over."""
+        return self.ranks[0]._deciding.result(60)
 
     def passes(self, seconds, count=4):
         """Forward passes of all ranks."""
         for _ in range(count):
             self.clock.now_s += seconds
             for rank in self.ranks:
-                rank.passes.add(8)
+                rank.passes.add()
 
     def pieces(self, arrives=True, decided=True):
         """Goes on while moves are left; returns how many physical experts each piece changes."""
@@ -105,7 +93,7 @@ class Ranks:
         while any(rank.under_way for rank in self.ranks):
             assert all(rank.under_way for rank in self.ranks)
             if decided:
-                self.settle()
+                self.decided()
             self.passes(1.0, 1)
             found.append(self.change(lambda rank: rank.next_piece(self.map_LP), arrives))
         return found
@@ -192,7 +180,6 @@ def test_an_error_leaves_experts_where_they_are(fault, monkeypatch, caplog):
         else:
             patch.setattr(eplb_mover, "_filled", lambda _, held_LGP: np.zeros_like(held_LGP) if held_LGP.any() else held_LGP)
         assert [ranks.window(ONE_LE) for _ in range(2)] == [0, 0]
-        ranks.settle()
     assert ranks.value("failures_total") == 2
     assert len([line for line in caplog.messages if line.startswith("aurora: experts stay where they are: ")]) >= 2
     assert sum(ranks.window(ONE_LE) for _ in range(2)) > 0, "the next windows are followed again"
@@ -262,7 +249,7 @@ def test_between_two_passes_come_as_many_rounds_of_moves_as_a_pass_may_wait_for(
         assert sum(pieces) == changed
         assert ranks.value("decisions_total", kind="gain") == 1
         assert ranks.window(HOT_LE) == 0
-        assert ranks.value("moved_bytes_total") == at_once.ranks[0]._wanted.bytes
+        assert ranks.value("moved_bytes_total") == at_once.decided().bytes
         assert ranks.value("move_seconds_total") == 0.5 * len(pieces)
         assert ranks.value("failures_total") == 0
         found.append(pieces)
@@ -275,17 +262,16 @@ def test_between_two_passes_come_as_many_rounds_of_moves_as_a_pass_may_wait_for(
 def test_experts_stay_between_two_pieces_if_one_fails_and_follow_again(fault, monkeypatch, caplog):
     ranks = in_pieces(monkeypatch, LAYERS)
     ranks.window(HOT_LE)
-    ranks.settle()
+    ranks.decided()
     assert ranks.change(lambda rank: rank.next_piece(ranks.map_LP)) > 0
     assert ranks.ranks[1].under_way
     if fault == "planning":
         with monkeypatch.context() as patch:
-            patch.setattr(eplb_mover.WorkPieces, "next", lambda *_: 1 / 0)
+            patch.setattr(eplb_mover.RoundsPerPass, "next", lambda *_: 1 / 0)
             assert ranks.pieces() == [0]
     else:
         ranks.change(lambda rank: rank.next_piece(ranks.map_LP), arrives=False)
         assert ranks.pieces() in ([], [0])
-    ranks.settle()
     assert ranks.value("failures_total") == 1
     for _ in range(3):
         ranks.window(HOT_LE)
@@ -331,7 +317,7 @@ def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
         assert [line for line in caplog.messages if "vLLM serves on" in line] == [
             "aurora: experts stay where they are: no decision within 0.01 s; vLLM serves on"
         ]
-        assert ranks.ranks[0]._late
+        assert ranks.ranks[0].phase is Phase.LATE
         goes_on.set()
         assert ranks.decided().action == "move"
     monkeypatch.setattr(eplb_mover, "PATIENCE_S", 60)
@@ -341,28 +327,45 @@ def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     assert ranks.window(ONE_LE) == 0
 
 
-def test_a_change_after_which_passes_take_longer_is_undone(monkeypatch):
-    """Unless they have more tokens, which takes longer for that reason."""
-    for tokens, undone in ((64, True), (128, False)):
-        ranks = Ranks(monkeypatch)
-        for window in range(4):
-            for _ in range(20):
-                ranks.clock.now_s += 3 if window else 1
-                ranks.ranks[0].passes.add(tokens if window else 64)
-            ranks.window(ONE_LE)
-        assert ranks.value("decisions_total", kind="gain") == 1
-        assert (ranks.value("decisions_total", kind="slower") is not None) is undone
-
-
-def test_pass_times_are_medians_since_they_were_taken():
+def test_the_shortest_of_the_recent_passes_tells_and_those_before_are_forgotten():
     clock = Clock()
     times = PassTimes(clock)
-    assert times.take() is None
-    for gap_s, tokens in ((0, 8), (1, 8), (1, 6), (30, 8), (1, 8)):
+    assert times.take_shortest_s() == 0.0
+    for gap_s in (0, 0.5, *[1] * RECENT, 30):
         clock.now_s += gap_s
-        times.add(tokens)
-    assert times.take() == (1.0, 8.0)
-    assert times.take() is None
+        times.add()
+    assert times.take_shortest_s() == 1.0
+    assert times.take_shortest_s() == 0.0
+
+
+def test_rounds_of_a_pass_grow_to_a_tenth_of_it():
+    rounds, found = RoundsPerPass(), []
+    for _ in range(5):
+        found.append(rounds.next(100, 1.0))
+        rounds.record(0.01 * found[-1])
+    assert found == [1, 2, 4, 7, 7]
+    assert rounds.next(3, 1.0) == 3
+    rounds.record(1.0)  # of few
+    assert rounds.next(100, 1.0) == 6
+    rounds.record(6.0)
+    assert rounds.next(100, 1.0) == 1, "one at least"
+
+
+def test_the_example_on_top_of_the_file(monkeypatch):
+    ranks = Ranks(monkeypatch)
+    rank = ranks.ranks[0]
+    rank.layers, rank.in_pieces = 1, True
+    rank._facts = replace(rank._facts, layers=1, experts=4)
+    held_LP = torch.tensor([[0, 1, 2, 3, 0, 1]])
+    ranks.clock.now_s += 10
+    assert rank.next_map(torch.tensor([[100, 100, 100, 900]]), held_LP).tolist() == held_LP.tolist()
+    assert rank.phase in (Phase.DECIDES, Phase.MOVES)
+    ranks.decided()
+    ranks.sent = None
+    wanted_LP = rank.next_piece(held_LP)
+    load_P = torch.tensor([100, 100, 100, 900])[wanted_LP[0]] / torch.bincount(wanted_LP[0])[wanted_LP[0]]
+    assert [float(load_P[:3].sum()), float(load_P[3:].sum())] == [600.0, 600.0]
+    assert (rank.phase, rank.under_way) == (Phase.MOVES, False)
 
 
 def test_a_heart_beats_unless_a_step_is_stuck_or_what_it_watches_is_gone(caplog):

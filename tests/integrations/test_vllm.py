@@ -470,7 +470,7 @@ def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_p
     check_followed(run, job, tmp_path)
     rounds = [json.loads((tmp_path / f"map{rank}-rounds").read_text()) for rank in range(4)]
     assert rounds == [rounds[0]] * 4  # all ranks make the same moves, each of which was decided on
-    decided = re.findall(r"aurora: (move|undo) .*; (\d+) moves,", run.said()[0])  # on a busy machine steps may seem slower
+    decided = re.findall(r"aurora: (move) .*; (\d+) moves,", run.said()[0])
     assert 0 < sum(map(len, rounds[0])) <= sum(int(moves) for _, moves in decided), decided
 
 

@@ -1,14 +1,10 @@
 """Controller of the placement in force: after each window of traffic it keeps the placement, or changes a few of its slots.
 
 - A change must be worth its moves. The present traffic is expected to last as long as traffic usually does. A layer moves only
-  if the time saved until then is a multiple of the time that its moves cost; a step counts as expert compute alone. The bytes
-  of moves are within a budget.
+  if the time saved until then is CAUTION times what its moves cost, since all of a step counts as expert compute. The bytes of
+  moves are within a budget.
 - Chance alone moves nothing: the placements are compared on loads drawn from the estimated distribution of the traffic.
-- A change is undone if steps take longer after it than before, with the same traffic, by more than the machine's noise. Then no
-  change is made for some windows, unless traffic changes, or steps turn out to take as long without the change.
-- Loads that vary from window to window count as somewhat larger, so that spare slots go to experts with unpredictable loads.
-- The savings of a change are measured on the loads of later windows, and later expectations are discounted accordingly. In the
-  same way it learns the duration of moves, and the part of it for which serving waits.
+- It learns from past moves how long moves take.
 
 The controller has no threads and moves nothing itself: its caller reports loads, times and finished moves, and passes a clock.
 """
@@ -19,31 +15,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.algorithms.control.feedback import AFTER, GainRecord, MoveTimes, SlotsInForce, StepTimes
 from aurora.algorithms.control.load_tracker import LoadTracker, ReplicaParts, gpu_loads
 from aurora.algorithms.control.move_rounds import Move, move_sequence, sequence_inside
+from aurora.algorithms.control.move_times import MoveTimes
 from aurora.algorithms.replicas.rebalance import checked_min_replicas, rebalance, rebalance_inside
 from aurora.errors import BadInput
 from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Profile
 from aurora.types.arrays import FloatArray, IntArray, locked
+from aurora.types.options import LENGTHENED
 from aurora.types.placement import EMPTY
 
 DRAWS = 8  # of loads, on which placements are compared
 ENOUGH = 0.005  # relative: a layer this close to equal load is not changed further
-CAUTION = 0.75  # standard deviations that experts of one GPU are expected above their load, those of more GPUs the less
-PAY_BACK = 2.0  # times its cost that a change must save while the traffic lasts
-AS_MANY = 0.1  # relative: steps whose tokens differ by more take other times for that reason
-HOLD_OFF = 4  # windows without changes after one that was undone; doubled each time
+CAUTION = 2.0  # times its cost that a change must save while the traffic lasts (bench/control.py)
 
-Action = Literal["keep", "move", "undo"]
-Kind = Literal[  # of reason
-    "bad-loads", "no-tokens", "under-way", "held-off", "balanced", "not-worth", "over-budget", "gain", "slower"
-]  # fmt: skip
+Action = Literal["keep", "move"]
+Kind = Literal["bad-loads", "no-tokens", "under-way", "balanced", "not-worth", "over-budget", "gain"]  # of reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +43,10 @@ class Decision:
     """The controller's decision after a window of traffic.
 
     Attributes:
-        action: "keep" the placement, "move" experts, or "undo" the last change.
+        action: "keep" the placement, or "move" experts.
         kind: the reason as a word, for programs. A placement is kept because the window has "bad-loads" or "no-tokens", moves
-            are "under-way", or "held-off" after a change that was undone, the placement is "balanced", or moves are "not-worth"
-            it or "over-budget". Experts move for a "gain". A change is undone because steps are "slower".
+            are "under-way", the placement is "balanced", or moves are "not-worth" it or "over-budget". Experts move for a
+            "gain".
         reason: the reason as one sentence.
         held_LGP: (L, G, P) int64, the expert in each slot of the wanted placement, -1 for none.
         moves: the moves from the placement in force to the wanted one, in sequence; see `move_sequence`.
@@ -86,25 +78,6 @@ class Decision:
         return f"{self.action} ({self.kind}): {self.reason}{moves}{'' if math.isnan(self.balancedness) else balancedness}"
 
 
-class _Previous(NamedTuple):
-    """The placement before the last change, and before changes that followed each other too fast to be judged alone."""
-
-    held_LGP: IntArray
-    step_s: float  # the median of the windows before it, of the same traffic; 0 if none was timed
-    slower: float  # relative: a step that takes this much longer after the change than by noise has become slower
-    changes: int  # of traffic until then
-
-
-class _Undone(NamedTuple):
-    """A change that was undone, or is being undone, because steps were slower."""
-
-    before_s: float  # a step before the change
-    after_s: float  # the same after it
-    changes: int  # of traffic until then
-    free_at: int  # the window from which the same traffic may change slots again
-    judged: bool = False  # whether steps without the change were looked at
-
-
 class Controller:
     """Decides after each window of traffic whether to change the placement in force, and how.
 
@@ -127,11 +100,11 @@ class Controller:
 
     Example:
         >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
-        >>> decision = controller.window([[900, 800, 100, 200]], step_s=1.0)
+        >>> decision = controller.window([[900, 800, 100, 200]])
         >>> decision.action, len(decision.moves)
         ('move', 2)
         >>> controller.moved()
-        >>> controller.window([[900, 800, 100, 200]], step_s=0.8).action
+        >>> controller.window([[900, 800, 100, 200]]).action
         'keep'
     """
 
@@ -159,33 +132,20 @@ class Controller:
         self._min_replicas, self._domain_G = checked_min_replicas(min_replicas, domain_G, gpus)
         self._expert_bytes, self._stalls, self._clock = expert_bytes, stalls, clock
         self._move_times = MoveTimes(move_Bps)
-        self._gains = GainRecord(self._slots.cost_G)
         self._rng = np.random.default_rng(seed)
-        self._steps = StepTimes()
-        self._tokens: float | None = None  # of a step in these windows
         self._wanted: Decision | None = None  # whose moves are under way
-        self._previous: _Previous | None = None
-        self._expects: tuple[float, float] = 0.0, 0.0  # what that saves: part of a step's time, and in how many windows
-        self._undone: _Undone | None = None
-        self._hold_off = HOLD_OFF  # windows
 
-    def window(
-        self, loads: ArrayLike, step_s: float | None = None, tokens: float | None = None, period_s: float | None = None
-    ) -> Decision:
+    def window(self, loads: ArrayLike, period_s: float | None = None) -> Decision:
         """Adds a window of traffic and returns the decision after it.
 
         Args:
             loads: (L, E) tokens of each expert in the window.
-            step_s: seconds that a step of the window took; None: not measured.
-            tokens: tokens of a step, in any unit; None: as many as in the window before. Only times of steps with about equally
-                many tokens are compared.
             period_s: seconds that the window took; None: as many as the window before, and for the first one
                 `options.period_s`.
 
         Returns:
             The decision. Moves are under way until `moved` or `failed` is called; before that, placements are kept.
         """
-        changes = self.tracker.changes
         if period_s is not None:
             self.options = replace(self.options, period_s=period_s)
         try:
@@ -194,50 +154,22 @@ class Controller:
             return self._keep("bad-loads", str(error))
         if not load_LE.any():
             return self._keep("no-tokens", "the window has no tokens")
-        self._gains.window(load_LE)
-        if self.tracker.changes > changes:
-            self._steps.restart()  # those of other traffic tell nothing of this
-        if tokens is not None and (self._tokens is None or abs(tokens - self._tokens) > AS_MANY * self._tokens):
-            self._tokens, self._previous = tokens, None
-            self._undone = self._undone and self._undone._replace(judged=True)  # its steps had other tokens
-            self._steps.restart()
-        if step_s is not None and 0 < step_s < math.inf:
-            self._steps.add(step_s)
         now = self._balancedness(load_LE, self.held_LGP)
         if self._wanted is not None:
             return self._keep("under-way", "moves are under way", now)
-        if (undone := self._undo(now)) is not None:
-            return undone
-        if (free_at := self._held_off_until()) > self.tracker.windows:
-            reason = f"no changes before window {free_at}, after one that was undone, while traffic is the same"
-            return self._keep("held-off", reason, now)
         return self._change(now)
 
-    def moved(self, seconds: float | None = None, waited_s: float | None = None) -> None:
+    def moved(self, seconds: float | None = None) -> None:
         """Reports to the controller that the moves of the last decision are done and its placement is in force.
 
         Args:
             seconds: seconds that the moves took; None: not measured.
-            waited_s: seconds for which serving waited meanwhile; None: not measured.
         """
         assert self._wanted is not None, "no moves are under way"
         decision, self._wanted = self._wanted, None
-        if decision.kind == "slower":
-            self._gains.forget()
-        if decision.kind == "gain":
-            old, new = (SlotsInForce(held_LGP, self._split.parts(held_LGP)) for held_LGP in (self.held_LGP, decision.held_LGP))
-            self._gains.expect(np.array(decision.layers), old, new, *self._expects)
         if seconds and decision.bytes:
-            self._move_times.add(decision.bytes, seconds, waited_s)
-        before = self._previous
-        if before is None or not before.step_s or before.changes != self.tracker.changes:
-            self._previous = None
-            if decision.action == "move":
-                steps = self._steps.median_s, self._steps.slower
-                self._previous = _Previous(self.held_LGP, *steps, self.tracker.changes)
-            self._steps.restart()
-        self._steps.interrupt()
-        self.held_LGP = decision.held_LGP  # else this change and the last one are judged together
+            self._move_times.add(decision.bytes, seconds)
+        self.held_LGP = decision.held_LGP
         self._split.change(self.held_LGP)
 
     def failed(self, held: ArrayLike | None = None) -> None:
@@ -250,40 +182,11 @@ class Controller:
         if held is not None:
             self.held_LGP = locked(np.array(held, dtype=np.int64))
             self._split.change(self.held_LGP)
-            self._previous = None
-            self._steps.restart()
-
-    def _undo(self, now: float) -> Decision | None:
-        """The decision to undo the last change, if steps of the same traffic take longer since then than noise explains."""
-        if self._previous is None or self._steps.windows < AFTER:
-            return None
-        before, self._previous = self._previous, None
-        if before.changes != self.tracker.changes or not before.step_s:
-            return None
-        after_s = self._steps.median_s
-        if after_s <= before.step_s * (1 + self._steps.noise) * (1 + before.slower):
-            self._hold_off = HOLD_OFF
-            return None
-        self._undone = _Undone(before.step_s, after_s, before.changes, self.tracker.windows + self._hold_off)
-        self._hold_off *= 2
-        reason = f"steps take {after_s / before.step_s - 1:.0%} longer since the last change, with the same traffic"
-        return self._decide("undo", "slower", reason, before.held_LGP, now, 0.0)
-
-    def _held_off_until(self) -> int:
-        """The window before which slots do not change. If steps take as long without what was undone, it is forgotten."""
-        undone = self._undone
-        if undone is not None and undone.changes != self.tracker.changes:
-            self._undone = None
-        elif undone is not None and not undone.judged and self._steps.windows >= AFTER:
-            self._undone = undone._replace(judged=True)
-            if self._steps.median_s**2 > undone.before_s * undone.after_s:  # nearer to the steps that were called slower
-                self._undone, self._hold_off = None, HOLD_OFF
-        return 0 if self._undone is None else self._undone.free_at
 
     def _change(self, now: float) -> Decision:
         """The decision to move the layers that gain, or to keep all."""
         expected_LE, spread_LE = self.tracker.expected_LE, self.tracker.spread_LE
-        next_LGP = self._levelled(expected_LE + CAUTION / math.sqrt(self._slots.slots_G.mean()) * spread_LE)
+        next_LGP = self._levelled(expected_LE)
         kept_L, next_L = self._expected_max_L(expected_LE, spread_LE, self.held_LGP, next_LGP)
         mean_L = expected_LE.sum(axis=1) / (1 / self._slots.cost_G).sum()
         saved_L, bytes_L = kept_L - next_L, moves_L(self.held_LGP, next_LGP) * self._expert_bytes
@@ -299,9 +202,8 @@ class Controller:
             return self._keep("over-budget", f"{loses}, but one layer's moves are above `bytes_per_s`", now, loss)
         held_LGP = self.held_LGP.copy()
         held_LGP[chosen] = next_LGP[chosen]
-        self._expects = float(saved_L[chosen].sum() / mean_L.sum()), self.tracker.horizon
         reason = f"{loses}; {len(chosen)} of {len(held_LGP)} layers change"
-        decision = self._decide("move", "gain", reason, held_LGP, now, loss)
+        decision = self._decide(reason, held_LGP, now, loss)
         if not decision.layers:
             self._wanted = None
             return self._keep("not-worth", f"{loses}, but no sequence of moves keeps `min_replicas`", now, loss)
@@ -325,9 +227,9 @@ class Controller:
         bytes_K, saved_K = bytes_L[best_L].cumsum(), saved_L[best_L].cumsum()  # of the first layers
         moving_s_K = self._move_times.seconds(bytes_K)
         paced_s_K = bytes_K / (self.options.bytes_per_s or math.inf)
-        cost_s_K = moving_s_K if self._stalls else np.maximum(moving_s_K, paced_s_K) * self._move_times.waiting
+        cost_s_K = moving_s_K if self._stalls else np.maximum(moving_s_K, paced_s_K) * LENGTHENED
         after_s_K = np.maximum(self.options.period_s * self.tracker.horizon - moving_s_K, 0.0)
-        gain_s_K = self._gains.discount * saved_K * after_s_K - PAY_BACK * cost_s_K
+        gain_s_K = saved_K * after_s_K - CAUTION * cost_s_K
         return best_L[: gain_s_K.argmax() + 1].tolist() if gain_s_K.max() > 0 else []
 
     def _within_budget(self, layers: Sequence[int], bytes_L: IntArray) -> list[int]:
@@ -360,14 +262,14 @@ class Controller:
     def _keep(self, kind: Kind, reason: str, now: float = math.nan, loss: float = 0.0) -> Decision:
         return Decision("keep", kind, reason, self.held_LGP, (), 0, (), loss, now, now, self._clock())
 
-    def _decide(self, action: Action, kind: Kind, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
+    def _decide(self, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
         """The decision for other slots, whose moves are under way from now on."""
         sequence = move_sequence if self._server_G is None else partial(sequence_inside, self._server_G)
         moves, held_LGP = sequence(self.held_LGP, held_LGP, self._min_replicas, self._domain_G)
         layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
         moved, expected = len(moves) * self._expert_bytes, self._balancedness(self.tracker.expected_LE, held_LGP)
         held_LGP = locked(held_LGP)
-        self._wanted = Decision(action, kind, reason, held_LGP, moves, moved, layers, loss, now, expected, self._clock())
+        self._wanted = Decision("move", "gain", reason, held_LGP, moves, moved, layers, loss, now, expected, self._clock())
         return self._wanted
 
 

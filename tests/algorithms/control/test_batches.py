@@ -50,15 +50,18 @@ def served(control, windows):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(4))
-def test_batches_of_the_same_traffic_are_served_as_by_one_placement_for_all_and_other_traffic_is_followed(seed):
+def test_batches_of_the_same_traffic_are_served_as_by_one_placement_for_all_and_other_traffic_is_followed():
     """Prompts and what is generated take turns faster than changes for either would pay: one placement serves both."""
-    rng = np.random.default_rng(seed)
-    held_LGP = np.tile(np.arange(EXPERTS).reshape(GPUS, -1), (LAYERS, 1, 1))
-    control = Controller(held_LGP, 40_000, ControlOptions(period_s=1.0), move_Bps=1e8, clock=lambda: 0.0)
-    length = BATCH + 1
-    for share_2LE in kinds(2, rng):
-        moved, over_known = served(control, [each for _ in range(10) for each in batch(share_2LE, rng)])
-        assert moved[0] <= 2
-        assert len([window for window in moved if window >= 3 * length]) <= 16, "of 49 windows"
-        assert over_known <= 1.03
+    length, moves, over_known = BATCH + 1, [], []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        held_LGP = np.tile(np.arange(EXPERTS).reshape(GPUS, -1), (LAYERS, 1, 1))
+        control = Controller(held_LGP, 40_000, ControlOptions(period_s=1.0), move_Bps=1e8, clock=lambda: 0.0)
+        for share_2LE in kinds(2, rng):
+            moved, over = served(control, [each for _ in range(10) for each in batch(share_2LE, rng)])
+            assert moved[0] <= 2
+            assert over <= 1.04
+            over_known.append(over)
+            moves.append(len([window for window in moved if window >= 3 * length]))
+    assert np.mean(moves) <= 16, "of 49 windows"
+    assert np.mean(over_known) <= 1.02
