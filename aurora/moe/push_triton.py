@@ -6,14 +6,13 @@ Triton is installed.
 Each rank has one buffer into which all ranks write (`aurora.runtime.transports.symmetric_memory`). It begins with int64 words,
 which the peers set:
 
-- arrived (R, LANES): the stamp up to which each lane of each peer has written its rows into this buffer.
-- permits (R, LANES): the stamp up to which each lane of this rank may write to each peer.
+- arrived (R, LANES): how many epochs each lane of each peer has written its rows into this buffer for.
 - counts (2, R, told): for each half, `told` numbers from each peer: the rows that the peer has written into the half, then how
   often the peer's tokens have chosen each of this rank's experts.
 
-Then come two halves of slots, (R, slots, row_bytes) each; a slot takes one row. One exchange is an epoch, and consists of
-stages. Stage s of epoch e has the stamp e * stages + s + 1; a lane that has written its last row for a peer sets the stamp
-(e + 1) * stages. Stamps only grow, so no word is ever cleared, and words of old epochs are never mistaken for new ones.
+Then come two halves of slots, (R, slots, row_bytes) each; a slot takes one row. One exchange is an epoch. A lane that has
+written its last row for a peer in epoch e sets its word there to e + 1. Words only grow, so none is ever cleared, and words of
+old epochs are never mistaken for new ones.
 
 A lane is one Triton program (thread block). It writes every LANES-th row for each peer, and waits only for the peers' lanes of
 the same number, so lanes may run in parallel or one after the other. The lane that ends last begins the next epoch.
@@ -31,7 +30,7 @@ import triton.language as tl
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
 
-COLUMNS = tl.constexpr(6)  # of a table's row: peer, sender, gated, begin, end, last; see `stage_table`
+COLUMNS = tl.constexpr(4)  # of a table's row: peer, begin, end, last; see `stage_table`
 SHARE_BITS = tl.constexpr(20)  # of a table's begin and end, which are parts of a peer's rows
 GROUP = tl.constexpr(128)  # columns that share a scale
 E4M3_MAX = tl.constexpr(448.0)
@@ -55,25 +54,10 @@ def _most(a, b):
 
 
 @triton.jit
-def _set(word, stamp):
+def _set(word, value):
     """Sets a peer's word, after all rows that this lane has written and all that it has read."""
     tl.debug_barrier()
-    tl.atomic_xchg(word, stamp, sem="release", scope="sys")
-
-
-@triton.jit
-def _await(word, stamp, lost, peer, polls):
-    """Waits until a word of this rank has come to a stamp. A peer that has not set it after so many looks is noted as lost.
-
-    Once a peer is lost nothing waits any more.
-    """
-    looks = tl.where(tl.load(lost, volatile=True) == 0, polls, 0)
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    while (seen < stamp) & (looks > 0):
-        seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-        looks -= 1
-    if seen < stamp:
-        tl.atomic_cas(lost, tl.full((), 0, tl.int64), peer.to(tl.int64) + 1)
+    tl.atomic_xchg(word, value, sem="release", scope="sys")
 
 
 @triton.jit
@@ -111,7 +95,10 @@ def _sum(into, source, stride, places, weights, columns, K: tl.constexpr, BLOCK:
 
 @triton.jit
 def _await_all(words, goal, lost, ranks, polls, LANES: tl.constexpr, RANKS: tl.constexpr):
-    """Waits until the words of all peers have come to a stamp; see `_await`."""
+    """Waits until the words of all peers have come to a goal. A peer that has not set it after so many looks is noted as lost.
+
+    Once a peer is lost nothing waits any more.
+    """
     peer, zero = tl.arange(0, RANKS), tl.full((RANKS,), 0, tl.int64)
     inside = peer < ranks
     looks = tl.where(tl.load(lost, volatile=True) == 0, polls, 0)
@@ -134,20 +121,15 @@ def _push(
 ):  # fmt: skip
     lane = tl.program_id(0)
     epoch, lost = tl.load(state), state + 1
-    begun, words, number = epoch * stages, ranks * LANES, tl.arange(0, TOLD)
+    done, words, number = epoch + 1, ranks * LANES, tl.arange(0, TOLD)
     local = tl.load(address + rank).to(tl.pointer_type(tl.int64))
     for stage in range(first_stage, stages):
         entry = table + (lane * stages + stage) * COLUMNS
-        peer, sender, gated = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-        stamp = begun + stage + 1
-        if sender >= 0:  # it may write here now: whoever came before it has ended
-            _set(tl.load(address + sender).to(tl.pointer_type(tl.int64)) + words + rank * LANES + lane, stamp)
-        if gated > 0:
-            _await(local + words + peer * LANES + lane, stamp, lost, peer, polls)
+        peer = tl.load(entry)
         if (peer >= 0) & (tl.load(lost, volatile=True) == 0):
             buffer = tl.load(address + peer)
             rows = tl.load(count + peer * count_stride).to(tl.int64)
-            begin, end = (rows * tl.load(entry + 3)) >> SHARE_BITS, (rows * tl.load(entry + 4)) >> SHARE_BITS
+            begin, end = (rows * tl.load(entry + 1)) >> SHARE_BITS, (rows * tl.load(entry + 2)) >> SHARE_BITS
             first = buffer + half_at + rank * slots * tl.cast(row_bytes, tl.int64)
             for row in range(begin + lane, end, LANES):
                 choice = tl.load(row_of + peer * slots + row).to(tl.int64)
@@ -167,12 +149,11 @@ def _push(
                 _copy(tl.multiple_of((slot + tail_at).to(tl.pointer_type(tl.int32)), 16), of_tail, tail_words, BLOCK)
             remote = buffer.to(tl.pointer_type(tl.int64))
             counts = tl.load(count + peer * count_stride + number, mask=number < counted, other=0).to(tl.int64)
-            tl.store(remote + 2 * words + (half * ranks + rank) * told + number, counts, mask=number < counted)
-            _set(remote + rank * LANES + lane, tl.where(tl.load(entry + 5) > 0, begun + stages, stamp))
-        if sender >= 0:
-            _await(local + sender * LANES + lane, stamp, lost, sender, polls)
+            tl.store(remote + words + (half * ranks + rank) * told + number, counts, mask=number < counted)
+            if tl.load(entry + 3) > 0:
+                _set(remote + rank * LANES + lane, done)
     if WAITS:
-        _await_all(local + lane, begun + stages, lost, ranks, polls, LANES, RANKS)
+        _await_all(local + lane, done, lost, ranks, polls, LANES, RANKS)
         tl.debug_barrier()
         # All lanes have read the epoch, on which what they waited for depends.
         if tl.atomic_add(state + 2, 1, sem="acquire", scope="sys") == LANES - 1:

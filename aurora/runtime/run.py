@@ -139,7 +139,7 @@ def verify(
     differences = []
     for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):
         dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-        on_gpu = result.transport == "nccl" or (result.transport in ("push", "put") and torch.cuda.is_available())
+        on_gpu = result.transport == "nccl" or (result.transport == "push" and torch.cuda.is_available())
         plain = load_model(path, "cuda:0" if on_gpu else "cpu", dtype)
         eos = plain.tokenizer.eos_token_id
         for index, prompt in enumerate(requests):

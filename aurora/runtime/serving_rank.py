@@ -31,7 +31,6 @@ from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
 from aurora.runtime.transports.nccl import nccl_transport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_for, new_process_group
-from aurora.runtime.transports.put import put_transport
 from aurora.runtime.transports.shaped import tcp_transports
 from aurora.types import Cluster, ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.plan import with_servers
@@ -203,8 +202,6 @@ def _transports(
     heartbeats: Heartbeats,
 ) -> tuple[list[Transport], str]:
     """Returns a transport per model and micro-batch, and the transports' name."""
-    if options.transport == "put":
-        return [put_transport(device, options.timeout_s, heartbeats) for _ in policies_M], "put"
     if device == "cpu":
         groups = [new_process_group("gloo", options.timeout_s, urgent=policy.interactive) for policy in policies_M]
         shaped = options.transport == "shaped"

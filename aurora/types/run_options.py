@@ -53,7 +53,7 @@ def address_text(address: tuple[str, int]) -> str:
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-TRANSPORTS = ("auto", "gloo", "memory", "nccl", "push", "put", "shaped")
+TRANSPORTS = ("auto", "gloo", "memory", "nccl", "push", "shaped")
 RUN_ORDERS = ("plan", "auto")
 INTERLEAVE = ("on", "off", "processes")  # models: at the same time, one after the other, at the same time across processes
 
@@ -66,13 +66,12 @@ class RunOptions:
         max_new_tokens: tokens to generate for each prompt.
         batch: number of prompts that a rank decodes together.
         transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; "push": ordered push of one model
-            on GPUs of one NVLink domain, and for tests in Triton's interpreter on CPUs; "put": NCCL's put and signal, for long
-            exchanges and models that share GPUs, and for tests over gloo on CPUs.
+            on GPUs of one NVLink domain, and for tests in Triton's interpreter on CPUs.
         timeout_s: end the run if a rank waits this many seconds for a peer.
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
-        order: "plan": the planned orders; "auto": the fastest for each message size, measured before and during serving.
+        order: "plan": the planned orders; "auto": the fastest for each message size, measured before serving.
         predictable: return the routing and the measured network of the run, for a simulation.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
         colocate: with interleave "processes": name of the group of GPUs, the same in all processes that share them.

@@ -1,8 +1,7 @@
 """Ordered push between virtual ranks in one device's memory: each rank a stream, eager and as a CUDA graph.
 
-Usage: python -m bench.gpu.pushes. Dispatch and combine of top 8, one row a token and rank; sums are compared to the bit. A
-stage's price is what permits of receivers add to exchanges without rows. torch's way moves the same rows by a copy for each
-pair, with sizes that the host knows. Launches are those of a rank.
+Usage: python -m bench.gpu.pushes. Dispatch and combine of top 8, one row a token and rank; sums are compared to the bit.
+torch's way moves the same rows by a copy for each pair, with sizes that the host knows. Launches are those of a rank.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from aurora.types import Network, Order
 from bench.gpu.device import Cuda, chosen, report
 
 WIDTH, TOP_K = 7168, 8
-WAYS = ("unordered", "ordered", "gated")  # each has a layer's table
+WAYS = ("unordered", "ordered")  # each has a layer's table
 POLLS, FEW_POLLS = 1 << 23, 32  # Triton compiles others for numbers of other divisors
 
 
@@ -41,7 +40,7 @@ class VirtualRanks:
         bytes_GG = goes_RNR.sum(1).numpy() * 2 * width
         np.fill_diagonal(bytes_GG, 0)
         self.order = ORDER["openshop"](np.maximum(bytes_GG, 1), Network.equal(ranks), rng=rng)
-        self.stages = 2 + int(self.order.stage_X.max())
+        self.stages = 1 + ranks
         self.hidden_RNH = torch.from_numpy(rng.integers(-3, 4, (ranks, tokens, width))).bfloat16()  # sums are exact
         factor_R = torch.arange(1, ranks + 1)
         self.wanted_RNH = (self.hidden_RNH.float() * (goes_RNR * factor_R).sum(-1, keepdim=True)).bfloat16().to(device.name)
@@ -61,7 +60,6 @@ class VirtualRanks:
         for push in self.pushes:
             push.set_order(0, Order.all_at_once(self.ranks))
             push.set_order(1, self.order)
-            push.set_order(2, self.order, gated=True)
             push.peers = push.peers._replace(polls=polls)
             for shared in push.peers:
                 if isinstance(shared, torch.Tensor):
@@ -96,7 +94,7 @@ class VirtualRanks:
 
 
 def microseconds(device: Cuda, ranks: int, tokens: int, width: int, top_k: int, empty: bool = False) -> dict[str, float]:
-    """Returns those of a dispatch and a combine of all ranks, by way and by whether a graph is replayed; and the stages."""
+    """Returns those of a dispatch and a combine of all ranks, by way and by whether a graph is replayed."""
     group = VirtualRanks(device, ranks, tokens, width, top_k, empty)
     for trips in group.trips(FEW_POLLS):  # compiles, loads and allocates, which may wait for kernels that wait for others
         device.side_by_side(trips)
@@ -114,7 +112,7 @@ def microseconds(device: Cuda, ranks: int, tokens: int, width: int, top_k: int, 
         replay()
         group.check(f"{way}, replayed")
         found[f"{way}_replayed"] = 1e3 * device.milliseconds(replay)
-    return found | {"stages": group.stages}
+    return found
 
 
 def main() -> None:
@@ -126,14 +124,11 @@ def main() -> None:
             found = microseconds(device, ranks, max(tokens, 8), width, top_k, tokens == 0)
             table[f"{ranks} ranks, {tokens} tokens"] = found
             print(f"{ranks} ranks, {tokens} tokens: " + ", ".join(f"{way} {us:.1f}" for way, us in found.items()), flush=True)
-    last, none = table[f"{ranks} ranks, {tokens} tokens"], table[f"{ranks} ranks, 0 tokens"]
-    of_stages = (none["gated_replayed"] - none["unordered_replayed"]) / (2 * none["stages"])
-    over = {f"{way}_over_unordered": last[f"{way}_replayed"] / last["unordered_replayed"] for way in WAYS[1:]}
+    last = table[f"{ranks} ranks, {tokens} tokens"]
     report(
-        us_a_stage=of_stages,
-        launches=none["launches"],
+        launches=last["launches"],
         unordered_over_torch=last["unordered_replayed"] / last["torch"],
-        **over,
+        ordered_over_unordered=last["ordered_replayed"] / last["unordered_replayed"],
         us=table,
     )
 

@@ -47,9 +47,6 @@ PY
 step stages 180
 step_stages() { bench stages --ranks "$ranks" --large; }
 
-step put 90
-step_put() { bench stages --ranks "$ranks" --large --put; }
-
 step inputs 120
 step_inputs() {
     profiles_and_plans && python -m torch.distributed.run --standalone --nproc-per-node "$ranks" --no-python \
@@ -74,8 +71,7 @@ step_answers() {
     aurora plan --cluster cluster.toml --profile a.npz --order matchings -o held.json && run held.json --model "$trained" --verify --trace held.npz &&
         run a.json --model "$trained" --verify --deduplicate && run a.json --model "$trained" --verify --orders auto &&
         run a.json --model "$trained" --verify --compare || return
-    aurora run a.json --transport push --model "$trained" --prompts prompts.txt --verify ${dry:+--max-new-tokens 2} &&
-        aurora run ab.json --transport put --model "$trained" --model "$other" --prompts prompts.txt --verify
+    aurora run a.json --transport push --model "$trained" --prompts prompts.txt --verify ${dry:+--max-new-tokens 2}
 }
 
 step together 150

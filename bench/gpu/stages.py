@@ -1,6 +1,6 @@
-"""All-to-alls by size: torch's own, one grouped call of NCCL, stages of several widths, pushes; or put and signal.
+"""All-to-alls by size: torch's own, one grouped call of NCCL, stages of several widths.
 
-Usage: python -m bench.gpu.stages --ranks 8 [--shared] [--large] [--put]
+Usage: python -m bench.gpu.stages --ranks 8 [--shared] [--large]
 
 Times are the slowest rank's, medians of interleaved repetitions; every byte that arrives is checked once.
 """
@@ -8,12 +8,10 @@ Times are the slowest rank's, medians of interleaved repetitions; every byte tha
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,6 @@ from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group, new_process_group
-from aurora.runtime.transports.put import GlooPutCalls, NcclPutCalls, PutTransport
-from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, shared_memory
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
 from bench.gpu.device import Cuda, chosen, report, skip
@@ -37,7 +33,6 @@ SIZES = {
     "large": (1 << 20, 1 << 23, 1 << 26, 1 << 29),
 }  # bytes that a rank sends
 DRY_SIZES = (1 << 10, 1 << 12)
-ROUND_BYTES = 32 << 20  # of a pair, of pushes and puts
 WIDTHS = (1, 2, 4)
 METHODS = ("all-at-once", "matchings", "openshop")
 REPETITIONS = 11
@@ -50,7 +45,7 @@ TRAFFIC: dict[str, Callable[[int, np.random.Generator], Any]] = {
 Table = dict[str, dict[str, float]]  # microseconds by traffic and size, and by way
 
 
-def measure(rank_info: RankInfo, folder: str, sizes: Sequence[int], shared: bool = False, put: bool = False) -> Table:
+def measure(rank_info: RankInfo, sizes: Sequence[int], shared: bool = False) -> Table:
     """One rank's part. Returns the microseconds of each way."""
     device = chosen(0 if shared else rank_info.local_rank)
     with default_process_group(rank_info):
@@ -63,13 +58,12 @@ def measure(rank_info: RankInfo, folder: str, sizes: Sequence[int], shared: bool
                 share_GG = np.array(draw(transport.ranks, rng), dtype=np.float64)
                 np.fill_diagonal(share_GG, 0.0)
                 bytes_GG = np.round(share_GG * (size * transport.ranks / share_GG.sum())).astype(np.int64)
-                where = Path(folder) / f"{traffic}-{size}"
-                seconds = times(transport, group, device, bytes_GG, where, put)
+                seconds = times(transport, group, device, bytes_GG)
                 table[f"{traffic}, {size} B"] = {way: round(1e6 * each, 1) for way, each in seconds.items()}
         return table
 
 
-def times(transport: NcclTransport, group: Any, device: Cuda, bytes_GG: IntArray, folder: Path, put: bool) -> dict[str, float]:
+def times(transport: NcclTransport, group: Any, device: Cuda, bytes_GG: IntArray) -> dict[str, float]:
     """Median seconds of each way to perform one all-to-all, the same on all ranks."""
     rank, network = transport.rank, Network.equal(transport.ranks)
     out_sizes, in_sizes = bytes_GG[rank].tolist(), bytes_GG[:, rank].tolist()
@@ -88,17 +82,10 @@ def times(transport: NcclTransport, group: Any, device: Cuda, bytes_GG: IntArray
         by.wait()
 
     ways: dict[str, Callable[[], None]] = {"torch": torchs, "one group": partial(ordered, transport, made["all-at-once"])}
-    most, a_round = int(bytes_GG.max()), min(int(bytes_GG.max()), ROUND_BYTES)
-    if put:
-        calls = GlooPutCalls(group, a_round) if device.dry else NcclPutCalls(group, device.name, a_round)
-        by_put = PutTransport(calls, None, 60.0)
-        ways |= {f"put, {name}": partial(ordered, by_put, order) for name, order in made.items()}
-    else:
-        for name in ("matchings", "openshop"):
-            for width in WIDTHS:
-                order = replace(made[name], sends_open=width, recvs_open=width)
-                ways[f"{name}, {width} wide"] = partial(ordered, transport, order)
-        ways |= pushes(group, device, made, most, a_round, folder, ordered)
+    for name in ("matchings", "openshop"):
+        for width in WIDTHS:
+            order = replace(made[name], sends_open=width, recvs_open=width)
+            ways[f"{name}, {width} wide"] = partial(ordered, transport, order)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for repetition in range(2 if device.dry else REPETITIONS + 1):
         for name, perform in ways.items():
@@ -115,30 +102,6 @@ def times(transport: NcclTransport, group: Any, device: Cuda, bytes_GG: IntArray
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def pushes(
-    group: Any, device: Cuda, made: dict[str, Order], most: int, a_round: int, folder: Path, ordered: Callable[..., None]
-) -> dict[str, Callable[[], None]]:
-    """Ways by ordered push: in no order, in order, and with permits of receivers."""
-    from aurora.runtime.transports.push import LANES
-    from bench.push_transport import PushTransport
-
-    stages = 2 + max(int(order.stage_X.max(initial=0)) for order in made.values()) + group.size()
-
-    def memory(name: str, size: int) -> SymmetricMemory:
-        if not device.dry:
-            return device_memory(group, size, device.name)
-        (folder / name).mkdir(exist_ok=True, parents=True)
-        return shared_memory(folder / name, group.rank(), group.size(), size)
-
-    found: dict[str, Callable[[], None]] = {}
-    for name, gated in (("push", False), ("gated push", True)):
-        lanes, timeout_s = (2, 0.5) if device.dry else (LANES, 20.0)
-        by = PushTransport(partial(memory, name), group.size(), most, a_round, gated, lanes, stages, timeout_s)
-        for order in ("openshop",) if gated else ("all-at-once", "openshop"):
-            found[f"{name}, {order}"] = partial(ordered, by, made[order])
-    return found
-
-
 def main() -> None:
     """Prints a table in microseconds, and the fastest way of each traffic's largest exchange over torch's own."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -146,7 +109,6 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true", help="all ranks on the first GPU")
     parser.add_argument("--has-shared", action="store_true", help="only say whether NCCL lets ranks share a GPU")
     parser.add_argument("--large", action="store_true", help="exchanges of up to 512 MB a rank")
-    parser.add_argument("--put", action="store_true", help="put and signal, in place of stages and pushes")
     given = parser.parse_args()
     device = chosen()
     if (given.shared or given.has_shared) and device.nccl() < SHARED_NCCL:
@@ -157,8 +119,7 @@ def main() -> None:
 
     sizes = DRY_SIZES if device.dry else SIZES["large" if given.large else "small"]
     start_fork_server([stages.__name__])
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        (table, *_) = launch(stages.measure, given.ranks, folder, sizes, given.shared, given.put, timeout_s=60.0)
+    (table, *_) = launch(stages.measure, given.ranks, sizes, given.shared, timeout_s=60.0)
     over: dict[str, Any] = {}
     for case, us in table.items():  # the last of a traffic is its largest
         print(f"{case}: " + ", ".join(f"{way} {each:.0f}" for way, each in us.items()) + " us")

@@ -126,7 +126,7 @@ def pushed_layers(
     orders = dict.fromkeys(engine.slots_LG, Order.all_at_once(ranks))
     if plan is not None and plan.models[0].hierarchy is None:
         orders = {layer: plan.models[0].dispatch_L[layer] for layer in orders}
-    needed = [max(np.bincount(order.pairs_X2[:, 0]).max(), order.stage_X.max() + 1) + 1 for order in orders.values()]
+    needed = [np.bincount(order.pairs_X2[:, 0]).max() + 1 for order in orders.values()]
     round_tokens, stages = max(BUFFER_BYTES // (2 * ranks * row_bytes), 1), int(max(2 * ranks, *needed))
     try:
         push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, 1, tables, lanes, stages)

@@ -154,7 +154,7 @@ def test_every_command_on_a_gpu_parses(script, tmp_path):
 
 QUICK = {
     "run.sh": ["kernels", "push", "layer", "nccl", "experts", "two_models", "vllm"],
-    "run8.sh": ["stages", "put"],
+    "run8.sh": ["stages"],
 }
 
 

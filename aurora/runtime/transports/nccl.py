@@ -3,7 +3,6 @@
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -105,60 +104,7 @@ class _Queued(NamedTuple):
     since_s: float  # by time.monotonic
 
 
-class QueuedTransport(ABC):
-    """Base of transports that queue exchanges on a CUDA stream, and use gloo to gather and to detect lost peers.
-
-    Args:
-        rank, ranks: this rank, and the number of ranks.
-        timer: timer of the current stream.
-        control: a gloo transport of the same ranks. It performs `gather`, so that only exchanges use the GPU, in the port
-            arbiter's sequence on every rank; and it detects lost peers. None: `gather` cannot be called, and broken
-            connections are not detected.
-        heartbeats: heartbeats of all ranks, which reveal ranks that hang; None: not used.
-    """
-
-    has_collective = False
-
-    def __init__(
-        self, rank: int, ranks: int, timer: Timer, control: GlooTransport | None, heartbeats: Heartbeats | None
-    ) -> None:
-        self.rank, self.ranks = rank, ranks
-        self._timer, self._control, self._heartbeats = timer, control, heartbeats
-        self._queued: deque[_Queued] = deque()
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Waits until this rank's transfers are done; see `Transport.wait`."""
-
-    def _queue(self, moves: list[tuple[int, bool, int]], start: Any, observe: Observe) -> Any:
-        """Notes transfers (peer, whether sent, bytes) that have been queued since the mark `start`; returns the mark after."""
-        self._queued.append(_Queued(moves, start, self._timer.mark(), observe, time.monotonic()))
-        return self._queued[-1].end
-
-    def _report_oldest(self, start_s: float, end_s: float) -> None:
-        """Reports the transfers that were queued first, with their times."""
-        moves, *_, observe, _ = self._queued.popleft()
-        for peer, sent, size in moves:
-            if size:
-                observe(peer, sent, size, start_s, end_s)
-
-    def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Waits for this rank's transfers, then all-gathers a small tensor; see `Transport.gather`."""
-        assert self._control is not None
-        self.wait()
-        return self._control.gather(row.cpu())
-
-    def _lost_while_waiting(self, peers: Sequence[int], waited_s: float, timeout_s: float) -> RankFailed | None:
-        """The failure of a call that has waited for `peers`, if one of all ranks is lost; names who hangs, if that is known."""
-        if self._control is not None and (lost := self._control.broken_peers()):
-            return peer_lost(self.rank, lost, RuntimeError("the connection is broken"))
-        if waited_s < timeout_s:
-            return None
-        hung = self._heartbeats.silent if self._heartbeats is not None else []
-        return peer_lost(self.rank, hung or peers, RuntimeError(f"nothing within {timeout_s:g} s"))
-
-
-class NcclTransport(QueuedTransport):
+class NcclTransport:
     """Transport that runs an order in stages on the current CUDA stream; each stage is one grouped NCCL call.
 
     Stage s contains this rank's transfers with number s in `Order.stage_X`, and waits only for their partners. An order that
@@ -178,10 +124,14 @@ class NcclTransport(QueuedTransport):
 
     Args:
         calls: the calls of an NCCL process group.
-        control, heartbeats: as in `QueuedTransport`.
+        control: a gloo transport of the same ranks. It performs `gather`, so that only exchanges use the GPU, in the port
+            arbiter's sequence on every rank; and it detects lost peers. None: `gather` cannot be called, and broken
+            connections are not detected.
         timeout_s: seconds that an exchange may take; None: only the group's own time-out applies.
+        heartbeats: heartbeats of all ranks, which reveal ranks that hang; None: not used.
     """
 
+    has_collective = False
     in_stages = True  # a single stage is NCCL's own all-to-all
 
     def __init__(
@@ -191,8 +141,9 @@ class NcclTransport(QueuedTransport):
         timeout_s: float | None = None,
         heartbeats: Heartbeats | None = None,
     ) -> None:
-        super().__init__(calls.rank, calls.ranks, calls.timer, control, heartbeats)
-        self._calls = calls
+        self.rank, self.ranks = calls.rank, calls.ranks
+        self._calls, self._timer, self._control, self._heartbeats = calls, calls.timer, control, heartbeats
+        self._queued: deque[_Queued] = deque()
         if self.ranks > 1:
             self._make_communicator(timeout_s)
             if timeout_s is not None and control is not None:
@@ -221,6 +172,33 @@ class NcclTransport(QueuedTransport):
         """Waits until this rank's transfers are done; see `Transport.wait`."""
         while self._queued:
             self._wait_for_oldest()
+
+    def _queue(self, moves: list[tuple[int, bool, int]], start: Any, observe: Observe) -> Any:
+        """Notes transfers (peer, whether sent, bytes) that have been queued since the mark `start`; returns the mark after."""
+        self._queued.append(_Queued(moves, start, self._timer.mark(), observe, time.monotonic()))
+        return self._queued[-1].end
+
+    def _report_oldest(self, start_s: float, end_s: float) -> None:
+        """Reports the transfers that were queued first, with their times."""
+        moves, *_, observe, _ = self._queued.popleft()
+        for peer, sent, size in moves:
+            if size:
+                observe(peer, sent, size, start_s, end_s)
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Waits for this rank's transfers, then all-gathers a small tensor; see `Transport.gather`."""
+        assert self._control is not None
+        self.wait()
+        return self._control.gather(row.cpu())
+
+    def _lost_while_waiting(self, peers: Sequence[int], waited_s: float, timeout_s: float) -> RankFailed | None:
+        """The failure of a call that has waited for `peers`, if one of all ranks is lost; names who hangs, if that is known."""
+        if self._control is not None and (lost := self._control.broken_peers()):
+            return peer_lost(self.rank, lost, RuntimeError("the connection is broken"))
+        if waited_s < timeout_s:
+            return None
+        hung = self._heartbeats.silent if self._heartbeats is not None else []
+        return peer_lost(self.rank, hung or peers, RuntimeError(f"nothing within {timeout_s:g} s"))
 
     def check_peers(self, timeout_s: float) -> bool:
         """Aborts the communicators if an exchange waits for a lost peer, has waited `timeout_s`, or the GPU has failed.

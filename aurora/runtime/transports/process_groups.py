@@ -152,7 +152,7 @@ def device_for(rank_info: RankInfo, transport: str) -> str:
     Raises:
         BadInput: if the transport is nccl and there are too few GPUs.
     """
-    device = device_of(rank_info) if transport in ("auto", "nccl", "push", "put") else "cpu"
+    device = device_of(rank_info) if transport in ("auto", "nccl", "push") else "cpu"
     if transport == "nccl" and device == "cpu":
         raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
     if device != "cpu":

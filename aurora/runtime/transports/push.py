@@ -4,11 +4,7 @@ An exchange is one kernel launch: each rank writes its rows into the peers' slot
 and then waits for the peers' rows (`aurora.moe.push_triton`). Counts stay on the device. So does the table, which can be
 overwritten between two exchanges, also between two replays of a captured graph.
 
-Orders are kept in one of two ways:
-
-- free-running: each sender keeps its sequence. Receivers may get rows of several senders at once.
-- gated: a receiver permits one sender at a time, stage after stage (`Order.stage_X`). The bound of a plan's order assumes this.
-  It costs two flags a stage.
+Each sender keeps its sequence. Receivers may get rows of several senders at once.
 
 Buffers have two halves, which exchanges use in turn. Rows that arrived in a half are used before the next exchange is queued.
 So a rank's flags of an exchange also acknowledge the exchange before: once all peers' flags of a combine are here, no rank
@@ -16,7 +12,7 @@ reads the rows of the dispatch before it any more, and the next dispatch may ove
 follows on the same stream. Every dispatch has its combine, so each replay of a captured pass begins with the same half.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +32,7 @@ POLL_S = 1e-6  # of a look at a flag, at least; Triton's interpreter takes longe
 HALF_ALIGNED = 256  # bytes
 
 
-def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = False) -> IntArray:
+def stage_table(order: Order, rank: int, lanes: int, stages: int) -> IntArray:
     """Returns an order as the table that the push kernel reads on one rank: per lane and stage, which peer to write to.
 
     Args:
@@ -44,46 +40,29 @@ def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = 
             different peers.
         rank: the rank.
         lanes, stages: lengths of the table's axes; in the last stage a rank writes its rows to itself.
-        gated: True: a receiver permits one sender at a time; needs an order of one partner at a time, without tiers.
 
     Returns:
-        (lanes, stages, 6) int32. Columns: peer to write to (-1: none); sender to permit (-1: none); 1 if the peer must permit
-        the write; begin and end of the written part, as shares of the rows for the peer, in units of 2**-SHARE_BITS; 1 if it
-        contains the last rows for the peer.
+        (lanes, stages, 4) int32. Columns: peer to write to (-1: none); begin and end of the written part, as shares of the rows
+        for the peer, in units of 2**-SHARE_BITS; 1 if it contains the last rows for the peer.
 
     Raises:
-        BadInput: if the table is too short, or the order cannot be gated.
+        BadInput: if the table is too short.
     """
-    if gated and (not order.one_to_one or order.tiers > 1):
-        raise BadInput(f"order {order.method}: expected one partner at a time, in one tier, for permits")
     row_X, peer_X = order.rows_of(rank, True)
-    needed = 1 + (int(order.stage_X.max(initial=-1)) + 1 if gated else len(row_X))
-    if needed > stages:
-        raise BadInput(f"order {order.method}: expected at most {stages} stages on a rank, found {needed}")
+    if len(row_X) >= stages:
+        raise BadInput(f"order {order.method}: expected at most {stages} stages on a rank, found {1 + len(row_X)}")
     share_X2 = np.tile([0.0, 1.0], (len(row_X), 1)) if order.share_X2 is None else order.share_X2[row_X]
     whole = 1 << SHARE_BITS.value
     table = np.zeros((lanes, stages, COLUMNS.value), dtype=np.int64)
-    table[..., :2] = -1
+    table[..., 0] = -1
     for lane in range(lanes):
         turn_X = np.roll(np.arange(len(row_X)), 0 if order.one_to_one else -(lane * len(row_X) // lanes))
-        at_X = order.stage_X[row_X] if gated else np.arange(len(row_X))
         to_X = peer_X[turn_X]
         last_X = np.array([peer not in to_X[index + 1 :] for index, peer in enumerate(to_X)], dtype=np.bool_)
-        table[lane, at_X, 0], table[lane, at_X, 2], table[lane, at_X, 5] = to_X, gated, last_X
-        table[lane, at_X, 3:5] = np.rint(share_X2[turn_X] * whole)
-    if gated:
-        from_X, sender_X = order.rows_of(rank, False)
-        table[:, order.stage_X[from_X], 1] = sender_X
-    table[:, -1] = (rank, -1, 0, 0, whole, 1)
+        table[lane, : len(row_X), 0], table[lane, : len(row_X), 3] = to_X, last_X
+        table[lane, : len(row_X), 1:3] = np.rint(share_X2[turn_X] * whole)
+    table[:, -1] = (rank, 0, whole, 1)
     return table.astype(np.int32)
-
-
-def order_within(order: Order, ranks: Sequence[int]) -> Order:
-    """Returns the part of an order between the given ranks (ascending), renumbered by their index in `ranks`."""
-    own_X = np.isin(order.pairs_X2, ranks).all(axis=1)
-    pairs_X2 = np.searchsorted(ranks, order.pairs_X2[own_X])
-    share_X2 = None if order.share_X2 is None else order.share_X2[own_X]
-    return Order(order.method, pairs_X2, order.sends_open, order.recvs_open, share_X2)
 
 
 class Dispatched(NamedTuple):
@@ -128,7 +107,7 @@ class OrderedPush:
         timeout_s: seconds without an answer, at least, after which a peer counts as lost.
         experts: most experts of a rank, if senders also report tokens per expert (`aurora.runtime.pushed_batch`); else 0.
         lock_step: True, in tests, if all ranks share one stream: an exchange then only sends, and `receive` waits, after all
-            ranks have sent. Excludes gated orders.
+            ranks have sent.
 
     Attributes:
         batch_tokens: largest number of tokens of any rank in the present batch, the same on all ranks; at first `tokens`.
@@ -153,7 +132,7 @@ class OrderedPush:
         self.round_tokens, counts = tokens if round_tokens is None else min(round_tokens, tokens), 1 + experts
         self.slots, self._row_bytes = self.round_tokens * choices, aligned(row_bytes)
         stages = 2 * ranks if stages is None else stages
-        words = 2 * ranks * lanes + 2 * ranks * counts
+        words = ranks * lanes + 2 * ranks * counts
         begin, half_bytes = aligned(8 * words, HALF_ALIGNED), aligned(ranks * self.slots * self._row_bytes, HALF_ALIGNED)
         self._half_at = (begin, begin + half_bytes)
         self.memory = memory = make_memory(begin + 2 * half_bytes)
@@ -161,7 +140,7 @@ class OrderedPush:
         state_3 = torch.zeros(3, dtype=torch.int64, device=device)
         polls = max(int(timeout_s / POLL_S), 1)
         self.peers = Peers(memory.address_R, state_3, self.rank, ranks, self.slots, stages, lanes, polls, counts)
-        self._counts_2RT = memory.local[: 8 * words].view(torch.int64)[2 * ranks * lanes :].view(2, ranks, counts)
+        self._counts_2RT = memory.local[: 8 * words].view(torch.int64)[ranks * lanes :].view(2, ranks, counts)
         self.table_L2 = torch.full((layers, 2, lanes, stages, COLUMNS.value), -1, dtype=torch.int32, device=device)
         self.same_RX = torch.arange(ranks * self.slots, dtype=torch.int32, device=device).view(ranks, self.slots)
         self._half, self._lock_step = 0, lock_step  # half of the next exchange
@@ -179,7 +158,7 @@ class OrderedPush:
             raise BadInput(f"ordered push: expected at most {self.tokens} tokens of a rank, found {tokens}")
         return [slice(first, first + self.round_tokens) for first in range(0, max(self.batch_tokens, 1), self.round_tokens)]
 
-    def set_order(self, layer: int, order: Order, gated: bool = False, back: Order | None = None) -> None:
+    def set_order(self, layer: int, order: Order, back: Order | None = None) -> None:
         """Sets the order of a layer's dispatches and combines, from the next batch on.
 
         All ranks must set it between the same two batches. Captured graphs use it from the next replay on.
@@ -187,14 +166,13 @@ class OrderedPush:
         Args:
             layer: the layer.
             order: order of the dispatch.
-            gated: True: a receiver permits one sender at a time.
             back: order of the combine; None: the reversed order of the dispatch.
 
         Raises:
             BadInput: see `stage_table`.
         """
         for phase, phase_order in enumerate((order, back or order.reversed)):
-            table = stage_table(phase_order, self.rank, self.peers.lanes, self.peers.stages, gated)
+            table = stage_table(phase_order, self.rank, self.peers.lanes, self.peers.stages)
             self.table_L2[layer, phase].copy_(torch.from_numpy(table))
 
     def dispatch(
@@ -300,61 +278,6 @@ class OrderedPush:
             raise peer_lost(self.rank, [lost - 1], RuntimeError(f"no flag within {waited_s:g} s"))
         if not waits:
             self._seen_3.copy_(self.peers.state_3, non_blocking=True)
-
-
-class HierarchicalPush:
-    """Performs hierarchical dispatch and combine by ordered push, between servers of equal size.
-
-    Hop 1 goes from a rank to its gateway in each server: the rank with the same local number there. Hop 2 goes from the gateway
-    to the ranks of its server. In the combine, a gateway sums the outputs of its server, rounds, and sends one row back.
-
-    Args:
-        between: the push of hop 1, in a group of this rank and its gateways: rank n of the group is on server n.
-        inside: the push of hop 2, in a group of this server's ranks, ascending; for `between.ranks` times as many tokens.
-        server_R: (R,) int64 on the device, the server of each rank.
-    """
-
-    def __init__(self, between: OrderedPush, inside: OrderedPush, server_R: torch.Tensor) -> None:
-        self.between, self.inside = between, inside
-        members_R = server_R == between.rank
-        none = server_R.new_tensor([-1])
-        self._server_R = torch.cat([server_R, none])  # a choice of no rank goes nowhere
-        self._member_R = torch.cat([torch.where(members_R, members_R.cumsum(0) - 1, -1), none])
-        ranks_N = [np.flatnonzero(server_R.cpu().numpy() == server).tolist() for server in range(between.ranks)]
-        self._groups = [ranks[inside.rank] for ranks in ranks_N], ranks_N[between.rank]
-
-    def set_order(self, layer: int, order: Order, gated: bool = False) -> None:
-        """Sets a layer's order over all ranks; each hop uses its group's pairs of it. See `OrderedPush.set_order`."""
-        for hop, ranks in zip((self.between, self.inside), self._groups, strict=True):
-            hop.set_order(layer, order_within(order, ranks), gated)
-
-    def dispatch(
-        self,
-        layer: int,
-        hidden: torch.Tensor,
-        rank_NK: torch.Tensor,
-        rank_P: torch.Tensor,
-        packing: MessageFormat,
-        tail: torch.Tensor,
-    ) -> tuple[Dispatched, Dispatched]:
-        """Sends each token to the ranks of its experts. Returns the rows received in hop 1 and in hop 2.
-
-        The rows of hop 2 are the input of this rank's experts.
-
-        Args:
-            layer, hidden, packing, tail: as in `OrderedPush.dispatch`, with one row of `tail` per token.
-            rank_NK: (N, K) the rank of each choice; R: the choice is not sent.
-            rank_P: (P + 1,) the rank of each physical expert; the last entry, R, is for choices that are not sent.
-        """
-        first = self.between.dispatch(layer, hidden, self._server_R[rank_NK], packing, tail)
-        carried, _, physical_XK = packing.parts(first.rows)
-        known_XK = torch.where(first.filled_X[:, None], physical_XK, len(rank_P) - 1)  # other slots hold anything
-        member_XK = self._member_R[rank_P[known_XK.long()]]
-        return first, self.inside.dispatch(layer, carried, member_XK, packing, first.rows[:, packing.scales_at :])
-
-    def combine(self, layer: int, hops: tuple[Dispatched, Dispatched], answers: torch.Tensor) -> torch.Tensor:
-        """Sends `answers` (expert outputs of hop 2's rows) back over both hops. Returns (N, H), sums for this rank's tokens."""
-        return self.between.combine(layer, hops[0], self.inside.combine(layer, hops[1], answers))
 
 
 def _check_e4m3(packing: MessageFormat, device: torch.device) -> None:

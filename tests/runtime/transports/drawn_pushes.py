@@ -4,7 +4,6 @@ import importlib.util
 import os
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +32,6 @@ class Drawn(NamedTuple):
     packing: MessageFormat
     answers: torch.dtype
     order: Order
-    gated: bool
     deduplicated: bool
     physical: list  # (N, K) int32, anything that travels along
 
@@ -70,9 +68,8 @@ def drawn(seed, ranks, dtype=None):
     np.fill_diagonal(bytes_GG, 0)
     order = ORDER[method](bytes_GG, Network.equal(ranks), rng=rng)
     deduplicated = bool(rng.random() < 0.7) or kind == "quantized"
-    gated = bool(rng.random() < 0.5) and order.one_to_one
     packing = MessageFormat(width, top_k if deduplicated else 1, wire, -(-width // 128) if wire == E4M3 else 0)
-    return Drawn(hidden_R, rank_R, weights_R, scales_R, packing, answers, order, gated, deduplicated, physical_R)
+    return Drawn(hidden_R, rank_R, weights_R, scales_R, packing, answers, order, deduplicated, physical_R)
 
 
 def quantized(hidden):
@@ -112,7 +109,7 @@ def answer(spec, rows, source, rank):
 def differing(push, spec, layer=0, pause_s=0.0):
     """Performs a dispatch and a combine; returns how many rows arrived, and how many bytes differ from what should have."""
     rank, packing = push.rank, spec.packing
-    push.set_order(layer, spec.order, spec.gated)
+    push.set_order(layer, spec.order)
     sent = spec.hidden[rank], spec.rank[rank], packing, tail_of(spec, rank)
     dispatched = push.dispatch(layer, *sent)
     time.sleep(pause_s)
@@ -255,7 +252,7 @@ def lose_a_flag(rank_info, folder):
     if rank_info.rank == 0:
         return ""
     push.peers = push.peers._replace(polls=2000)
-    differing(push, spec._replace(gated=False))
+    differing(push, spec)
     push.check_peers(waits=False)  # which sees it the next time
     said = []
     for waits in (False, True):
@@ -264,82 +261,6 @@ def lose_a_flag(rank_info, folder):
         except Exception as error:
             said.append(str(error))
     return said[0] if said[1:] == said[:1] else "nothing"
-
-
-def over_servers(rank_info, folder):
-    """A hierarchical dispatch and combine of 4 ranks on 2 servers. Returns how many values differ."""
-    module = in_interpreter()
-    from aurora.runtime.transports.symmetric_memory import shared_memory
-
-    rank, tokens, width, top_k = rank_info.rank, 5, 20, 3
-    server, member = divmod(rank, 2)
-    packing = MessageFormat(width, top_k, torch.float32)
-    hops = []
-    for name, own, most in ((f"member{member}", server, tokens), (f"server{server}", member, 2 * tokens)):
-        make = partial(shared_memory, private(folder, name), own, 2)
-        hops.append(module.OrderedPush(make, 2, most, packing.row_bytes, lanes=LANES, timeout_s=0.5))
-    push = module.HierarchicalPush(*hops, torch.tensor([0, 0, 1, 1]))
-    order = ORDER["openshop"](1 - np.eye(4, dtype=np.int64), Network.equal(4), rng=np.random.default_rng(0))
-    push.set_order(0, replace(order, tier_X=np.not_equal(*(order.pairs_X2.T // 2)).astype(np.int64)), gated=True)
-    rank_P = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4])
-    inputs = []
-    for source in range(4):
-        rng = torch.Generator().manual_seed(source)
-        physical_NK = torch.stack([torch.randperm(9, generator=rng)[:top_k] for _ in range(tokens)])
-        inputs.append((torch.randn(tokens, width, generator=rng), torch.rand(tokens, top_k, generator=rng), physical_NK))
-    hidden, weights, physical_NK = inputs[rank]
-    wrong = 0
-    for _ in range(2):
-        tail = packing.tail(weights, physical_NK)
-        hop = push.dispatch(0, hidden, rank_P[physical_NK], rank_P, packing, tail)
-        rows, weights_X, physical_X = packing.parts(hop[1].rows)
-        here_X = rank_P[physical_X.long().clamp(0, 8)] == rank
-        answers = rows * torch.where(here_X, weights_X * (physical_X + 1), 0.0).sum(1, keepdim=True)
-        answers[~hop[1].filled_X] = float("nan")
-        sums = push.combine(0, hop, answers)
-        expected = torch.zeros(tokens, width)
-        for n in range(tokens):
-            ranks = list(dict.fromkeys(each for each in rank_P[physical_NK[n]].tolist() if each < 4))
-            for of_server in dict.fromkeys(each // 2 for each in ranks):
-                partial_sum = torch.zeros(width)
-                for to in (each for each in ranks if each // 2 == of_server):
-                    here = rank_P[physical_NK[n]] == to
-                    partial_sum += hidden[n] * torch.where(here, weights[n] * (physical_NK[n] + 1), 0.0).sum()
-                expected[n] += partial_sum
-        wrong += int((sums != expected).sum())
-        for each in hops:
-            each.check_peers()
-    return wrong
-
-
-def transports(rank_info, folder):
-    """Exchanges of a PushTransport in every order. Returns the events of the last."""
-    in_interpreter()
-    from aurora.runtime.transports.symmetric_memory import shared_memory
-    from bench.push_transport import PushTransport
-
-    rank, ranks, events = rank_info.rank, rank_info.ranks, []
-    for number, gated in enumerate((False, True)):
-        make = partial(shared_memory, private(folder, str(number)), rank, ranks)
-        transport = PushTransport(make, ranks, 100_000, 40_000, gated, lanes=LANES, stages=STAGES, timeout_s=0.5)
-        assert transport.gather(torch.tensor([rank, 7])).tolist() == [[peer, 7] for peer in range(ranks)]
-        sizes_GG = np.random.default_rng(5).integers(0, 90_000, (ranks, ranks))
-        sizes_GG[0, 1] = 0
-        travelling_GG = sizes_GG * (1 - np.eye(ranks, dtype=np.int64))
-        for method in ("openshop", "birkhoff", "all-at-once"):
-            order = ORDER[method](travelling_GG, Network.equal(ranks), rng=np.random.default_rng(0))
-            sends = [_payload(rank, to, size) for to, size in enumerate(sizes_GG[rank].tolist())]
-            recvs = [torch.zeros(size, dtype=torch.uint8) for size in sizes_GG[:, rank].tolist()]
-            events.clear()
-            transport.exchange(order, sends, recvs, lambda *event: events.append(event))
-            for source, into in enumerate(recvs):
-                wanted = torch.zeros_like(into) if source == rank else _payload(source, rank, len(into))
-                assert torch.equal(into, wanted), f"{method}: {source} -> {rank}"
-    return events
-
-
-def _payload(src, dst, size):
-    return torch.from_numpy(np.random.default_rng((src, dst)).integers(0, 256, size, dtype=np.uint8))
 
 
 def too_many(rank_info, folder):
