@@ -159,32 +159,6 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
     refused(aurora(*run, "--gpu-group", "x"), "--gpu-group: expected with --interleave processes")
 
 
-def test_one_profile_means_exclusive_and_a_mixed_cluster_means_mixed(aurora, folder):
-    mixed = folder / "mixed.toml"
-    mixed.write_text("schema = 1\n" + "".join(
-        f'[[gpu]]\nname = "g{i}"\nkind = "x"\nnode = 0\nout_Bps = {r}e6\nin_Bps = {r}e6\nmemory_bytes = 1000000000\n'
-        for i, r in enumerate((4, 3, 2, 1))
-    ))  # fmt: skip
-    for where, profiles, scenario in [
-        (DEMO, ["a.npz"], "exclusive, equal"), (mixed, ["a.npz"], "exclusive, mixed"),
-        (DEMO, ["a.npz", "b.npz"], "colocated, equal"), (mixed, ["a.npz", "b.npz"], "colocated, mixed"),
-    ]:  # fmt: skip
-        given = [arg for p in profiles for arg in ("--profile", folder / p)]
-        assert aurora("plan", "--cluster", where, *given, "-o", folder / "p.json")[0] == 0
-        assert load_plan(folder / "p.json").scenario == f"{scenario} GPUs"
-
-
-def test_synthetic_profiles_plan_without_any_model(aurora, folder):
-    config = shipped("models/mixtral-topics") / "config.json"
-    out = folder / "s.npz"
-    assert aurora("synthetic", "zipf:0.8", config, "--sources", 8, "-o", out)[0] == 0
-    assert load_profile(out).tokens_TLSE.shape == (1, 4, 8, 8)
-    assert (
-        aurora("plan", "--cluster", shipped("clusters/paper-mixed-8.toml"), "--profile", out, "-o", folder / "p.json")[0] == 0
-    )
-    assert aurora("simulate", folder / "p.json")[0] == 0
-
-
 def test_a_plan_on_a_fabric_says_which_cut_binds(aurora, folder):
     config = shipped("models/qwen3moe-stdlib") / "config.json"
     out, plan = folder / "s.npz", folder / "p.json"

@@ -99,24 +99,6 @@ def test_surviving_prints_what_the_slots_give(aurora, csv):
             assert layer["survival"][str(failures)] == pytest.approx(sum(kept) / len(kept))
 
 
-def test_surviving_by_name_with_replicas_racks_and_rates(aurora, csv):
-    given = ["--replicas", "3,3,3,3,2,2,2,2", "--racks", "0,0,1,1", "--rates", "1,3", "--seed", 1]
-    for method in ("mro", "spread", "compact", "aurora"):
-        code, out, _ = aurora("place", csv, "--nodes", 4, "--slots", 5, "--for-failures", "--method", method, *given, "--json")
-        assert code == 0
-        layer = json.loads(out)["layers"][0]
-        assert sorted(e for held in layer["slots"] for e in held) == sorted(np.repeat(range(8), [3, 3, 3, 3, 2, 2, 2, 2]))
-        assert list(layer["survival"]) == ["1"]  # of two racks
-    assert layer["survival"]["1"] == 1.0
-
-
-def test_the_table_of_what_survives(aurora, csv):
-    code, out, _ = aurora("place", csv, "--nodes", 3, "--slots", 8, "--for-failures", "--alive", 1)
-    assert code == 0
-    for text in ("at least 2 replicas each", "1.000000", "survives"):
-        assert text in out
-
-
 def test_the_fewest_slots_that_survive(aurora, csv):
     code, out, err = aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive", "--json")
     assert (code, err) == (0, "")

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import aurora
 from aurora.algorithms.alltoall.schedule import batch_order
 from aurora.algorithms.compile import SLICE_INTERVALS, compile_plan
 from aurora.algorithms.network.switch import counts_seconds, timed
@@ -287,14 +286,6 @@ def test_unknown_time_slices_are_refused():
         make_plan(cluster(1.0, 1.0), [p, p], replace(KEEP, time_slice="daily"))
 
 
-def test_simulating_twice_gives_the_same_trace():
-    p = profile(np.random.default_rng(0).integers(0, 9, (2, 2, 3, 5)), gate=1, expert=2)
-    plan = aurora.plan(cluster(1.0, 2.0, 3.0), [p, p])
-    first, second = aurora.simulate(plan, [p, p]), aurora.simulate(plan, [p, p])
-    assert first.start_s_X.tolist() == second.start_s_X.tolist()
-    assert first.rank_X.tolist() == second.rank_X.tolist()
-
-
 def test_profiles_of_other_models_are_refused():
     p = profile([[[[0, 4], [4, 0]]]])
     plan = make_plan(cluster(1.0, 1.0), [p])
@@ -377,14 +368,6 @@ def test_three_models_alternate():
     assert found[1] == [(1, 2), (3, 5), (6, 9), (9, 11)]
     assert found[2] == [(2, 3), (5, 7), (9, 12), (12, 14)]
     assert trace.seconds == pytest.approx(14)
-
-
-def test_of_three_models_the_one_that_is_through_is_skipped():
-    tokens = [[[0, 2], [2, 0]]]
-    models = [profile([tokens] * steps, name=str(steps)) for steps in (1, 3, 2)]
-    machines = cluster(1.0, 1.0)
-    trace = simulate(merged([make_plan(machines, [p], KEEP) for p in models]), machines, models)
-    assert trace.seconds == pytest.approx(6 * 2 * 2)
 
 
 THREE = cluster(1.0, 1.0, 1.0)
