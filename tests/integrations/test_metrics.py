@@ -351,7 +351,7 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(plan_file):
     control = ControlMetrics("org/model", 0, registry)
     control.beat()
     decision = SimpleNamespace(kind="gain", balancedness=0.8, expected_balancedness=0.9)
-    control.tell("move (gain)", SimpleNamespace(last=decision, failures=0, stuck=False))
+    control.tell(decision, False)
     control.moved(1000, 0.1)
     dashboard = json.loads((ROOT / "integrations" / "grafana.json").read_text())
     source = {"type": "prometheus", "uid": "${datasource}"}
