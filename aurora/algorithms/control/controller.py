@@ -14,16 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.algorithms.control.load_tracker import LoadTracker, ReplicaParts, gpu_loads
-from aurora.algorithms.control.move_rounds import Move, move_sequence, sequence_inside
+from aurora.algorithms.control.move_rounds import Move, move_sequence
 from aurora.algorithms.control.move_times import MoveTimes
-from aurora.algorithms.replicas.rebalance import checked_min_replicas, rebalance, rebalance_inside
+from aurora.algorithms.replicas.rebalance import checked_min_replicas, rebalance
 from aurora.errors import BadInput
 from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Profile
 from aurora.types.arrays import FloatArray, IntArray, locked
@@ -95,8 +95,6 @@ class Controller:
         min_replicas: minimum number of GPUs, and of failure domains, that hold each expert, also while experts move; if the
             first placement has fewer, as many as there.
         domain_G: (G,) the failure domain of each GPU; None: each GPU is its own.
-        server_G: (G,) int64, the server of each GPU, if all-to-alls are hierarchical; experts then stay on their servers. None:
-            all-to-alls are flat.
 
     Example:
         >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
@@ -120,11 +118,10 @@ class Controller:
         stalls: bool = False,
         min_replicas: int = 1,
         domain_G: ArrayLike | None = None,
-        server_G: IntArray | None = None,
     ) -> None:
         table = held.held_LGP() if isinstance(held, Placement) else held
         self.held_LGP: IntArray = locked(np.array(table, dtype=np.int64))
-        self._split, self._server_G = ReplicaParts(held, server_G), server_G
+        self._split = ReplicaParts(held)
         layers, gpus, width = self.held_LGP.shape
         self.options = options
         self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
@@ -212,10 +209,7 @@ class Controller:
     def _levelled(self, load_LE: FloatArray) -> IntArray:
         """(L, G, P) the slots that suit loads (L, E) best: all that change, whether that pays or not."""
         rules = ENOUGH, self._min_replicas, self._domain_G
-        if self._server_G is None:
-            return rebalance(load_LE, self.held_LGP, self._slots, None, 0.0, *rules).held_LGP
-        part_LGP = self._split.parts(self.held_LGP)
-        return rebalance_inside(load_LE, self.held_LGP, part_LGP, self._slots, self._server_G, *rules)
+        return rebalance(load_LE, self.held_LGP, self._slots, None, 0.0, *rules).held_LGP
 
     def _paying(self, saved_L: FloatArray, bytes_L: IntArray) -> list[int]:
         """Layers whose moves cost less than they save from their end on, those first that save most for their bytes.
@@ -264,8 +258,7 @@ class Controller:
 
     def _decide(self, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
         """The decision for other slots, whose moves are under way from now on."""
-        sequence = move_sequence if self._server_G is None else partial(sequence_inside, self._server_G)
-        moves, held_LGP = sequence(self.held_LGP, held_LGP, self._min_replicas, self._domain_G)
+        moves, held_LGP = move_sequence(self.held_LGP, held_LGP, self._min_replicas, self._domain_G)
         layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
         moved, expected = len(moves) * self._expert_bytes, self._balancedness(self.tracker.expected_LE, held_LGP)
         held_LGP = locked(held_LGP)
@@ -309,16 +302,11 @@ def load_cost_G(cluster: Cluster, profile: Profile | None = None) -> FloatArray:
     return cost_G
 
 
-def slowest_port_Bps(cluster: Cluster, inside: bool = False) -> float:
-    """Returns the lowest rate of a port or, unless `inside`, of a GPU's share of its NIC, in bytes per second.
-
-    Args:
-        cluster: the GPUs.
-        inside: whether only transfers inside servers matter, which use no NIC.
-    """
+def slowest_port_Bps(cluster: Cluster) -> float:
+    """Returns the lowest rate of a port or of a GPU's share of its NIC, in bytes per second."""
     network, servers = cluster.network, cluster.servers
     port_Bps = float(min(network.out_Bps_G.min(), network.in_Bps_G.min()))
-    if not inside and servers is not None:
+    if servers is not None:
         port_Bps = min(port_Bps, servers.nic_Bps / max(map(servers.nic_G.count, servers.nic_G)))
     return port_Bps
 

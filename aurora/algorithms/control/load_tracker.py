@@ -242,24 +242,16 @@ def _statistic(one_LE: FloatArray, other_LE: FloatArray) -> float:
     return statistic / freedom if freedom else 1.0
 
 
-MOST_SERVED = 1024  # layers whose parts are kept
-
-
 class ReplicaParts:
     """Computes the part of its expert's load that each slot takes, while experts move between slots.
 
     A layer whose slots are still those of the first placement keeps its load split; in other layers, replicas take even parts.
-    In hierarchical all-to-alls one server serves all tokens of an expert that start on a server (`served_split`); the parts
-    then follow from that, with equally many tokens on each GPU.
 
     Args:
         first: the first placement; or a table of its slots, whose replicas take even parts.
-        server_G: (G,) int64, the server of each GPU, if all-to-alls are hierarchical; None: they are flat.
     """
 
-    def __init__(self, first: Placement | ArrayLike, server_G: IntArray | None = None) -> None:
-        self._server_G = server_G
-        self._served: dict[bytes, FloatArray] = {}  # parts of a layer by its slots and their parts if all-to-alls were flat
+    def __init__(self, first: Placement | ArrayLike) -> None:
         self._first_LGP: IntArray | None = None
         if isinstance(first, Placement) and first.split_LG is not None:
             self._first_LGP, self._part_LGP = first.held_LGP(), np.zeros(first.held_LGP().shape)
@@ -274,32 +266,12 @@ class ReplicaParts:
         if self._first_LGP is not None:
             first_L = self._unchanged_L & (held_LGP == self._first_LGP).all(axis=(1, 2))
             part_LGP[first_L] = self._part_LGP[first_L]
-        if self._server_G is not None:
-            for layer in np.flatnonzero(((part_LGP > 0) & (part_LGP < 1)).any(axis=(1, 2))).tolist():
-                part_LGP[layer] = self._served_parts(held_LGP[layer], part_LGP[layer], self._server_G)
         return part_LGP
 
     def change(self, held_LGP: IntArray) -> None:
         """Records that the slots held_LGP (L, G, P) are now in force."""
         if self._first_LGP is not None:
             self._unchanged_L &= (held_LGP == self._first_LGP).all(axis=(1, 2))
-
-    def _served_parts(self, held_GP: IntArray, part_GP: FloatArray, server_G: IntArray) -> FloatArray:
-        """(G, P) the parts of a layer's slots in all-to-alls over servers, by those in flat ones."""
-        from aurora.algorithms.workload.serving_gpus import served_split  # which flat all-to-alls need not
-
-        key = held_GP.tobytes() + part_GP.tobytes()
-        if key not in self._served:
-            if len(self._served) >= MOST_SERVED:
-                self._served.clear()
-            gpu_X, slot_X = np.nonzero(held_GP != EMPTY)
-            expert_X = held_GP[gpu_X, slot_X]
-            split_EG = np.zeros((expert_X.max() + 1, len(held_GP)))
-            split_EG[expert_X, gpu_X] = part_GP[gpu_X, slot_X]
-            served_EG = served_split(np.ones(split_EG.shape[::-1]), split_EG, server_G)
-            self._served[key] = np.zeros_like(part_GP)
-            self._served[key][gpu_X, slot_X] = served_EG[expert_X, gpu_X]
-        return self._served[key]
 
 
 def gpu_loads(load_DLE: FloatArray, held_LGP: IntArray, cost_G: FloatArray, part_LGP: FloatArray | None = None) -> FloatArray:

@@ -138,24 +138,6 @@ def move_sequence(
     return tuple(map(Move._make, move_X6.tolist())), np.where(kept_LGP, now_LGP, EMPTY)
 
 
-def sequence_inside(
-    server_G: IntArray, held_LGP: IntArray, wanted_LGP: IntArray, min_replicas: int = 1, domain_G: IntArray | None = None
-) -> tuple[tuple[Move, ...], IntArray]:
-    """Divides moves inside servers into rounds, as `move_sequence`; `min_replicas` holds for each server by itself.
-
-    Args:
-        server_G: (G,) int64, the server of each GPU, numbered from zero.
-        held_LGP, wanted_LGP, min_replicas, domain_G: as in `move_sequence`. A server holds the same experts in both tables.
-    """
-    experts = int(held_LGP.max()) + 1
-    names_LGP, wanted_names_LGP = (  # an expert has another name on each server
-        np.where(table_LGP == EMPTY, EMPTY, table_LGP + server_G[:, None] * experts) for table_LGP in (held_LGP, wanted_LGP)
-    )
-    moves, reached_LGP = move_sequence(names_LGP, wanted_names_LGP, min_replicas, domain_G)
-    named = tuple(move._replace(expert=move.expert % experts) for move in moves)
-    return named, np.where(reached_LGP == EMPTY, EMPTY, reached_LGP % experts)
-
-
 def buffered_rounds(held_RP: IntArray, wanted_RP: IntArray) -> list[list[Flow]]:
     """Divides a layer's moves into rounds in which each rank sends to at most one rank and receives from at most one.
 

@@ -158,17 +158,3 @@ def test_the_same_windows_give_the_same_decisions():
 def test_options_out_of_range_are_refused(options, sentence):
     with pytest.raises(BadInput, match=sentence):
         ControlOptions(**options)
-
-
-def test_over_servers_experts_stay_on_theirs_and_move_inside():
-    server_G, clock = np.array([0, 1, 0, 1]), count()
-    control = Controller(start(), 1000, ControlOptions(), clock=lambda: float(next(clock)), server_G=server_G)
-    held_before = [[set(held_GP[server_G == server].flat) - {-1} for server in (0, 1)] for held_GP in start()]
-    decisions = served(control, [skewed(0)] * 12 + [skewed(5)] * 12, np.random.default_rng(0))
-    moved = [each for each in decisions if each.action == "move"]
-    assert moved
-    assert all(server_G[move.src] == server_G[move.dst] for each in moved for move in each.moves)
-    assert held_before == [[set(held_GP[server_G == server].flat) - {-1} for server in (0, 1)] for held_GP in control.held_LGP]
-    gpu_LG = gpu_loads(skewed(5)[None].astype(float), control.held_LGP, np.ones(GPUS))[0]
-    for server in (0, 1):  # as equal as a spare slot makes them
-        assert (np.ptp(gpu_LG[:, server_G == server], axis=1) < 0.1 * gpu_LG.mean()).all()

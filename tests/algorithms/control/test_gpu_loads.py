@@ -4,7 +4,6 @@ import numpy as np
 
 from aurora.algorithms.control.controller import Controller
 from aurora.algorithms.control.load_tracker import ReplicaParts, gpu_loads
-from aurora.algorithms.workload.serving_gpus import replica_tokens
 from aurora.types import GpuSlots, Placement
 
 UNEVEN = Placement((((0, 1), (0, 2)),) * 2, (((0.75, 1.0), (0.25, 1.0)),) * 2)  # expert 0 on both GPUs
@@ -35,19 +34,3 @@ def test_a_placement_that_is_equal_by_its_split_is_kept():
     decision = Controller(UNEVEN, 1, slots=slots).window(LOAD_LE * 1e4)
     assert (decision.kind, decision.balancedness) == ("balanced", 1.0)
     assert Controller(UNEVEN.held_LGP(), 1, slots=slots).window(LOAD_LE * 1e4).balancedness == 0.8
-
-
-def test_over_servers_a_slot_takes_what_its_server_serves():
-    """Of 1200 tokens from each of five GPUs: servers of two GPUs, two and one. The plan's own split counts in the same way."""
-    server_G, experts_GP = np.array([0, 0, 1, 1, 2]), (((0, 1), (0, 2), (0, 3), (1, 4), (5,)),)
-    tokens_SE = np.full((5, 6), 1200)
-    for placement in (Placement.evenly(experts_GP), Placement(experts_GP, (((0.6, 0.5), (0.2, 1), (0.2, 1), (0.5, 1), (1,)),))):
-        tokens_SP, expert_P, gpu_P = replica_tokens(tokens_SE, placement.split_EG(0), server_G)
-        held_LGP = placement.held_LGP()
-        part_LGP = ReplicaParts(placement, server_G).parts(held_LGP)
-        for tokens, expert, gpu in zip(tokens_SP.sum(axis=0), expert_P, gpu_P, strict=True):
-            found = part_LGP[0, gpu, held_LGP[0, gpu] == expert] * 6000
-            assert abs(found - tokens) <= 5  # cut to whole tokens by each source
-        assert np.allclose(part_LGP.sum(), 6)
-        again = ReplicaParts(placement, server_G)
-        assert np.array_equal(again.parts(held_LGP), again.parts(held_LGP))
