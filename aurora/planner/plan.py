@@ -6,14 +6,11 @@ from functools import partial
 
 import numpy as np
 
-from aurora.algorithms.alltoall.hierarchical import carriers
 from aurora.algorithms.alltoall.schedule import order_exchanges
 from aurora.algorithms.check.fit import check_models, check_placements
-from aurora.algorithms.check.hierarchical import check_hierarchical, check_serving
 from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.replicas.survival_probability import plan_survival
-from aurora.algorithms.workload.serving_gpus import serving_gpus
 from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.errors import BadInput, shown
 from aurora.planner import scenarios
@@ -238,14 +235,7 @@ def order_model(
     def schedule_layer(layer: int) -> tuple[Order, Order, tuple[float, float, float], Cut | None]:
         split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
         for traffic in profiles:
-            own_SGG = exchange_rows(traffic, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
-            if hierarchy is not None and traffic.routing is not None:  # without routing, rows are estimates
-                experts_UK, source_U = traffic.routing.layer(layer)
-                rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
-                check_serving(rank_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
-                back_SGG = own_SGG[::-1].transpose(0, 2, 1)  # the combine is the dispatch reversed
-                check_hierarchical(own_SGG, back_SGG, rank_UK, source_U, hierarchy, carriers)
-            rows_SGG = rows_SGG + own_SGG
+            rows_SGG = rows_SGG + exchange_rows(traffic, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
         there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated) for phase in ("dispatch", "combine"))
         dispatch, combine, schedule = order_exchanges(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
         return dispatch, combine, (schedule.makespan_s, schedule.fluid_bound_s, schedule.one_to_one_bound_s), schedule.cut

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 
 from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
 from aurora.algorithms.alltoall.registry import ORDER, OrderStrategy
-from aurora.algorithms.check.hierarchical import check_steps
-from aurora.algorithms.check.plans import check_order, check_schedule
+from aurora.algorithms.check.plans import check_order, check_schedule, check_steps
 from aurora.algorithms.network.switch import steps_seconds, timed, timed_steps
 from aurora.errors import BadInput
 from aurora.types import Cluster, Hierarchy, Network, Order, Schedule

@@ -218,6 +218,44 @@ def _wrong_row(bytes_X, start_s_X, end_s_X, rate_Bps_X):
     return -1
 
 
+def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> None:
+    """Checks the schedule of an all-to-all as `check_schedule` does, and its steps if there are several.
+
+    Each step must carry its own bytes, and a rank must not begin a step before its transfers of earlier steps have ended.
+
+    Args:
+        schedule: a schedule, with `step_X` if there are several steps.
+        bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
+        network: port rates, servers and NICs.
+
+    Raises:
+        BrokenPlan: if any of this fails.
+    """
+    name = f"schedule {schedule.method}"
+    check_schedule(schedule, bytes_SGG.sum(axis=0), network)
+    if len(bytes_SGG) == 1:
+        return
+    step_X, ends_2X = schedule.step_X, (schedule.src_X, schedule.dst_X)
+    if step_X is None or step_X.max(initial=0) >= len(bytes_SGG):
+        raise BrokenPlan(f"{name}: expected the step of each transfer, of {len(bytes_SGG)} steps")
+    carried_SGG = np.zeros_like(bytes_SGG)
+    np.add.at(carried_SGG, (step_X, *ends_2X), schedule.bytes_X)
+    if (wrong_X3 := np.argwhere(carried_SGG != bytes_SGG)).size:
+        step, src, dst = wrong_X3[0].tolist()
+        carried, expected = carried_SGG[step, src, dst], bytes_SGG[step, src, dst]
+        raise BrokenPlan(f"{name}, step {step}: {src} -> {dst} carries {carried} bytes, expected {expected}")
+    ended_s_G = np.zeros(network.gpus)
+    for step in range(len(bytes_SGG)):
+        own_X = step_X == step
+        for rank_X in ends_2X:
+            early_X = own_X & (schedule.start_s_X < ended_s_G[rank_X] * (1 - SLACK))
+            if early_X.any():
+                rank = rank_X[np.argmax(early_X)]
+                raise BrokenPlan(f"{name}: rank {rank} begins step {step} before its transfers of earlier steps have ended")
+        for rank_X in ends_2X:
+            np.maximum.at(ended_s_G, rank_X[own_X], schedule.end_s_X[own_X])
+
+
 def check_plan(plan: Plan) -> None:
     """Checks that a plan is consistent; its placements check themselves when they are made.
 

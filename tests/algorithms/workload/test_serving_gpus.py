@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.check.hierarchical import check_serving
 from aurora.algorithms.workload.serving_gpus import replica_tokens, served_split, server_split, serving_gpus
 from aurora.errors import BrokenPlan
 from tests.algorithms.alltoall.test_hierarchical import token_tables
+from tests.algorithms.check.hierarchical_rows import check_serving
 
 
 @st.composite

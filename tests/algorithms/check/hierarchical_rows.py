@@ -1,12 +1,12 @@
-"""Checker of hierarchical all-to-alls: replays dispatch and combine row by row, from the choices of every token."""
+"""Checker of hierarchical all-to-alls: replays dispatch and combine row by row, from the choices of every token.
 
-from collections.abc import Callable
+It calls no maker: what carries rows is checked like the rows, as a claim.
+"""
 
 import numpy as np
 
-from aurora.algorithms.check.plans import check_schedule
 from aurora.errors import BrokenPlan
-from aurora.types import Hierarchy, Network, Schedule
+from aurora.types import Hierarchy
 from aurora.types.arrays import FloatArray, IntArray, read_only
 from aurora.types.compiled import njit
 
@@ -19,7 +19,7 @@ def check_hierarchical(
     rank_UK: IntArray,
     source_U: IntArray,
     hierarchy: Hierarchy,
-    carriers: Callable[[IntArray, Hierarchy], IntArray],
+    carrier_GNC: IntArray,
 ) -> None:
     """Checks that the steps of a hierarchical dispatch and its combine carry the rows that tokens need, and no others.
 
@@ -33,15 +33,13 @@ def check_hierarchical(
         rank_UK: (U, K) int64, the rank that computes each of the K chosen experts of each token.
         source_U: (U,) int64, the rank that each token starts on.
         hierarchy: the servers, gateways and pieces.
-        carriers: a function that returns the rank whose NIC carries each piece, (G, N, C) int64, from the rows (G, N) from each
-            rank to each server and the hierarchy.
+        carrier_GNC: (G, N, C) int64, the rank whose NIC carries each piece of the rows from each rank to each server.
 
     Raises:
         BrokenPlan: if a check fails.
     """
     rank_UK, source_U = (read_only(np.asarray(array, dtype=np.int64)) for array in (rank_UK, source_U))
     visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
-    carrier_GNC = carriers(visits_GN, hierarchy)
     _check_carriers(carrier_GNC, visits_GN, hierarchy)
     moves_X5 = hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)
     found_SGG = np.zeros((hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
@@ -143,44 +141,6 @@ def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarc
     rank_UK, source_U, server_G, gateway_GN = map(read_only, (rank_UK, source_U, hierarchy.server_G, hierarchy.gateway_GN))
     starts_GNC = hierarchy.piece_starts(_visits(rank_UK, source_U, server_G, hierarchy.servers))
     return np.asarray(_moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, hierarchy.parts))
-
-
-def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> None:
-    """Checks the schedule of an all-to-all as `check_schedule` does, and its steps if there are several.
-
-    Each step must carry its own bytes, and a rank must not begin a step before its transfers of earlier steps have ended.
-
-    Args:
-        schedule: a schedule, with `step_X` if there are several steps.
-        bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
-        network: port rates, servers and NICs.
-
-    Raises:
-        BrokenPlan: if any of this fails.
-    """
-    name = f"schedule {schedule.method}"
-    check_schedule(schedule, bytes_SGG.sum(axis=0), network)
-    if len(bytes_SGG) == 1:
-        return
-    step_X, ends_2X = schedule.step_X, (schedule.src_X, schedule.dst_X)
-    if step_X is None or step_X.max(initial=0) >= len(bytes_SGG):
-        raise BrokenPlan(f"{name}: expected the step of each transfer, of {len(bytes_SGG)} steps")
-    carried_SGG = np.zeros_like(bytes_SGG)
-    np.add.at(carried_SGG, (step_X, *ends_2X), schedule.bytes_X)
-    if (wrong_X3 := np.argwhere(carried_SGG != bytes_SGG)).size:
-        step, src, dst = wrong_X3[0].tolist()
-        carried, expected = carried_SGG[step, src, dst], bytes_SGG[step, src, dst]
-        raise BrokenPlan(f"{name}, step {step}: {src} -> {dst} carries {carried} bytes, expected {expected}")
-    ended_s_G = np.zeros(network.gpus)
-    for step in range(len(bytes_SGG)):
-        own_X = step_X == step
-        for rank_X in ends_2X:
-            early_X = own_X & (schedule.start_s_X < ended_s_G[rank_X] * (1 - SLACK))
-            if early_X.any():
-                rank = rank_X[np.argmax(early_X)]
-                raise BrokenPlan(f"{name}: rank {rank} begins step {step} before its transfers of earlier steps have ended")
-        for rank_X in ends_2X:
-            np.maximum.at(ended_s_G, rank_X[own_X], schedule.end_s_X[own_X])
 
 
 @njit(cache=True)
