@@ -22,7 +22,7 @@ from aurora.algorithms.replicas.registry import place
 from aurora.algorithms.workload.serving_gpus import serving_gpus
 from aurora.algorithms.workload.traffic import ServerTokens, exchange_bytes, exchange_rows
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.scenarios.servers import Servers as ServersScenario
+from aurora.planner.scenarios.servers import OverServers
 from aurora.types import TOKEN_SPREADS, Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, Servers
 
 SERVERS = 4
@@ -55,7 +55,7 @@ def placements(source: Source, profile: Profile, load_LE: np.ndarray, cluster: C
     start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
     assert cluster.servers is not None
     hierarchy = Hierarchy(np.array(cluster.servers.server_G))
-    found = ServersScenario(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
+    found = OverServers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
     packed = place(load_LE, GpuSlots.equal(ranks, slots, SERVERS, source.experts), "eplb").placement
     even_J, rng = np.full(ranks, slots), np.random.default_rng(0)
     return {
@@ -72,7 +72,7 @@ def with_replicas(source: Source, profile: Profile, load_LE: np.ndarray, cluster
     options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=slots)
     start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
     assert cluster.servers is not None
-    found = ServersScenario(cluster, [profile], options).improve_on_servers(
+    found = OverServers(cluster, [profile], options).improve_on_servers(
         start.placements_M, [Hierarchy(np.array(cluster.servers.server_G))]
     )[0]
     packed = place(load_LE, GpuSlots.equal(len(cluster), slots, SERVERS, source.experts), "eplb").placement

@@ -166,13 +166,13 @@ def ordered_plan(
 def scenario_of(
     cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions, domains: Sequence[Profile] = ()
 ) -> Scenario:
-    """Returns the Scenario that resolved options ask for: Servers for any number of models, else Colocated or Exclusive.
+    """Returns the Scenario that resolved options ask for: OverServers for any number of models, else Colocated or Exclusive.
 
     With `options.tokens_per_step`, windows are rescaled to steps of so many tokens.
     """
     profiles, domains = ([profile.in_steps(options.tokens_per_step) for profile in some] for some in (profiles, domains))
     if options.all_to_all == "hierarchical":
-        return scenarios.Servers(cluster, profiles, options)
+        return scenarios.OverServers(cluster, profiles, options)
     if len(profiles) > 1:
         return scenarios.Colocated(cluster, profiles, options)
     return scenarios.Exclusive(cluster, profiles, options, domains)

@@ -33,7 +33,7 @@ from protocol import DEEP, Results, options
 from routed import HIERARCHICAL, WAYS, Method, RoutedTokens, compile_kernels, measure_routed, together
 
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.scenarios.servers import Servers as ServersScenario
+from aurora.planner.scenarios.servers import OverServers
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions, Servers
 from aurora.types.arrays import FloatArray
@@ -91,7 +91,7 @@ def planned(setting: Setting) -> tuple[Traffic, Slots] | None:
     profile, ranks = source.routed(task.at(first), len(cluster)), len(cluster)
     options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=EXPERTS // ranks)
     start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
-    placed = ServersScenario(cluster, [profile], options).improve_on_servers(
+    placed = OverServers(cluster, [profile], options).improve_on_servers(
         start.placements_M, [Hierarchy(np.array(setting.server_G))]
     )[0]
     gpu_E = placed.gpu_E(0)

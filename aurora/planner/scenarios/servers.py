@@ -56,7 +56,7 @@ Tokens = tuple[IntArray, IntArray]  # the experts (U, K) of each, and the server
 SPARE = (1.0, 0.5, 0.0)  # parts of a server's spare slots that are tried for replicas of experts from other servers
 
 
-class Servers(Scenario):
+class OverServers(Scenario):
     """Places one or several models with hierarchical all-to-alls, by `server_search`: few tokens cross between servers."""
 
     def costs(self, layer: int) -> list[LayerCosts]:

@@ -23,8 +23,7 @@ from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.scenarios.servers import GPU_LOAD, SERVER_LOAD
-from aurora.planner.scenarios.servers import Servers as ServersScenario
+from aurora.planner.scenarios.servers import GPU_LOAD, SERVER_LOAD, OverServers
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Curve, Gpu, Hierarchy, PlanOptions, Servers, SyntheticOptions, TokenRouting
 from tests.algorithms.alltoall.test_hierarchical import by_hand as steps_by_hand
@@ -270,8 +269,8 @@ def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower
     cluster, hierarchy, profile = case
     options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=-(-profile.experts // len(cluster)) + spare)
     start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
-    placement = ServersScenario(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
-    found = ServersScenario(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
+    placement = OverServers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
+    found = OverServers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
     costs = layer_costs(cluster, profile, 0, True)
     start_s, found_s = (
         exclusive_s(costs.phase_times(each.split_EG(0), hierarchy)) for each in (start.placements_M[0], placement)
@@ -288,8 +287,8 @@ def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     cluster, hierarchy, profile = case
     options = PlanOptions("swap-search", "exact", aim="own")
     start = Exclusive(cluster, [profile], options).place(np.random.default_rng(0))
-    placement = ServersScenario(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
-    placed = ServersScenario(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
+    placement = OverServers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
+    placed = OverServers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
     costs = layer_costs(cluster, profile, 0, True)
     start_s, placed_s = (
         exclusive_s(costs.phase_times(each.placements_M[0].split_EG(0), hierarchy)) for each in (start, placed)
@@ -304,7 +303,7 @@ def test_experts_that_tokens_choose_together_come_to_one_server_and_load_stays_b
     cluster, hierarchy = two_servers(shared_nic=shared_nic)
     profile = two_communities(4)
     start = Exclusive(cluster, [profile], OWN).place(np.random.default_rng(0))
-    placed = ServersScenario(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
+    placed = OverServers(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
     rows = [
         sum(crossing_rows(profile, layer, hierarchy.server_G[each.gpu_E(layer)], hierarchy) for layer in range(profile.layers))
         for each in (start.placements_M[0], placed)
@@ -334,7 +333,7 @@ def test_a_faster_server_takes_more_load():
     profile = two_communities(4)
     options = replace(OWN, slots_per_gpu=8)
     start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
-    placed = ServersScenario(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
+    placed = OverServers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
     for layer, load_E in enumerate(profile.load_LE):
         fast, slow = np.bincount(hierarchy.server_G[placed.gpu_E(layer)], weights=load_E)
         assert 1.5 * slow < fast < 2.6 * slow
@@ -345,7 +344,7 @@ def test_a_placement_over_servers_needs_the_choices_of_each_token():
     profile = replace(two_communities(4), routing=None)
     start = Exclusive(cluster, [profile], OWN).place(np.random.default_rng(0))
     with pytest.raises(BadInput, match="token-level routing"):
-        ServersScenario(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
+        OverServers(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
 
 
 @pytest.mark.full
