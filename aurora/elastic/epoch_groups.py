@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from aurora.elastic.abandoned_calls import call_ends
 from aurora.elastic.epoch_nccl import EpochCommunicators, NcclGpu
 from aurora.errors import RankFailed, first_line
 from aurora.moe.transport import Observe
-from aurora.runtime.distributed.connections import call_ends, connected, open_sockets
+from aurora.runtime.distributed.connections import connected, open_sockets
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Order
 

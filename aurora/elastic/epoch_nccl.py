@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from aurora.elastic.abandoned_calls import call_ends
 from aurora.errors import BadInput, RankFailed, first_line
 from aurora.moe.transport import peer_lost
-from aurora.runtime.distributed.connections import call_ends
 from aurora.runtime.phase_recorder import StreamTimer, Timer
 from aurora.runtime.transports.nccl import End, NcclTransport, first_call
 from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_the_process

@@ -20,12 +20,12 @@ import psutil
 import torch
 from msgspec import Struct
 
+from aurora.elastic.abandoned_calls import unless_stopped
 from aurora.elastic.epoch_groups import Epoch, EpochGroups, EpochTransport, connect_groups
 from aurora.elastic.epoch_nccl import EpochNcclTransport, NcclGpu
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.moe.transport import Transport, lost_others
-from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import serve_store
 from aurora.types.run_options import address_text
 

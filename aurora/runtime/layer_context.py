@@ -37,7 +37,6 @@ class LayerContext:
         network: its rates decide how exchanges are cut into time slices, see `SlicePolicy.slice_s`; None: they are not cut.
         push: ordered push, which carries the layers' tokens in place of `transport`; None: `transport` carries them.
         own_tokens: number of tokens in this rank's next forward pass; used only with `push`.
-        waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
         layers_done: number of MoE layers that the present forward pass has finished.
     """
 
@@ -55,7 +54,6 @@ class LayerContext:
         self.network: Network | None = None
         self.push: OrderedPush | None = None
         self.own_tokens = 0
-        self.waiting_since: float | None = None
         self.layers_done = 0
         self._arbiter, self._orders = arbiter, orders
         self._compute_start: object = None
@@ -238,14 +236,11 @@ class LayerContext:
 
     @contextmanager
     def _waiting(self, where: str) -> Iterator[None]:
-        """Marks this rank as waiting for peers; names the model and `where` in the transport's errors."""
-        self.waiting_since = time.monotonic()
+        """Names the model and `where` in errors of the transport, which waits for peers."""
         try:
             yield
         except (BadInput, RankFailed) as error:
             raise type(error)(f"{self.recorder.model_name}, {where}: {error}") from None
-        finally:
-            self.waiting_since = None
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import weakref
 import pytest
 
 from aurora.elastic import epoch_groups
+from aurora.elastic.abandoned_calls import unless_stopped
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.connections import unless_stopped
 
 EPOCH = epoch_groups.Epoch(2, ("a",), {}, 0)
 
