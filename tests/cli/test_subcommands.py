@@ -21,7 +21,6 @@ from aurora.io import save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS
 from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFormat
 from aurora.types import (
-    ControlOptions,
     DriftOptions,
     PlanOptions,
     ProfileOptions,
@@ -81,7 +80,6 @@ def test_few_options_and_only_registered_placeholders():
         ("synthetic", SyntheticOptions, set()),
         ("plan", PlanOptions, set()),
         ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
-        ("run", ControlOptions, set()),
         ("simulate", RequestOptions, set()),
         ("evaluate", DriftOptions, set()),
         ("train", TrainOptions, set()),

@@ -1,4 +1,4 @@
-"""Compiled core of the switch: which flows may start, their max-min fair rates, and when each flow ends.
+"""Compiled core of the switch: which flows may start, their max-min fair rates with incast, and when each ends.
 
 A flow is a row of an all-to-all's order. A resource is a port or a NIC, for one direction. After a change, only the
 rates of flows that share resources with it, directly or through other flows, are computed again. Without numba's JIT
