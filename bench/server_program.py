@@ -10,7 +10,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from aurora.algorithms.placement.cost_model import LayerCosts, PhaseTimes
+from aurora.algorithms.placement.cost_model import LayerCosts
+from aurora.algorithms.placement.phase_times import PhaseTimes
 from aurora.algorithms.placement.placement_bounds import least_times
 from aurora.algorithms.workload.traffic import CountedTokens
 from aurora.types.arrays import FloatArray, IntArray

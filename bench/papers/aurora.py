@@ -17,9 +17,10 @@ from aurora.algorithms.network.switch import timed
 from aurora.algorithms.placement.assignment import ASSIGN, bottleneck_matching
 from aurora.algorithms.placement.colocation import COLOCATE
 from aurora.algorithms.placement.colocation_problem import ColocationProblem
-from aurora.algorithms.placement.cost_model import OWN, GroupCosts, exclusive_s, layer_costs
+from aurora.algorithms.placement.cost_model import OWN, GroupCosts, layer_costs
 from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.placement.objective import formula
+from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.workload.traffic import group_tokens
 from aurora.io import load_cluster
 from aurora.planner.plan import make_plan

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.cost_model import layer_costs
+from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan

@@ -16,9 +16,10 @@ from aurora.algorithms.check.plans import check_plan, check_schedule
 from aurora.algorithms.placement.assignment import ASSIGN
 from aurora.algorithms.placement.colocation import COLOCATE, JOINT
 from aurora.algorithms.placement.colocation_problem import ColocationProblem
-from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.placement.objective import BUSIEST_RESOURCE, formula
+from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.plan import make_plan

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from aurora.algorithms.alltoall.schedule import batch_order
 from aurora.algorithms.compile import SLICE_INTERVALS, compile_plan
 from aurora.algorithms.network.switch import counts_seconds, timed
-from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.placement.objective import formula
+from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.workload.step_traffic import micro_batches
 from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput

@@ -11,7 +11,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from aurora.algorithms.placement.cost_model import GroupCosts, exclusive_s
+from aurora.algorithms.placement.cost_model import GroupCosts
+from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.compiled import njit
 

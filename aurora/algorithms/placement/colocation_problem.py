@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aurora.algorithms.placement.cost_model import GroupCosts, PhaseTimes, exclusive_s
+from aurora.algorithms.placement.cost_model import GroupCosts
 from aurora.algorithms.placement.objective import Formula, Part, formula
+from aurora.algorithms.placement.phase_times import PhaseTimes, exclusive_s
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.compiled import njit
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.algorithms.placement.assignment import ASSIGN
-from aurora.algorithms.placement.cost_model import SUMMED, exclusive_XG, layer_costs
+from aurora.algorithms.placement.cost_model import SUMMED, layer_costs
 from aurora.algorithms.placement.objective import formula
+from aurora.algorithms.placement.phase_times import exclusive_XG
 from aurora.errors import BadInput
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray

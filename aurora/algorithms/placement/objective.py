@@ -11,7 +11,7 @@ from functools import cache, cached_property, reduce
 
 import numpy as np
 
-from aurora.algorithms.placement.cost_model import PhaseTimes, exclusive_s, longest_of
+from aurora.algorithms.placement.phase_times import PhaseTimes, exclusive_s, longest_of
 from aurora.types.arrays import FloatArray, IntArray
 
 Part = tuple[tuple[int, str], ...]  # (model, phase) pairs; a phase is named as in `PhaseTimes.of`

@@ -13,13 +13,7 @@ import numpy as np
 
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.placement.assignment import ASSIGN, best_exclusive_s
-from aurora.algorithms.placement.cost_model import (
-    OWN,
-    SUMMED,
-    LayerCosts,
-    aimed_costs,
-    expected_costs,
-)
+from aurora.algorithms.placement.cost_model import OWN, SUMMED, LayerCosts, aimed_costs, expected_costs
 from aurora.algorithms.placement.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.algorithms.placement.grouping import PLACE, grouped
 from aurora.algorithms.placement.linear_program import blocks, lp_rounding

@@ -17,20 +17,13 @@ from aurora.algorithms.alltoall.schedule import hierarchical_order_s
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.network.port_bounds import spread
 from aurora.algorithms.network.switch import steps_seconds
-from aurora.algorithms.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
+from aurora.algorithms.placement.cost_model import OWN, LayerCosts, expected_costs, layer_costs
 from aurora.algorithms.placement.gpu_slots import even_slots, shared_slots_MG, slots_G
 from aurora.algorithms.placement.objective import seconds
+from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
-from aurora.algorithms.placement.server_search import (
-    NONE,
-    Homes,
-    Limits,
-    gpu_seconds,
-    levelled,
-    server_replicas,
-    server_search,
-    some_tokens,
-)
+from aurora.algorithms.placement.server_replicas import Homes, levelled, server_replicas
+from aurora.algorithms.placement.server_search import NONE, Limits, gpu_seconds, server_search, some_tokens
 from aurora.algorithms.replicas.failure_resilient import DEFAULT
 from aurora.algorithms.replicas.registry import REPLICAS, ReplicaStrategy
 from aurora.algorithms.workload.forecast import Forecast, layer_forecast

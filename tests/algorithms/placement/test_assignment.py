@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from aurora.algorithms.placement.assignment import ASSIGN, bottleneck_sum_matching
-from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.cost_model import layer_costs
+from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
 from tests.algorithms.placement.coupled_requests import coupled_s

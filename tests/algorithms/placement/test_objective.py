@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.placement.cost_model import PhaseTimes, exclusive_s
 from aurora.algorithms.placement.objective import formula
+from aurora.algorithms.placement.phase_times import PhaseTimes, exclusive_s
 
 
 def paper(*both):

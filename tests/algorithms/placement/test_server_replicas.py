@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.algorithms.placement.server_search import Homes, Limits, levelled, server_replicas
+from aurora.algorithms.placement.server_replicas import Homes, levelled, server_replicas
+from aurora.algorithms.placement.server_search import Limits
 from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.algorithms.workload.serving_gpus import server_split, serving_servers
 

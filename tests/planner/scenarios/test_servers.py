@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.algorithms.placement.coactivation import coactivation_counts, distinct_tokens
-from aurora.algorithms.placement.cost_model import exclusive_s, layer_costs
+from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.placement.objective import formula, objectives, seconds
+from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.placement.placement_bounds import (
     colocated_bound_s,
     hierarchical_bound_s,
