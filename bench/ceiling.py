@@ -292,7 +292,7 @@ def speed() -> list[str]:
 def recorded_rows() -> list[dict[str, Any]]:
     """Splits and ratios of the recorded models whose tasks come mixed, as the shipped range has them."""
     rows = []
-    shown = [name for name in BALANCERS if name not in ("exact", "exact-slots")]
+    shown = [name for name in BALANCERS if name != "exact"]
     for source in sources():
         traffic = mixed(list(source.tasks.values()))
         recorded = profile(source, traffic)

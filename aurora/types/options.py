@@ -107,7 +107,7 @@ LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an even
 LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 AUTO_SLOTS = 0  # per GPU: replicas where they pay
 MOST_MICRO_BATCHES = 4  # that a model's batches can be cut into
-COUNTED, STRATEGY, CHANGING = "What is counted", "Strategies by name", "Traffic that changes"  # panels of --help-all
+COUNTED, STRATEGY = "What is counted", "Strategies by name"  # panels of --help-all
 PLACES = ": {place}; for several models {colocated_place}; with --min-replicas {survive}; or auto"
 AIMS = ": {aim} (mean; for several models: own)"
 
@@ -285,9 +285,9 @@ class ControlOptions:
         period_s: seconds between two windows of traffic.
     """
 
-    loss: float = option(0.02, panel=CHANGING)
-    bytes_per_s: float | None = option(None, above=0, panel=CHANGING)
-    period_s: float = option(10.0, above=0, panel=CHANGING)
+    loss: float = 0.02
+    bytes_per_s: float | None = option(None, above=0)
+    period_s: float = option(10.0, above=0)
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss < 1:
