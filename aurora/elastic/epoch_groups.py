@@ -5,7 +5,6 @@ They are groups of torchft, so no global process group is needed."""
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,7 +15,7 @@ from aurora.elastic.abandoned_calls import call_ends
 from aurora.elastic.epoch_nccl import EpochCommunicators, NcclGpu
 from aurora.errors import RankFailed, first_line
 from aurora.moe.transport import Observe
-from aurora.runtime.distributed.connections import connected, open_sockets
+from aurora.runtime.distributed.close_connections import close_connections, connected, open_sockets
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Order
 
@@ -58,10 +57,7 @@ class EpochGroups:
         """Shuts all connections and aborts all communicators. May be called from any thread, and repeatedly."""
         with self._lock:
             connections, self._connections = self._connections, []
-        for connection in connections:
-            with suppress(OSError):  # the other end was faster
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+        close_connections(connections)
         if self.communicators is not None:
             self.communicators.abort(RankFailed("the epoch is over"))
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aurora.errors import RankFailed, first_line
+from aurora.runtime.distributed.close_connections import open_sockets
 from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
 
 FOLDER = "AURORA_STATUS_FOLDER"  # variable that names the folder of one server's files, for its processes
@@ -229,7 +230,7 @@ def naming_lost_ranks(files: RankFiles | None) -> Iterator[None]:
 def connections() -> tuple[set[str], set[str], set[str]]:
     """Returns IP addresses of this process's TCP connections: (local ones, peers, peers that acknowledge nothing)."""
     addresses, peers, silent = set[str](), set[str](), set[str]()
-    inodes = {str(number) for number, _ in tcp_connections()}
+    inodes = {str(inode) for inode in open_sockets()}
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/thread-self/net/{name}") as file:
             for line in file.readlines()[1:]:
@@ -267,26 +268,6 @@ def _address(text: str) -> str:
     words = bytes.fromhex(text.partition(":")[0])
     address = ipaddress.ip_address(b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4)))
     return str(getattr(address, "ipv4_mapped", None) or address)
-
-
-def tcp_connections() -> Iterator[tuple[int, socket.socket]]:
-    """Yields the number (inode) and a socket of each TCP connection of this process."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            copy = os.dup(int(name))
-        except OSError:
-            continue
-        try:
-            connection = socket.socket(fileno=copy)
-        except OSError:  # no socket
-            os.close(copy)
-            continue
-        with connection:
-            try:
-                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
-                    yield os.fstat(copy).st_ino, connection
-            except OSError:  # it is not connected
-                continue
 
 
 def process_state(pid: int) -> str:

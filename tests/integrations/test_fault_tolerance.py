@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from aurora_vllm.peer_ranks import end_with_parent
+from aurora_vllm.vllm_internals.close_group_connections import PART, GroupConnections, announce, connect
 from aurora_vllm.vllm_internals.fault_tolerance import RanksChange
-from aurora_vllm.vllm_internals.group_connections import PART, GroupConnections, announce, connect
 
 from aurora.errors import BadInput
 

@@ -12,8 +12,9 @@ import torch
 from aurora_vllm.served_plan import ServedPlan, served_hierarchy
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, hooks, worker_startup
+from aurora_vllm.vllm_internals.eplb_policy import patch_eplb
 from aurora_vllm.vllm_internals.hooks import set_redundant_experts
-from aurora_vllm.vllm_internals.patches import PatchedWorker, check_all_fused, check_kernel, patch_eplb
+from aurora_vllm.vllm_internals.patches import PatchedWorker, check_all_fused, check_kernel
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
 from aurora.errors import BadInput

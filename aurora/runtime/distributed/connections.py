@@ -1,12 +1,11 @@
-"""Sockets that listen, and sockets of this process, such as those that a process group has opened."""
+"""Sockets that listen, or are marked urgent."""
 
-import os
 import socket
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aurora.errors import BadInput
+from aurora.runtime.distributed.close_connections import connected, open_sockets
 
 URGENT_TOS = 0x10  # of IP packets, "minimise delay": Linux's queues of three bands serve them first, switches if told to
 TYPE_OF_SERVICE = {
@@ -37,32 +36,3 @@ def marked_urgent() -> Iterator[None]:
             option = TYPE_OF_SERVICE.get(connection.family)
             if option is not None:
                 connection.setsockopt(*option, URGENT_TOS)
-
-
-def open_sockets() -> dict[int, int]:
-    """Returns this process's open sockets as {inode: descriptor}; an inode identifies a socket, a descriptor is reused."""
-    sockets = {}
-    for name in os.listdir("/dev/fd"):
-        try:
-            status = os.fstat(int(name))
-        except OSError:  # closed since
-            continue
-        if stat.S_ISSOCK(status.st_mode):
-            sockets[status.st_ino] = int(name)
-    return sockets
-
-
-def connected(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Returns those of the socket `descriptors` that have a peer, as new socket objects on duplicated descriptors."""
-    connections = []
-    for descriptor in descriptors:
-        try:
-            connection = socket.socket(fileno=os.dup(descriptor))
-        except OSError:
-            continue
-        try:
-            connection.getpeername()
-            connections.append(connection)
-        except OSError:  # it listens
-            connection.close()
-    return connections

@@ -68,7 +68,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from aurora.errors import BadInput
 from aurora_vllm.settings import SECRET
 from aurora_vllm.vllm_internals.api_checks import check_api, find
-from aurora_vllm.vllm_internals.group_connections import GroupConnections, RankLost, announce, connect, connection_numbers
+from aurora_vllm.vllm_internals.close_group_connections import GroupConnections, RankLost, announce, connect, connection_numbers
 from aurora_vllm.vllm_internals.held_experts import gather_slots, hold_slots
 from aurora_vllm.vllm_internals.joining_rank import begin_alone, end_alone, joins, start_without_others
 

@@ -18,6 +18,7 @@ from aurora_vllm.peer_ranks import Verdict, agree, folders_here, publish_folder
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals.api_checks import find, lacks
+from aurora_vllm.vllm_internals.eplb_policy import patch_eplb
 from aurora_vllm.vllm_internals.joining_rank import joins
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
 from aurora_vllm.vllm_internals.patches import (
@@ -25,7 +26,6 @@ from aurora_vllm.vllm_internals.patches import (
     cuda_graphs,
     disable_cuda_graphs,
     patch_all2all_manager,
-    patch_eplb,
     patch_routed_experts,
 )
 

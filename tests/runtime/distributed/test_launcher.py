@@ -17,7 +17,8 @@ import pytest
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed import launcher
-from aurora.runtime.distributed.connections import URGENT_TOS, connected, open_sockets
+from aurora.runtime.distributed.close_connections import connected, open_sockets
+from aurora.runtime.distributed.connections import URGENT_TOS
 from aurora.runtime.distributed.launcher import launch, launch_threads, start_fork_server
 from aurora.runtime.transports.process_groups import default_process_group, new_process_group, rank_info_from_environment
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from aurora_vllm.rank_progress import tcp_connections
+from aurora.runtime.distributed.close_connections import close_connections, connected, open_sockets
 from aurora_vllm.vllm_internals.api_checks import find
 
 POINT_TO_POINT = {int(kind) for kind in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
@@ -102,10 +101,7 @@ class GroupConnections:
                 return
             self._newest = change
             _abort_nccl()
-            for number, connection in tcp_connections():
-                if number not in self._others:
-                    with suppress(OSError):  # its peer has just reset it
-                        connection.shutdown(socket.SHUT_RDWR)
+            close_connections(tcp_connections(self._others))
 
     def watch(self, address: str) -> None:
         """Starts a thread that shuts connections down as soon as the keeper at `address` announces a newer change."""
@@ -136,8 +132,16 @@ def announce(store: Store, number: int) -> None:
 
 
 def connection_numbers() -> frozenset[int]:
-    """Returns the numbers (inodes) of this process's TCP connections."""
-    return frozenset(number for number, _ in tcp_connections())
+    """Returns the numbers (inodes) of this process's sockets."""
+    return frozenset(open_sockets())
+
+
+def tcp_connections(others: Collection[int]) -> list[socket.socket]:
+    """Returns this process's TCP connections, except those with the numbers (inodes) `others`."""
+    sockets = connected(number for inode, number in open_sockets().items() if inode not in others)
+    for connection in (each for each in sockets if each.family not in (socket.AF_INET, socket.AF_INET6)):
+        connection.close()
+    return [connection for connection in sockets if connection.family in (socket.AF_INET, socket.AF_INET6)]
 
 
 def _reached(store: Store) -> bool:
