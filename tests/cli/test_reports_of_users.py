@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from aurora.algorithms.workload.model_config import Shape
 from aurora.io import load, load_cluster
 from aurora.io.plans import load_placement
 from tests.cli.refusal import refused
@@ -97,16 +96,6 @@ def test_maps_that_are_read(aurora, case, form, file, shape, gpus, layers, told)
     assert (len(placement.slots_LG), placement.gpus, placement.experts) == (layers, gpus, 8)
 
 
-@pytest.mark.parametrize("case", ["51-all-zero-loads", "52-one-hot"])
-def test_loads_at_the_edge_are_placed(aurora, case):
-    code, out, _ = aurora("place", REPORTS / case / "loads.csv", "--slots", 3, "--gpus", 4, "--json")
-    assert code == 0
-    layers = json.loads(out)["layers"]
-    assert all(layer["max_load"] >= layer["mean_load"] >= 0 for layer in layers)
-    if case == "52-one-hot":
-        assert len(layers[0]["split"]["0"]) == 4
-
-
 def test_loads_that_are_no_numbers_are_refused(aurora):
     refused(aurora("place", REPORTS / "50-nan-loads/loads.csv", "--slots", 4, "--gpus", 4), r"loads\.csv: .*nan")
 
@@ -136,45 +125,8 @@ def test_clusters_are_planned(aurora, case, gpus):
     assert all(len({expert for held in layer for expert in held}) in (8, 128) for layer in slots_LG)
 
 
-def test_six_gpus_hold_22_of_128_experts_each_at_no_loss(aurora):
-    """Where slots are counted. Otherwise the GPU of the most popular expert holds fewer, and others more."""
-    folder = REPORTS / "73-six-gpus"
-    assert aurora("synthetic", "zipf:1", folder / "config.json", "--sources", 6)[0] == 0
-    inputs = ("--cluster", folder / "cluster.toml", "--profile", "profile.npz")
-    assert aurora("plan", *inputs, "--output", "free.json")[0] == 0
-    assert aurora("plan", *inputs, "--slots-per-gpu", 22, "--output", "even.json")[0] == 0
-    free, even = load("free.json"), load("even.json")
-    counts = [[len(set(held)) for held in layer] for plan in (free, even) for layer in plan.models[0].placement.slots_LG]
-    assert all(set(layer) == {22} for layer in counts[4:])
-    assert all(max(layer) > 22 for layer in counts[:4])
-    assert even.objective_s <= 1.001 * free.objective_s
-
-
 def test_rates_by_rail_are_refused_by_one_sentence():
     from aurora.errors import BadInput
 
     with pytest.raises(BadInput, match=r"\[fabric\]: nic_Bps must be a number, found \["):
         load_cluster(REPORTS / "76-slow-rail/cluster.toml")
-
-
-@pytest.mark.parametrize(
-    "arguments", [["synthetic", "uniform"], ["import", "--format", "tokens"], ["recommend", "--engine", "vllm"]]
-)
-def test_ways_of_calling_end_with_a_sentence(aurora, arguments):
-    config = REPORTS / "80-usage/config.json"
-    code, _, err = aurora(arguments[0], *arguments[1:], *([config] if arguments[0] != "recommend" else ["--model", config]))
-    assert code in (0, 2)
-    assert "Traceback" not in err
-
-
-def test_what_a_configuration_does_not_say_is_told(aurora):
-    code, out, _ = aurora("synthetic", "zipf:1", REPORTS / "22-grok-style/config.json", "--sources", 2)
-    assert code == 0
-    assert "config: all 64 layers are taken to have experts: the config has none of mlp_layer_types" in " ".join(out.split())
-
-
-def test_every_configuration_is_read_or_refused_by_a_sentence():
-    """Their values are those of tests/algorithms/workload/test_model_structure.py, which has the one that is refused, too."""
-    for config in sorted(REPORTS.glob("*/[cp]*[gs].json")):
-        if config.parent.name != "07-ernie45-vl":
-            assert Shape.of(json.loads(config.read_text())).layers > 0, config

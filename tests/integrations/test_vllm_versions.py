@@ -128,24 +128,6 @@ def test_sources_and_imports_lack_the_same(wheel, imported):
     assert sources.find("vllm.parts:current.run") is not None, "which is known to type checkers, and made when it is asked for"
 
 
-def test_a_function_must_be_called_where_a_check_says_so(wheel, imported):
-    """By name, as a method, or by a call that is given the name; what is only mentioned is not called."""
-    read = zipfile.ZipFile(io.BytesIO(wheel))
-    sources = Sources(lambda path: read.read(path).decode() if path in read.namelist() else None)
-    for where, caller, called in (
-        ("vllm.parts.base:make", "vllm.parts.more:serve", True),
-        ("vllm.parts:Part.run", "vllm.parts.more:serve", True),
-        ("vllm.parts.base:ask", "vllm.parts.more:serve", True),
-        ("vllm.parts:Part.register", "vllm.parts.more:serve", False),
-        ("vllm.parts:Part.run", "vllm.parts.more:further", False),
-        ("vllm.parts:Part.run", "vllm.parts.more:nothing", False),
-    ):
-        check = ApiCheck("a test", where, (), caller)
-        assert sources.missing(check) == check.missing()
-        said = f"a test: {caller} does not call {where.rpartition('.')[2].rpartition(':')[2]}"
-        assert check.missing() == (None if called else said)
-
-
 def test_the_page_shows_what_was_recorded():
     """The matrix on the page is made of the record and of the tests' marks; `make vllm-versions` writes both."""
     record, page = json.loads(vllm_versions.RECORD.read_text()), vllm_versions.PAGE.read_text()
