@@ -38,8 +38,8 @@ from aurora.reports.trace_times import (  # noqa: E402
     compare,
     summarise,
 )
-from aurora.runtime.colocation_table import colocation_folder  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
+from aurora.runtime.process_port_arbiter import colocation_folder  # noqa: E402
 from aurora.runtime.result import RunResult, merge_results  # noqa: E402
 from aurora.simulator.interpreter import simulate_plan  # noqa: E402
 from aurora.types import Cluster, Curve, Gpu, Plan, PlanOptions, Profile, ProfileOptions, RunOptions, Trace  # noqa: E402

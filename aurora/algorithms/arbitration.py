@@ -1,7 +1,7 @@
 """Arbitration of a rank's GPU and port between the models that share it: slices, priorities, and a bound on starvation.
 
 This module has the rules alone: no threads, and no clock. Its users are `aurora.runtime.port_arbiter` (threads),
-`aurora.runtime.process_port_arbiter` (processes with a shared table) and `aurora.simulator.interpreter` (simulated time).
+`aurora.runtime.arbiter_process` (processes) and `aurora.simulator.interpreter` (simulated time).
 
 GPU: the most urgent waiting compute runs first; among equally urgent, first come first served (`ComputeQueue`).
 
@@ -151,6 +151,17 @@ class PortSlices:
         self._urgent: set[int] = set()  # models whose exchange waits or is under way and goes before those that yield
         self._asking: set[int] = set()
         self._overtaken_M = [0] * models
+
+    def add(self, policy: SlicePolicy) -> int:
+        """Adds a model, which is in no sequence until `join`. Returns its number."""
+        self._yields_M.append(policy.yields)
+        self._weight_M.append(policy.weight)
+        self._base_M.append(0.0)
+        self._done_M.append(0)
+        self._slices_M.append(None)
+        self._next_M.append(OUT)
+        self._overtaken_M.append(0)
+        return len(self._weight_M) - 1
 
     def single(self, model: int) -> bool:
         """Returns whether no other model uses this model's sequence of slices."""

@@ -1,6 +1,6 @@
 """Port arbiter: arbitrates compute and network access between models that share a rank (threads of one process).
 
-`aurora.runtime.process_port_arbiter` arbitrates between models in separate processes; `aurora.simulator.interpreter`
+`aurora.runtime.arbiter_process` arbitrates between models in separate processes; `aurora.simulator.interpreter`
 simulates arbitration.
 """
 

@@ -17,7 +17,6 @@ from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
 from aurora.moe.permutation import warm_up
 from aurora.moe.transport import Transport, lost_others
-from aurora.runtime.colocation_table import colocation_folder
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
@@ -25,7 +24,7 @@ from aurora.runtime.order_calibration import OrderCalibration, calibrate_plan, m
 from aurora.runtime.order_choice import OrderChoice
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.runtime.push_serving import make_push, push_once
 from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
 from aurora.runtime.transports.nccl import nccl_transport

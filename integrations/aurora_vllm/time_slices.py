@@ -103,19 +103,19 @@ def join_port_arbiter(
 ) -> "ProcessPortArbiter":
     """Returns this rank's port arbiter among the servers that share GPUs through `folder`.
 
-    Each server has a slot in a table in the folder. Rank 0 takes a free slot, and publishes it to the server's other ranks.
+    An arbiter process numbers the servers. Rank 0 gets this server's number, its slot, and publishes it to the other ranks.
 
     Args:
         store: a torch.distributed Store that all ranks of this server reach.
         key: prefix of the store's keys.
         rank: this rank, which uses the GPU with its number.
-        folder: the folder of the table that the servers share.
+        folder: the folder of the servers' arbiter process.
         timeout_s: seconds that other ranks wait for rank 0's slot.
         finish: called before the GPU is released; must wait for the work launched on it.
         policy: how the server shares GPUs and ports, the same on all ranks.
 
     Raises:
-        BadInput: if all slots are taken, or rank 0 published none.
+        BadInput: if the arbiter cannot be reached, or rank 0 published no slot.
     """
     from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 

@@ -25,7 +25,7 @@ from aurora.algorithms.placement.gpu_slots import redundant_experts
 from aurora.io import save
 from aurora.io.engine_records import load_records
 from aurora.planner.plan import order_model
-from aurora.runtime.colocation_table import SLOTS, colocation_folder
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
 from aurora.types.network import Servers
 from tests.integrations import engine
@@ -52,7 +52,6 @@ FORKS = multiprocessing.get_context("forkserver")
 PROMPTS = [[random.Random(seed).randrange(1, 250) for _ in range(5 + 7 * seed)] for seed in range(6)]
 NEW = 8
 ROUNDS = 30
-BEGUN_M = slice(6 + SLOTS, 6 + 2 * SLOTS)  # exchanges that have begun: after the counters and slow_M of the shared table
 OWN_MEMORY = """
 import os
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Shared
@@ -714,7 +713,7 @@ def test_a_rank_that_dies_is_named(tmp_path, checkpoints):
 
 @pytest.mark.parametrize(("ranks", "victim"), [(2, "mixtral"), pytest.param(4, "qwen3moe", marks=slow)], ids=["dp2", "tp2xdp2"])
 def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_path, checkpoints, alone):
-    """Both answer by the same table of turns; one is killed, on all its ranks at once, while both serve."""
+    """Both wait while a third has the port; one is killed, on all its ranks at once, while both serve."""
     name = f"test-{ranks}-{os.getpid()}"
     job = {"dp": 2, "additional_config": {"aurora": {"order": "online", "colocate": name}}}
     checkpoint, other = str(checkpoints("qwen3moe")), str(checkpoints(victim))
@@ -723,16 +722,17 @@ def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_pa
         assert wait_for(dies.folder / "rounds-0"), "\n".join(log[-3000:] for log in dies.said())
         stays = Ranks(tmp_path / "stays", ranks, model=checkpoint, repeat=ROUNDS, **job)
         assert wait_for(stays.folder / "rounds-0"), "\n".join(log[-3000:] for log in stays.said())
-        table = np.memmap(colocation_folder(name) / "table", dtype=np.int64, mode="r")
-        before_M = table[BEGUN_M].copy()
-        time.sleep(1)
-        both_M = table[BEGUN_M] - before_M
+        third = ProcessPortArbiter(colocation_folder(name), 63)
+        with third.exchange():
+            before = [(each.folder / "rounds-0").read_text() for each in (stays, dies)]
+            time.sleep(1)
+            assert [(each.folder / "rounds-0").read_text() for each in (stays, dies)] == before
+        third.leave()
     finally:
         for process in dies.processes:
             process.kill()
     dies.wait()
     assert int((stays.folder / "rounds-0").read_text()) < ROUNDS
-    assert np.count_nonzero(both_M) == 2, "exchanges of both, counted as they begin"
     check_same(stays.answers(), alone("qwen3moe"))
     assert not stays.warnings()
     assert not dies.warnings()
@@ -832,7 +832,7 @@ def test_served_over_http(tmp_path, checkpoints, alone):
 
 @slow
 def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, checkpoints, alone):
-    """Both are asked at once, answer as if alone, and exchange by the same table; one is killed, the other answers on.
+    """Both wait while a third has the port, and answer as if alone; one is killed, the other answers on.
 
     One is interactive; what the other one sends is cut into slices by the ports of its plan.
     """
@@ -848,13 +848,15 @@ def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, c
         with stays, dies:
             stays.wait_until_ready()
             dies.wait_until_ready()
-            table = np.memmap(colocation_folder(name) / "table", dtype=np.int64, mode="r")
-            before_M = table[BEGUN_M].copy()
+            third = ProcessPortArbiter(colocation_folder(name), 63)
             with ThreadPoolExecutor(16) as pool:
-                asked = [[pool.submit(server.complete, index) for index in range(8)] for server in (stays, dies)]
+                with third.exchange():
+                    asked = [[pool.submit(server.complete, index) for index in range(8)] for server in (stays, dies)]
+                    time.sleep(1)
+                    assert not any(future.done() for futures in asked for future in futures)
                 for each, futures in zip(names, asked, strict=True):
                     assert [future.result() for future in futures] == expected(alone(each), 8)
-            assert np.count_nonzero(table[BEGUN_M] - before_M) == 2, "exchanges of both"
+            third.leave()
             dies.kill()
             with ThreadPoolExecutor(8) as pool:
                 assert list(pool.map(stays.complete, range(8))) == expected(alone("qwen3moe"), 8)

@@ -1,4 +1,4 @@
-"""Three models and more that share GPUs through tables of one folder: priorities, weights, joining and leaving."""
+"""Three models and more that share GPUs through one arbiter process: priorities, weights, joining and leaving."""
 
 import os
 import queue
@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from aurora.algorithms.arbitration import MOST_OVERTAKEN
-from aurora.runtime import process_port_arbiter
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.types import SlicePolicy
 from tests.runtime.test_process_port_arbiter import TIMEOUT_S, enter, hear, join, processes  # noqa: F401
@@ -30,16 +29,12 @@ class Waiter:
 
     def __init__(self, what, arbiter, level=0):
         self.arbiter, self.inside, self.ended = arbiter, threading.Event(), threading.Event()
-        self.what = what
+        self.what, sent, tell = what, threading.Event(), ProcessPortArbiter._tell
+        arbiter._tell = lambda *packet: (tell(arbiter, *packet), sent.set())
         self.thread = threading.Thread(target=self.ask, args=(level,))
         self.thread.start()
-        until(lambda: self.asked)
-
-    @property
-    def asked(self):
-        table = self.arbiter._table
-        wanted_M = table.ticket_M if self.what == "GPU" else table.wants_M
-        return self.inside.is_set() or wanted_M[self.arbiter.slot]
+        assert sent.wait(TIMEOUT_S)
+        arbiter.settle()
 
     def ask(self, level):
         if self.what == "GPU":
@@ -150,8 +145,7 @@ def test_what_a_model_does_alone_keeps_its_place_when_another_joins(join):  # no
     gpu.stop()
 
 
-def test_a_model_is_alone_again_when_the_others_were_killed(tmp_path, join, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(process_port_arbiter, "LOOK_S", 0.0)
+def test_a_model_is_alone_again_when_the_others_were_killed(tmp_path, join):  # noqa: F811
     arbiter = join()
     with processes((enter, tmp_path, "GPU"), (enter, tmp_path, "port", 1)) as (victims, told):
         hear(told, 2)
@@ -159,9 +153,9 @@ def test_a_model_is_alone_again_when_the_others_were_killed(tmp_path, join, monk
         for victim in victims:
             os.kill(victim.pid, signal.SIGKILL)
             victim.join()
+        until(lambda: arbiter.exclusive)
         arbiter.start_compute()
         arbiter.stop_compute()
-        assert arbiter.exclusive
 
 
 def join_and_leave(folder, model, rank, ranks, barrier, slots, policy, seed, seen):

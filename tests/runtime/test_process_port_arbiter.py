@@ -1,20 +1,26 @@
 """Port arbiter of models in separate processes: real processes, some of them killed."""
 
+import fcntl
+import json
 import multiprocessing
 import os
+import pickle
 import random
 import signal
+import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 import pytest
 
-from aurora.errors import BadInput
-from aurora.runtime import colocation_table as colocated
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter
-from aurora.types import SlicePolicy
+from aurora.algorithms.arbitration import PortSlices
+from aurora.errors import BadInput, RankFailed
+from aurora.runtime import process_port_arbiter
+from aurora.runtime.arbiter_process import LOCK, SOCKET, Arbiter, Client
+from aurora.runtime.process_port_arbiter import VERSION, ProcessPortArbiter, colocation_folder
+from aurora.types import RunOptions, SlicePolicy
 
 CONTEXT = multiprocessing.get_context("forkserver")  # a fork of this process, with all that tests import, may crash
 TIMEOUT_S = 120.0  # longer than any process waits for a core of a busy machine
@@ -37,12 +43,20 @@ def processes(*jobs):
 
 @pytest.fixture
 def join(tmp_path):
-    """A port arbiter of this process in the test's folder."""
+    """A port arbiter of this process in the test's folder; `settle` returns when the arbiter process has read all packets."""
     made = []
 
     def arbiter(gpu=0, slot=None, turn_s=TIMEOUT_S, **policy):
         made.append(ProcessPortArbiter(tmp_path, gpu, slot, turn_s=turn_s, policy=SlicePolicy(**policy)))
+        made[-1].settle = settle
         return made[-1]
+
+    def settle():
+        probe = ProcessPortArbiter(tmp_path, 63)
+        for _ in range(2):  # what was sent before the first answer is read before the second
+            probe.start_compute()
+            probe.stop_compute()
+        probe.leave()
 
     yield arbiter
     for each in made:
@@ -78,43 +92,40 @@ def test_what_a_killed_process_held_is_free(tmp_path, join, what):
 
 
 def test_what_a_stopped_process_has_is_passed_on_and_that_is_said_once(tmp_path, join, caplog):
+    arbiters = [join(turn_s=0.2), join(turn_s=0.2)]
     with processes((enter, tmp_path, "GPU"), (enter, tmp_path, "port")) as (stopped, told):
         hear(told, 2)
         for process in stopped:
             os.kill(process.pid, signal.SIGSTOP)
-        arbiters = [join(turn_s=0.2), join(turn_s=0.2)]
         for arbiter in arbiters * 2:
             arbiter.start_compute()
             arbiter.stop_compute()
             with arbiter.exchange():
                 pass
-        assert [len(arbiter._passed_on) for arbiter in arbiters] == [2, 2], "each turn is waited for once"
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == 2
-        for process, what, text in zip(stopped, ("GPU", "port"), said, strict=True):
-            assert text.startswith(f"process {process.pid} has had the {what} of rank 0 for more than 0.2 s")
+        for process, what, text in zip(stopped, ("GPU 0", "the port"), said, strict=True):
+            assert text.startswith(f"process {process.pid} has had {what} for more than 0.2 s: the others go on")
 
 
-def test_who_comes_back_is_waited_for_in_its_next_turn(join):
-    slow, other = join(), join(turn_s=0.05)
+def test_who_comes_back_does_not_end_the_turn_that_came_after_its_own(join):
+    slow, other = join(), join(turn_s=0.2)
     slow.start_compute()
     other.start_compute()
-    other.stop_compute()
     slow.stop_compute()
-    slow.start_compute()
-    seen, other._turn_s = [], TIMEOUT_S
+    seen = []
 
     def compute():
-        other.start_compute()
-        seen.append("other")
+        slow.start_compute()
+        seen.append("slow")
 
     waiting = threading.Thread(target=compute)
     waiting.start()
-    time.sleep(0.2)
-    seen.append("slow")
-    slow.stop_compute()
+    slow.settle()
+    seen.append("other")
+    other.stop_compute()
     waiting.join(TIMEOUT_S)
-    assert seen == ["slow", "other"]
+    assert seen == ["other", "slow"]
 
 
 def work(told, folder, rounds, pause_s, here):
@@ -197,7 +208,7 @@ def test_ports_go_to_models_in_one_sequence_and_nobody_waits_in_a_circle(tmp_pat
 
 
 def test_a_killed_rank_lets_the_other_model_go_on_everywhere(tmp_path, join):
-    """Model a's rank 1 dies inside an exchange, rank 0 gives up: model b's exchanges need both ports."""
+    """Model a's rank 1 dies inside an exchange, and rank 0 gives up: model b's exchanges need both ports."""
     a = join()
     with processes((enter, tmp_path, "port", 1, a.slot)) as ((victim,), told):
         hear(told, 1)
@@ -206,11 +217,154 @@ def test_a_killed_rank_lets_the_other_model_go_on_everywhere(tmp_path, join):
         b = join()
         other = join(1, slot=b.slot)
         os.kill(victim.pid, signal.SIGKILL)
-        with other.exchange():
-            pass
         a.abort(RuntimeError("lost rank 1"))
-        with b.exchange():
-            pass
+        for arbiter in (other, b):
+            with arbiter.exchange():
+                pass
+        with pytest.raises(RankFailed, match="the other model on this rank failed: lost rank 1"):
+            a.start_compute()
+
+
+def test_a_killed_arbiter_ends_every_wait_with_a_sentence_and_the_next_one_serves_again(tmp_path, join):
+    holder, waiter = join(), join()
+    holder.start_compute()
+    failed = []
+
+    def wait():
+        try:
+            waiter.start_compute()
+        except RankFailed as error:
+            failed.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiter.settle()
+    with processes_of(tmp_path) as (arbiter,):
+        os.kill(arbiter, signal.SIGKILL)
+    waiting.join(TIMEOUT_S)
+    assert failed == ["the arbiter of the GPUs that this model shares has ended: start their models again"]
+    with suppress(RankFailed):  # its own connection may end a little later
+        holder.stop_compute()
+    with pytest.raises(RankFailed, match="has ended"):
+        holder.start_compute()
+    again = join()
+    again.start_compute()
+    again.stop_compute()
+
+
+@contextmanager
+def processes_of(folder):
+    """The arbiter processes of a folder."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if b"aurora.runtime.arbiter_process" in words and str(folder).encode() in words:
+            found.append(int(pid))
+    yield found
+
+
+def stay(told, folder, here):
+    here.wait(TIMEOUT_S)
+    arbiter = ProcessPortArbiter(folder, 0)
+    told.put(arbiter.slot)
+    here.wait(TIMEOUT_S)
+    arbiter.start_compute()
+    arbiter.stop_compute()
+    told.put(arbiter.exclusive)
+    here.wait(TIMEOUT_S)
+
+
+def test_processes_that_start_at_once_share_one_arbiter_which_ends_after_the_last(tmp_path):
+    count = 6
+    with processes(*[(stay, tmp_path, CONTEXT.Barrier(count, timeout=TIMEOUT_S))] * count) as (started, told):
+        assert sorted(hear(told, count)) == list(range(count))
+        assert hear(told, count) == [False] * count
+        for process in started:
+            process.join(TIMEOUT_S)
+    lock = os.open(tmp_path / LOCK, os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # which an arbiter keeps while it lives
+    os.close(lock)
+    assert not (tmp_path / SOCKET).exists()
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        pickle.dumps(os.getpid), b"[" * 4000, b"{}", b'"join"', b"[[]]", b'["leave"]', b'["exchange"]', b'["join", 0]',
+        b'["join", [], null, {}, 1, ""]', b"\xff" * 9000, b"null", b'["computed"]',
+    ],
+)  # fmt: skip
+def test_whoever_sends_anything_else_is_cut_off_and_changes_nothing(packet, tmp_path, join):
+    arbiter = join()
+    arbiter.start_compute()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        peer.settimeout(TIMEOUT_S)
+        peer.connect(str(tmp_path / SOCKET))
+        peer.send(packet)
+        assert peer.recv(100) == b""
+    arbiter.stop_compute()
+    with arbiter.exchange():
+        pass
+    assert arbiter.exclusive
+
+
+def test_an_exchange_that_nobody_granted_cannot_be_ended(tmp_path, join):
+    first, second = join(), join()
+    with first.exchange():
+        second._tell("exchanged", False)
+        with pytest.raises(RankFailed):
+            second.start_compute()
+    with first.exchange():
+        pass
+
+
+def test_an_arbiter_of_another_user_is_not_trusted(join, tmp_path, monkeypatch):
+    join()
+    monkeypatch.setattr(process_port_arbiter, "peer_user", lambda _: os.getuid() + 1)
+    with pytest.raises(BadInput, match=f"expected an arbiter of this user in .*, found one of {os.getuid() + 1}"):
+        ProcessPortArbiter(tmp_path, 0)
+
+
+class Wire:
+    """The socket of a client that is told what the arbiter grants."""
+
+    def __init__(self):
+        self.granted = 0
+
+    def send(self, packet):
+        self.granted += json.loads(packet)[0] == "granted"
+
+
+@pytest.mark.parametrize("models", [2, 3, 5])
+def test_models_that_always_wait_take_ports_and_gpus_in_the_sequence_of_threads(models):
+    slices, arbiter, threads = PortSlices([SlicePolicy()] * models, True), Arbiter(), []
+    for model in range(models):
+        slices.ask(model)
+    for _ in range(4 * models):
+        (now,) = filter(slices.may_begin, range(models))
+        threads.append(now)
+        slices.begin(now)
+        slices.end(now)
+        slices.ask(now)
+    clients = [Client(Wire()) for _ in range(models)]
+    for client in clients:
+        arbiter.receive(client, b'["join", 0, null, 1, false, "a model"]')
+    for begin, end in (("exchange", ["exchanged", False]), ("compute", ["computed"])):
+        seen, asks = [], json.dumps([begin, 0] if begin == "compute" else [begin]).encode()
+        for client in clients:
+            client.connection.granted = 0
+            arbiter.receive(client, asks)
+        for _ in range(4 * models):
+            (now,) = (model for model, client in enumerate(clients) if client.connection.granted)
+            seen.append(now)
+            clients[now].connection.granted = 0
+            arbiter.receive(clients[now], json.dumps(end).encode())
+            arbiter.receive(clients[now], asks)
+        assert seen == threads
 
 
 def test_priority_work_runs_before_what_waits_and_at_preemption_points(join):
@@ -269,16 +423,13 @@ def test_a_folder_that_the_dead_left_is_used_again(tmp_path, join):
         for process in dead:
             os.kill(process.pid, signal.SIGKILL)
             process.join()
-        again = [join() for _ in range(colocated.SLOTS)]
-        assert sorted(arbiter.slot for arbiter in again) == list(range(colocated.SLOTS))
-        with pytest.raises(BadInput, match=f"has {colocated.SLOTS} models already"):
-            ProcessPortArbiter(tmp_path, 0)
-        with pytest.raises(BadInput, match=rf"GPU 0 of slot 3 in .* is taken by process {os.getpid()}"):
-            ProcessPortArbiter(tmp_path, 0, slot=3)
-        for arbiter in again:
-            arbiter.start_compute()
-            arbiter.stop_compute()
-            arbiter.leave()
+        arbiter = join()
+        with pytest.raises(BadInput, match=rf"GPU 0 of model {arbiter.slot} is taken by process {os.getpid()}"):
+            ProcessPortArbiter(tmp_path, 0, slot=arbiter.slot)
+        with pytest.raises(BadInput, match="no model 99"):
+            ProcessPortArbiter(tmp_path, 0, slot=99)
+        arbiter.start_compute()
+        arbiter.stop_compute()
 
 
 def test_a_path_longer_than_a_sockets_may_be(tmp_path):
@@ -293,3 +444,68 @@ def test_a_path_longer_than_a_sockets_may_be(tmp_path):
     assert not waiting.is_alive()
     for arbiter in (first, second):
         arbiter.leave()
+
+
+def test_folders_that_cannot_be_used_and_names(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"file cannot be used: Not a directory"):
+        ProcessPortArbiter(tmp_path / "file", 0)
+    with pytest.raises(BadInput, match="`colocate`: expected at most 40 letters"):
+        RunOptions(interleave="processes", colocate="../x")
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder for temporary files, which every user can write to."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def mode(path):
+    return path.lstat().st_mode & 0o777
+
+
+def test_the_folder_is_this_users_alone_in_and_out_of_login_sessions(tmp_path, temporary, monkeypatch):
+    found = colocation_folder("both")
+    assert found == temporary / f"aurora-runtime-{os.getuid()}" / f"both.arbiter-{VERSION}"
+    assert mode(found) == mode(found.parent) == 0o700
+    session = tmp_path / "session"
+    session.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    assert colocation_folder("both") == found
+
+
+def test_a_folder_of_another_user_or_a_link_is_not_trusted(tmp_path, temporary, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    ours = temporary / f"aurora-runtime-{os.getuid()}"
+    ours.symlink_to(victim)
+    with pytest.raises(BadInput, match="expected a folder of this user alone, found a symbolic link"):
+        colocation_folder("both")
+    assert not list(victim.iterdir())
+    ours.unlink()
+    ours.mkdir(mode=0o700)
+    ours.chmod(0o777)
+    with pytest.raises(BadInput, match="found mode 777, not 700"):
+        colocation_folder("both")
+    ours.chmod(0o700)
+    (ours / f"both.arbiter-{VERSION}").symlink_to(victim)
+    with pytest.raises(BadInput, match="found a symbolic link"):
+        colocation_folder("both")
+    uid = os.getuid()
+    ours.rename(temporary / f"aurora-runtime-{uid + 1}")
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    with pytest.raises(BadInput, match=f"found one of user {uid}"):
+        colocation_folder("both")
+
+
+def test_no_link_in_the_folder_is_followed(tmp_path, temporary):
+    (tmp_path / "precious").write_text("what the user has")
+    folder = colocation_folder("both")
+    (folder / LOCK).symlink_to(tmp_path / "precious")
+    (folder / SOCKET).symlink_to(tmp_path / "precious")
+    with pytest.raises(BadInput, match=r"cannot be used: .*Too many levels of symbolic links"):
+        ProcessPortArbiter(folder, 0)
+    assert (tmp_path / "precious").read_text() == "what the user has"

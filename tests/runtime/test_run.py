@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,11 +23,10 @@ from aurora.planner.options import with_priorities
 from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import serving_rank
-from aurora.runtime.colocation_table import DRAWN, colocation_folder
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.phase_recorder import HostTimer
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.transports.gloo import GlooTransport
@@ -299,7 +299,7 @@ def test_runs_of_their_own_processes_have_priorities(mixtral, qwen):
         own = (trace.phase_X == TRACE_PHASES.index("dispatch")) & (trace.peer_X >= 0)
         transfers.append(max(Counter(zip(trace.rank_X[own], trace.step_X[own], trace.layer_X[own], strict=True)).values()))
     assert transfers[0] == 2  # to the other rank and from it
-    assert transfers[1] > DRAWN
+    assert transfers[1] > 16, "what is cut"
 
 
 @pytest.mark.full
@@ -344,18 +344,23 @@ def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
 def test_two_runs_share_port_arbiters_by_name(mixtral, qwen, monkeypatch, tmp_path):
     """Each run with its own plan: on every rank their computing does not overlap, nor does their port, and answers stay."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    inside, seen = [], []
-    start, stop = ProcessPortArbiter.start_compute, ProcessPortArbiter.stop_compute
+    inside, seen, gpu_of = [], [], {}
+    create, start, stop = ProcessPortArbiter.__init__, ProcessPortArbiter.start_compute, ProcessPortArbiter.stop_compute
+
+    def created(self, folder, gpu, *args, **named):
+        create(self, folder, gpu, *args, **named)
+        gpu_of[self] = gpu
 
     def started(self, level=0):
         start(self, level)
-        inside.append(self._gpu)
-        seen.append(inside.count(self._gpu))
+        inside.append(gpu_of[self])
+        seen.append(inside.count(gpu_of[self]))
 
     def stopped(self):
-        inside.remove(self._gpu)
+        inside.remove(gpu_of[self])
         stop(self)
 
+    monkeypatch.setattr(ProcessPortArbiter, "__init__", created)
     monkeypatch.setattr(ProcessPortArbiter, "start_compute", started)
     monkeypatch.setattr(ProcessPortArbiter, "stop_compute", stopped)
     options = RunOptions(3, timeout_s=60, transport="memory", keep_logits=True, interleave="processes", colocate="both")
@@ -365,7 +370,10 @@ def test_two_runs_share_port_arbiters_by_name(mixtral, qwen, monkeypatch, tmp_pa
     for result, (_, paths, prompts) in zip(results, given, strict=True):
         assert verify(result, paths, prompts, options) == []
     assert set(seen) == {1}
-    assert not list(tmp_path.glob("*/*/*.wakeups"))
+    until_s = time.monotonic() + 60
+    while list(tmp_path.glob("*/*/arbiter.sock")):
+        assert time.monotonic() < until_s, "the arbiter ends after its last client"
+        time.sleep(0.05)
 
 
 @pytest.mark.full

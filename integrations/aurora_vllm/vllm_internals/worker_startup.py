@@ -271,7 +271,7 @@ class WorkerStartup:
         self, integration: WorkerIntegration, store: Any, key: str, folders: Mapping[int, str] | None
     ) -> Verdict:
         """Joins the servers of the same name, on all ranks or on none."""
-        from aurora.runtime.colocation_table import colocation_folder
+        from aurora.runtime.process_port_arbiter import colocation_folder
         from aurora.types import PRIORITIES, SlicePolicy
         from aurora_vllm.time_slices import TimeSlices, join_port_arbiter
 
