@@ -1,6 +1,7 @@
 """Moves experts between ranks, with their weights and AdamW's state, and decides on these moves."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,8 +11,7 @@ from aurora.algorithms.control.controller import Controller, load_cost_G, slots_
 from aurora.algorithms.placement.gpu_slots import failure_domains
 from aurora.algorithms.recovery import recover
 from aurora.moe.transport import Transport
-from aurora.training.state import ExpertState, LayerState, TrainState, exchange_tensors
-from aurora.training.weight_messages import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
+from aurora.training.state import ExpertState, TrainState, exchange_tensors
 from aurora.types import Cluster, ControlOptions, Placement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
@@ -96,6 +96,38 @@ def send_dense(
             trained.hold(arrived.clone())
 
 
+@dataclass(frozen=True)
+class ExpertTransfer:
+    """Transfer of one expert's state from rank `source` (None: from the model's files) to rank `to`."""
+
+    layer: int
+    expert: int
+    source: int | None
+    to: int
+
+
+def expert_transfers(placement: Placement, held_R: Sequence[HeldL]) -> list[ExpertTransfer]:
+    """Returns the transfers after which every rank holds the experts that the new placement gives it.
+
+    If several ranks hold an expert, the one that has sent the fewest so far sends it.
+
+    Args:
+        placement: the new placement.
+        held_R: for each rank the experts that it holds now, by layer.
+    """
+    transfers: list[ExpertTransfer] = []
+    sent_R = [0] * len(held_R)
+    for layer, slots_R in enumerate(placement.slots_LG):
+        for to, slots in enumerate(slots_R):
+            for expert in sorted(set(slots) - set(held_R[to][layer])):
+                owners = [rank for rank, held_L in enumerate(held_R) if expert in held_L[layer]]
+                source = min(owners, key=lambda rank: (sent_R[rank], rank), default=None)
+                if source is not None:
+                    sent_R[source] += 1
+                transfers.append(ExpertTransfer(layer, expert, source, to))
+    return transfers
+
+
 def move_experts(
     state: TrainState, held_R: Sequence[HeldL], placement: Placement, cluster: Cluster, transport: Transport
 ) -> list[ExpertTransfer]:
@@ -115,16 +147,25 @@ def move_experts(
         The transfers; those whose source is None were read from files.
     """
     rank, ranks = transport.rank, transport.ranks
-    layers = [LayerState(state, number) for number in range(len(state.layers))]
-    transfers = expert_transfers([placement], [[held_L] for held_L in held_R], [state.expert_bytes])
-    bytes_RR = transfer_bytes(transfers, [state.expert_bytes], ranks)
+    transfers = expert_transfers(placement, held_R)
+    bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
+    outgoing_R, incoming_R = ([list[ExpertTransfer]() for _ in range(ranks)] for _ in range(2))
+    for move in transfers:
+        if move.source is not None:
+            bytes_RR[move.source, move.to] += state.expert_bytes
+            if move.source == rank:
+                outgoing_R[move.to].append(move)
+            if move.to == rank:
+                incoming_R[move.source].append(move)
     order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
-    messages = WeightMessages([layers], transfers, rank, ranks)
-    transport.exchange(order, *messages.cut(0, messages.bytes), lambda *_: None)
-    transport.wait()
-    arrived_L: list[dict[int, ExpertState]] = [{} for _ in layers]
-    for move, arrived in messages.arrived():
-        arrived_L[move.layer][move.expert] = arrived
+    likes_L = [state.likes(layer) for layer in range(len(state.layers))]
+    sent_R = [[part for move in moves for part in state.expert(move.layer, move.expert).values()] for moves in outgoing_R]
+    like_R = [[like for move in moves for like in likes_L[move.layer].values()] for moves in incoming_R]
+    arrived_R = exchange_tensors(transport, order, sent_R, like_R, next(iter(likes_L[0].values())))
+    arrived_L: list[dict[int, ExpertState]] = [{} for _ in likes_L]
+    for moves, tensors in zip(incoming_R, map(iter, arrived_R), strict=True):
+        for move in moves:
+            arrived_L[move.layer][move.expert] = {name: next(tensors) for name in likes_L[move.layer]}
     for number, slots_G in enumerate(placement.slots_LG):
         state.hold(number, slots_G[rank], arrived_L[number])
     state.continue_after(state.steps)

@@ -313,23 +313,3 @@ class TrainState:
         """Clears all gradients, so that a step can be prepared again."""
         for trained in self.parameters():
             trained.forget_gradient()
-
-
-class LayerState:
-    """ReadableExperts for the training states of one layer's experts on this rank, to send them to other ranks.
-
-    Args:
-        state: this rank's state of all layers.
-        layer: index of the MoE layer.
-    """
-
-    def __init__(self, state: TrainState, layer: int) -> None:
-        self._state, self._layer = state, layer
-
-    def empty_weights(self) -> ExpertState:
-        """Returns uninitialised memory for the state of one expert, by parameter name."""
-        return self._state.likes(self._layer)
-
-    def weights(self, expert: int) -> ExpertState:
-        """Returns views of the state of an expert that this rank holds, by parameter name."""
-        return self._state.expert(self._layer, expert)

@@ -15,7 +15,6 @@ from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, as_array
 
 EMPTY = -1  # in place of an expert, a GPU or a slot: none
 EMPTY_INT64: Any = np.int64(EMPTY)  # for compiled code: numba compiles a function anew for each constant that it is given
-HeldML = Sequence[Sequence[Sequence[int]]]  # by model and layer: the experts whose weights one rank has
 
 
 @dataclass(frozen=True, eq=False, repr=False)

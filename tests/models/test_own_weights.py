@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from aurora.errors import BadInput, MissingDependency
@@ -282,3 +283,31 @@ def test_another_threads_model_is_loaded_whole_meanwhile(tmp_path, monkeypatch):
     monkeypatch.setattr(own_weights, "load_model", load_in_a_thread)
     assert len(load_without_experts(folder).layers[0].experts.down_proj) == 0
     assert counts == [sum(p.numel() for p in load_model(folder).model.parameters())]
+
+
+class TwoWeights(nn.Module):
+    """Five experts with two parameters of different dtypes; each expert's values tell its number."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.num_experts = 5
+        number_E = 10 * layer + torch.arange(5)[:, None, None]
+        self.up = nn.Parameter((number_E + torch.rand(5, 3, 7)).to(torch.bfloat16), requires_grad=False)
+        self.down = nn.Parameter((number_E + torch.rand(5, 2, 3)).to(torch.float16), requires_grad=False)
+
+
+def weights_of(experts, slot):
+    return {name: parameter[slot].clone() for name, parameter in expert_parameters(experts)}
+
+
+def test_new_weights_are_written_in_place_where_all_others_keep_their_slots():
+    experts, other = TwoWeights(0), TwoWeights(1)
+    before = [weights_of(experts, slot) for slot in range(5)]
+    memory = experts.up.data_ptr()
+    hold_experts(experts, [0, 1, weights_of(other, 2), 3, 4])
+    assert experts.up.data_ptr() == memory
+    hold_experts(experts, [1, 0, 2])
+    assert experts.up.data_ptr() != memory
+    after = [before[1], before[0], weights_of(other, 2)]
+    for slot, expected in enumerate(after):
+        assert all(torch.equal(expected[name], found) for name, found in weights_of(experts, slot).items())
