@@ -202,8 +202,7 @@ def end_window(controller: Controller, load_LE: IntArray, step_s: list[float]) -
         load_LE: (L, E), the tokens of each expert in the window.
         step_s: seconds of each step of the window.
     """
-    timed = (float(np.median(step_s)), None, sum(step_s)) if step_s else ()
-    wanted_LGP = controller.window(load_LE, *timed).held_LGP
+    wanted_LGP = controller.window(load_LE, sum(step_s) or None).held_LGP
     if np.array_equal(wanted_LGP, controller.held_LGP):
         return None
     return Placement.of_slots(wanted_LGP)
