@@ -142,7 +142,7 @@ def follow(
 def _followed(way: _Way, load_WLE: FloatArray, held_LGP: IntArray, slots: GpuSlots, expert_bytes: int) -> Followed:
     """The replay of one way."""
     slowest_W, bytes_W = np.ones(len(load_WLE)), np.zeros(len(load_WLE), dtype=np.int64)
-    split = ReplicaParts(held_LGP, None)
+    split = ReplicaParts(held_LGP)
     placement: Placement | None = None  # of the last change, if it tells the parts of replicas
     for window, load_LE in enumerate(load_WLE):
         target = way(window, held_LGP)
