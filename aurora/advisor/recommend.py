@@ -18,8 +18,8 @@ from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, Serv
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.algorithms.check.fit import ENGINES, check_engine
+from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.algorithms.placement.gpu_slots import redundant_experts
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL, draw_profile
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save

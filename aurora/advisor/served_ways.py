@@ -17,8 +17,8 @@ from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout, ServingWay
 from aurora.advisor.served_sizes import ServedSizes, memory_bytes
 from aurora.advisor.step_time import DEFAULT, SchedulerStep, step_seconds
+from aurora.algorithms.gpu_slots import USABLE
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.algorithms.placement.gpu_slots import USABLE
 from aurora.algorithms.workload.attention import text_config
 from aurora.errors import InfeasiblePlan
 from aurora.types import Gpu, GpuKind, Profile, RequestLoad

@@ -10,8 +10,8 @@ from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import ServingWay
 from aurora.advisor.recommend import engine_default, has_nvlink, orders_of, per_server_of
 from aurora.advisor.sharing import SHARING
+from aurora.algorithms.gpu_slots import USABLE
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.algorithms.placement.gpu_slots import USABLE
 from aurora.algorithms.workload.step_traffic import drawn_windows
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of

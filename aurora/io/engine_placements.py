@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from aurora.algorithms.placement.gpu_slots import filled, redundant_experts
+from aurora.algorithms.gpu_slots import filled, redundant_experts
 from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.model_structure import moe_layers
 from aurora.errors import BadInput, check_one_of

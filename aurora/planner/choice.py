@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aurora.algorithms.compile import compile_plan
-from aurora.algorithms.placement.gpu_slots import SlotRoom
+from aurora.algorithms.gpu_slots import SlotRoom
 from aurora.algorithms.workload.step_traffic import cut_traffic, drawn_steps, set_aside
 from aurora.errors import InfeasiblePlan
 from aurora.planner.options import flat_reason, with_preemption

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aurora.algorithms.placement.gpu_slots import SlotRoom, memory_slots_G
+from aurora.algorithms.gpu_slots import SlotRoom, memory_slots_G
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
 from aurora.errors import BadInput
 from aurora.types import Cluster, PlanOptions, Profile

@@ -8,7 +8,7 @@ import torch
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.control.controller import Controller, load_cost_G, slots_in_use
-from aurora.algorithms.placement.gpu_slots import failure_domains
+from aurora.algorithms.gpu_slots import failure_domains
 from aurora.algorithms.recovery import recover
 from aurora.moe.transport import Transport
 from aurora.training.state import ExpertState, TrainState, exchange_tensors

@@ -23,7 +23,7 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, web
 
 from aurora.advisor.engines.vllm import rank_words
-from aurora.algorithms.placement.gpu_slots import redundant_experts
+from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, MissingDependency, RankFailed
 from aurora.io import load_cluster, load_model_config, load_plan, save_cluster

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from aurora.algorithms.check.fit import check_engine
-from aurora.algorithms.placement.gpu_slots import filled, redundant_experts
+from aurora.algorithms.gpu_slots import filled, redundant_experts
 from aurora.algorithms.workload.model_structure import decoder_layers, expert_count
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_model_config, load_plan, load_profile

@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from aurora.algorithms.placement.gpu_slots import redundant_experts
+from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.io import save
 from aurora.io.engine_records import load_records
 from aurora.planner.plan import order_model

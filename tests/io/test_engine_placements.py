@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.placement.gpu_slots import filled
+from aurora.algorithms.gpu_slots import filled
 from aurora.errors import BadInput
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
 from aurora.io.plans import layers_json, load_placement, placement_from_json, save_placement

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import aurora
-from aurora.algorithms.placement.gpu_slots import SlotRoom
+from aurora.algorithms.gpu_slots import SlotRoom
 from aurora.algorithms.workload.step_traffic import set_aside
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput, InfeasiblePlan

@@ -8,7 +8,7 @@ import pytest
 
 import aurora
 from aurora.algorithms.check.plans import check_plan
-from aurora.algorithms.placement.gpu_slots import memory_slots_G
+from aurora.algorithms.gpu_slots import memory_slots_G
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner import choice
 from aurora.planner.choice import simulated_seconds

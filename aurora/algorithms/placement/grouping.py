@@ -7,31 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from aurora.algorithms.replicas.eplb import balanced
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import IntArray
 
 GroupingStrategy = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
-
-
-def balanced(load_E: IntArray | FloatArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Puts each expert, heaviest first, into the lightest group with a free slot (longest processing time first).
-
-    Args:
-        load_E: (E,), tokens of each expert.
-        slots_J: (J,) int64, how many experts each group may hold; at least E in all.
-        rng: not used.
-
-    Returns:
-        (E,) int64, the group of each expert.
-    """
-    group_E = np.empty(len(load_E), dtype=np.int64)
-    load_J, left_J = np.zeros(len(slots_J)), slots_J.copy()
-    for expert in np.argsort(-load_E, kind="stable").tolist():
-        group = int(np.where(left_J > 0, load_J, np.inf).argmin())
-        group_E[expert] = group
-        load_J[group] += load_E[expert]
-        left_J[group] -= 1
-    return group_E
 
 
 def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:

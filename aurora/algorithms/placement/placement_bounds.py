@@ -17,8 +17,8 @@ from aurora.algorithms.placement.cost_model import LayerCosts
 from aurora.algorithms.placement.linear_program import SMALL, blocks, phase_program, shares_program
 from aurora.algorithms.placement.objective import Formula, Part, formula
 from aurora.algorithms.placement.phase_times import PhaseTimes, exclusive_s
-from aurora.algorithms.placement.slot_state import PhaseSums
 from aurora.algorithms.replicas.load_bounds import least_largest
+from aurora.algorithms.search.slot_state import PhaseSums
 from aurora.algorithms.workload.traffic import CountedTokens
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -13,7 +13,7 @@ the relief.
 If few slots hold large replicas, no step may help early on. Then a second search starts: it first gives the experts with large
 replicas further ones, in place of the replicas that are needed least, whatever the GPUs' times. The better result is returned.
 
-Slots are those of `placement/slot_state`, with one sum for each GPU, its time. The steps differ from those of `slot_search`:
+Slots are those of `search/slot_state`, with one sum for each GPU, its time. The steps differ from those of `slot_search`:
 they count moves, and relieve one of several slowest GPUs at a time, although the largest time of all GPUs stays the same.
 
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aurora.algorithms.placement.slot_state import PhaseSums, overwrite, start_slots, swap
+from aurora.algorithms.search.slot_state import PhaseSums, overwrite, start_slots, swap
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.compiled import njit
 from aurora.types.placement import EMPTY_INT64 as EMPTY

@@ -6,12 +6,12 @@ from typing import Self
 
 import numpy as np
 
+from aurora.algorithms.gpu_slots import check_slots, even_slots, shared_slots_MG
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.placement.assignment import ASSIGN
 from aurora.algorithms.placement.colocation import COLOCATE
 from aurora.algorithms.placement.colocation_problem import ColocationProblem
 from aurora.algorithms.placement.cost_model import GroupCosts, LayerCosts, layer_costs
-from aurora.algorithms.placement.gpu_slots import check_slots, even_slots, shared_slots_MG
 from aurora.algorithms.placement.grouping import grouped
 from aurora.algorithms.placement.objective import formula, seconds
 from aurora.algorithms.placement.placement_bounds import colocated_bound_s

@@ -11,17 +11,17 @@ from functools import cached_property
 
 import numpy as np
 
+from aurora.algorithms.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.placement.assignment import ASSIGN, best_exclusive_s
 from aurora.algorithms.placement.cost_model import OWN, SUMMED, LayerCosts, aimed_costs, expected_costs
-from aurora.algorithms.placement.gpu_slots import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.algorithms.placement.grouping import PLACE, grouped
 from aurora.algorithms.placement.linear_program import blocks, lp_rounding
 from aurora.algorithms.placement.placement_bounds import layer_bound_s
-from aurora.algorithms.placement.slot_search import WORTH, fill, search_in_rounds, slot_search
-from aurora.algorithms.placement.slot_state import PhaseSums
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, capped
 from aurora.algorithms.replicas.registry import REPLICAS, place_unbounded
+from aurora.algorithms.search.slot_search import WORTH, fill, search_in_rounds, slot_search
+from aurora.algorithms.search.slot_state import PhaseSums
 from aurora.algorithms.workload.forecast import Forecast, layer_forecast
 from aurora.algorithms.workload.serving_gpus import is_unreplicated
 from aurora.errors import InfeasiblePlan

@@ -8,9 +8,9 @@ from typing import Self
 
 import numpy as np
 
+from aurora.algorithms.gpu_slots import replicas_fit
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.placement.cost_model import LayerCosts
-from aurora.algorithms.placement.gpu_slots import replicas_fit
 from aurora.types import Cluster, Hierarchy, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from aurora.algorithms.alltoall.hierarchical import level_from
 from aurora.algorithms.alltoall.schedule import hierarchical_order_s
+from aurora.algorithms.gpu_slots import even_slots, shared_slots_MG, slots_G
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.network.port_bounds import spread
 from aurora.algorithms.network.switch import steps_seconds
 from aurora.algorithms.placement.cost_model import OWN, LayerCosts, expected_costs, layer_costs
-from aurora.algorithms.placement.gpu_slots import even_slots, shared_slots_MG, slots_G
 from aurora.algorithms.placement.objective import seconds
 from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from aurora.algorithms.placement.gpu_slots import redundant_experts
+from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.errors import BadInput
 from aurora.io import load_plan
 from aurora_vllm.peer_ranks import end_with_parent

@@ -9,7 +9,7 @@ from aurora.algorithms.placement import linear_program as module
 from aurora.algorithms.placement import placement_bounds
 from aurora.algorithms.placement.cost_model import AIMS, aimed_costs
 from aurora.algorithms.placement.linear_program import lp_rounding, phase_program
-from aurora.algorithms.placement.slot_search import slot_search
+from aurora.algorithms.search.slot_search import slot_search
 from aurora.types import Placement
 from tests.conftest import cluster
 from tests.planner.scenarios.test_exclusive import drawn

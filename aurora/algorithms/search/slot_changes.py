@@ -1,6 +1,6 @@
 """Changes of one GPU's slots that a slot search tries: swaps, moves, further replicas, replacements; each by its objective."""
 
-from aurora.algorithms.placement.slot_state import (
+from aurora.algorithms.search.slot_state import (
     FIRST,
     add_share,
     copy_with_share,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.placement.gpu_slots import even_slots
+from aurora.algorithms.gpu_slots import even_slots
 from aurora.errors import BadInput
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from aurora.algorithms.placement.slot_changes import best_count_change, best_exchange, best_swap, count_changed
-from aurora.algorithms.placement.slot_state import (
+from aurora.algorithms.search.slot_changes import best_count_change, best_exchange, best_swap, count_changed
+from aurora.algorithms.search.slot_state import (
     PhaseSums,
     exchange,
     find_gains,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.network.port_bounds import Nics
 from aurora.algorithms.placement.cost_model import LayerCosts, aimed_costs
-from aurora.algorithms.placement.slot_search import fill, slot_search
+from aurora.algorithms.search.slot_search import fill, slot_search
 from aurora.types import Placement
 from tests.strategies import clusters, profiles
 from tests.without_compiler import printed
@@ -170,9 +170,9 @@ def test_a_search_may_go_on_and_little_effort_is_enough_for_a_result():
 def test_compiled_and_plain_code_find_the_same():
     code = (
         "import numpy as np\n"
-        "from tests.algorithms.placement.test_slot_search import drawn\n"
-        "from aurora.algorithms.placement.slot_state import PhaseSums\n"
-        "from aurora.algorithms.placement.slot_search import fill, slot_search\n"
+        "from tests.algorithms.search.test_slot_search import drawn\n"
+        "from aurora.algorithms.search.slot_state import PhaseSums\n"
+        "from aurora.algorithms.search.slot_search import fill, slot_search\n"
         "rng = np.random.default_rng(5)\n"
         "layer = drawn(rng, 4, 8, 2).phase_sums(np.full(4, 3))\n"
         "held_GP, _ = slot_search(layer, np.append(np.arange(8).reshape(4, 2), np.full((4, 1), -1), axis=1), rng, 2)\n"
