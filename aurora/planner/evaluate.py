@@ -8,7 +8,7 @@ import numpy as np
 from aurora.algorithms.check.fit import check_traffic
 from aurora.algorithms.gpu_slots import even_slots
 from aurora.algorithms.network.switch import timed_steps
-from aurora.algorithms.placement.grouping import balanced
+from aurora.algorithms.replicas.eplb import balanced
 from aurora.algorithms.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
 from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.errors import BadInput, BrokenPlan

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.algorithms.check.plans import check_layout
-from aurora.algorithms.placement.grouping import balanced
 from aurora.algorithms.replicas import load_bounds
+from aurora.algorithms.replicas.eplb import balanced
 from aurora.algorithms.replicas.registry import REPLICAS, place
 from aurora.algorithms.replicas.slot_packing import eplb_counts
 from aurora.errors import BadInput, InfeasiblePlan
