@@ -20,10 +20,10 @@ from aurora.algorithms.network.routes import route
 from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.replicas.registry import place
 from aurora.algorithms.workload.serving_gpus import serving_gpus
-from aurora.algorithms.workload.traffic import ServerTokens, exchange_bytes, exchange_rows
+from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows, expected_tokens
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.scenarios.servers import OverServers
-from aurora.types import TOKEN_SPREADS, Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, Servers
+from aurora.types import Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, Servers
 
 SERVERS = 4
 GPUS = (1, 2, 4, 8)  # of a server
@@ -99,7 +99,7 @@ def measure(source: Source, planned: Traffic, served: Traffic, gpus: int) -> Fig
         return int(sent_GN.sum() - sent_GN[np.arange(ranks), server_G].sum())
 
     known, routes = source.routed(served, ranks), route(cluster.network)
-    counted = {spread: replace(known, routing=None, token_spread=spread) for spread in TOKEN_SPREADS}
+    counted = replace(known, routing=None)
     tokens_LSE = known.tokens_TLSE[0]
 
     def dispatch_s(traffic: Profile, layer: int, gpu_E: np.ndarray) -> float:
@@ -115,16 +115,10 @@ def measure(source: Source, planned: Traffic, served: Traffic, gpus: int) -> Fig
             figures[method, "rows"].append(crossing(served, layer, gpu_E) / balanced)
             figures[method, OWN_ROWS].append(crossing(planned, layer, gpu_E) / crossing(planned, layer, balanced_E))
             true_GN = needed(served, layer, gpu_E)
-            found = ServerTokens(tokens_LSE[layer], server_G[gpu_E], SERVERS, experts_UK.shape[1])
-            within_GN = (found.least_SN <= true_GN) & (true_GN <= found.most_SN)
-            figures[method, "within"].append(within_GN.mean())
-            figures[method, "sum"].append(found.expected_SN.sum() / true_GN.sum())
-            figures[method, "least"].append(found.least_SN.sum() / true_GN.sum())
-            figures[method, "most"].append(found.most_SN.sum() / true_GN.sum())
-            figures[method, "error"].append(np.median(np.abs(found.expected_SN / true_GN - 1)))
-            for spread, traffic in counted.items():
-                took_s = dispatch_s(traffic, layer, gpu_E)
-                figures[method, f"dispatch {spread}"].append(took_s / dispatch_s(known, layer, gpu_E))
+            found_GN = expected_tokens(tokens_LSE[layer], server_G[gpu_E], SERVERS, experts_UK.shape[1])
+            figures[method, "sum"].append(found_GN.sum() / true_GN.sum())
+            figures[method, "error"].append(np.median(np.abs(found_GN / true_GN - 1)))
+            figures[method, "dispatch"].append(dispatch_s(counted, layer, gpu_E) / dispatch_s(known, layer, gpu_E))
             every = (server_G[gpu_E[experts_UK]] != server_G[served.sequence_U % ranks][:, None]).sum()
             figures[method, "without deduplication"].append(every / balanced)
             for name, load_E in (("planned", load_LE[layer]), ("served", served_LE[layer])):
@@ -186,10 +180,8 @@ def main() -> None:
         means = [*(over(method, "rows").mean() for method in METHODS), over(OURS, OWN_ROWS).mean()]
         rows.add(f"{SERVERS} x {gpus}", "all", "", *(f"**{mean:.3f}**" for mean in means))
         for method in METHODS:
-            cells = [over(method, what).mean() for what in ("least", "sum", "most")]
-            within, error = over(method, "within").mean(), over(method, "error").mean()
-            seconds = [f"{over(method, f'dispatch {spread}').mean():.3f}" for spread in TOKEN_SPREADS]
-            cells = [f"{within:.0%}", *(f"{cell:.3f}" for cell in cells), f"{error:.1%}", *seconds]
+            total, error, took = (over(method, what).mean() for what in ("sum", "error", "dispatch"))
+            cells = [f"{total:.3f}", f"{error:.1%}", f"{took:.3f}"]
             counts.add(f"{SERVERS} x {gpus}", method, *cells)
             beside = over(method, "GPU planned") / over("flat plan", "GPU planned")
             cells = [over(method, f"{what} {half}").mean() for what in ("server", "GPU") for half in ("planned", "served")]
@@ -229,12 +221,9 @@ most 1.02 of the flat plan's. Where one expert alone exceeds a server's share, n
 ROWS = """Beside a load-balanced placement (heaviest expert first, onto the lightest server), mean over layers. EPLB is its
 hierarchical mode, every expert a group of its own. The last column is of placements over servers, counted on the half that
 they are made from."""
-COUNTS = """Tokens that need each server, from the counts of experts on each source rank: how often the true number is within
-the bounds; the sums of bounds and estimate beside the true one; the estimate's median error for a rank and a server; and the
-seconds of a dispatch, from the fewest rows to the most, beside those of the tokens."""
-COUNTS_COLUMNS = (
-    "servers x GPUs | method | within bounds | lower | estimate | upper | error | dispatch: lower | estimate | upper"
-)
+COUNTS = """Tokens that need each server, from the counts of experts on each source rank: the estimate's sum beside the true
+one, its median error for a rank and a server, and the seconds of a dispatch beside those of the tokens."""
+COUNTS_COLUMNS = "servers x GPUs | method | estimate | error | dispatch"
 SPARE_COLUMNS = "servers x GPUs | method | rows, planned | served | server, planned | served | GPU, planned | served"
 SPARE = f"""With {SPARE_SLOTS} times the slots that experts need once. Rows are beside the load-balanced placement without
 replicas, loads over the mean, each on the half that the plan was made from and on the half that it serves; means over layers,

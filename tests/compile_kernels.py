@@ -22,7 +22,6 @@ from aurora.algorithms.replicas.per_batch import split_least_largest
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.algorithms.workload.traffic import ServerTokens
 from aurora.planner.plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, Servers, SyntheticOptions
@@ -57,10 +56,6 @@ def order(name: str) -> None:
     check_schedule(timed(made, BYTES_GG, CLUSTER.network), BYTES_GG, CLUSTER.network)
 
 
-def estimate_server_tokens() -> None:
-    ServerTokens(profile().tokens_TLSE[0, 0], np.arange(6) // 3, 2, top_k=2).expected_SN  # noqa: B018
-
-
 def layouts() -> None:
     import_module("aurora.moe.permutation_cpu")  # compiled where it is imported
 
@@ -70,7 +65,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     plan_over_servers,
     *(partial(order, name) for name in ORDER),
     simulate,
-    estimate_server_tokens,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     partial(move_sequence, np.array([[[0], [1]]]), np.array([[[1], [0]]])),
     partial(split_least_largest, np.ones((1, 2)), np.array([[0], [1]])),

@@ -61,7 +61,7 @@ def simulate(
     from aurora.advisor.sharing import apart_seconds
     from aurora.planner.choice import with_micro_batches
     from aurora.planner.options import with_preemption, with_priorities
-    from aurora.planner.scenarios.scenario import seconds_between
+    from aurora.planner.scenarios.scenario import rows_estimated
     from aurora.reports.advice import sharing_line
     from aurora.reports.json_objects import models_json, summary_json
     from aurora.reports.trace_tables import models_table, summary_table
@@ -80,11 +80,7 @@ def simulate(
         loaded = with_micro_batches(loaded, traffic, instead.micro_batches)
     loaded = with_preemption(loaded, traffic)
     predicted = aurora.simulate(loaded, traffic, interleave=interleave, **how)
-    between_s = seconds_between(
-        [model.hierarchy for model in loaded.models],
-        traffic,
-        lambda profiles: aurora.simulate(loaded, profiles, interleave=interleave, **how).seconds,
-    )
+    estimated = rows_estimated([model.hierarchy for model in loaded.models], traffic)
     save(predicted, target)
     summary, apart = summarise(predicted, loaded.cluster), None
     if loaded.colocated and interleave == "on":
@@ -94,13 +90,13 @@ def simulate(
         as_json,
         {
             "output": target,
-            "between_s": between_s,
+            "estimated": estimated,
             "one_after_the_other_s": apart and min(apart),
             "micro_batches": len(predicted.names_M) // len(loaded.models),
         }
         | summary_json(summary)
         | {"models": models_json(summary)},
-        summary_table(summary, most=None if layers else WORST, between_s=between_s),
+        summary_table(summary, most=None if layers else WORST, from_counts=estimated),
         models_table(summary),
         None if apart is None else sharing_line(summary, apart),
         without_proof(loaded, traffic) or None,

@@ -16,7 +16,7 @@ from aurora.errors import BadInput, BrokenPlan
 from aurora.io.clusters import cluster_from_table, cluster_table
 from aurora.io.files import check_schema, load_json, naming, schema_of, write_text
 from aurora.types import Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions
-from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.arrays import FloatArray, IntArray, counts
 from aurora.types.read_numbers import finite_number, whole_number
 
 PLACEMENT_FORMAT = "aurora placement"
@@ -149,7 +149,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "notes": list(plan.notes),
         "epoch": plan.epoch,
         **{name: getattr(plan, name) for name in _OBJECTIVE},
-        **({} if plan.between_s is None else {"between_s": list(plan.between_s)}),
+        **({"estimated": True} if plan.estimated else {}),
         "gap": plan.gap if plan.gap < float("inf") else None,
         "cluster": cluster_table(plan.cluster),
         "models": [
@@ -215,19 +215,12 @@ def _plan_from_json(table: Mapping[str, Any]) -> Plan:
         _number_or_none(table, "unseen_s"),
         _number_or_none(table, "slot_gain"),
         tuple(str(note) for note in table["notes"]),
-        _between(table["between_s"]) if "between_s" in table else None,
+        table.get("estimated") is True or "between_s" in table,  # of earlier versions, which bounded the estimate
     )
 
 
 def _number_or_none(table: Mapping[str, Any], name: str) -> float | None:
     return None if table[name] is None else finite_number(table[name])
-
-
-def _between(pair: Sequence[Any]) -> tuple[float, float]:
-    low_s, high_s = numbers("between_s", pair).tolist()
-    if not 0 <= low_s <= high_s:
-        raise BadInput(f"between_s: expected seconds of zero or more, the fewer first, found {low_s} and {high_s}")
-    return low_s, high_s
 
 
 def _options_from_json(table: Mapping[str, Any]) -> PlanOptions:

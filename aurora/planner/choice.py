@@ -14,7 +14,6 @@ from aurora.algorithms.gpu_slots import SlotRoom
 from aurora.algorithms.workload.step_traffic import cut_traffic, drawn_steps, set_aside
 from aurora.errors import InfeasiblePlan
 from aurora.planner.options import flat_reason, with_preemption
-from aurora.planner.scenarios.scenario import seconds_between
 from aurora.planner.slots import WorthwhileSlots, slots_open, worthwhile_slots
 from aurora.simulator.interpreter import simulate_plan, simulated_span_s
 from aurora.types import Cluster, Plan, PlanOptions, Profile
@@ -177,9 +176,6 @@ def faster_all_to_all(
 ) -> tuple[str, str]:
     """Returns (name, note): the plan with the shortest `simulated_seconds`, and a sentence on the choice; "" if there was none.
 
-    If rows of the hierarchical plan are estimated from counts (`seconds_between`), it is chosen only if it is the fastest even
-    with the most rows that the counts allow.
-
     Args:
         plans: a plan for each name that `all_to_alls` returns.
         options: the options that `all_to_alls` was given.
@@ -193,16 +189,10 @@ def faster_all_to_all(
             return name, f"all-to-alls are flat; for hierarchical ones: {flat_reason(only.cluster, domains)}"
         return name, ""
     seconds = {name: simulated_seconds(plan, profiles) for name, plan in plans.items()}
-    over, worst, said = plans["hierarchical"], dict(seconds), {name: f"{seconds[name]:.4g} s" for name in plans}
-    between_s, estimated = None, " (estimated)" if any(profile.routing is None for profile in profiles) else ""
-    if min(seconds, key=seconds.__getitem__) == "hierarchical":
-        hierarchy_M = [model.hierarchy for model in over.models]
-        between_s = seconds_between(hierarchy_M, profiles, lambda assumed: simulated_seconds(over, assumed))
-    if between_s is not None:
-        worst["hierarchical"] = between_s[1]
-        estimated = f" (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"
-    said["hierarchical"] += estimated
-    best, *others = sorted(worst, key=worst.__getitem__)
+    said = {name: f"{seconds[name]:.4g} s" for name in plans}
+    if plans["hierarchical"].estimated:
+        said["hierarchical"] += " (estimated from counts)"
+    best, *others = sorted(seconds, key=seconds.__getitem__)
     slower = ", ".join(f"{name} {said[name]}" for name in others)
     layers = profiles[0].layers
     where = "in the simulator" + (f" on {layers} of {map_layers} layers" if layers < map_layers else "")

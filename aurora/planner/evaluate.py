@@ -14,6 +14,7 @@ from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.options import remade
 from aurora.planner.plan import layer_seconds, make_plan, scenario_of_plan
+from aurora.planner.scenarios.scenario import rows_estimated
 from aurora.types import DriftOptions, ModelPlan, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
 
@@ -28,26 +29,18 @@ class Evaluation:
         served_s_L: (L,) predicted seconds of each layer under the evaluated plan, by its objective and aim.
         replanned: a plan made for this traffic with the options of the evaluated plan.
         dispatch_s_ML: one array (L,) per model, seconds of each layer's dispatch of the whole profile in the plan's order.
-        between_s: (lower, upper) limit of the sum of served_s_L, if it is estimated from counts; None if it is exact.
+        estimated: whether seconds are estimated from counts, as `Plan.estimated` says.
     """
 
     served_s_L: FloatArray
     replanned: Plan
     dispatch_s_ML: tuple[FloatArray, ...]
-    between_s: tuple[float, float] | None = None
+    estimated: bool = False
 
     @property
     def slowdown(self) -> float:
         """Time of the plan / time of `replanned` - 1: 0.1 means 10 % longer."""
         return gap(float(self.served_s_L.sum()), self.replanned.objective_s)
-
-    @property
-    def slowdown_between(self) -> tuple[float, float] | None:
-        """(lower, upper) limit of the slowdown, if both plans' seconds are estimated, see `between_s`; otherwise None."""
-        if self.between_s is None or self.replanned.between_s is None:
-            return None
-        slowdowns = [self.slowdown, *(gap(*pair) for pair in zip(self.between_s, self.replanned.between_s, strict=True))]
-        return min(slowdowns), max(slowdowns)
 
 
 def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
@@ -81,9 +74,12 @@ def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
         for model, profile in zip(plan.models, profiles, strict=True)
     )
     served_s_L = layer_seconds(plan, placements, profiles)
-    _check_own_price(plan, profiles, float(served_s_L.sum()))
+    if not plan.estimated:  # estimates of earlier versions were others
+        _check_own_price(plan, profiles, float(served_s_L.sum()))
     replanned = make_plan(plan.cluster, profiles, remade(plan.options))
-    return Evaluation(served_s_L, replanned, dispatch_s_ML, scenario_of_plan(plan, profiles).between_s(placements))
+    return Evaluation(
+        served_s_L, replanned, dispatch_s_ML, rows_estimated([model.hierarchy for model in plan.models], profiles)
+    )
 
 
 def _dispatch_s(plan: Plan, model: ModelPlan, profile: Profile, layer: int) -> float:
@@ -123,7 +119,7 @@ def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
         assignment_bound_s=None,
         unseen_s=placed.unseen_s,
         slot_gain=None,
-        between_s=placed.between_s,
+        estimated=placed.estimated,
         notes=(*plan.notes, "priced anew by compute times that were measured after it was made"),
     )
 
@@ -140,7 +136,7 @@ class Drift:
         hot: number of most loaded experts that `overlap_L` compares.
         slowdown: on the second profile, time of a placement made for the first / time of one made for the second - 1.
         threshold: the slowdown above which planning again pays.
-        slowdown_between: (lower, upper) limit of `slowdown`, if it is estimated from counts; None if it is exact.
+        estimated: whether `slowdown` is estimated from counts.
         slowdown_of_joint: slowdowns, on the first and on the second profile, of one plan made for both (`domains`) against a
             plan made for each; None if no such plan was made.
     """
@@ -152,7 +148,7 @@ class Drift:
     hot: int
     slowdown: float
     threshold: float
-    slowdown_between: tuple[float, float] | None = None
+    estimated: bool = False
     slowdown_of_joint: tuple[float, float] | None = None
 
     @property
@@ -188,10 +184,8 @@ class Drift:
 
     @property
     def _lost(self) -> str:
-        """The slowdown, and between which it lies."""
-        if self.slowdown_between is None:
-            return f"{self.slowdown:.1%}"
-        return f"{self.slowdown:.1%} (estimated, between {self.slowdown_between[0]:.1%} and {self.slowdown_between[1]:.1%})"
+        """The slowdown, and whether it is estimated."""
+        return f"{self.slowdown:.1%}" + (" (estimated from counts)" if self.estimated else "")
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
@@ -237,7 +231,7 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
         hot,
         slowdown,
         options.threshold,
-        None if evaluation is None else evaluation.slowdown_between,
+        evaluation is not None and evaluation.estimated,
         joint,
     )
 

@@ -155,7 +155,7 @@ def ordered_plan(
         bound_s=placed.bound_s,
         assignment_bound_s=placed.assignment_bound_s,
         survival_LK=None if options.min_replicas is None else plan_survival(cluster, options, placed.placements_M[0]),
-        between_s=placed.between_s,
+        estimated=placed.estimated,
         unseen_s=placed.unseen_s,
         slot_gain=placed.slot_gain,
     )

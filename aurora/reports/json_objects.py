@@ -54,7 +54,7 @@ def plan_json(plan: Plan) -> JsonObject:
         hierarchy = over and {"servers": over.server_G, **fields_json(over, "chunks level_from")}
         models.append({"model": model.model, "hierarchy": hierarchy, "layers": layers})
     head = fields_json(plan, "scenario epoch objective strategies notes")
-    times = fields_json(plan, "objective_s between_s bound_s gap assignment_bound_s unseen_s slot_gain")
+    times = fields_json(plan, "objective_s estimated bound_s gap assignment_bound_s unseen_s slot_gain")
     return {**head, **times, "models": models}
 
 
@@ -95,7 +95,7 @@ def evaluation_json(plan: Plan, evaluation: Evaluation) -> JsonObject:
     return {
         "objective": plan.objective,
         **times,
-        **fields_json(evaluation, "between_s slowdown slowdown_between"),
+        **fields_json(evaluation, "estimated slowdown"),
         "models": models,
     }
 
@@ -104,7 +104,7 @@ def drift_json(drift: Drift) -> JsonObject:
     """Returns how much two profiles differ, by layer, and whether to plan again."""
     layers = rows_json(variation=drift.variation_L, by_chance=drift.noise_L, hot_overlap=drift.overlap_L)
     return {
-        **fields_json(drift, "replan reason slowdown slowdown_between slowdown_of_joint threshold moved hot"),
+        **fields_json(drift, "replan reason slowdown estimated slowdown_of_joint threshold moved hot"),
         "layers": layers,
     }
 

@@ -30,7 +30,7 @@ LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
 
 def gap_line(plan: Plan) -> str:
     """Returns a sentence with a plan's time, the most useful of its lower bounds, and the gap between them."""
-    took = f"{plan.objective} objective {seconds(plan.objective_s)}{estimated(plan.between_s)}"
+    took = f"{plan.objective} objective {seconds(plan.objective_s)}{estimated(plan.estimated)}"
     bound_s, of = _headline(plan)
     if bound_s is None:
         return f"no gap: {took}, no useful bound on placements {of}"
@@ -66,12 +66,9 @@ def bound_lines(plan: Plan) -> Iterator[str]:
         yield cut
 
 
-def estimated(between_s: tuple[float, float] | None) -> str:
-    """Returns a suffix for estimated seconds with their lower and upper limit, `between_s`; empty for None.
-
-    Seconds are estimated if a profile has only counts of (token, expert) pairs.
-    """
-    return "" if between_s is None else f" (estimated, between {seconds(between_s[0])} and {seconds(between_s[1])})"
+def estimated(from_counts: bool) -> str:
+    """Returns a suffix for seconds that are estimated from counts of (token, expert) pairs; empty if they are not."""
+    return " (estimated from counts)" if from_counts else ""
 
 
 def hierarchical(plan: Plan) -> bool:
@@ -147,8 +144,8 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
     return table_of(
         {"model": text, "layer": str, **dict.fromkeys(times, seconds)},
         rows,
-        title=f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.between_s)}; a plan of its own takes "
-        f"{seconds(replanned.objective_s)}{estimated(replanned.between_s)}: slowdown {percent(evaluation.slowdown)}",
+        title=f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.estimated)}; a plan of its own takes "
+        f"{seconds(replanned.objective_s)}{estimated(replanned.estimated)}: slowdown {percent(evaluation.slowdown)}",
         worst=lambda row: row[2],
         most=most,
     )

@@ -91,13 +91,13 @@ def p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
     return [percentiles(seconds_X)[name] for seconds_X in times for name in ("p50", "p99")]
 
 
-def summary_table(summary: Summary, most: int | None = None, between_s: tuple[float, float] | None = None) -> Table:
+def summary_table(summary: Summary, most: int | None = None, from_counts: bool = False) -> Table:
     """Returns a table with one row per layer: its seconds, exchange seconds of the busiest port, and mean waiting of a rank.
 
     Args:
         summary: the summary of a trace.
         most: number of layers to show, the slowest; None: all.
-        between_s: lower and upper limit of the run's seconds, if they are estimated from counts; None: they are exact.
+        from_counts: whether the run's seconds are estimated from counts.
     """
     spent = ", ".join(f"{phase} {seconds(value)}" for phase, value in summary.phases.items() if value)
     caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
@@ -112,7 +112,7 @@ def summary_table(summary: Summary, most: int | None = None, between_s: tuple[fl
         (row.model, row.layer, row.seconds, row.dispatch_s, row.combine_s, row.waiting_s, row.bound_s, row.gap)[: len(columns)]
         for row in summary.layers
     ]
-    title = f"{summary.kind}: {seconds(summary.seconds)}{estimated(between_s)}"
+    title = f"{summary.kind}: {seconds(summary.seconds)}{estimated(from_counts)}"
     return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
 
 

@@ -10,7 +10,7 @@ NAMES = {  # those that each module defines
     "options": "ControlOptions DriftOptions PlanOptions ProfileOptions SyntheticOptions",
     "placement": "FailureDomains GpuSlots Placement Rebalanced ReplicaPlacement ResilientPlacement SurvivalProbability",
     "plan": "ModelPlan Plan",
-    "profile": "OVERHEAD PHASES STAGES TOKEN_SPREADS ComputeCurves Curve Profile",
+    "profile": "OVERHEAD PHASES STAGES ComputeCurves Curve Profile",
     "program": "BARRIERS PREEMPTION_INTERVAL_S PRIORITIES TIME_SLICES Barrier Compute Exchange Op Program "
     "SlicePolicy has_next_slice",
     "requests": "RequestLoad RequestOptions Requests",

@@ -133,8 +133,8 @@ class Plan(Value):
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; if aurora chose the slots, share of the
             simulated step on held-out windows. None if memory has no room for a slot, or if not estimated.
         notes: remarks on how the plan was made.
-        between_s: (lower, upper) limit of objective_s, if it is estimated: profiles with token counts only do not determine
-            the rows of hierarchical all-to-alls. None if it is exact.
+        estimated: whether objective_s is estimated from counts: without token-level routing, the rows of hierarchical
+            all-to-alls are not known.
 
     Raises:
         BadInput: if the models do not fit the cluster or each other.
@@ -151,7 +151,7 @@ class Plan(Value):
     unseen_s: float | None = None
     slot_gain: float | None = None
     notes: tuple[str, ...] = ()
-    between_s: tuple[float, float] | None = None
+    estimated: bool = False
 
     def __post_init__(self) -> None:
         if not self.models:

@@ -19,7 +19,6 @@ from aurora.types.token_routing import TokenRouting
 STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
 OVERHEAD = "overhead"  # what a grouped kernel takes beyond its experts; a kind of GPU may lack it
-TOKEN_SPREADS = ("least", "expected", "most")
 ALIGNED_BYTES = 16  # alignment of the parts of a deduplicated message
 
 
@@ -151,8 +150,6 @@ class Profile(Value):
         expert_groups: (n, m) for group-limited routing: n groups of equally many consecutive experts; a token's experts lie in
             at most m groups. (1, 1) for a router without groups, or if unknown.
         kv_bytes: bytes of the KV cache that a token takes on a GPU, at 16 bits a number; None if unknown.
-        token_spread: one of TOKEN_SPREADS: without token-level routing, the assumption on how many servers and GPUs hold the
-            experts of one token. Not saved to files.
         step_tokens: (fewest, most) tokens of all sources in a step. `seconds` then assumes that a window's tokens are spread
             over many steps of such sizes. None: each window is one step. Not saved to files.
 
@@ -175,7 +172,6 @@ class Profile(Value):
     dense_layers: tuple[int, ...] = ()
     expert_groups: tuple[int, int] = (1, 1)
     kv_bytes: float | None = None
-    token_spread: str = "expected"
     step_tokens: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -208,8 +204,6 @@ class Profile(Value):
 
     def _check_groups(self, what: str) -> None:
         """Raises BadInput unless the groups divide the experts and a token's groups hold as many as it chooses."""
-        if self.token_spread not in TOKEN_SPREADS:
-            raise BadInput(f"{what}: expected token_spread as one of {', '.join(TOKEN_SPREADS)}, found {self.token_spread!r}")
         pair = tuple(self.expert_groups)
         if len(pair) != 2 or any(type(number) is not int for number in pair) or not 1 <= pair[1] <= pair[0]:
             raise BadInput(

@@ -1,8 +1,8 @@
 """A scenario of planning, and what it returns: placements, the time that they take, and bounds on that time."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
@@ -28,7 +28,7 @@ class PlacedModels:
         unseen_s: expected seconds on future traffic, drawn from a forecast; None if not estimated.
         slot_gain: share of `unseen_s` that one more slot on each GPU would save; None if memory has none, or not estimated.
         hierarchy_M: the Hierarchy of each model's all-to-alls; None for models whose all-to-alls are flat.
-        between_s: lower and upper limit of `objective_s`, from `seconds_between`.
+        estimated: whether `objective_s` is estimated from counts, see `rows_estimated`.
     """
 
     placements_M: tuple[Placement, ...]
@@ -38,7 +38,7 @@ class PlacedModels:
     unseen_s: float | None = None
     slot_gain: float | None = None
     hierarchy_M: tuple[Hierarchy | None, ...] = ()
-    between_s: tuple[float, float] | None = None
+    estimated: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Scenario(ABC):
             sum_if_all(own_s_L),
             unseen_s=self.unseen_s(placements_M) if unseen_s is None else unseen_s,
             hierarchy_M=self.hierarchy_M,
-            between_s=self.between_s(placements_M),
+            estimated=rows_estimated(self.hierarchy_M, self.profiles),
         )
 
     def splits(self, placements_M: Sequence[Placement], layer: int) -> list[FloatArray]:
@@ -166,12 +166,6 @@ class Scenario(ABC):
         """Returns (L,) predicted seconds of every layer; placements_M has one Placement per model."""
         return np.array([self.price(self.costs(layer), self.splits(placements_M, layer)) for layer in range(self.layers)])
 
-    def between_s(self, placements_M: Sequence[Placement]) -> tuple[float, float] | None:
-        """Returns lower and upper limit of the seconds of all layers under given placements, see `seconds_between`."""
-        return seconds_between(
-            self.hierarchy_M, self.profiles, lambda assumed: float(replace(self, profiles=assumed).seconds(placements_M).sum())
-        )
-
 
 def sum_if_all(seconds_L: Sequence[float | None]) -> float | None:
     """Returns the sum of the seconds of layers; None if that of a layer is None."""
@@ -179,27 +173,12 @@ def sum_if_all(seconds_L: Sequence[float | None]) -> float | None:
     return sum(known_L) if len(known_L) == len(seconds_L) else None
 
 
-def seconds_between(
-    hierarchy_M: Sequence[Hierarchy | None], profiles: Sequence[Profile], seconds_of: Callable[[list[Profile]], float]
-) -> tuple[float, float] | None:
-    """Returns lower and upper limit of predicted seconds where a profile has token counts, but no token-level routing.
-
-    The rows of a hierarchical all-to-all then are estimates: the limits take the fewest and the most rows that counts allow.
+def rows_estimated(hierarchy_M: Sequence[Hierarchy | None], profiles: Sequence[Profile]) -> bool:
+    """Returns whether rows are estimated: of hierarchical all-to-alls whose profile has counts, but no token-level routing.
 
     Args:
         hierarchy_M: the Hierarchy of each model's all-to-alls; None for a model whose are flat. Empty if all are flat.
         profiles: the traffic, one profile per model.
-        seconds_of: function that predicts the seconds of a plan on given profiles.
-
-    Returns:
-        (lower, upper) seconds; None if no rows are estimated.
     """
     pairs = zip(hierarchy_M or [None] * len(profiles), profiles, strict=True)
-    if not any(hierarchy is not None and profile.routing is None for hierarchy, profile in pairs):
-        return None
-
-    def at(spread: str) -> float:
-        return seconds_of([p if p.routing is not None else replace(p, token_spread=spread) for p in profiles])
-
-    low_s, high_s = sorted((at("least"), at("most")))
-    return low_s, high_s
+    return any(hierarchy is not None and profile.routing is None for hierarchy, profile in pairs)
