@@ -15,5 +15,5 @@ def test_a_window_of_steps_moves_experts_and_the_next_one_keeps_them():
     wanted = end_window(controller, load_LE, [0.5, 0.5])
     assert wanted is not None
     controller.moved(0.1)
-    np.testing.assert_array_equal(controller.held_LGP, wanted.held_LGP())
+    assert [set(held_P) for held_P in controller.held_LGP[0].tolist()] == [set(held_P) for held_P in wanted.slots_LG[0]]
     assert end_window(controller, load_LE, [0.5, 0.5]) is None
