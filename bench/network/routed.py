@@ -61,7 +61,7 @@ class RoutedTokens:
         rows = hierarchical_rows(self.rank_UK, self.source_U, hierarchy)
         sent_GN, needed_GG = (self.row_bytes(way) * each for each in (rows.sent_GN, rows.needed_GCG[:, 0]))
         rates_Bps = cluster.servers.nic_Bps, cluster.gpus[0].out_Bps
-        return deduplicated_two_tier_bound(sent_GN, needed_GG, hierarchy.server_G, *rates_Bps, cluster.servers.shared_nic)
+        return deduplicated_two_tier_bound(sent_GN, needed_GG, hierarchy.server_G, *rates_Bps, cluster.servers.shared)
 
 
 @dataclass(frozen=True)

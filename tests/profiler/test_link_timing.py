@@ -204,7 +204,7 @@ def test_servers_that_were_found_are_nodes_and_have_a_nic_for_each_rank():
     on_one_host = [replace(device, host="host") for device in SERVERS]
     made = cluster_of(FOUND, on_one_host, {})
     assert made.servers is not None
-    assert (made.servers.nic_Bps, made.servers.shared_nic, made.servers.server_G) == (50.0, False, (0, 0, 1, 1))
+    assert (made.servers.nic_Bps, made.servers.shared, made.servers.server_G) == (50.0, False, (0, 0, 1, 1))
     assert [gpu.node for gpu in made.gpus] == [0, 0, 1, 1]
     assert made.out_Bps_G.tolist() == made.in_Bps_G.tolist() == [900.0] * 4
 
@@ -213,7 +213,7 @@ def test_ranks_that_are_slower_together_share_a_nic():
     shared = replace(FOUND, together_Bps_N=np.array([51.0, 55.0]))
     made = cluster_of(shared, SERVERS, {})
     assert made.servers is not None
-    assert (made.servers.nic_Bps, made.servers.shared_nic) == (53.0, True)
+    assert (made.servers.nic_Bps, made.servers.shared) == (53.0, True)
     assert MeasuredCluster(made, shared, "gloo").remarks[-1] == (
         "Servers by the rates of pairs, of 2, 2 ranks; a server has one NIC: ranks of a server that send to others at once reach "
         "53% of their rates one at a time."

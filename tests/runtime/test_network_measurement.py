@@ -78,7 +78,7 @@ def test_ports_and_nics_are_measured_apart(server_G, nic_Bps, true_nic_Bps, shar
     assert found.startup_s_G == pytest.approx(true.startup_s_G, rel=0.05)
     if nic_Bps is not None:
         assert found.servers.nic_Bps == pytest.approx(true_nic_Bps, rel=0.01)
-        assert (found.servers.shared_nic, found.servers.server_G) == (shared_nic, told.servers.server_G)
+        assert (found.servers.shared, found.servers.server_G) == (shared_nic, told.servers.server_G)
 
 
 def test_one_rank_measures_nothing():

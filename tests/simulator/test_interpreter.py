@@ -29,6 +29,7 @@ from aurora.types import (
     PlanOptions,
     Profile,
     Program,
+    Servers,
 )
 from aurora.types.options import GATHERED
 from tests.algorithms.workload.test_traffic import split_by_share
@@ -168,7 +169,9 @@ def test_slow_gpus_take_longer():
 
 @st.composite
 def clusters_with_and_without_servers(draw, gpus):
-    return replace(draw(clusters(gpus)), servers=draw(st.none() | servers(gpus)))
+    """Where GPUs share a NIC, a rank's combine takes from the dispatch of others: each has its own."""
+    drawn = draw(st.none() | servers(gpus))
+    return replace(draw(clusters(gpus)), servers=drawn and Servers(drawn.server_G, drawn.nic_Bps))
 
 
 @pytest.mark.full

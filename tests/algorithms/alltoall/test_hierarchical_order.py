@@ -88,7 +88,7 @@ def test_rails_take_less_than_twice_the_busiest_nic(case):
     """Of equal servers and a NIC a rank: as any dense open shop, if all rails carry the same."""
     steps_SGG, hierarchy, network = case
     sizes = np.bincount(hierarchy.server_G)
-    if network.servers.shared_nic or len(set(sizes.tolist())) > 1:
+    if network.servers.shared or len(set(sizes.tolist())) > 1:
         return
     drawn_NN = np.random.default_rng(len(steps_SGG)).integers(0, 50, (hierarchy.servers, hierarchy.servers))
     src_X, dst_X = np.argwhere(hierarchy.server_G[:, None] != hierarchy.server_G).T.reshape(2, -1)

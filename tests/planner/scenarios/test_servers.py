@@ -124,19 +124,19 @@ def test_a_layer_takes_what_its_ports_and_nics_take(case, random):
     assert found_s == pytest.approx(seconds_by_hand(cluster, hierarchy, profile, gpu_E))
 
 
-@given(cases(), st.randoms(), st.booleans())
-def test_flat_all_to_alls_take_what_ports_and_nics_take(case, random, deduplicated):
-    """A row goes to each GPU that a token needs, or, without deduplication, for each of its choices."""
+@given(cases(), st.randoms())
+def test_flat_all_to_alls_take_what_ports_and_nics_take(case, random):
+    """A row goes for each choice of a token."""
     cluster, _, profile = case
     gpu_E, split_EG = placed_at_random(cluster, profile, random)
     rows_GG = np.zeros((len(cluster), len(cluster)))
     for chosen, source in zip(*profile.routing.layer(0), strict=True):
-        for gpu in set(gpu_E[chosen].tolist()) if deduplicated else gpu_E[chosen].tolist():
+        for gpu in gpu_E[chosen].tolist():
             rows_GG[source, gpu] += source != gpu
     load_8G, (gate_G, expert_G, last_G) = loads_by_hand(cluster, rows_GG), compute_by_hand(cluster, profile, gpu_E)
-    first_G = gate_G + load_8G[:4].max(axis=0) * profile.row_bytes(deduplicated)
+    first_G = gate_G + load_8G[:4].max(axis=0) * profile.row_bytes(deduplicated=False)
     second_G = expert_G + load_8G[4:].max(axis=0) * profile.combine_bytes
-    times = layer_costs(cluster, profile, 0, deduplicated).phase_times(split_EG)
+    times = layer_costs(cluster, profile, 0).phase_times(split_EG)
     assert exclusive_s(times) == pytest.approx(first_G.max() + second_G.max() + last_G.max())
 
 
