@@ -54,9 +54,9 @@ SELECT ?=
 test-vllm: $(VENV)-vllm/installed
 	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)-vllm/numba $(VENV)-vllm/bin/pytest $(TESTS) $(SELECT)
 
-# Which published versions of vLLM have what the plugin relies on: the table in docs/reference/vllm-limits.md, from a few MB of each wheel.
-vllm-versions: install
-	$(BIN)/python -m tests.integrations.vllm_versions
+# Which published versions of vLLM have what the plugin relies on: the table in docs/reference/vllm-limits.md, from their source distributions (45 MB each), which are imported with the installed vLLM's dependencies.
+vllm-versions: $(VENV)-vllm/installed
+	$(VENV)-vllm/bin/python -m tests.integrations.vllm_versions
 
 $(VENV)-vllm/installed: pyproject.toml tests/integrations/install.sh
 	sh tests/integrations/install.sh $(PYTHON) $(VENV)-vllm

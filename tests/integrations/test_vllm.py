@@ -473,21 +473,6 @@ def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_p
     assert 0 < sum(map(len, rounds[0])) <= sum(int(moves) for _, moves in decided), decided
 
 
-def test_the_installed_version_is_checked_alike_from_its_sources():
-    import vllm
-    from aurora_vllm.vllm_internals.api_checks import ApiCheck
-
-    from tests.integrations.vllm_versions import Sources, all_checks
-
-    folder = Path(vllm.__file__).parents[1]
-    sources = Sources(lambda path: (folder / path).read_text() if (folder / path).exists() else None)
-    for check in all_checks():
-        for needs in (check.needs, ("no_such_parameter",)):
-            asked = ApiCheck(check.what, check.where, needs)
-            assert sources.missing(asked) == asked.missing()
-            assert needs is not check.needs or asked.missing() is None
-
-
 def test_off_it_is_not_there(tmp_path, checkpoints, alone):
     """No setting: no class of vLLM's is another, nothing is said, the answers are the same to the last bit."""
     after = (

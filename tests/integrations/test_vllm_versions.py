@@ -1,131 +1,53 @@
-"""API checks of a package that is not installed, from its sources, against the same checks of what is imported."""
+"""API checks of versions of vLLM that are not installed, from their source distributions."""
 
 import io
 import json
 import re
-import sys
-import textwrap
-import zipfile
+import tarfile
 from pathlib import Path
 
 import pytest
 from aurora_vllm.vllm_internals import api_checks
-from aurora_vllm.vllm_internals.api_checks import ApiCheck, groups, needed
+from aurora_vllm.vllm_internals.api_checks import groups, needed
 
 from tests.integrations import vllm_versions
-from tests.integrations.vllm_versions import RUNNERS, Sources, all_checks
+from tests.integrations.vllm_versions import RUNNERS, all_checks
 
 pytestmark = pytest.mark.full
 
-FILES = {
-    "vllm/__init__.py": "from vllm.parts import Part",
-    "vllm/parts/__init__.py": """
-        from typing import TYPE_CHECKING
-        from .base import Base as Root, make
-        from . import base
-        from vllm.parts.more import *
-        if TYPE_CHECKING:
-            current: "Part"
-        try:
-            import json
-        except ImportError:
-            json = None
-        class Part(Root):
-            def run(self, first, /, second, *, third=None, **rest): ...
-            @property
-            def size(self):
-                return self._size + len(self.held)
-        POLICIES: dict[str, type] = {"part": Part}
-        part = Part("", "")
-    """,
-    "vllm/parts/base.py": """
-        import enum
-        from dataclasses import dataclass
-        class Base:
-            def __init__(self, name, group): ...
-            @classmethod
-            def register(cls, name): ...
-        class Mode(enum.Enum):
-            ON = 1
-        @dataclass
-        class Config:
-            model: str
-            ranks: int = 1
-        def make(name): ...
-        async def ask(question): ...
-    """,
-    "vllm/parts/more.py": """
-        def further(a, b):
-            return a.run
-        def serve(part, executor):
-            make("part")
-            part.run(1, 2)
-            executor.collective_rpc("ask")
-            return part.register
-    """,
-}
-PLACES = [
-    ("vllm.parts:Part.run", ("first", "second", "third")),
-    ("vllm.parts:Part.__init__", ("name", "group")),
-    ("vllm.parts:Part.register", ("name",)),
-    ("vllm.parts:Part.size", ("_size", "held")),
-    ("vllm.parts:Part", ("group",)),
-    ("vllm.parts:Root.register", ()),
-    ("vllm.parts:base.Mode.__init__", ()),
-    ("vllm.parts:base.ask", ("question",)),
-    ("vllm.parts:base.Config", ("model", "ranks")),
-    ("vllm.parts:make", ("name",)),
-    ("vllm.parts:further", ("a", "b")),
-    ("vllm.parts:POLICIES.get", ()),
-    ("vllm.parts:part.run", ("second",)),
-    ("vllm.parts:json.dumps", ("obj",)),
-    ("vllm.parts.base:Mode", ()),
-    ("vllm:Part.run", ("second",)),
-]
-LACKS = [
-    ("vllm.parts:Part.run", ("fourth",)),
-    ("vllm.parts:Part.size", ("missing",)),
-    ("vllm.parts:Part.walk", ()),
-    ("vllm.parts:base.Config", ("model", "speed")),
-    ("vllm.parts:nothing", ()),
-    ("vllm.none:Part", ()),
-    ("vllm.parts:further", ("c",)),
-    ("vllm.parts:json.shout", ()),
-]
 
-
-@pytest.fixture(scope="module")
-def wheel():
+def test_a_source_distribution_is_imported_in_place_of_the_installed_vllm():
+    """Of one that has two models alone, where the installed vLLM has all: each check says what it lacks, each model what it has."""
+    files = {
+        "__init__": "",
+        "model_executor/__init__": "",
+        "model_executor/models/__init__": "",
+        "model_executor/models/gpt_oss": """
+class RoutedExperts: ...
+class GptOssRoutedExperts(RoutedExperts): ...
+class OtherExperts: ...
+class MegaExperts:
+    def choose(self): return self.capture_fn
+class GptOssForCausalLM: ...
+""",
+        "model_executor/models/mixtral": """
+import torchvision
+class MixtureOfExperts: ...
+class MixtralForCausalLM(MixtureOfExperts): ...
+""",
+    }
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, text in FILES.items():
-            archive.writestr(path, textwrap.dedent(text))
-    return made.getvalue()
-
-
-@pytest.fixture
-def imported(wheel, tmp_path, monkeypatch):
-    """The same package, in the place of vLLM."""
-    zipfile.ZipFile(io.BytesIO(wheel)).extractall(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-        del sys.modules[name]
-
-
-def test_sources_and_imports_lack_the_same(wheel, imported):
-    read = zipfile.ZipFile(io.BytesIO(wheel))
-    sources = Sources(lambda path: read.read(path).decode() if path in read.namelist() else None)
-    for where, needs in PLACES:
-        check = ApiCheck("a test", where, needs)
-        assert check.missing() is None, where
-        assert sources.missing(check) is None, where
-    for where, needs in LACKS:
-        check = ApiCheck("a test", where, needs)
-        assert sources.missing(check) == check.missing() is not None, where
-    assert sources.find("vllm.parts:current.run") is not None, "which is known to type checkers, and made when it is asked for"
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        for path, text in {**{f"vllm/{path}": text for path, text in files.items()}, "setup": "raise RuntimeError"}.items():
+            member = tarfile.TarInfo(f"vllm-9.0/{path}.py")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    found, models = vllm_versions.check_archive(made.getvalue())
+    assert all(lack.startswith("loading: there is no ") for cells in found["cells"].values() for lack in cells.values())
+    assert [each for each in models if each["there"]] == [
+        {"model": "GPT-OSS", "there": True, "eplb": False, "own": ["GptOssRoutedExperts", "MegaExperts"]},
+        {"model": "Mixtral", "there": True, "eplb": True, "own": []},
+    ]
 
 
 def test_the_page_shows_what_was_recorded():
@@ -137,21 +59,15 @@ def test_the_page_shows_what_was_recorded():
     assert vllm_versions.table(record).count("run in CI") == len(vllm_versions.NEEDED), "of both runners in one row"
 
 
-def test_a_version_that_lacks_something_says_so_in_the_cells_that_need_it(wheel):
-    """A wheel without vLLM's modules lacks all; a check that only EPLB makes is lacking in its cells alone."""
-    found = vllm_versions.check_version(Sources(lambda _path: None))
-    assert all(lack.startswith("loading: there is no ") for cells in found["cells"].values() for lack in cells.values())
-
-    class AllBut(Sources):
-        def missing(self, check):
-            return f"{check.what}: gone" if check in needed("EPLB-of-V2", "rounds") else None
-
-    found = vllm_versions.check_version(AllBut(lambda _path: None))
+def test_a_version_that_lacks_something_says_so_in_the_cells_that_need_it():
+    """A check that only EPLB makes is lacking in its cells alone."""
+    gone = needed("EPLB-of-V2", "rounds")
+    found = vllm_versions.check_version(lambda check: f"{check.what}: gone" if check in gone else None)
     assert {cell for cell, lack in found["cells"]["V2"].items() if lack} == {"EPLB", "adapt"}
     assert not any(found["cells"]["V1"].values())
     assert found["also"] == ["moves in rounds: gone"]
-    version = {"version": "9.0", "published": "2030-01-01", "fetched_MB": 1.0, **found}
-    shown = vllm_versions.table({"checked": "today", "places": 1, "versions": [version]})
+    version = {"version": "9.0", "published": "2030-01-01", **found}
+    shown = vllm_versions.table({"checked": "today", "places": 1, "installed": "8.0", "versions": [version]})
     assert (
         "| 9.0 | 2030-01-01 | V2 | checked | checked | placement by EPLB: gone | placement by EPLB: gone | checked |" in shown
     )
