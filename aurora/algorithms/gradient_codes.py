@@ -1,7 +1,7 @@
-"""SCHEMES: gradient codes by name. A code says which batches each worker computes, what it sends, and how to decode the sum.
+"""SCHEMES: gradient codes by name. A code says which batches each worker computes; a worker sends their sum.
 
-The schemes are `balanced`, `bcc` (batched coupon's collector), `uncoded` and `cyclic` (cyclic repetition). A new scheme takes
-one function (workers, batches, load, rng) -> GradientCode and one line in SCHEMES.
+The schemes are `balanced`, `bcc` (batched coupon's collector) and `uncoded`. A new scheme takes one function
+(workers, batches, load, rng) -> GradientCode and one line in SCHEMES.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,54 +9,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.algorithms.replicas.survival_probability import all_held
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, locked
-
-TOLERANCE = 1e-6  # largest error of a decoded sum, relative to the largest batch
 
 
 @dataclass(frozen=True)
 class GradientCode:
-    """A gradient code: worker w sends the sum over batches b of code_WB[w, b] times the result of batch b."""
+    """A gradient code: disjoint groups of batches; each worker computes one group, or nothing, and sends its sum."""
 
     scheme: str
-    code_WB: FloatArray  # zero where the worker does not compute the batch
-    needed: int | None = None  # messages, from any workers, that suffice; None: the first of each of disjoint groups of workers
+    holds_WB: BoolArray  # (W, B) True where a worker computes a batch
 
-    @property
-    def holds_WB(self) -> BoolArray:
-        """(W, B) bool, True where a worker computes a batch."""
-        return np.asarray(self.code_WB != 0)
-
-    def weights(self, arrived: Sequence[int]) -> FloatArray | None:
-        """Returns the factors by which the arrived messages are multiplied to sum to the result of all batches.
-
-        Args:
-            arrived: the workers whose messages have arrived, in order of arrival.
-
-        Returns:
-            (K,) float64, a factor for each message; if messages are plain sums, 1 for the first copy and 0 for further copies.
-            None if the messages do not suffice yet.
-        """
-        code_KB = self.code_WB[np.asarray(arrived, dtype=np.int64)]
-        if self.needed is None:
-            if not all_held(code_KB != 0, np.ones(len(code_KB), dtype=np.bool_)):
-                return None
-            weights_K = np.zeros(len(code_KB))
-            weights_K[(code_KB != 0).argmax(axis=0)] = 1.0  # the first message that has a batch
-            return weights_K
-        if len(arrived) < self.needed:
-            return None
-        weights_K = np.asarray(np.linalg.lstsq(code_KB.T, np.ones(code_KB.shape[1]), rcond=None)[0], dtype=np.float64)
-        return weights_K if np.abs(code_KB.T @ weights_K - 1).max() <= TOLERANCE else None
+    def covered(self, workers: Sequence[int]) -> bool:
+        """Returns whether these workers' messages have every batch, so that one of each group sums to the whole."""
+        return bool(self.holds_WB[np.asarray(workers, dtype=np.int64)].any(axis=0).all())
 
 
 Scheme = Callable[[int, int, int, np.random.Generator], GradientCode]  # workers, batches, load, rng
 
 
 def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
-    """Makes a gradient code by a scheme's name: the batches that each worker computes, and the factors of its message.
+    """Makes a gradient code by a scheme's name: the batches that each worker computes.
 
     Args:
         scheme: a name of SCHEMES.
@@ -86,7 +59,7 @@ def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
         raise BadInput(f"scheme {scheme}: expected a load of 1 to {batches} batches a worker, found {load}")
     if load * workers < batches:
         raise InfeasiblePlan(f"scheme {scheme}: {workers} workers of {load} batches each cannot hold all {batches} batches")
-    if scheme != "cyclic" and (groups := group_count(batches, load)) > workers:
+    if (groups := group_count(batches, load)) > workers:
         raise InfeasiblePlan(f"scheme {scheme}: {batches} batches in {groups} groups need as many workers, found {workers}")
 
 
@@ -103,8 +76,6 @@ def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
         raise BadInput(f"`redundancy`: expected from 1 to the {workers} workers, found {redundancy}")
     if scheme == "uncoded" and redundancy > 1:
         raise BadInput(f"`redundancy`: expected 1 with the uncoded scheme, which repeats nothing, found {redundancy}")
-    if scheme == "cyclic":
-        return min(batches, -(-batches * redundancy // workers))
     return -(-batches // min(batches, workers // redundancy))
 
 
@@ -132,7 +103,7 @@ def drawn_share_K(workers: int, groups: int) -> FloatArray:
 
 
 def grouped_code(scheme: str, group_W: IntArray, batches: int, groups: int) -> GradientCode:
-    """Makes a code in which each worker sends the plain sum of one group of batches.
+    """Makes a code from the group of batches that each worker computes.
 
     Args:
         scheme: the code's name.
@@ -140,10 +111,10 @@ def grouped_code(scheme: str, group_W: IntArray, batches: int, groups: int) -> G
         batches: number of batches.
         groups: number of groups, which consist of consecutive batches and are of nearly equal size.
     """
-    code_JB = np.zeros((groups, batches))
+    holds_JB = np.zeros((groups, batches), dtype=np.bool_)
     for group, members in enumerate(np.array_split(np.arange(batches), groups)):
-        code_JB[group, members] = 1.0
-    return GradientCode(scheme, locked(code_JB[group_W]))
+        holds_JB[group, members] = True
+    return GradientCode(scheme, locked(holds_JB[group_W]))
 
 
 def _balanced(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
@@ -169,34 +140,7 @@ def _uncoded(workers: int, batches: int, load: int, rng: np.random.Generator) ->
     """Every batch goes to one worker; workers beyond the number of batches compute none."""
     groups = min(workers, batches)
     code = grouped_code("uncoded", np.arange(groups), batches, groups)
-    return GradientCode("uncoded", locked(np.vstack([code.code_WB, np.zeros((workers - groups, batches))])))
+    return GradientCode("uncoded", locked(np.vstack([code.holds_WB, np.zeros((workers - groups, batches), dtype=np.bool_)])))
 
 
-def _cyclic(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
-    """Cyclic repetition: any workers - repeats + 1 messages give the sum.
-
-    Batches form one share per worker, and each worker holds `repeats` neighbouring shares. If the number of workers does not
-    divide the number of batches, shares that are one batch larger may bring a worker above `load`.
-
-    Source:
-        Tandon, Lei, Dimakis, Karampatziakis (arXiv:1612.03301), Alg. 1.
-    """
-    repeats = min(workers, load * workers // batches)
-    shares = np.array_split(np.arange(batches), workers)
-    code_WS = np.zeros((workers, workers))
-    if repeats == 1:
-        np.fill_diagonal(code_WS, 1.0)
-    else:
-        check_RS = rng.standard_normal((repeats - 1, workers))
-        check_RS[:, -1] = -check_RS[:, :-1].sum(axis=1)
-        for worker in range(workers):
-            parts = (worker + np.arange(repeats)) % workers
-            code_WS[worker, worker] = 1.0
-            code_WS[worker, parts[1:]] = np.linalg.solve(check_RS[:, parts[1:]], -check_RS[:, worker])
-    code_WB = np.zeros((workers, batches))
-    for share, members in enumerate(shares):
-        code_WB[:, members] = code_WS[:, [share]]
-    return GradientCode("cyclic", locked(code_WB), needed=workers - repeats + 1)
-
-
-SCHEMES: dict[str, Scheme] = {"balanced": _balanced, "bcc": _bcc, "uncoded": _uncoded, "cyclic": _cyclic}
+SCHEMES: dict[str, Scheme] = {"balanced": _balanced, "bcc": _bcc, "uncoded": _uncoded}

@@ -22,7 +22,6 @@ from aurora.algorithms.gradient_codes import GradientCode
 from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses
 from aurora.errors import BadInput, RankFailed, first_line
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
-from aurora.types.arrays import FloatArray
 
 Array = NDArray[Any]
 Arguments = Mapping[str, Array]
@@ -85,19 +84,19 @@ def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> No
             continue
         code, total, error = job.codes[newest.code], None, ""
         try:
-            total = weighted_sum(job.work, code, worker, newest.arguments, connection.poll)
+            total = partial_sum(job.work, code, worker, newest.arguments, connection.poll)
         except Exception as failure:
             error = f"{type(failure).__name__}: {first_line(failure)}"
-        if not connection.poll() and code.code_WB[worker].any():
+        if not connection.poll() and code.holds_WB[worker].any():
             connection.send(Answer(newest.number, total, error))
 
 
-def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Arguments, over: Callable[[], bool]) -> Array | None:
-    """Returns the sum of a worker's batch results, weighted by the code; None if it has no batches.
+def partial_sum(work: Work, code: GradientCode, worker: int, arguments: Arguments, over: Callable[[], bool]) -> Array | None:
+    """Returns the sum of a worker's batch results; None if it has no batches.
 
     Args:
         work: computes a batch.
-        code: assigns batches and weights to workers.
+        code: assigns batches to workers.
         worker: the worker's number.
         arguments: arguments of the round.
         over: returns True once the round is over; the sum is then incomplete, and must not be sent.
@@ -106,10 +105,8 @@ def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Argumen
         BadInput: if batch results have different shapes.
     """
     total: Array | None = None
-    for batch in np.flatnonzero(code.code_WB[worker]).tolist():
+    for batch in np.flatnonzero(code.holds_WB[worker]).tolist():
         result = work(batch, arguments)
-        if code.needed is not None:
-            result = result * code.code_WB[worker, batch]
         if total is not None and total.shape != result.shape:
             raise BadInput(f"batch {batch}: expected shape {total.shape} like the batch before, found {result.shape}")
         total = np.array(result) if total is None else total + result
@@ -129,7 +126,6 @@ def _receive_round(connection: Connection, received: dict[str, Array]) -> Round[
 Watch = Callable[[Sequence[str]], None]
 WORKING, USED, NOT_NEEDED, NOT_WAITED_FOR = "working", "used", "not needed", "not waited for"
 NORMAL = (WORKING, USED, NOT_NEEDED, NOT_WAITED_FOR)  # states of workers that say nothing bad
-ROUNDING = 0.05  # how far a decoded count may be from a whole number
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ class Answer:
 
     Attributes:
         round: the round's number.
-        total: weighted sum of the worker's batches; None if it failed.
+        total: sum of the worker's batches; None if it failed.
         error: reason of the failure; empty if there was none.
     """
 
@@ -182,12 +178,11 @@ class AggregationRound:
         self._states = [WORKING if batches else NOT_NEEDED for batches in self._batches_W]
         self._arrived: list[int] = []
         self._sums: dict[int, Array] = {}  # by worker, the sums that are used
-        self._weights: FloatArray | None = None  # of them
 
     @property
     def determined(self) -> bool:
         """True if the answers so far determine the sum."""
-        return self._weights is not None
+        return self._code.covered(list(self._sums))
 
     def set_state(self, worker: int, state: str) -> None:
         """Sets the state of a worker, and calls `watch`."""
@@ -203,12 +198,11 @@ class AggregationRound:
             self.lose(worker, f"failed: {answer.error}" if total is None else refusal)
             return
         self._arrived.append(worker)
-        if self._code.needed is None and self._batches_W[worker] in [self._batches_W[used] for used in self._sums]:
+        if self._batches_W[worker] in [self._batches_W[used] for used in self._sums]:
             self.set_state(worker, NOT_NEEDED)
             return
         self.set_state(worker, USED)
         self._sums[worker] = total
-        self._weights = self._code.weights(list(self._sums))
 
     def lose(self, worker: int, reason: str) -> None:
         """Records that a worker sends no sum. Raises RankFailed if the total cannot be determined without it."""
@@ -219,50 +213,28 @@ class AggregationRound:
     def check_recoverable(self) -> None:
         """Raises RankFailed if the sum would not be determined even by the answers of all workers that still compute."""
         possible = [*self._sums, *(worker for worker, state in enumerate(self._states) if state == WORKING)]
-        if self.determined or self._code.weights(possible) is not None:
+        if self._code.covered(possible):
             return
         missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
-        subject = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
+        subject = f"batches {', '.join(map(str, missing))} are"
         reasons = "; ".join(f"worker {worker} {state}" for worker, state in enumerate(self._states) if state not in NORMAL)
         raise RankFailed(f"aggregation: {subject} held by no worker that is left: {reasons}")
 
     def result(self) -> AggregationResult:
         """Returns the sum, which must be determined, and the state of each worker."""
-        assert self._weights is not None
-        weighted = list(zip(self._sums.items(), self._weights.tolist(), strict=True))
-        weighted.sort(key=lambda entry: self._batches_W[entry[0][0]])  # so that no bit depends on who was first
-        total = _decoded([(array, weight) for (_, array), weight in weighted], self._code, self._like)
+        total = np.zeros_like(self._like)
+        for worker in sorted(self._sums, key=self._batches_W.__getitem__):  # so that no bit depends on who was first
+            total += self._sums[worker]
         states = tuple(NOT_WAITED_FOR if state == WORKING else state for state in self._states)
         return AggregationResult(total, tuple(self._arrived), states, time.perf_counter() - self.began_s)
 
     def _refusal(self, total: Array) -> str:
         """Why a worker's sum cannot be used; empty where it can."""
-        dtype = self._like.dtype if self._code.needed is None else np.dtype(np.float64)
-        if total.shape != self._like.shape or total.dtype != dtype:
-            return f"refused: expected {dtype} {self._like.shape}, found {total.dtype} {total.shape}"
+        if total.shape != self._like.shape or total.dtype != self._like.dtype:
+            return f"refused: expected {self._like.dtype} {self._like.shape}, found {total.dtype} {total.shape}"
         if total.dtype.kind == "f" and not np.isfinite(total).all():
             return "refused: expected finite numbers, found NaN or infinity"
         return ""
-
-
-def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
-    """The weighted sum of the workers' sums, in `like`'s type; integers that a code made real are rounded back."""
-    if code.needed is None:
-        total = np.zeros_like(like)
-        for array, _ in weighted:
-            total += array
-        return total
-    decoded, largest = np.zeros(like.shape), 0.0
-    for array, weight in weighted:
-        decoded += array * weight
-        largest = max(largest, abs(weight) * float(np.abs(array).max(initial=0.0)))
-    if not np.issubdtype(like.dtype, np.integer):
-        return decoded.astype(like.dtype)
-    counts = np.rint(decoded)
-    error = max(float(np.abs(decoded - counts).max(initial=0.0)), largest * len(weighted) * np.finfo(np.float64).eps)
-    if error > ROUNDING:
-        raise RankFailed(f"aggregation: decoded counts are up to {error:.2g} from whole numbers, expected {ROUNDING} at most")
-    return counts.astype(like.dtype)
 
 
 class _Workers(RankProcesses):
@@ -299,7 +271,7 @@ class CodedAggregator:
         delay_s: called with (worker, round); returns seconds by which the worker is delayed, to simulate stragglers.
         watch: called with the states of all workers whenever one of them changes.
 
-    Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
+    Source: BCC (arXiv:1710.09990).
     """
 
     def __init__(
@@ -311,8 +283,8 @@ class CodedAggregator:
         delay_s: Delay | None = None,
         watch: Watch = lambda _states: None,
     ) -> None:
-        workers = len(codes[0].code_WB)
-        assert all(len(code.code_WB) == workers for code in codes)
+        workers = len(codes[0].holds_WB)
+        assert all(len(code.holds_WB) == workers for code in codes)
         self._job = AggregationJob(work, tuple(codes), delay_s)
         self._timeout_s, self._watch = timeout_s, watch
         self._workers = _Workers(run_worker, (self._job,), workers, ("", 0), timeout_s)
@@ -322,7 +294,7 @@ class CodedAggregator:
 
     def __enter__(self) -> Self:
         try:
-            for worker in range(len(self._job.codes[0].code_WB)):
+            for worker in range(len(self._job.codes[0].holds_WB)):
                 self._workers.start(worker)
             while self._workers.starting:
                 self._handle_events(self._timeout_s)

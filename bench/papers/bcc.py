@@ -28,19 +28,20 @@ PAPER = {  # workers: by scheme messages waited for and seconds (Tables I and II
 POINTS, TAIL = 1000, 1e-12  # of a distribution of times; probability that is left out at its ends
 
 
-def drawn_code(scheme: str, workers: int, rng: np.random.Generator) -> GradientCode:
-    """Returns a code from which the sum is recoverable; BCC draws again where it missed a batch."""
-    while True:
+def drawn_code(scheme: str, workers: int, rng: np.random.Generator) -> GradientCode | None:
+    """Returns a code from which the sum is recoverable; BCC draws again where it missed a batch. None: of cyclic repetition."""
+    while scheme != "cyclic":
         try:
             return make_code(scheme, workers, workers, 1 if scheme == "uncoded" else LOAD, rng)
         except InfeasiblePlan:
             continue
+    return None
 
 
-def messages_needed(code: GradientCode, order: IntArray) -> int:
-    """Returns how many of the workers in `order`, from its start, the sum is recoverable from."""
-    if code.needed is not None:
-        return code.needed
+def messages_needed(code: GradientCode | None, order: IntArray) -> int:
+    """Returns how many of the workers in `order`, from its start, the sum is recoverable from; see `drawn_code`."""
+    if code is None:  # any so many, by Tandon et al. (arXiv:1612.03301)
+        return len(order) - LOAD + 1
     return int(np.logical_or.accumulate(code.holds_WB[order]).all(axis=1).argmax()) + 1
 
 

@@ -261,8 +261,8 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
             ["--lighthouse: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'"],
         ),
         (
-            ["train", "MIXTRAL", "--text", "text.txt", "--scheme", "cyclic", "-o", "out"],
-            ["--scheme: is for a run with --redundancy above 1, found cyclic"],
+            ["train", "MIXTRAL", "--text", "text.txt", "--scheme", "bcc", "-o", "out"],
+            ["--scheme: is for a run with --redundancy above 1, found bcc"],
         ),
         (
             ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--transport", "pigeon"],
