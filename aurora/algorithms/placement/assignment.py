@@ -68,12 +68,6 @@ def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray) -> IntA
     return np.asarray(match_G)
 
 
-def bottleneck_value(weight_GJ: FloatArray) -> float:
-    """Returns the largest weight that `bottleneck_matching` uses; infinite if finite weights allow no perfect matching."""
-    value, _ = _least_sum(weight_GJ, np.zeros_like(weight_GJ), np.inf)
-    return float(value)
-
-
 class Matching(NamedTuple):
     """A partial matching; -1 where a row or column is free.
 
