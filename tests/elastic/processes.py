@@ -1,7 +1,8 @@
-"""Members as processes, each of which does work in steps and tells of it; a lighthouse for them."""
+"""Members as processes, each of which does work in steps and tells of it, and members as threads of this process."""
 
 import os
 import signal
+import threading
 import time
 from collections import deque
 from multiprocessing.connection import wait
@@ -9,6 +10,7 @@ from multiprocessing.connection import wait
 from aurora.elastic.member import Member
 from aurora.elastic.steps import run_elastic
 from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
+from tests.elastic.emulated_gpu import Killed
 from tests.elastic.summed_steps import SummedSteps
 
 PATIENCE_S = 120.0  # for what takes seconds on a quiet machine
@@ -109,3 +111,45 @@ class Members:
 
     def close(self):
         end_processes([*self.children.values(), *self._ended])
+
+
+class Threads:
+    """Members as threads of this process, by name; one that was killed says nothing more.
+
+    Attributes:
+        works: what each member does in steps.
+    """
+
+    def __init__(self, lighthouse):
+        self.works, self._address = {}, lighthouse.address
+        self._errors, self._threads, self._members = [], [], {}
+
+    def make(self, name, work, gpu=None):
+        """Makes a member, and its work by a function of the member. Returns the member."""
+        member = self._members[name] = Member(self._address, name, timeout_s=PATIENCE_S, expected=3, gpu=gpu)
+        self.works[name] = work(member)
+        return member
+
+    def start(self, *names):
+        for name in names:
+            self._threads.append(threading.Thread(target=self._run, args=(name,), daemon=True))
+            self._threads[-1].start()
+
+    def results(self):
+        """Waits until all have ended; returns their work."""
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        for member in self._members.values():
+            end(member)
+        assert self._errors == []
+        return self.works
+
+    def _run(self, name):
+        try:
+            run_elastic(self._members[name], self.works[name])
+            self._members[name].close()
+        except Killed:
+            pass
+        except BaseException as error:
+            self._errors.append(error)

@@ -13,14 +13,11 @@ from torch.distributed import TCPStore
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.elastic import epoch_nccl
 from aurora.elastic.epoch_nccl import EpochCommunicators, EpochNcclTransport, NcclGpu
-from aurora.elastic.lighthouse import Lighthouse
-from aurora.elastic.member import Member
-from aurora.elastic.steps import run_elastic
 from aurora.errors import RankFailed
 from aurora.runtime.transports import nccl
 from aurora.types import Network
-from tests.elastic.emulated_gpu import EmulatedGpu, Killed, die, gloo_group
-from tests.elastic.processes import end
+from tests.elastic.emulated_gpu import EmulatedGpu, die, gloo_group
+from tests.elastic.processes import Threads
 from tests.elastic.summed_steps import SummedSteps
 
 
@@ -47,46 +44,16 @@ class ExchangedSteps(SummedSteps):
         assert all((each == number).all() for peer, each in enumerate(recvs) if peer != transport.rank)
 
 
-class Members:
-    """Members as threads. One ends, and says nothing more, when its GPU is about to make the call of `dies`, by its name."""
+def exchanging(members, name, steps, dies=None, on_commit=lambda step: None, waits=False):
+    """Makes a member that ends when its GPU is about to make the call `dies`: the numbers of its group and of the call."""
 
-    def __init__(self, steps, dies):
-        self.errors, self.works, self.gpus, self.dies = [], {}, {}, dies
-        self.lighthouse, self.members = Lighthouse(), []
-        self.steps, self._threads = steps, {}
+    def on_call(*call):
+        if call == dies:
+            die(member)
 
-    def start(self, name, on_commit=lambda step: None, waits=False):
-        member = None
-
-        def on_call(group, call):
-            if self.dies.get(name) == (group, call):
-                die(member)
-
-        self.gpus[name] = EmulatedGpu(on_call, waits)
-        member = Member(self.lighthouse.address, name, timeout_s=60, expected=3, gpu=self.gpus[name])
-        self.members.append(member)
-        self.works[name] = ExchangedSteps(member, self.steps, on_commit=on_commit)
-
-        def run():
-            try:
-                run_elastic(member, self.works[name])
-                member.close()
-            except Killed:
-                pass
-            except BaseException as error:
-                self.errors.append(error)
-
-        self._threads[name] = threading.Thread(target=run, daemon=True)
-        self._threads[name].start()
-
-    def join(self, *names):
-        for name in names:
-            self._threads[name].join(60)
-            assert not self._threads[name].is_alive()
-        assert self.errors == []
-        for member in self.members:
-            end(member)
-        self.lighthouse.close()
+    gpu = EmulatedGpu(on_call, waits)
+    member = members.make(name, lambda member: ExchangedSteps(member, steps, on_commit=on_commit), gpu)
+    return gpu
 
 
 def check_aborted_once(gpu):
@@ -98,37 +65,37 @@ def check_aborted_once(gpu):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_members_that_wait_for_a_lost_one_are_freed_and_go_on_with_new_communicators(waits):
-    members = Members(steps=20, dies={"b": (0, 6)})  # in the second call of an exchange
-    for name in "abc":
-        members.start(name, waits=waits)
-    members.join("a", "c")
+def test_members_that_wait_for_a_lost_one_are_freed_and_go_on_with_new_communicators(lighthouse, waits):
+    members = Threads(lighthouse)
+    dies = {"b": (0, 6)}  # in the second call of an exchange
+    gpus = {name: exchanging(members, name, 20, dies.get(name), waits=waits) for name in "abc"}
+    members.start(*"abc")
+    works = members.results()
     for name in "ac":
-        work = members.works[name]
-        assert (work.step, work.total) == (20, 210.0)
-        assert [members for members, *_ in work.log] == [("a", "b", "c"), ("a", "c")]
-        check_aborted_once(members.gpus[name])
-        assert len(members.gpus[name].groups) == 2
+        assert (works[name].step, works[name].total) == (20, 210.0)
+        assert [members for members, *_ in works[name].log] == [("a", "b", "c"), ("a", "c")]
+        check_aborted_once(gpus[name])
+        assert len(gpus[name].groups) == 2
 
 
-def test_a_member_that_is_lost_while_communicators_are_made_costs_no_step(monkeypatch):
+def test_a_member_that_is_lost_while_communicators_are_made_costs_no_step(lighthouse, monkeypatch):
     monkeypatch.setattr("aurora.elastic.member.ROUND_S", 0.1)  # the steps are over soon
-    joined = threading.Event()
+    joined, members = threading.Event(), Threads(lighthouse)
 
     def join(step):
         if step == 5 and not joined.is_set():
             joined.set()
             members.start("late")
 
-    members = Members(steps=30, dies={"late": (0, 0)})
+    dies = {"late": (0, 0)}
+    gpus = {name: exchanging(members, name, 30, dies.get(name), join) for name in (*"abc", "late")}
+    members.start(*"abc")
+    works = members.results()
     for name in "abc":
-        members.start(name, on_commit=join)
-    members.join("a", "b", "c")
-    for name in "abc":
-        work, groups = members.works[name], members.gpus[name].groups
-        assert (work.step, work.total) == (30, 465.0)
-        assert [members for members, *_ in work.log] == [("a", "b", "c"), ("a", "b", "c")]
-        assert [group.made for group in groups] in ([True, False, True], [True, True])  # its end may be heard of before
+        assert (works[name].step, works[name].total) == (30, 465.0)
+        assert [members for members, *_ in works[name].log] == [("a", "b", "c"), ("a", "b", "c")]
+        made = [group.made for group in gpus[name].groups]
+        assert made in ([True, False, True], [True, True])  # its end may be heard of before
 
 
 class Stuck(EmulatedGpu):

@@ -12,16 +12,10 @@ pytest.importorskip("torchft")
 
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S, Lighthouse
 from aurora.elastic.member import Entry, Member, OtherRun, admitted
-from aurora.elastic.steps import StateLost, run_elastic
+from aurora.elastic.steps import StateLost
 from aurora.errors import BadInput, RankFailed
-from tests.elastic.processes import PATIENCE_S, Members, end
+from tests.elastic.processes import PATIENCE_S, Members, Threads, end
 from tests.elastic.summed_steps import SummedSteps
-
-
-@pytest.fixture
-def lighthouse():
-    with Lighthouse() as found:
-        yield found
 
 
 @pytest.fixture
@@ -158,36 +152,6 @@ def test_an_address_that_is_taken_is_a_sentence(lighthouse):
         Lighthouse(port=lighthouse.address[1])
 
 
-class Threads:
-    """Members as threads of this process, each of which does `work`."""
-
-    def __init__(self, lighthouse, steps, work=SummedSteps, **options):
-        self.lighthouse, self.steps, self.work, self.options = lighthouse, steps, work, options
-        self.works, self.errors, self._threads, self._members = {}, [], [], []
-
-    def start(self, name):
-        thread = threading.Thread(target=self._run, args=(name,), daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def results(self):
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-        for member in self._members:
-            end(member)
-        assert self.errors == []
-        return self.works
-
-    def _run(self, name):
-        member = Member(self.lighthouse.address, name, timeout_s=PATIENCE_S, expected=3)
-        self._members.append(member)
-        self.works[name] = work = self.work(member, self.steps, **self.options)
-        try:
-            run_elastic(member, work)
-        except BaseException as error:
-            self.errors.append(error)
-
-
 def test_members_that_hold_too_little_go_back_together(lighthouse):
     joined, restored = threading.Event(), threading.Event()
 
@@ -207,9 +171,10 @@ def test_members_that_hold_too_little_go_back_together(lighthouse):
             joined.set()
             members.start("late")
 
-    members = Threads(lighthouse, 200, Forgetful, step_s=0.01, on_commit=join)
-    for name in "abc":
-        members.start(name)
+    members = Threads(lighthouse)
+    for name in (*"abc", "late"):
+        members.make(name, lambda member: Forgetful(member, 200, step_s=0.01, on_commit=join))
+    members.start(*"abc")
     works = members.results()
     assert [(work.step, work.total) for work in works.values()] == [(200, 20100.0)] * 4
     assert all(work.log[-1] == (("a", "b", "c", "late"), 2, []) for work in works.values())
@@ -217,9 +182,10 @@ def test_members_that_hold_too_little_go_back_together(lighthouse):
 
 def test_one_that_does_not_come_back_after_its_epoch_is_left_out(lighthouse):
     """It is alive, and takes part in rounds; its main thread computes on and on."""
-    busy, others = Member(lighthouse.address, "a", hang_s=1.0, expected=3), Threads(lighthouse, 30)
+    busy, others = Member(lighthouse.address, "a", hang_s=1.0, expected=3), Threads(lighthouse)
     for name in "bc":
-        others.start(name)
+        others.make(name, lambda member: SummedSteps(member, 30))
+    others.start(*"bc")
     epoch = busy.join({"committed": {"epoch": 0, "step": 0}, "prepared": None, "epoch": 0})
     assert epoch.members == ("a", "b", "c")
     with busy._changed:

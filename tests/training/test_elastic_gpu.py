@@ -1,15 +1,13 @@
 """Elastic training over NCCL on emulated GPUs: whatever call a member is lost in, the others' losses are those of no loss."""
 
-import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from aurora.elastic.epoch_nccl import transport_of_host
 from aurora.elastic.lighthouse import Lighthouse
-from aurora.elastic.member import Member
-from aurora.elastic.steps import run_elastic
 from aurora.errors import BadInput
 from aurora.training import elastic_run
 from aurora.training.data import read_samples
@@ -18,8 +16,8 @@ from aurora.training.member_training import MemberTraining
 from aurora.training.run import train
 from aurora.training.trainer import load_trainer
 from aurora.types import TrainOptions
-from tests.elastic.emulated_gpu import EmulatedGpu, Killed, die
-from tests.elastic.processes import end
+from tests.elastic.emulated_gpu import EmulatedGpu, die
+from tests.elastic.processes import Threads
 from tests.models.architectures import build
 
 pytestmark = pytest.mark.full
@@ -38,75 +36,41 @@ def made(tmp_path_factory):
     return str(model), read_samples(model, [folder / "text.txt"], FIXED.length), [step.loss for step in result.steps]
 
 
-class Members:
-    """Members as threads, each of which trains on a GPU of its own, and may die in one of its calls."""
+def test_members_lost_in_an_exchange_in_a_first_call_and_in_a_migration_cost_no_step(made, tmp_path, monkeypatch):
+    """Each trains on a GPU of its own, and may die when that is about to make a call: the numbers of its group and of the call."""
+    monkeypatch.setattr("aurora.elastic.member.ROUND_S", 0.1)  # the steps are over soon
+    (model, samples_NT, expected), gpus, losses, joins = made, {}, {}, {3: "d", 6: "e"}
 
-    def __init__(self, made, output, lighthouse):
-        self.made, self.output, self.lighthouse = made, output, lighthouse
-        self.works, self.gpus, self.final, self.errors, self._threads = {}, {}, {}, [], []
-        self.at_step = {}  # by step what to do when it is final
+    def final(said):
+        losses[said.version] = said.step.loss
+        if said.step.step in joins:
+            members.start(joins.pop(said.step.step))
 
-    def prepare(self, name, dies=None):
-        """Makes a member, which dies when its GPU is about to make the call `dies`: the numbers of its group and of the call."""
-
+    def make(name, dies):
         def on_call(*call):
             if call == dies:
                 die(member)
 
-        def final(said):
-            self.final[said.version] = said.step.loss
-            self.at_step.pop(said.step.step, lambda: None)()
+        gpu = gpus[name] = EmulatedGpu(on_call)
+        load = partial(load_trainer, model, gpu.device, samples_NT, OPTIONS)
+        member = members.make(
+            name, lambda member: MemberTraining(load, model, OPTIONS, tmp_path, lambda *_: member.transport(), final), gpu
+        )
 
-        model, samples_NT, _ = self.made
-        self.gpus[name] = EmulatedGpu(on_call)
-        member = Member(self.lighthouse.address, name, timeout_s=60.0, expected=3, gpu=self.gpus[name])
-        load = lambda: load_trainer(model, self.gpus[name].device, samples_NT, OPTIONS)  # noqa: E731
-        work = MemberTraining(load, model, OPTIONS, self.output, lambda *_: member.transport(), final)
-        self.works[name] = (member, work)
-
-    def start(self, name):
-        member, work = self.works[name]
-
-        def run():
-            try:
-                run_elastic(member, work, work.paused)
-                work.close()
-                member.close()
-            except Killed:
-                pass
-            except BaseException as error:
-                self.errors.append(error)
-
-        self._threads.append(threading.Thread(target=run, daemon=True))
-        self._threads[-1].start()
-
-    def join(self):
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        for member, _ in self.works.values():
-            end(member)
-        assert self.errors == []
-
-
-def test_members_lost_in_an_exchange_in_a_first_call_and_in_a_migration_cost_no_step(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("aurora.elastic.member.ROUND_S", 0.1)  # the steps are over soon
     with Lighthouse() as lighthouse:
-        members = Members(made, tmp_path, lighthouse)
+        members = Threads(lighthouse)
         for name, dies in {"a": None, "b": None, "c": (0, 40), "d": (0, 0), "e": (0, 6)}.items():
-            members.prepare(name, dies)
-        members.at_step = {3: lambda: members.start("d"), 6: lambda: members.start("e")}
-        for name in "abc":
-            members.start(name)
-        members.join()
+            make(name, dies)
+        members.start(*"abc")
+        works = members.results()
     for name in "ab":
-        _, work = members.works[name]
-        assert work.step == work.steps
-        groups = members.gpus[name].groups
+        works[name].close()
+        assert works[name].step == works[name].steps
+        groups = gpus[name].groups
         assert [group.aborts for group in groups if group.made] == [1] * 5
         assert len(groups) <= 6  # the one with "d", if its end was not heard of before it was begun
-    losses = [loss for _, loss in sorted((version.step, loss) for version, loss in members.final.items())]
-    np.testing.assert_allclose(losses, made[2], rtol=0, atol=1e-9)
+    found = [loss for _, loss in sorted((version.step, loss) for version, loss in losses.items())]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
 def train_emulated(*args):
