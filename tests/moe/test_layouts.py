@@ -73,14 +73,21 @@ def layers(draw):
     return slots_G, routing_G, seed, draw(hierarchies(ranks))
 
 
-def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
-    """(S, R, R) rows that each rank (row) sends to each (column) in each exchange of a dispatch, once all have travelled, been
-    worked on by those who hold the experts, come back in the reverse exchanges and been found to be the plain sums."""
+def drawn_weights(experts, width, routing_G, seed):
+    """(E, H, H) weights of experts, and the hidden states of each rank's tokens."""
+    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    return torch.randn(experts, width, width, generator=drawn(seed)), hidden_G
+
+
+def performed(layout_G, answers_of):
+    """Performs the operations of all ranks, whose experts answer what arrived by `answers_of`, a function of the rank and of that.
+
+    Returns each rank's outputs, and the rows that it sent in each exchange.
+    """
     ranks, counts = len(layout_G), torch.stack([layout.counts for layout in layout_G])
     sent_G, barrier = [None] * ranks, threading.Barrier(ranks, timeout=120)
 
-    def performed(rank_info):
-        """Performs the operations of one rank. Returns its outputs, and the rows that it sent in each exchange."""
+    def of_rank(rank_info):
         rank, layout, rows_XG = rank_info.rank, layout_G[rank_info.rank], []
 
         def exchange(sends, recvs):
@@ -95,11 +102,16 @@ def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
             barrier.wait()
 
         layout.gathered(counts)
-        arrived = layout.dispatch(exchange)
-        answers = layout.combine(layout.compute(arrived, Linear(weight_EHH[list(held_G[rank])])), exchange)
+        answers = layout.combine(answers_of(rank, layout.dispatch(exchange)), exchange)
         return layout.aggregate(answers), rows_XG
 
-    found_G = launch_threads(performed, ranks)
+    return launch_threads(of_rank, ranks)
+
+
+def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
+    """(S, R, R) rows that each rank (row) sends to each (column) in each exchange of a dispatch, once all have travelled, been
+    worked on by those who hold the experts, come back in the reverse exchanges and been found to be the plain sums."""
+    found_G = performed(layout_G, lambda rank, arrived: layout_G[rank].compute(arrived, Linear(weight_EHH[list(held_G[rank])])))
     for hidden, (index, weights, mask), (out, _) in zip(hidden_G, routing_G, found_G, strict=True):
         wanted = torch.einsum("nh,nkho,nk->no", hidden, weight_EHH[index], weights)
         if mask is not None:
@@ -116,8 +128,7 @@ def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
 def test_layouts_give_the_plain_sum_over_a_tokens_experts(kind, layer):
     slots_G, routing_G, seed, hierarchy = layer
     ranks, experts, width = len(slots_G), sum(map(len, slots_G)), 5
-    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
-    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    weight_EHH, hidden_G = drawn_weights(experts, width, routing_G, seed)
     map_G = [ExpertMap(slots_G, rank, hierarchy=hierarchy) for rank in range(ranks)]
     layout_G = [
         kind(expert_map, hidden, *routing) for expert_map, hidden, routing in zip(map_G, hidden_G, routing_G, strict=True)
@@ -151,8 +162,7 @@ def test_replicas_take_their_shares_as_the_planner_counts_them(kind, layer, seed
         share_EG[list(held), rank] += 0.5
     split_EG = share_EG / share_EG.sum(axis=1, keepdims=True)
     copies_G = tuple(tuple(np.flatnonzero(split_EG[:, rank]).tolist()) for rank in range(ranks))
-    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
-    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    weight_EHH, hidden_G = drawn_weights(experts, width, routing_G, seed)
     hierarchy = hierarchy if over_servers else None
     map_G = [ExpertMap(copies_G, rank, split_EG, hierarchy=hierarchy) for rank in range(ranks)]
     layout_G = [kind(map_G[rank], hidden_G[rank], *routing) for rank, routing in enumerate(routing_G)]
@@ -186,8 +196,7 @@ def test_local_first_as_the_plan_divides_them(kind, layer, seed):
     tokens_SE = torch.stack(
         [expert_map.count(index, mask) for expert_map, (index, _, mask) in zip(map_G, routing_G, strict=True)]
     )
-    weight_EHH = torch.randn(experts, width, width, generator=drawn(seed))
-    hidden_G = [torch.randn(len(index), width, generator=drawn(seed + rank)) for rank, (index, _, _) in enumerate(routing_G)]
+    weight_EHH, hidden_G = drawn_weights(experts, width, routing_G, seed)
     layout_G = [kind(map_G[rank], hidden_G[rank], *routing, tokens_SE) for rank, routing in enumerate(routing_G)]
     checked_sizes(layout_G, copies_G, weight_EHH, hidden_G, routing_G)
     if kind is RowPerExpert and map_G[0].max_replicas > 1:
@@ -212,24 +221,12 @@ def test_levelling_changes_who_carries_rows_and_no_sum(dtype):
             RowPerServer(expert_map, hidden, index, torch.full(index.shape, 0.25), None)
             for expert_map, hidden, index in zip(map_G, hidden_G, index_G, strict=True)
         ]
-        counts, sent_G, barrier = torch.stack([each.counts for each in layout_G]), [None] * 6, threading.Barrier(6, timeout=120)
 
-        def performed(info, layout_G=layout_G, counts=counts, sent_G=sent_G, barrier=barrier):
-            def exchange(sends, recvs):
-                sent_G[info.rank] = sends
-                barrier.wait()
-                for peer, into in enumerate(recvs):
-                    if peer != info.rank:
-                        into.copy_(sent_G[peer][info.rank])
-                barrier.wait()
+        def doubled(rank, arrived, layout_G=layout_G):
+            rows, _, slots_XK = layout_G[rank].received(arrived)
+            return rows.clone() * 2 ** (1 + slots_XK.clamp(min=0).sum(dim=1, keepdim=True)).to(dtype)
 
-            layout = layout_G[info.rank]
-            layout.gathered(counts)
-            rows, _, slots_XK = layout.received(layout.dispatch(exchange))
-            doubled = rows.clone() * 2 ** (1 + slots_XK.clamp(min=0).sum(dim=1, keepdim=True)).to(dtype)
-            return layout.aggregate(layout.combine(doubled, exchange))
-
-        sums.append(launch_threads(performed, 6))
+        sums.append([out for out, _ in performed(layout_G, doubled)])
         across_SGG = np.where(server_G[:, None] == server_G, 0, layout_G[0].sizes_SRR)
         carried.append(across_SGG.sum(axis=(0, 2)))
     assert all(torch.equal(plain, levelled) for plain, levelled in zip(*sums, strict=True))

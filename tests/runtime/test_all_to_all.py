@@ -131,6 +131,10 @@ def refuse(rank_info):
         said.append(str(caught.value))
     with pytest.raises(BadInput, match=r"expected an order named openshop, .* found 'fastest'"):
         aurora.all_to_all(torch.empty(2), torch.empty(2), order="fastest")
+    with pytest.raises(BadInput, match="expected 2 input sizes that sum to its 2 rows"):
+        aurora.all_to_all(torch.empty(2), torch.empty(2), [1, 1], [2])
+    with pytest.raises(BadInput, match="do not split evenly over 2 ranks"):
+        aurora.all_to_all(torch.empty(2), torch.empty(3))
     with pytest.raises(BadInput, match="expected a contiguous input"):
         aurora.all_to_all(torch.empty(2, 2), torch.empty(2, 2).T, order="openshop")
     with pytest.raises(

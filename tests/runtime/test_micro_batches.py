@@ -14,7 +14,7 @@ from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Hierarchy, ProfileOptions, RunOptions
 from tests.conftest import cluster
 from tests.models.architectures import build
-from tests.runtime.test_run import differences, hierarchical, plan_for, prompts_for, with_replicas
+from tests.runtime.test_run import answered, hierarchical, moved, plan_for, prompts_for, with_replicas
 
 
 def own_buffers(tree):
@@ -37,8 +37,7 @@ def cut(plan, parts, time_slice="exchange"):
 def test_micro_batches_give_the_plain_models_output(mixtral, parts, time_slice, ranks, transport, order):
     """Prompts of quite different lengths, a round of batches and a rest."""
     plan, prompts = cut(plan_for([mixtral], ranks), parts, time_slice), prompts_for(mixtral, 4 * ranks + 2)
-    result, found = differences(plan, [mixtral], [prompts], transport=transport, order=order, batch=4)
-    assert found == []
+    result = answered(plan, [mixtral], [prompts], transport=transport, order=order, batch=4)
     assert result.trace.names_M == tuple(f"mixtral-topics/{part}" for part in range(parts))
     assert set(result.trace.model_X.tolist()) == set(range(parts))
     assert len(result.orders_M) == (parts if order == "auto" else 0)
@@ -47,15 +46,13 @@ def test_micro_batches_give_the_plain_models_output(mixtral, parts, time_slice, 
 @pytest.mark.full
 def test_replicas_and_all_to_alls_over_servers(mixtral):
     plan = hierarchical(with_replicas(plan_for([mixtral], 4)), Hierarchy(np.array([1, 0, 1, 0]), 2))
-    _, found = differences(cut(plan, 2, "layer"), [mixtral], [prompts_for(mixtral, 9)], transport="memory")
-    assert found == []
+    answered(cut(plan, 2, "layer"), [mixtral], [prompts_for(mixtral, 9)], transport="memory")
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss"])
 def test_other_architectures(name, tmp_path):
     folder = build(name, tmp_path / name)
-    _, found = differences(cut(plan_for([folder], 2), 2), [folder], [prompts_for(folder, 9)], transport="memory")
-    assert found == []
+    answered(cut(plan_for([folder], 2), 2), [folder], [prompts_for(folder, 9)], transport="memory")
 
 
 @pytest.mark.parametrize("interleave", ["off", "processes"])
@@ -64,20 +61,18 @@ def test_micro_batches_one_after_the_other_and_beside_other_processes(mixtral, i
     colocate = {"colocate": "parts"} if interleave == "processes" else {}
     prompts = prompts_for(mixtral, 8)
     plan = cut(plan_for([mixtral], 2), 2, "layer")
-    _, found = differences(plan, [mixtral], [prompts], transport="memory", interleave=interleave, **colocate)
-    assert found == []
+    answered(plan, [mixtral], [prompts], transport="memory", interleave=interleave, **colocate)
 
 
 def test_streams_without_requests_leave_the_others_alone(mixtral):
     plan = cut(plan_for([mixtral], 2), 3)
-    result, found = differences(plan, [mixtral], [prompts_for(mixtral, 1)], transport="memory")
-    assert found == []
+    result = answered(plan, [mixtral], [prompts_for(mixtral, 1)], transport="memory")
     assert set(result.trace.model_X.tolist()) == {0}
 
 
 def test_streams_decode_their_part_of_the_ranks_batch_beside_each_other(mixtral):
     plan = cut(plan_for([mixtral], 2), 2)
-    result, _ = differences(plan, [mixtral], [prompts_for(mixtral, 20)], transport="memory", batch=5)
+    result = answered(plan, [mixtral], [prompts_for(mixtral, 20)], transport="memory", batch=5)
     for stream, (batch, requests) in enumerate(((3, 6), (2, 4))):  # of ten requests on each rank
         steps = result.trace.step_X[result.trace.model_X == stream]
         assert steps.max() + 1 <= -(-requests // batch) * 4
@@ -91,7 +86,7 @@ def test_ranks_hold_weights_once_however_many_micro_batches_there_are(mixtral, m
     held = {}
     for parts in (1, 4):
         made.clear()
-        differences(cut(plan, parts) if parts > 1 else plan, [mixtral], prompts, transport="memory", batch=4)
+        answered(cut(plan, parts) if parts > 1 else plan, [mixtral], prompts, transport="memory", batch=4)
         assert [len(workers) for workers in made] == [parts] * 2
         trees = [worker._model.model for workers in made for worker in workers]
         tensors = [tensor for tree in trees for tensor in (*tree.parameters(), *own_buffers(tree))]
@@ -108,17 +103,9 @@ def test_a_simulation_of_a_runs_micro_batches_has_its_transfers(mixtral, text):
     result = aurora.run(plan, [mixtral], [prompts_for(mixtral, 9)], options)
     simulated = simulate_plan(plan, result.conditions.traffic([profile]))
     assert simulated.names_M == result.trace.names_M
-
-    def moved(trace):
-        sent = trace.sent_X & (trace.peer_X >= 0)
-        keys = zip(*(getattr(trace, f"{name}_X")[sent].tolist() for name in ("model", "step", "layer", "phase")), strict=True)
-        found = {}
-        for key, size in zip(keys, trace.bytes_X[sent].tolist(), strict=True):
-            found[key] = found.get(key, 0) + size
-        return {key: size for key, size in found.items() if size}
-
-    assert {model for model, *_ in moved(result.trace)} == {0, 1}
-    assert moved(simulated) == moved(result.trace)
+    expected = moved(result.trace, "model step layer phase")
+    assert {model for model, *_ in +expected} == {0, 1}
+    assert +moved(simulated, "model step layer phase") == +expected
 
 
 def test_runs_that_cannot_have_micro_batches(mixtral, qwen):

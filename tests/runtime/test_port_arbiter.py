@@ -12,34 +12,41 @@ from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import SlicePolicy
 
 
-def test_exchanges_alternate_and_skip_a_model_that_left():
-    arbiters, seen = thread_port_arbiters(2), []
-
-    def serve(model, exchanges):
-        for _ in range(exchanges):
-            with arbiters[model].exchange():
-                seen.append(model)
-        arbiters[model].leave()
-
-    threads = [threading.Thread(target=serve, args=args) for args in ((1, 5), (0, 2))]
+def in_threads(*jobs):
+    """Each job a function and its arguments; all have ended."""
+    threads = [threading.Thread(target=job, args=args, daemon=True) for job, *args in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
-    assert seen == [0, 1, 0, 1, 1, 1, 1]
+    assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_model_of_weight_three_has_three_slices_for_one():
-    arbiters, seen = thread_port_arbiters([SlicePolicy(1), SlicePolicy(3)]), []
+def exchanged(arbiters, held_M):
+    """The models whose exchanges follow each other: of each model, for each exchange, whether it holds the port through the next."""
+    seen = []
 
-    def serve(model, exchanges):
-        for _ in range(exchanges):
-            with arbiters[model].exchange():
+    def serve(model):
+        for hold_port in held_M[model]:
+            with arbiters[model].exchange(hold_port):
                 seen.append(model)
         arbiters[model].leave()
 
-    in_threads((serve, 1, 9), (serve, 0, 4))
-    assert seen == [0, 1, 1, 1] * 3 + [0]
+    in_threads(*((serve, model) for model in range(len(held_M))))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("weights", "held_M", "seen"),
+    [
+        ((1, 1), ([False] * 2, [False] * 5), [0, 1, 0, 1, 1, 1, 1]),
+        ((1, 3), ([False] * 4, [False] * 9), [0, 1, 1, 1] * 3 + [0]),
+        ((1, 1), ([True, True, False, False], [False, True, False, False]), [0, 0, 0, 1, 0, 1, 1, 1]),
+    ],
+    ids=["a-model-leaves", "three-slices-for-one", "a-port-is-held"],
+)
+def test_exchanges_of_two_models_follow_each_other_by_the_rules(weights, held_M, seen):
+    assert exchanged(thread_port_arbiters([SlicePolicy(weight) for weight in weights]), held_M) == seen
 
 
 def test_one_model_at_a_time_computes():
@@ -53,11 +60,7 @@ def test_one_model_at_a_time_computes():
             inside.pop()
             arbiter.stop_compute()
 
-    threads = [threading.Thread(target=work, args=(arbiter,)) for arbiter in arbiters]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
+    in_threads(*((work, arbiter) for arbiter in arbiters))
     assert len(most) == 400
     assert max(most) == 1
 
@@ -79,29 +82,6 @@ def test_whoever_waits_learns_that_the_other_failed():
     assert caught == ["stopped, because another model on this rank failed: broken pipe"]
     with pytest.raises(RankFailed):
         arbiters[0].start_compute()
-
-
-def in_threads(*jobs):
-    """Each job a function and its arguments; all have ended."""
-    threads = [threading.Thread(target=job, args=args, daemon=True) for job, *args in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_a_held_port_stays_through_the_next_exchange():
-    arbiters, seen = thread_port_arbiters(2), []
-
-    def serve(model, held):
-        for hold_port in held:
-            with arbiters[model].exchange(hold_port):
-                seen.append(model)
-        arbiters[model].leave()
-
-    in_threads((serve, 1, [False, True, False, False]), (serve, 0, [True, True, False, False]))
-    assert seen == [0, 0, 0, 1, 0, 1, 1, 1]
 
 
 def test_priority_work_runs_before_what_waits_and_at_preemption_points():
@@ -247,18 +227,10 @@ def gathering(arbiter, barrier, layers, seed, ended):
 
 
 def test_on_a_gpu_a_batch_model_has_a_slice_for_each_of_the_interactive_models():
-    arbiters, seen = thread_port_arbiters([SlicePolicy(interactive=True), SlicePolicy(slice_s=1)], lambda: None), []
+    arbiters = thread_port_arbiters([SlicePolicy(interactive=True), SlicePolicy(slice_s=1)], lambda: None)
     arbiters[1].join(lambda number: [number], True, 5)
-
-    def serve(model, exchanges):
-        for _ in range(exchanges):
-            with arbiters[model].exchange():
-                seen.append(model)
-        arbiters[model].leave()
-
-    in_threads((serve, 0, 10), (serve, 1, 5))
     ahead = 2  # slices that another rank may have had before it learns of the batch model
-    assert seen == [0] * ahead + [0, 1] * 5 + [0] * 3
+    assert exchanged(arbiters, ([False] * 10, [False] * 5)) == [0] * ahead + [0, 1] * 5 + [0] * 3
 
 
 def test_a_batch_models_slice_begins_while_no_interactive_exchange_waits_or_is_under_way():
@@ -354,14 +326,10 @@ def test_whatever_the_models_do_nobody_waits_in_a_circle(ranks, by_layer):
     for _ in range(8):
         counts = [drawn.choice((0, 1, drawn.randrange(30))) for _ in range(drawn.randrange(2, 4))]
         arbiters_G = [thread_port_arbiters(len(counts)) for _ in range(ranks)]
-        ended, threads = [], []
+        ended, jobs = [], []
         for model, exchanges in enumerate(counts):
             barrier = threading.Barrier(ranks, timeout=60)
-            for rank in range(ranks):
-                args = (arbiters_G[rank][model], barrier, exchanges, drawn.random(), ended, by_layer)
-                threads.append(threading.Thread(target=served, args=args, daemon=True))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=120)
+            for arbiters in arbiters_G:
+                jobs.append((served, arbiters[model], barrier, exchanges, drawn.random(), ended, by_layer))
+        in_threads(*jobs)
         assert sorted(ended) == sorted(counts * ranks)

@@ -28,7 +28,6 @@ from aurora.types import (
     Curve,
     PlanOptions,
     Profile,
-    Program,
     Servers,
 )
 from aurora.types.options import GATHERED
@@ -128,14 +127,6 @@ def test_two_models_interleave_as_the_paper_draws_them():
     assert trace.seconds == pytest.approx(18)
     alone = simulate_plan(make_plan(cluster(1.0, 1.0), [a], KEEP), [a]).seconds
     assert alone == pytest.approx(13)
-
-
-def test_a_model_that_is_through_is_skipped():
-    short = profile([[[[0, 4], [4, 0]]]], name="short")
-    long = profile([[[[0, 4], [4, 0]]]] * 3, name="long")
-    for pair in ([short, long], [long, short]):
-        trace = simulate_plan(make_plan(cluster(1.0, 1.0), pair, KEEP), pair)
-        assert trace.seconds == pytest.approx(4 * 8)  # eight exchanges of four seconds, back to back
 
 
 def test_startup_counts_for_every_message():
@@ -351,13 +342,6 @@ def test_two_replicas_by_hand():
     assert plan.objective_s == pytest.approx(5 + 20 + 5)
 
 
-def merged(plans):
-    """One Program of the models of all plans."""
-    programs = [compile_plan(plan) for plan in plans]
-    columns = zip(*((p.names_M, p.placements_M, p.ops_ML, p.deduplicated_M) for p in programs), strict=True)
-    return Program(programs[0].ranks, *(sum(column, ()) for column in columns))
-
-
 def test_three_models_alternate():
     """Gate 1, dispatch 2, experts 3, combine 2, no aggregation, on two ranks.
 
@@ -366,7 +350,7 @@ def test_three_models_alternate():
     """
     models = [profile([[[[0, 2], [2, 0]]]], gate=1, expert=3, name=name) for name in "abc"]
     machines = cluster(1.0, 1.0)
-    trace = simulate(merged([make_plan(machines, [p], KEEP) for p in models]), machines, models)
+    trace = simulate_plan(make_plan(machines, models, KEEP), models)
     found = [[rows(trace, phase, m)[0][1:] for phase in ("gate", "dispatch", "expert", "combine")] for m in range(3)]
     assert found[0] == [(0, 1), (1, 3), (3, 6), (7, 9)]
     assert found[1] == [(1, 2), (3, 5), (6, 9), (9, 11)]
@@ -383,25 +367,8 @@ UNEVEN = [[[[0, 6, 0], [0, 0, 2], [1, 0, 3]]]]
 def test_one_after_the_other_two_models_take_as_long_as_each_by_itself(a, b):
     """Where all wait for all, the second model begins when the first has left every rank."""
     plan = make_plan(cluster(2.0, 2.0), [a, b], KEEP)
-    single = [
-        simulate(
-            replace(compile_plan(plan), **{f"{name}_{'ML' if name == 'ops' else 'M'}": (column[i],) for name, column in columns(plan)}),
-            plan.cluster, [p], "global",
-        ).seconds
-        for i, p in enumerate((a, b))
-    ]  # fmt: skip
+    single = [simulate_plan(make_plan(plan.cluster, [p], KEEP), [p], "global").seconds for p in (a, b)]
     assert simulate_plan(plan, [a, b], "global", interleave="off").seconds == pytest.approx(sum(single))
-
-
-def columns(plan):
-    program = compile_plan(plan)
-    return [
-        ("names", program.names_M),
-        ("placements", program.placements_M),
-        ("ops", program.ops_ML),
-        ("policies", program.policies_M),
-        ("deduplicated", program.deduplicated_M),
-    ]
 
 
 def test_barriers_by_hand():

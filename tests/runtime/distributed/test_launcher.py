@@ -126,10 +126,6 @@ def test_results_come_back_by_rank():
     assert launch(identity, 3, "a", 1) == [(rank, 3, ("a", 1)) for rank in range(3)]
 
 
-def test_ranks_meet():
-    assert launch(meet, 2) == [0, 1]
-
-
 def test_nobody_leaves_a_meeting_that_others_still_come_to():
     stood_s, entered_s = zip(*launch(stand, 2), strict=True)
     assert min(entered_s) >= max(stood_s)

@@ -8,7 +8,6 @@
 - The n-th send from one rank to another belongs to the n-th receive there, and both have one size.
 - A pair's FIFO holds less than `buffered_bytes` that its receiver has not asked for. A send that fits into what is left of it ends
   without its receiver; the others wait.
-- The calls of several communicators on one GPU (`OneGpu`) run one after the other, in the sequence in which they were launched there.
 - After a CUDA error (`fail`) every call and query of the rank's process fails, for good.
 - While a rank captures a graph (`capturing`), it may queue calls of a communicator that has been made, and ask for no event.
 """
@@ -62,14 +61,6 @@ class Call:
     end_s: float | None = None
 
 
-class OneGpu:
-    """A GPU whose multiprocessors a call takes until it ends: calls of all communicators, in the sequence of their launches."""
-
-    def __init__(self):
-        self.queue: deque[Call] = deque()
-        self.free_s = 0.0
-
-
 class NcclEmulator:
     """One communicator and the streams of its ranks.
 
@@ -78,7 +69,6 @@ class NcclEmulator:
         seconds: how long a transfer of (source, destination, bytes) takes, its start-up included.
         buffered_bytes: size of a pair's FIFO.
         rounds_at_once: rounds of a call that are under way at once; None: all.
-        gpu_R: each rank's GPU, which other communicators use as well; None: it has them to itself.
 
     Attributes:
         transfers: those that have ended, in the sequence in which they were found to.
@@ -91,11 +81,10 @@ class NcclEmulator:
         seconds: Callable[[int, int, int], float],
         buffered_bytes: int = 0,
         rounds_at_once: int | None = None,
-        gpu_R: Sequence[OneGpu] | None = None,
     ) -> None:
         self.ranks, self.transfers = ranks, list[Transfer]()
         self.seconds, self._buffered_bytes = seconds, buffered_bytes
-        self._rounds_at_once, self._gpu_R = rounds_at_once or ranks, gpu_R
+        self._rounds_at_once = rounds_at_once or ranks
         self._stream_R: list[deque[Call]] = [deque() for _ in range(ranks)]
         self._free_s_R = [0.0] * ranks
         self.called: set[int] = set()
@@ -110,8 +99,6 @@ class NcclEmulator:
             self._halves[*pair, sent].append(call.halves[-1])
         self.called.add(rank)
         self._stream_R[rank].append(call)
-        if self._gpu_R is not None and ends:
-            self._gpu_R[rank].queue.append(call)
 
     def mark(self, rank: int, posted_s: float) -> Call:
         """Queues a mark on a rank's stream."""
@@ -133,9 +120,6 @@ class NcclEmulator:
                     break
                 call.end_s = self._free_s_R[rank] = max([call.start_s, *(half.end_s for half in call.halves)])
                 self._stream_R[rank].popleft()
-                if self._gpu_R is not None and call.halves:
-                    self._gpu_R[rank].queue.popleft()
-                    self._gpu_R[rank].free_s = call.end_s
 
     def finish(self) -> None:
         """Runs everything. Raises Deadlock if something waits for ever, Mismatch if two ends differ in size."""
@@ -150,12 +134,9 @@ class NcclEmulator:
         stream = self._stream_R[rank]
         if not stream or (stream[0].halves and len(self.called) < self.ranks):
             return None
-        call, gpu = stream[0], None if self._gpu_R is None else self._gpu_R[rank]
-        if call.halves and gpu is not None and gpu.queue[0] is not call:
-            return None
-        if call.start_s is None:
-            call.start_s = max(self._free_s_R[rank], call.posted_s, 0.0 if gpu is None or not call.halves else gpu.free_s)
-        return call
+        if stream[0].start_s is None:
+            stream[0].start_s = max(self._free_s_R[rank], stream[0].posted_s)
+        return stream[0]
 
     def _open_rounds(self, call: Call) -> bool:
         """Starts the transfers of rounds that may be under way. Returns whether there were any that had not been."""

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,24 +23,10 @@ from aurora.runtime.transports.nccl import NcclTransport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Hierarchy, Network, Order
 from tests.conftest import cluster
+from tests.runtime.transports.drawn_orders import drawn_order
 
 SCHEDULES = {2: 2000, 3: 1200, 4: 600, 5: 300, 6: 150, 7: 100, 8: 100}  # by ranks
 FAST_Bps = 1e15
-
-
-def random_order(rng, ranks):
-    """Any sequence of all pairs, some of them split, in any tiers, with any number of transfers open at either end."""
-    pairs = [(i, j) for i in range(ranks) for j in range(ranks) if i != j]
-    rows, shares = [], []
-    for pair in pairs:
-        cuts = [0.0, *sorted(rng.random(int(rng.random() < 0.2))), 1.0]
-        rows += [pair] * (len(cuts) - 1)
-        shares += list(pairwise(cuts))
-    sequence = rng.permutation(len(rows))
-    opened = [int(rng.integers(1, ranks + 1)) if rng.random() < 0.5 else 1 for _ in range(2)]
-    tier_GG = rng.integers(0, rng.integers(1, 4), (ranks, ranks))
-    pairs_X2 = np.array(rows)[sequence]
-    return Order("drawn", pairs_X2, *opened, np.array(shares)[sequence], tier_X=tier_GG[*pairs_X2.T])
 
 
 def cases(ranks, count):
@@ -50,7 +35,7 @@ def cases(ranks, count):
         sizes = rng.integers(0, 12, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.6)
         np.fill_diagonal(sizes, 0)
         if number % 20:
-            yield sizes, random_order(rng, ranks)
+            yield sizes, drawn_order(rng, ranks)
         else:
             yield sizes, ORDER["paced"](sizes, Network.equal(ranks, FAST_Bps), rng=rng)
 
@@ -187,7 +172,7 @@ def test_no_more_is_under_way_than_the_order_allows(monkeypatch, piece, ranks, s
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 60, (ranks, ranks)) * (rng.random((ranks, ranks)) < 0.7)
     np.fill_diagonal(sizes, 0)
-    order = random_order(rng, ranks)
+    order = drawn_order(rng, ranks)
     for transport in launch_threads(watch, ranks, Memory(ranks, 10.0), order, sizes):
         rank, opened = transport.rank, (order.recvs_open, order.sends_open)
         assert sum(m.size for m, _ in transport.posted[True]) == sizes[rank].sum()
@@ -258,7 +243,7 @@ def test_who_posts_everything_at_once_starts_with_the_next_rank(ranks):
 
 @given(st.integers(2, 6), st.integers(0, 10**6))
 def test_an_order_knows_what_each_rank_sends_and_receives(ranks, seed):
-    order = random_order(np.random.default_rng(seed), ranks)
+    order = drawn_order(np.random.default_rng(seed), ranks)
     rows = list(enumerate(order.pairs_X2.tolist()))
     for rank in range(ranks):
         for sending, own, other in ((True, 0, 1), (False, 1, 0)):
@@ -268,7 +253,7 @@ def test_an_order_knows_what_each_rank_sends_and_receives(ranks, seed):
 
 def test_what_depends_on_the_order_alone_is_made_once(monkeypatch):
     """A second call reads no pair of the order again, split pairs included."""
-    order = random_order(np.random.default_rng(1), 6)
+    order = drawn_order(np.random.default_rng(1), 6)
     for way in (order, order.reversed):
         row_slices(way, 2, [torch.zeros(8)] * 6, sending=True)
         row_slices(way, 2, [torch.zeros(8)] * 6, sending=False)

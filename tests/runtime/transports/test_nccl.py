@@ -24,7 +24,8 @@ from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import End, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group
 from aurora.types import Hierarchy, Network, Order
-from tests.runtime.transports.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator, OneGpu
+from tests.runtime.transports.drawn_orders import drawn_order
+from tests.runtime.transports.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator
 
 
 def ignore(*_event):
@@ -37,23 +38,6 @@ def drawn_bytes(rng, ranks):
     sizes_GG[rng.random((ranks, ranks)) < rng.choice([0.0, 0.3, 0.9])] = 0
     np.fill_diagonal(sizes_GG, 0)
     return sizes_GG
-
-
-def drawn_order(rng, ranks):
-    """Any order: any sequence, windows, splits and tiers."""
-    pairs = [(src, dst) for src in range(ranks) for dst in range(ranks) if src != dst]
-    rows, shares = [], []
-    for pair in pairs:
-        edges = [0.0, *sorted(rng.random(rng.integers(0, 3) if rng.random() < 0.3 else 0).tolist()), 1.0]
-        rows += [pair] * (len(edges) - 1)
-        shares += pairwise(edges)
-    sequence = rng.permutation(len(rows))
-    share_X2 = np.array(shares)[sequence] if len(rows) > len(pairs) else None
-    opened = rng.integers(1, 1 + rng.choice([1, 3, ranks]), 2).tolist()
-    tier_X = None
-    if rng.random() < 0.4:
-        tier_X = rng.integers(0, rng.integers(1, 4), (ranks, ranks))[*np.array(rows)[sequence].T]
-    return Order("drawn", np.array(rows)[sequence], *opened, share_X2, tier_X=tier_X)
 
 
 def payload(src, dst, size):
@@ -73,6 +57,12 @@ def exchange(transports, order, sizes_GG, emulator, observe=ignore):
     for rank, transport in enumerate(transports):
         transport.wait()
         assert all(torch.equal(into, payload(src, rank, len(into))) for src, into in enumerate(arrived[rank]))
+
+
+def emulated(ranks, seconds=lambda src, dst, size: 1.0, **options):
+    """An emulated communicator and the transport of each of its ranks."""
+    emulator = NcclEmulator(ranks, seconds, **options)
+    return emulator, [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(ranks)]
 
 
 def check_held(order, sizes_GG, transfers):
@@ -102,7 +92,8 @@ def check_held(order, sizes_GG, transfers):
             assert sum(start <= start_s + 1e-9 < end for _, start, end in spans) <= opened
 
 
-def check_orders(seeds):
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(1000, 1500), marks=pytest.mark.full)], ids=["60", "500"])
+def test_any_order_ends_and_is_held(seeds):
     for seed in seeds:
         rng = np.random.default_rng(seed)
         ranks = int(rng.integers(2, 17) if seed % 4 == 0 else rng.integers(2, 7))
@@ -118,15 +109,6 @@ def check_orders(seeds):
             exchange(transports, order, sizes_GG, emulator)
             if not buffered_bytes:
                 check_held(order, sizes_GG, emulator.transfers)
-
-
-def test_any_order_ends_and_is_held():
-    check_orders(range(60))
-
-
-@pytest.mark.full
-def test_a_thousand_orders_end_and_are_held():
-    check_orders(range(1000, 1500))
 
 
 @pytest.mark.full
@@ -167,8 +149,7 @@ def test_a_staged_schedule_is_what_the_rules_give(ranks, method):
     sizes_GG[0, 1] += 100
     network = Network(rng.uniform(1e5, 1e6, ranks), rng.uniform(1e5, 1e6, ranks), np.full(ranks, 1e-3))
     order = ORDER[method](sizes_GG, network, rng=rng)
-    emulator = NcclEmulator(ranks, lambda src, dst, size: 0.0)
-    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(ranks)]
+    emulator, transports = emulated(ranks, lambda src, dst, size: 0.0)
     emulator.finish()
     emulator.seconds = lambda src, dst, size: 1e-3 + size / network.pair_Bps_GG[src, dst]
     exchange(transports, order, sizes_GG, emulator)
@@ -177,8 +158,7 @@ def test_a_staged_schedule_is_what_the_rules_give(ranks, method):
 
 
 def test_transfers_are_observed_with_the_times_of_their_stage():
-    emulator = NcclEmulator(3, lambda src, dst, size: float(size) if size > 1 else 0.0)
-    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(3)]
+    emulator, transports = emulated(3, lambda src, dst, size: float(size) if size > 1 else 0.0)
     order = Order("by hand", np.array([[0, 1], [2, 0], [0, 2], [1, 0], [1, 2], [2, 1]]))
     seen = []
     exchange(transports, order, np.array([[0, 2, 3], [0, 0, 0], [4, 0, 0]]), emulator, lambda *event: seen.append(event))
@@ -194,9 +174,8 @@ def test_transfers_are_observed_with_the_times_of_their_stage():
 
 def test_memory_of_times_that_nobody_reads_is_bounded(monkeypatch):
     monkeypatch.setattr(nccl, "MOST_QUEUED", 64)
-    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
-    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(2)]
-    order, sizes_GG = Order("one", np.array([[0, 1], [1, 0]])), np.array([[0, 3], [0, 0]])
+    emulator, transports = emulated(2)
+    order, sizes_GG = EACH_OTHER, np.array([[0, 3], [0, 0]])
     for _ in range(200):
         for rank, transport in enumerate(transports):
             sends = [torch.zeros(size, dtype=torch.uint8) for size in sizes_GG[rank].tolist()]
@@ -206,11 +185,9 @@ def test_memory_of_times_that_nobody_reads_is_bounded(monkeypatch):
     assert max(len(transport._queued) for transport in transports) <= 64
 
 
-def communicator(ranks):
+def communicator(ranks, **options):
     """An emulated communicator that all ranks have made."""
-    emulator = NcclEmulator(ranks, lambda src, dst, size: 1.0)
-    for rank in range(ranks):
-        NcclTransport(EmulatedCalls(emulator, rank), None)
+    emulator, _ = emulated(ranks, **options)
     emulator.finish()
     return emulator
 
@@ -234,26 +211,6 @@ def test_groups_that_wait_in_a_circle_are_caught():
     emulator.finish()
 
 
-def test_groups_that_each_rank_cuts_by_itself_are_caught():
-    """The n-th send and the n-th receive of each rank in one group, instead of the transfers of one stage."""
-    sizes_GG = 5 * (1 - np.eye(4, dtype=np.int64))
-    caught = 0
-    for seed in range(20):
-        pairs_X2 = np.random.default_rng(seed).permutation(np.argwhere(sizes_GG))
-        order = Order("drawn", pairs_X2)
-        emulator = communicator(4)
-        for rank in range(4):
-            sends, recvs = (order.rows_of(rank, sending)[1].tolist() for sending in (True, False))
-            post(emulator, rank, *([(to, True, 5), (of, False, 5)] for to, of in zip(sends, recvs, strict=True)))
-        try:
-            emulator.finish()
-        except Deadlock:
-            caught += 1
-            emulator = NcclEmulator(4, lambda src, dst, size: 1.0)
-            exchange([NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(4)], order, sizes_GG, emulator)
-    assert caught >= 5
-
-
 def test_an_empty_pair_that_one_end_leaves_out_is_caught():
     emulator = communicator(2)
     post(emulator, 0, [(1, True, 0)], [(1, True, 5)])
@@ -267,8 +224,7 @@ def test_an_empty_pair_that_one_end_leaves_out_is_caught():
 
 
 def test_two_ranks_with_different_orders_are_caught():
-    emulator = NcclEmulator(3, lambda src, dst, size: 1.0)
-    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(3)]
+    emulator, transports = emulated(3)
     order = Order("one", np.array([[0, 1], [1, 2], [2, 0], [0, 2], [2, 1], [1, 0]]))
     other = replace(order, pairs_X2=order.pairs_X2[::-1])
     for rank, transport in enumerate(transports):
@@ -280,8 +236,7 @@ def test_two_ranks_with_different_orders_are_caught():
 
 def test_all_at_once_is_shifted_rounds():
     """One round at a time: NCCL sends to the next rank first, whatever the sequence in the group."""
-    emulator = NcclEmulator(4, lambda src, dst, size: 1.0, rounds_at_once=1)
-    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(4)]
+    emulator, transports = emulated(4, rounds_at_once=1)
     emulator.finish()
     made_s = max(one.end_s for one in emulator.transfers)
     emulator.transfers.clear()
@@ -293,10 +248,7 @@ def test_all_at_once_is_shifted_rounds():
 
 def test_a_fifo_holds_what_it_holds():
     """Two small sends fit into the FIFO and end alone; the third waits for its receiver."""
-    emulator = NcclEmulator(2, lambda src, dst, size: 1.0, buffered_bytes=100)
-    for rank in range(2):
-        NcclTransport(EmulatedCalls(emulator, rank), None)
-    emulator.finish()
+    emulator = communicator(2, buffered_bytes=100)
     post(emulator, 0, *[[(1, True, 40)]] * 3)
     marked = emulator.mark(0, 0.0)
     emulator.run()
@@ -306,56 +258,36 @@ def test_a_fifo_holds_what_it_holds():
     assert marked.end_s == 4.0
 
 
-def two_models(first, last):
-    """Two communicators on the same two GPUs; each rank launches their calls in a sequence. Returns whether all end."""
-    gpus = [OneGpu(), OneGpu()]
-    emulators = [NcclEmulator(2, lambda src, dst, size: 1.0, gpu_R=gpus) for _ in range(2)]
-    for emulator in emulators:
-        for rank in range(2):
-            post(emulator, rank, [(1 - rank, True, 1), (1 - rank, False, 1)])
-        emulator.finish()
-    for rank, sequence in enumerate((first, last)):
-        for model in sequence:
-            post(emulators[model], rank, [(1 - rank, True, 5), (1 - rank, False, 5)])
-    for _ in range(4):
-        for emulator in emulators:
-            emulator.run()
-    for emulator in emulators:
-        emulator.finish()
+EACH_OTHER = Order("one", np.array([[0, 1], [1, 0]]))
+TENSORS = [torch.zeros(3, dtype=torch.uint8)] * 2
 
 
-def test_models_that_share_gpus_launch_in_one_sequence():
-    """What the port arbiter holds; in different sequences each GPU waits for the other."""
-    two_models((0, 1, 1, 0), (0, 1, 1, 0))
-    with pytest.raises(Deadlock):
-        two_models((0, 1), (1, 0))
+def first_of_two():
+    """The calls and the transport of rank 0 of two, both of which have begun to make their communicator."""
+    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
+    calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
+    transport, _ = (NcclTransport(each, None) for each in calls)
+    return calls[0], transport
 
 
 def test_a_cuda_error_stays():
-    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
-    calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
-    transports = [NcclTransport(each, None) for each in calls]
-    order = Order("one", np.array([[0, 1], [1, 0]]))
-    tensors = [torch.zeros(3, dtype=torch.uint8)] * 2
-    transports[0].exchange(order, tensors, tensors, ignore)
-    calls[0].fail("CUDA error: an illegal memory access was encountered")
-    for again in (transports[0].wait, transports[0].wait, lambda: transports[0].exchange(order, tensors, tensors, ignore)):
+    calls, transport = first_of_two()
+    transport.exchange(EACH_OTHER, TENSORS, TENSORS, ignore)
+    calls.fail("CUDA error: an illegal memory access was encountered")
+    for again in (transport.wait, transport.wait, lambda: transport.exchange(EACH_OTHER, TENSORS, TENSORS, ignore)):
         with pytest.raises(RankFailed, match="rank 0 lost the others: CUDA error: an illegal memory access"):
             again()
 
 
 def test_an_abort_ends_what_another_thread_posts():
     """A watcher aborts while a model's thread posts: whatever it posts next fails for the watcher's reason."""
-    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
-    calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
-    transports = [NcclTransport(each, None) for each in calls]
-    order, tensors = Order("one", np.array([[0, 1], [1, 0]])), [torch.zeros(3, dtype=torch.uint8)] * 2
+    calls, transport = first_of_two()
     some_posted, said = threading.Event(), []
 
     def post_on():
         try:
             for number in range(nccl.MOST_QUEUED):
-                transports[0].exchange(order, tensors, tensors, ignore)
+                transport.exchange(EACH_OTHER, TENSORS, TENSORS, ignore)
                 if number == 4:
                     some_posted.set()
                 time.sleep(0.01)
@@ -365,29 +297,26 @@ def test_an_abort_ends_what_another_thread_posts():
     thread = threading.Thread(target=post_on)
     thread.start()
     assert some_posted.wait(60)
-    calls[0].abort(RankFailed("rank 0 lost rank 1"))
+    calls.abort(RankFailed("rank 0 lost rank 1"))
     thread.join()
     assert said == ["rank 0 lost rank 1"]
     with pytest.raises(RankFailed, match=r"^rank 0 lost rank 1$"):
-        transports[0].wait()
+        transport.wait()
 
 
 def test_exchanges_are_captured_until_times_must_be_read(monkeypatch):
     """A transport queues exchanges without a query; the first that would have to read times is what capture forbids."""
     monkeypatch.setattr(nccl, "MOST_QUEUED", 64)
-    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
-    calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
-    calls[0].capturing = True
+    unmade = EmulatedCalls(NcclEmulator(2, lambda src, dst, size: 1.0), 0)
+    unmade.capturing = True
     with pytest.raises(RankFailed, match="a communicator cannot be made while a graph is captured"):
-        NcclTransport(calls[0], None)
-    calls[0].capturing = False
-    transports = [NcclTransport(each, None) for each in calls]
-    order, tensors = Order("one", np.array([[0, 1], [1, 0]])), [torch.zeros(3, dtype=torch.uint8)] * 2
-    calls[0].capturing = True
+        NcclTransport(unmade, None)
+    calls, transport = first_of_two()
+    calls.capturing = True
     for _ in range(nccl.MOST_QUEUED):
-        transports[0].exchange(order, tensors, tensors, ignore)
+        transport.exchange(EACH_OTHER, TENSORS, TENSORS, ignore)
     with pytest.raises(RankFailed, match="operation not permitted when stream is capturing"):
-        transports[0].exchange(order, tensors, tensors, ignore)
+        transport.exchange(EACH_OTHER, TENSORS, TENSORS, ignore)
 
 
 def test_a_communicator_that_some_ranks_make_is_caught():
@@ -492,34 +421,6 @@ def test_every_transport_of_an_aborted_process_fails_for_the_same_reason(monkeyp
     assert str(nccl.NcclCalls.failure.fget(None)) == "rank 0 lost rank 1"
 
 
-def lose_a_peer(rank_info, folder):
-    """Rank 1 of 3 dies while the others' NCCL calls wait for it."""
-    nccl.CHECK_S = 0.01
-    with default_process_group(rank_info):
-        transport = NcclTransport(StuckCalls(rank_info.rank, 3, done=1), GlooTransport(), timeout_s=300.0)
-        transport.gather(torch.zeros(1))
-        order = ORDER["openshop"](1 - np.eye(3, dtype=np.int64), Network.equal(3), rng=np.random.default_rng(0))
-        if rank_info.rank == 1:
-            os._exit(3)
-        transport.exchange(order, [torch.zeros(1)] * 3, [torch.zeros(1)] * 3, ignore)
-        began_s = time.monotonic()
-        with pytest.raises(RankFailed) as lost:
-            transport.wait()
-        (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - began_s:.1f} {lost.value}")
-        while len(list(folder.iterdir())) < 2:
-            time.sleep(0.01)
-
-
-def test_a_peer_that_dies_is_named_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "GRACE_S", 60.0)  # until the others are stopped
-    with pytest.raises(RankFailed, match="rank 1 of 3 died"):
-        launch(lose_a_peer, 3, tmp_path, timeout_s=60)
-    for rank in (0, 2):
-        seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
-        assert said == f"rank {rank} lost rank 1: the connection is broken"
-        assert float(seconds) < 60
-
-
 def lose_a_stopped_peer(rank_info, folder):
     """Rank 1 of 3 is stopped while the others' calls wait for each other, and for it only later."""
     with default_process_group(rank_info) as heartbeats:
@@ -576,28 +477,39 @@ def test_a_communicator_that_cannot_be_made_fails():
             NcclTransport(calls, Control(), timeout_s)
 
 
-def lose_a_peer_early(rank_info, folder):
-    """Rank 1 of 3 dies while the others make a communicator."""
+def lose_a_peer(rank_info, folder, early):
+    """Rank 1 of 3 dies while the others' NCCL calls wait for it, or, early, while they make a communicator."""
     nccl.CHECK_S = 0.01
     with default_process_group(rank_info) as heartbeats:
         control = GlooTransport()
+        if not early:
+            transport = NcclTransport(StuckCalls(rank_info.rank, 3, done=1), control, timeout_s=300.0)
         control.gather(torch.zeros(1))
+        order = ORDER["openshop"](1 - np.eye(3, dtype=np.int64), Network.equal(3), rng=np.random.default_rng(0))
         if rank_info.rank == 1:
             os._exit(3)
+        if early:
+            waits = partial(NcclTransport, Unmade(rank_info.rank, 3, done=0), control, 300.0, heartbeats)
+        else:
+            transport.exchange(order, [torch.zeros(1)] * 3, [torch.zeros(1)] * 3, ignore)
+            waits = transport.wait
+        began_s = time.monotonic()
         with pytest.raises(RankFailed) as lost:
-            NcclTransport(Unmade(rank_info.rank, 3, done=0), control, 300.0, heartbeats)
-        (folder / str(rank_info.rank)).write_text(str(lost.value))
+            waits()
+        (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - began_s:.1f} {lost.value}")
         while len(list(folder.iterdir())) < 2:  # or the other would lose this rank
             time.sleep(0.01)
 
 
-def test_a_peer_that_dies_while_a_communicator_is_made_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("early", [False, True])
+def test_a_peer_that_dies_is_named_at_once(tmp_path, monkeypatch, early):
     monkeypatch.setattr(launcher, "GRACE_S", 60.0)  # until the others are stopped
     with pytest.raises(RankFailed, match="rank 1 of 3 died"):
-        launch(lose_a_peer_early, 3, tmp_path, timeout_s=60)
-    assert [(tmp_path / str(rank)).read_text() for rank in (0, 2)] == [
-        f"rank {rank} lost rank 1: the connection is broken" for rank in (0, 2)
-    ]
+        launch(lose_a_peer, 3, tmp_path, early, timeout_s=60)
+    for rank in (0, 2):
+        seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
+        assert said == f"rank {rank} lost rank 1: the connection is broken"
+        assert float(seconds) < 60
 
 
 class Group:
