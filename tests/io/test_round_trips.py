@@ -14,8 +14,8 @@ import aurora
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.errors import AuroraError, BadInput, BrokenPlan
-from aurora.io import load_cluster, load_plan, load_profile, load_trace, save, shipped
+from aurora.errors import BadInput, BrokenPlan
+from aurora.io import load_cluster, load_plan, load_profile, save, shipped
 from aurora.io.plans import _digest
 from aurora.planner.plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
@@ -27,7 +27,6 @@ from aurora.types import (
     PlanOptions,
     Servers,
     SyntheticOptions,
-    Trace,
 )
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles, servers
@@ -55,24 +54,18 @@ def plan(profile):
     return make_plan(cluster(1e6, 2e6, startup_s=0.001), [profile, profile], PlanOptions(order="sjf"), ["a.npz", "a.npz"])
 
 
-@given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n))))
+@given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), st.none() | servers(n), profiles(n))))
 def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     folder = tmp_path_factory.mktemp("store")
-    machines, source = case
+    machines, source = replace(case[0], servers=case[1]), case[2]
     assume(source.tokens_TLSE.any())
     source = replace(source, dense_layers=(0, 2), tokens_TLSE=source.tokens_TLSE + source.tokens_TLSE.sum())  # like layers
     made = make_plan(machines, [source])
     save(source, folder / "p.npz")
     save(made, folder / "plan.json")
     assert load_profile(folder / "p.npz").digest == source.digest
-    back = load_plan(folder / "plan.json")
-    assert back.cluster == made.cluster
-    assert [m.placement for m in back.models] == [m.placement for m in made.models]
-    assert [o.pairs_X2.tolist() for o in back.models[0].dispatch_L] == [o.pairs_X2.tolist() for o in made.models[0].dispatch_L]
-    assert (back.objective_s, back.bound_s, back.options) == (made.objective_s, made.bound_s, made.options)
-    assert [m.dense_layers for m in back.models] == [(0, 2)]
-    assert back.models == made.models
-    assert (back.objective, back.assignment_bound_s) == (made.objective, made.assignment_bound_s)
+    assert load_plan(folder / "plan.json") == made
+    assert made.models[0].dense_layers == (0, 2)
 
 
 def test_plans_with_links_and_curves_become_plans_for_servers_and_ports(tmp_path):
@@ -101,33 +94,17 @@ def test_plans_with_links_and_curves_become_plans_for_servers_and_ports(tmp_path
     assert [(gpu.out_Bps, gpu.startup_s) for gpu in back.cluster.gpus] == [(2.0, 0.0)] * 4
 
 
+@pytest.mark.parametrize("tiers", [1, 3])
 @pytest.mark.parametrize("method", ORDER)
-def test_orders_come_back_with_their_parts(tmp_path, plan, method):
-    bytes_GG = np.array([[0, 700], [300, 0]])
-    made = ORDER[method](bytes_GG, plan.cluster.network, rng=np.random.default_rng(0))
-    orders = (made,) * len(plan.models[0].dispatch_L)
-    models = tuple(replace(model, dispatch_L=orders) for model in plan.models)
-    save(replace(plan, models=models), tmp_path / "plan.json")
-    back = load_plan(tmp_path / "plan.json").models[0].dispatch_L[0]
-    assert repr(back) == repr(made)
-
-
-def test_orders_come_back_with_their_tiers(tmp_path, plan):
-    tiered_L = tuple(replace(order, tier_X=np.arange(len(order.pairs_X2)) % 3) for order in plan.models[0].dispatch_L)
-    model = replace(plan.models[0], dispatch_L=tiered_L, combine_L=tuple(order.reversed for order in tiered_L))
-    changed = replace(plan, models=(model, *plan.models[1:]))
-    path = tmp_path / "plan.json"
-    save(changed, path)
-    assert load_plan(path) == changed
-
-
-def test_traces_come_back_as_they_were(tmp_path, plan, profile):
-    trace = simulate_plan(plan, [profile, profile])
-    save(trace, tmp_path / "t.npz")
-    back = load_trace(tmp_path / "t.npz")
-    for column in Trace.COLUMNS:
-        assert np.array_equal(getattr(back, column), getattr(trace, column))
-    assert (back.kind, back.names_M, back.ranks) == (trace.kind, trace.names_M, trace.ranks)
+def test_orders_come_back_with_their_parts_and_tiers(tmp_path, plan, method, tiers):
+    made = ORDER[method](np.array([[0, 700], [300, 0]]), plan.cluster.network, rng=np.random.default_rng(0))
+    made = replace(made, tier_X=np.arange(len(made.pairs_X2)) % tiers) if tiers > 1 else made
+    orders = {"dispatch_L": (made,) * 2, "combine_L": (made.reversed,) * 2}
+    changed = replace(plan, models=tuple(replace(model, **orders) for model in plan.models))
+    save(changed, tmp_path / "plan.json")
+    back = load_plan(tmp_path / "plan.json")
+    assert back == changed
+    assert repr(back.models[0].dispatch_L[0]) == repr(made)
 
 
 @pytest.fixture
@@ -160,23 +137,24 @@ def test_overheads_of_grouped_kernels_are_kept(tmp_path, profile, curves):
         assert aurora.load(tmp_path / name) == value
 
 
+def save_about(value, path, change):
+    """Saves a value with other values in its header."""
+    save(value, path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["about"] = np.array(json.dumps(json.loads(str(arrays["about"])) | change))
+    np.savez(path, **arrays)
+
+
 @pytest.mark.parametrize("kind", ["profile", "trace", "curves"])
 def test_other_schemas_of_arrays_are_refused(tmp_path, plan, profile, curves, kind):
     value = {"profile": profile, "trace": simulate_plan(plan, [profile, profile]), "curves": curves}[kind]
-    save(value, tmp_path / "x.npz")
-    with np.load(tmp_path / "x.npz") as file:
-        arrays = dict(file)
-    arrays["about"] = np.array(json.dumps(json.loads(str(arrays["about"])) | {"schema": 9}))
-    np.savez(tmp_path / "x.npz", **arrays)
+    save_about(value, tmp_path / "x.npz", {"schema": 9})
     with pytest.raises(BadInput, match=r"x\.npz: expected schema = [12], found 9; make it anew with aurora"):
         aurora.load(tmp_path / "x.npz")
 
 
-def test_load_tells_files_by_their_content(tmp_path, plan, profile):
-    save(plan, tmp_path / "x.json")
-    save(profile, tmp_path / "x.npz")
-    assert aurora.load(tmp_path / "x.json").scenario == plan.scenario
-    assert aurora.load(tmp_path / "x.npz").model == profile.model
+def test_other_files_are_not_loaded(tmp_path):
     assert len(aurora.load(shipped("clusters/demo-4.toml"))) == 4
     with pytest.raises(BadInput, match=r"expected a \.toml, \.json or \.npz file"):
         aurora.load(tmp_path / "x.txt")
@@ -246,6 +224,7 @@ def test_the_shipped_leaves_are_two_to_one():
     machines = load_cluster(shipped("clusters/leaf-spine-16.toml"))
     assert machines.servers.server_G == tuple(np.repeat(range(4), 4).tolist()) == machines.servers.nic_G
     assert machines.out_Bps_G[:4].sum() == 2 * machines.servers.nic_Bps
+    assert load_cluster(shipped("clusters/h100-servers-32.toml")).servers.nic_Bps == 50e9
 
 
 @pytest.mark.parametrize(
@@ -288,13 +267,6 @@ def test_bad_fabrics(tmp_path, fabric, message):
     assert str(error.value).count("c.toml") == 1
 
 
-def test_servers_come_back_from_a_plan(tmp_path, profile):
-    machines = replace(cluster(4.0, 4.0), servers=Servers.of([0, 0], 1.0))
-    save(make_plan(machines, [profile]), tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json").cluster == machines
-    assert load_cluster(shipped("clusters/h100-servers-32.toml")).servers.nic_Bps == 50e9
-
-
 @pytest.mark.parametrize("level_from", [None, 7])
 def test_hierarchical_plans_come_back_and_compile(tmp_path, level_from):
     source = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8, token_level=True))
@@ -317,16 +289,6 @@ def test_names_that_say_no_single_gpu(tmp_path):
         fabric_of(tmp_path, "[fabric]\nkind = 'graph'\nlinks = [{from='g', to='s', Bps=1}]\n" + GPU + GPU)
     with pytest.raises(BadInput, match="expected a rack for each GPU or for none, found none for 'g'"):
         fabric_of(tmp_path, LEAVES + GPU + GPU + "rack = 'r'\n")
-
-
-@given(servers(3), profiles(3, max_layers=2))
-def test_plans_come_back_with_their_servers(tmp_path_factory, drawn, source):
-    folder = tmp_path_factory.mktemp("servers")
-    made = make_plan(replace(cluster(2.0, 2.0, 2.0), servers=drawn), [source])
-    save(made, folder / "plan.json")
-    back = load_plan(folder / "plan.json")
-    assert back.cluster == made.cluster
-    assert back.models[0].cut_L == made.models[0].cut_L
 
 
 def test_count_repeats_a_gpu(tmp_path):
@@ -478,11 +440,7 @@ def test_arrays_beyond_their_shape_are_not_unpacked(tmp_path, profile, monkeypat
 
 def test_names_in_arrays_have_no_control_characters(tmp_path, profile):
     for change in ({"model": "a\x1b[2J"}, {"model": "a\0"}, {"kinds": ["a\n"]}):
-        save(profile, tmp_path / "p.npz")
-        with np.load(tmp_path / "p.npz") as file:
-            arrays = dict(file)
-        arrays["about"] = np.array(json.dumps(json.loads(str(arrays["about"])) | change))
-        np.savez(tmp_path / "p.npz", **arrays)
+        save_about(profile, tmp_path / "p.npz", change)
         with pytest.raises(BadInput, match="model, fingerprint and kinds must be text without control characters"):
             load_profile(tmp_path / "p.npz")
 
@@ -515,24 +473,14 @@ def test_a_trace_is_no_profile(tmp_path, plan, profile):
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, profile, monkeypatch):
-    save(profile, tmp_path / "p.npz")
-    before = (tmp_path / "p.npz").read_bytes()
+    save(profile, tmp_path / "no-suffix")  # a name is taken as it is given
+    before = (tmp_path / "no-suffix").read_bytes()
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(BadInput, match="cannot be written: No space left"):
-        save(profile, tmp_path / "p.npz")
-    assert (tmp_path / "p.npz").read_bytes() == before
-    assert os.listdir(tmp_path) == ["p.npz"]
-
-
-def test_profiles_are_written_to_exactly_the_name_given(tmp_path, profile):
-    save(profile, tmp_path / "no-suffix")
+        save(profile, tmp_path / "no-suffix")
+    assert (tmp_path / "no-suffix").read_bytes() == before
     assert os.listdir(tmp_path) == ["no-suffix"]
-
-
-def test_writing_into_no_folder(tmp_path, profile):
-    with pytest.raises(AuroraError, match="cannot be written: No such file"):
-        save(profile, tmp_path / "none" / "p.npz")

@@ -51,14 +51,18 @@ NIC0\tSYS\tSYS\tPIX\tPIX\t X
 """
 
 
-def cluster_of(folder, text, hosts, gpus, nic_Bps=5e6):
+def hosts_of(folder, fabric, hosts, gpus, port_Bps):
+    """A cluster of hosts from node 3 on, between which is `fabric`."""
+    rows = [f'[[gpu]]\nname="h{host}"\nkind="k"\nnode={host + 3}\nout_Bps={port_Bps}\nin_Bps={port_Bps}\nmemory_bytes=1000\ncount={gpus}'
+            for host in range(hosts)]  # fmt: skip
+    (folder / "c.toml").write_text("\n".join(["schema = 1", "[fabric]", *fabric, *rows]))
+    return load_cluster(folder / "c.toml")
+
+
+def cluster_of(folder, text, hosts, gpus):
     """Hosts with the topology `text`."""
     (folder / "topo.txt").write_text(text + LEGEND)
-    rows = [f'[[gpu]]\nname="h{host}"\nkind="k"\nnode={host + 3}\nout_Bps=4e7\nin_Bps=4e7\nmemory_bytes=1000\ncount={gpus}'
-            for host in range(hosts)]  # fmt: skip
-    head = f'schema = 1\n[fabric]\nkind = "nvidia-smi"\ntopology = "topo.txt"\nnic_Bps = {nic_Bps}\n'
-    (folder / "c.toml").write_text(head + "\n".join(rows))
-    return load_cluster(folder / "c.toml")
+    return hosts_of(folder, ('kind = "nvidia-smi"', 'topology = "topo.txt"', "nic_Bps = 5e6"), hosts, gpus, 4e7)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +94,9 @@ def test_an_nvlink_domain_spans_hosts(tmp_path):
     """Like GB200: 8 hosts of 4 GPUs in one domain have no NICs between them; 16 hosts are two servers of 32 GPUs."""
 
     def racks(domains):
-        rows = [f'[[gpu]]\nname="h{host}"\nkind="k"\nnode={host}\nout_Bps=9e7\nin_Bps=9e7\nmemory_bytes=1000\ncount=4'
-                for host in range(8 * domains)]  # fmt: skip
         server_of_gpu = [domain for domain in range(domains) for _ in range(32)]
-        head = f'schema = 1\n[fabric]\nkind = "servers"\nnic_Bps = 5e7\nserver_of_gpu = {server_of_gpu}\n'
-        (tmp_path / "c.toml").write_text(head + "\n".join(rows))
-        return load_cluster(tmp_path / "c.toml")
+        fabric = 'kind = "servers"', "nic_Bps = 5e7", f"server_of_gpu = {server_of_gpu}"
+        return hosts_of(tmp_path, fabric, 8 * domains, 4, 9e7)
 
     one = racks(1)
     assert one.servers == Servers((0,) * 32, 5e7)

@@ -266,14 +266,6 @@ def test_a_damaged_archive_is_one_sentence(tmp_path):
         imported(path, "eplb-load")
 
 
-def test_files_of_other_layers_are_not_added_up(tmp_path):
-    paths = [tmp_path / f"{layer}.csv" for layer in (1, 2)]
-    for layer, path in enumerate(paths, 1):
-        path.write_text("layer,expert,count\n" + "".join(f"{layer},{expert},5\n" for expert in range(4)))
-    with pytest.raises(BadInput, match=r"expected the same layers in every file, found layer 1 and layer 2"):
-        imported(paths, "csv")
-
-
 @pytest.mark.parametrize(
     ("loads", "message"),
     [

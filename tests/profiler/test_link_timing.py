@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.io import load_cluster, save_cluster
 from aurora.profiler import link_timing as probing
 from aurora.profiler.link_timing import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.launcher import launch
@@ -218,12 +217,6 @@ def test_ranks_that_are_slower_together_share_a_nic():
         "Servers by the rates of pairs, of 2, 2 ranks; a server has one NIC: ranks of a server that send to others at once reach "
         "53% of their rates one at a time."
     )
-
-
-def test_a_measured_cluster_of_servers_is_read_back(tmp_path):
-    made = cluster_of(replace(FOUND, together_Bps_N=np.array([51.0, 55.0])), SERVERS, {})
-    save_cluster(made, tmp_path / "cluster.toml")
-    assert load_cluster(tmp_path / "cluster.toml") == made
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ def events(inputs):
     return json.loads(perfetto(inputs))["traceEvents"]
 
 
+def transfers(found):
+    """The slices that are transfers."""
+    return [event for event in found if event["ph"] == "X" and "peer" in event["args"]]
+
+
 def test_fields_of_every_phase(together):
     found = events(together)
     assert {event["ph"] for event in found} == set(REQUIRED)
@@ -44,7 +49,7 @@ def test_fields_of_every_phase(together):
 
 def test_transfers_are_the_trace_in_microseconds(together):
     ((_, trace),) = together.traces
-    found = [event for event in events(together) if event["ph"] == "X" and "peer" in event["args"]]
+    found = transfers(events(together))
     moved = trace.peer_X >= 0
     assert len(found) == moved.sum()
     assert np.allclose([e["ts"] for e in found], (trace.start_s_X - trace.start_s_X.min())[moved] * 1e6)
@@ -101,9 +106,8 @@ def test_every_transfer_flows_from_its_send_to_its_receipt(together):
     assert len(starts) == int(trace.sent_X.sum())
     assert starts.keys() == ends.keys()
     slices = defaultdict(list)
-    for event in found:
-        if event["ph"] == "X" and "peer" in event["args"]:
-            slices[event["pid"], event["tid"]].append(event)
+    for event in transfers(found):
+        slices[event["pid"], event["tid"]].append(event)
     for flow, start in starts.items():
         end = ends[flow]
         assert end["ts"] >= start["ts"]

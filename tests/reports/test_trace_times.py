@@ -290,16 +290,6 @@ def test_a_prediction_laid_over_itself_has_no_error(a, b):
     assert all(phase.error in (None, pytest.approx(0.0)) for phase in found.phases)
 
 
-@given(st.floats(0.1, 10.0))
-def test_errors_do_not_depend_on_the_unit_of_time(scale):
-    send, receive = (np.array(ends) for ends in ((5.0, 8.5), (3.0, 9.0)))
-    found = compare(
-        trace("predicted", scale, *(np.array([4.0, 9.0]) * scale,) * 2),
-        trace("measured", 2 * scale, send * scale, receive * scale),
-    )
-    assert (found.network.worst, found.compute.worst) == pytest.approx((0.25, 0.5))
-
-
 def test_traces_that_do_not_belong_together_are_refused():
     predicted, measured = trace("predicted", 1.0, (1.0, 2.0), (1.0, 2.0)), trace("measured", 1.0, (1.0, 2.0), (1.0, 2.0))
     with pytest.raises(BadInput, match="compare: expected a predicted trace, found a measured one"):

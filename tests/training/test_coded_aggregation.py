@@ -250,15 +250,9 @@ def test_results_larger_than_a_pipe_takes_at_once():
 
 
 @pytest.mark.parametrize(
-    ("workers", "redundancy", "scheme", "why"),
-    [
-        (0, 1, "balanced", "`workers`: expected more than zero, found 0"),
-        (4, 5, "balanced", "`redundancy`: expected from 1 to the 4 workers, found 5"),
-        (4, 0, "balanced", "`redundancy`: expected from 1 to the 4 workers, found 0"),
-        (4, 2, "uncoded", "`redundancy`: expected 1 with the uncoded scheme"),
-        (4, 2, "best", "`scheme`: expected one of balanced, bcc, uncoded, found 'best'"),
-    ],
+    ("workers", "redundancy", "why"),
+    [(0, 1, "`workers`: expected more than zero, found 0"), (4, 0, "`redundancy`: expected from 1 to the 4 workers, found 0")],
 )
-def test_refusals(workers, redundancy, scheme, why):
+def test_refusals(workers, redundancy, why):
     with pytest.raises(BadInput, match=why):
-        coded_sum(counts, 4, workers, redundancy, scheme, like=COUNTS, rng=rng())
+        load_of("balanced", workers, 4, redundancy)
