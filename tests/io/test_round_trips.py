@@ -228,42 +228,39 @@ def test_the_shipped_leaves_are_two_to_one():
 
 
 @pytest.mark.parametrize(
-    ("fabric", "message"),
+    ("kind", "fabric", "message"),
     [
-        ("inside_Bps = 9e9", r"\[fabric\]: expected kind = 'servers' or 'nvidia-smi' or 'graph' or 'leaf-spine', found none"),
-        ("kind = 'torus'", "found 'torus'"),
-        ("kind = 'leaf-spine'\nuplink_Bps = 1", "spines must be a whole number, found none"),
-        ("kind = 'leaf-spine'\nspines = true\nuplink_Bps = 1", "spines must be a whole number, found True"),
-        ("kind = 'leaf-spine'\nspines = 0\nuplink_Bps = 1", "expected one spine or more, found 0"),
-        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 'x'", "uplink_Bps must be a number, found 'x'"),
-        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = nan", "Bps must be a number above zero, found nan"),
-        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1" + "0" * 400, "uplink_Bps is too large"),
-        ("kind = 'leaf-spine'\nspines = 1\nuplink_Bps = 1\ncolour = 2", "unknown colour"),
-        ("kind = 'servers'\nnic_Bps = 0", "Bps must be a number above zero, found 0"),
-        ("kind = 'servers'", "nic_Bps must be a number, found none"),
-        ("kind = 'servers'\nnic_Bps = 1\nnic_of_gpu = [0]", "nic_of_gpu must be a whole number for each of 2 GPUs"),
-        ("kind = 'servers'\nnic_Bps = 1\nnic_of_gpu = [0, 1]\nshared_nic = true", "shared_nic or nic_of_gpu, found both"),
         (
-            "kind = 'servers'\nnic_Bps = 1\nnic_of_gpu = [0, 0]\nserver_of_gpu = [0, 1]",
-            "each NIC in one server, found one in several",
+            "",
+            "inside_Bps = 9e9",
+            r"\[fabric\]: expected kind = 'servers' or 'nvidia-smi' or 'graph' or 'leaf-spine', found none",
         ),
-        ("kind = 'graph'", r"expected \[fabric\] link tables, found none"),
-        ("kind = 'graph'\nlinks = [1]", "link 0: expected a table, found 1"),
-        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1, both=1}]", "both must be true or false, found 1"),
-        ("kind = 'graph'\nlinks = [{from='g', Bps=1}]", "link 0: to must be the name of a GPU or a switch, found none"),
-        (
-            "kind = 'graph'\nlinks = [{from='g', to='s', Bps=0}]",
-            "link rank 0 -> s: expected two ends, and Bps above zero, found 0",
-        ),
-        ("kind = 'graph'\nlinks = [{from='g', to=7, Bps=1}]", "expected ranks 0 to 1, found 7"),
-        ("kind = 'graph'\nlinks = [{from='g', to='s', Bps=1}]", "found none from 0 to 1"),
+        ("torus", "", "found 'torus'"),
+        ("leaf-spine", "uplink_Bps = 1", "spines must be a whole number, found none"),
+        ("leaf-spine", "spines = true\nuplink_Bps = 1", "spines must be a whole number, found True"),
+        ("leaf-spine", "spines = 0\nuplink_Bps = 1", "expected one spine or more, found 0"),
+        ("leaf-spine", "spines = 1\nuplink_Bps = 'x'", "uplink_Bps must be a number, found 'x'"),
+        ("leaf-spine", "spines = 1\nuplink_Bps = nan", "Bps must be a number above zero, found nan"),
+        ("leaf-spine", "spines = 1\nuplink_Bps = 1" + "0" * 400, "uplink_Bps is too large"),
+        ("leaf-spine", "spines = 1\nuplink_Bps = 1\ncolour = 2", "unknown colour"),
+        ("servers", "nic_Bps = 0", "Bps must be a number above zero, found 0"),
+        ("servers", "", "nic_Bps must be a number, found none"),
+        ("servers", "nic_Bps = 1\nnic_of_gpu = [0]", "nic_of_gpu must be a whole number for each of 2 GPUs"),
+        ("servers", "nic_Bps = 1\nnic_of_gpu = [0, 1]\nshared_nic = true", "shared_nic or nic_of_gpu, found both"),
+        ("servers", "nic_Bps = 1\nnic_of_gpu = [0, 0]\nserver_of_gpu = [0, 1]", "each NIC in one server, found one in several"),
+        ("graph", "", r"expected \[fabric\] link tables, found none"),
+        ("graph", "links = [1]", "link 0: expected a table, found 1"),
+        ("graph", "links = [{from='g', to='s', Bps=1, both=1}]", "both must be true or false, found 1"),
+        ("graph", "links = [{from='g', Bps=1}]", "link 0: to must be the name of a GPU or a switch, found none"),
+        ("graph", "links = [{from='g', to='s', Bps=0}]", "link rank 0 -> s: expected two ends, and Bps above zero, found 0"),
+        ("graph", "links = [{from='g', to=7, Bps=1}]", "expected ranks 0 to 1, found 7"),
+        ("graph", "links = [{from='g', to='s', Bps=1}]", "found none from 0 to 1"),
     ],
 )
-def test_bad_fabrics(tmp_path, fabric, message):
+def test_bad_fabrics(tmp_path, kind, fabric, message):
+    fabric = f"[fabric]\nkind = '{kind}'\n{fabric}\n" if kind else f"[fabric]\n{fabric}\n"
     with pytest.raises(BadInput, match=message) as error:
-        fabric_of(
-            tmp_path, f"[fabric]\n{fabric}\n" + GPU + GPU.replace('"g"', '"h"') + "rack = 'r'\n" * ("spine" not in fabric)
-        )
+        fabric_of(tmp_path, fabric + GPU + GPU.replace('"g"', '"h"') + "rack = 'r'\n" * (kind != "leaf-spine"))
     assert str(error.value).count("c.toml") == 1
 
 
@@ -296,27 +293,31 @@ def test_count_repeats_a_gpu(tmp_path):
     assert [g.name for g in load_cluster(tmp_path / "c.toml").gpus] == ["g-0", "g-1", "g-2"]
 
 
+def model(plan):
+    return plan["models"][0]
+
+
+def layer(plan):
+    return model(plan)["layers"][0]
+
+
+def gpu(plan):
+    return plan["cluster"]["gpu"][0]
+
+
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [
         (lambda p: p.update(schema=1), BadInput, "expected schema = 5, found 1; make it anew with aurora plan"),
         (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
         (lambda p: p.pop("models"), BadInput, "'models' is missing"),
-        (
-            lambda p: p["models"][0]["layers"][0].update(slots=[[0], [1]]),
-            BadInput,
-            "expected experts 0..1 once|expected experts",
-        ),
-        (lambda p: p["cluster"]["gpu"][0].update(out_Bps=0), BadInput, "out_Bps must be a number above zero"),
+        (lambda p: layer(p).update(slots=[[0], [1]]), BadInput, "expected experts 0..1 once|expected experts"),
+        (lambda p: gpu(p).update(out_Bps=0), BadInput, "out_Bps must be a number above zero"),
         (lambda p: p["cluster"]["gpu"].pop(), BadInput, "expected a placement on 1 GPUs, found one on 2"),
-        (lambda p: p["models"][0]["layers"][0]["dispatch"].update(pairs="0>1 0>1"), BrokenPlan, "ordered pairs once"),
+        (lambda p: layer(p)["dispatch"].update(pairs="0>1 0>1"), BrokenPlan, "ordered pairs once"),
+        (lambda p: layer(p)["dispatch"].update(pairs="0>1 1-0"), BadInput, "expected text such as '0>1 1>0'"),
         (
-            lambda p: p["models"][0]["layers"][0]["dispatch"].update(pairs="0>1 1-0"),
-            BadInput,
-            "expected text such as '0>1 1>0'",
-        ),
-        (
-            lambda p: p["models"][0]["layers"][0].update(combine="backwards"),
+            lambda p: layer(p).update(combine="backwards"),
             BadInput,
             "not a whole aurora plan: a value in it is missing, or of another kind",
         ),
@@ -324,29 +325,25 @@ def test_count_repeats_a_gpu(tmp_path):
         (lambda p: p.update(objective_s=float("nan")), BadInput, "expected a number, found nan"),
         (lambda p: p.update(epoch=float("inf")), BadInput, "expected a whole number, found inf"),
         (lambda p: p.update(schema=True), BadInput, "expected schema = 5, found True"),
-        (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BadInput, "expected a number, found nan"),
-        (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
-        (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be text, found 5"),
-        (lambda p: p["models"][0].update(model="a\x1b[2J"), BadInput, "model and fingerprint must be text without control"),
-        (
-            lambda p: p["models"][0].update(dense_layers=[2, 1]),
-            BadInput,
-            "dense_layers: expected ascending layer numbers below",
-        ),
-        (lambda p: p["models"][0].update(expert_bytes=-1), BadInput, "expected expert_bytes of zero or more, found -1"),
-        (lambda p: p["models"][0]["layers"][0].update(load=[1]), BadInput, "load: expected rows of one length"),
+        (lambda p: layer(p).update(dispatch_s=float("nan")), BadInput, "expected a number, found nan"),
+        (lambda p: layer(p).update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
+        (lambda p: gpu(p).update(name=5), BadInput, "name must be text, found 5"),
+        (lambda p: model(p).update(model="a\x1b[2J"), BadInput, "model and fingerprint must be text without control"),
+        (lambda p: model(p).update(dense_layers=[2, 1]), BadInput, "dense_layers: expected ascending layer numbers below"),
+        (lambda p: model(p).update(expert_bytes=-1), BadInput, "expected expert_bytes of zero or more, found -1"),
+        (lambda p: layer(p).update(load=[1]), BadInput, "load: expected rows of one length"),
         (lambda p: p.update(objective_s=2 * p["objective_s"]), BrokenPlan, "was changed after it was made"),
         (lambda p: p.update(bound_s=p["bound_s"] / 2), BrokenPlan, "was changed after it was made"),
         (lambda p: p.update(gap=0.5, digest=None), BrokenPlan, "was changed after it was made"),
         (lambda p: p.update(objective_s="1_0"), BadInput, "expected a number, found '1_0'"),
         (lambda p: p.update(bound_s=True), BadInput, "expected a number, found True"),
-        (lambda p: p["models"][0].update(top_k=0), BadInput, "expected top_k from 1 to 8"),
-        (lambda p: p["models"][0].update(top_k=9), BadInput, "expected top_k from 1 to 8"),
-        (lambda p: p["models"][0].update(dispatch_bytes=0), BadInput, "dispatch_bytes above zero"),
-        (lambda p: p["cluster"]["gpu"][0].update(node=-3), BadInput, "node must be a whole number from zero on, found -3"),
+        (lambda p: model(p).update(top_k=0), BadInput, "expected top_k from 1 to 8"),
+        (lambda p: model(p).update(top_k=9), BadInput, "expected top_k from 1 to 8"),
+        (lambda p: model(p).update(dispatch_bytes=0), BadInput, "dispatch_bytes above zero"),
+        (lambda p: gpu(p).update(node=-3), BadInput, "node must be a whole number from zero on, found -3"),
         (lambda p: p["options"].update(coactivation=True), BadInput, "options: expected one of .*, found 'coactivation'"),
         (
-            lambda p: p["models"][0].update(hierarchy={"servers": [0, 1.5], "chunks": 1}),
+            lambda p: model(p).update(hierarchy={"servers": [0, 1.5], "chunks": 1}),
             BadInput,
             "hierarchy, server_G: expected integers",
         ),
