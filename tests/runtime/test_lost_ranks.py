@@ -63,36 +63,32 @@ def serve_with(rank_info, fault, call, folder, *args):
     time.sleep(0.2)  # a rank that leaves closes its connections: the others shall fail by themselves
 
 
+STEP = 11  # the second of the three steps of layer 1's combine, on two servers of one rank
+
+
 @pytest.mark.parametrize(
-    ("fault", "expected"),
+    ("fault", "call", "expected"),
     [
-        (hang, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*[Tt]ime(d |)out.*"}),
-        (die, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*by peer.*"}),
-        (send_less, dict.fromkeys((0, 1), r"RankFailed: mixtral-topics, layer \d, \w+: rank \d lost rank \d: .*")),
-        (leave_out, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*",
+        (hang, STEP, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*"}),
+        (die, STEP, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*"}),
+        (hang, CALL, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*[Tt]ime(d |)out.*"}),
+        (die, CALL, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*by peer.*"}),
+        (send_less, CALL, dict.fromkeys((0, 1), r"RankFailed: mixtral-topics, layer \d, \w+: rank \d lost rank \d: .*")),
+        (leave_out, CALL, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*",
                      1: r"BadInput: mixtral-topics, layer 1, combine: order openshop: carries \d+ of the \d+ rows of 0 -> 1"}),
     ],
 )  # fmt: skip
-def test_whoever_is_left_says_who_where_and_in_which_model(mixtral, tmp_path, fault, expected):
-    args = (plan_for([mixtral], 2), [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=TIMEOUT_S))
+def test_whoever_is_left_says_who_where_and_in_which_model(mixtral, tmp_path, fault, call, expected):
+    plan = plan_for([mixtral], 2)
+    plan = hierarchical(plan, Hierarchy(np.arange(2), 2)) if call == STEP else plan
+    args = (plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=TIMEOUT_S))
     dies = pytest.raises(RankFailed, match="rank 1 of 2 died") if fault is die else nullcontext()
     with dies:
-        launch(serve_with, 2, fault, CALL, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
+        launch(serve_with, 2, fault, call, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
     for rank, pattern in expected.items():
         seconds, said = (tmp_path / str(rank)).read_text().split(" ", 1)
         assert re.fullmatch(pattern, said), said
         assert float(seconds) < 10 * TIMEOUT_S
-
-
-@pytest.mark.parametrize("fault", [hang, die])
-def test_a_rank_that_is_lost_between_the_steps_of_an_exchange_is_named(mixtral, tmp_path, fault):
-    """In the second of the three steps of layer 1's combine, on two servers of one rank."""
-    plan = hierarchical(plan_for([mixtral], 2), Hierarchy(np.arange(2), 2))
-    args = (plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=TIMEOUT_S))
-    with pytest.raises(RankFailed, match="rank 1 of 2 died") if fault is die else nullcontext():
-        launch(serve_with, 2, fault, 11, tmp_path, *args, timeout_s=20 * TIMEOUT_S)
-    _, said = (tmp_path / "0").read_text().split(" ", 1)
-    assert said.startswith("RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: "), said
 
 
 def test_with_two_models_both_lanes_of_whoever_is_left_end(mixtral, qwen, tmp_path):

@@ -74,12 +74,18 @@ def cluster(ranks):
     return Cluster("test", tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 1) for rank in range(ranks)))
 
 
-def trained(rank_info, memory, folder, placements, options, steps):
-    """Losses, router losses and norms of each step; experts are as `placements` says from these steps on."""
-    trainer = Trainer(load_without_experts(folder, dtype=optimizer_dtype(options)), batches(), options)
+def joined(rank_info, memory, folder, options, **named):
+    """A rank's trainer, which has met the others."""
+    trainer = Trainer(load_without_experts(folder, dtype=optimizer_dtype(options)), batches(), options, **named)
     transport = MemoryTransport(memory, rank_info.rank)
     transport.gather(torch.zeros(1, dtype=torch.uint8))  # transformers changes the default dtype while another thread loads
     trainer.join(transport, cluster(rank_info.ranks))
+    return trainer
+
+
+def trained(rank_info, memory, folder, placements, options, steps):
+    """Losses, router losses and norms of each step; experts are as `placements` says from these steps on."""
+    trainer = joined(rank_info, memory, folder, options)
     found = []
     for step in range(steps):
         if step in placements:
@@ -143,11 +149,8 @@ def test_experts_move_for_more_than_chance_and_if_that_pays(folder, alone):
     alike, hot, other = ((0.4, 2 / 15, 0.1, 0.1, 4 / 15), (0.8, 0.05, 0.05, 0.05, 0.05), (0.05, 0.05, 0.8, 0.05, 0.05))
 
     def one(rank_info, memory):
-        options, now_s = replace(OPTIONS, min_replicas=1), itertools.count(step=1000.0)  # so long takes a step, and a move
-        trainer = Trainer(load_without_experts(folder, dtype=torch.float64), batches(), options, lambda: next(now_s))
-        transport = MemoryTransport(memory, rank_info.rank)
-        transport.gather(torch.zeros(1, dtype=torch.uint8))
-        trainer.join(transport, cluster(3))
+        now_s = itertools.count(step=1000.0)  # so long takes a step, and a move
+        trainer = joined(rank_info, memory, folder, replace(OPTIONS, min_replicas=1), clock=lambda: next(now_s))
         trainer.place(OTHER)
         rng, moved = np.random.default_rng(0), []
         for share_E in (*[alike] * 5, hot, hot, other):  # OTHER divides the first equally
@@ -180,8 +183,7 @@ def test_other_models_train_alike_on_one_rank_and_on_two(tmp_path, name):
 
 def test_a_discarded_step_leaves_no_trace(folder, alone):
     def one(rank_info, memory):
-        trainer = Trainer(load_without_experts(folder, dtype=torch.float64), batches(), OPTIONS)
-        trainer.join(MemoryTransport(memory, 0), cluster(1))
+        trainer = joined(rank_info, memory, folder, OPTIONS)
         trainer.place(trainer.planned())
         trainer.prepare()
         trainer.discard()

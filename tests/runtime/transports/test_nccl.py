@@ -246,18 +246,6 @@ def test_all_at_once_is_shifted_rounds():
     assert all(one.start_s == made_s + (one.dst - one.src) % 4 - 1 for one in emulator.transfers)
 
 
-def test_a_fifo_holds_what_it_holds():
-    """Two small sends fit into the FIFO and end alone; the third waits for its receiver."""
-    emulator = communicator(2, buffered_bytes=100)
-    post(emulator, 0, *[[(1, True, 40)]] * 3)
-    marked = emulator.mark(0, 0.0)
-    emulator.run()
-    assert marked.end_s is None
-    post(emulator, 1, *[[(0, False, 40)]] * 3)
-    emulator.finish()
-    assert marked.end_s == 4.0
-
-
 EACH_OTHER = Order("one", np.array([[0, 1], [1, 0]]))
 TENSORS = [torch.zeros(3, dtype=torch.uint8)] * 2
 
