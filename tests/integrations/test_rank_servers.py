@@ -241,6 +241,17 @@ class Parent:
     def model_folder(self):
         return self.weights.parent
 
+    def watched(self, course):
+        """Runs a course beside the watch, which has looked at all ranks once, and which the course may wait for."""
+
+        async def beside(servers, session, groups):
+            watch = asyncio.create_task(servers.watch())
+            await asyncio.sleep(0.6)
+            await course(servers, session, groups, watch)
+            watch.cancel()
+
+        self.run(beside)
+
     def run(self, course):
         async def run():
             async with ClientSession() as session:
@@ -271,6 +282,11 @@ async def get(session, url):
         return await answer.json()
 
 
+async def told(session, url):
+    """The changes that a rank was told of."""
+    return [each["params"] for each in (await get(session, f"{url}/fault_tolerance/status"))["told"]]
+
+
 def engine_of(group):
     return next(pid for pid, (name, _) in process_groups()[group].items() if name.startswith("VLLM::"))
 
@@ -293,17 +309,15 @@ def test_the_logs_of_a_start_outlive_the_next_one(tmp_path, monkeypatch):
 def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypatch):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 4)
 
-    async def course(servers, session, groups):
+    async def course(servers, session, groups, watch):
         urls = {rank: server.url for rank, server in servers.servers.items()}
-        watch = asyncio.create_task(servers.watch())
-        await asyncio.sleep(0.6)
         os.kill(engine_of(groups[2]), signal.SIGKILL)  # a worker
         await until(lambda: servers.changes.number == 2)
         os.killpg(groups[0], signal.SIGSTOP)
         await until(lambda: servers.changes.number == 3)
         assert groups[0] not in process_groups()
         assert groups[2] not in process_groups()
-        first, second = (told["params"] for told in (await get(session, f"{urls[1]}/fault_tolerance/status"))["told"])
+        first, second = await told(session, urls[1])
         assert first == {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 40.0}
         assert second == {"change": 2, "dead": [0, 2], "alive": [1, 3], "within_s": 40.0}
         assert (await get(session, f"{servers.router}/health"))["removed"] == [urls[2], urls[0]]
@@ -312,7 +326,7 @@ def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypa
         os.kill(groups[3], signal.SIGKILL)
         assert await watch == "its server ended, killed by signal 9"
 
-    parent.run(course)
+    parent.watched(course)
     assert any(said.startswith("rank 0 is lost: it is stopped for ") for said in parent.said)
     assert "rank 1 places experts" in parent.said
     assert any(said.endswith("ranks 0, 1, 2, 3 serving") for said in parent.said)
@@ -350,9 +364,7 @@ def test_clients_see_whole_streams_while_ranks_are_lost(tmp_path, monkeypatch):
 def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 3, rejoin=True)
 
-    async def course(servers, session, groups):
-        watch = asyncio.create_task(servers.watch())
-        await asyncio.sleep(0.6)
+    async def course(servers, session, groups, watch):
         servers.changes.streams.add(ResumedStream("/v1/completions", {"n": 2}, 100))  # which a join would end
         os.killpg(groups[1], signal.SIGKILL)
         await until(lambda: servers.servers[1].phase == "serving" and servers.servers[1].process.pid != groups[1])
@@ -360,21 +372,18 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
         assert servers.changes.number == 2
         servers.changes.streams.clear()
         await until(lambda: servers.changes.number == 3)
-        status = await get(session, f"{servers.servers[0].url}/fault_tolerance/status")
-        assert [told["params"] for told in status["told"]] == [
+        assert await told(session, servers.servers[0].url) == [
             {"change": 1, "dead": [1], "alive": [0, 2], "within_s": 40.0},
             {"change": 2, "dead": [], "alive": [0, 1, 2], "within_s": 40.0},
         ]
         again = servers.servers[1]
-        status = await get(session, f"{again.url}/fault_tolerance/status")
-        assert [told["params"]["change"] for told in status["told"]] == [2]
+        assert [each["change"] for each in await told(session, again.url)] == [2]
         assert (await get(session, f"{servers.router}/health"))["added"] == [again.url]
         assert f"{JOINS}=1" in Path(f"/proc/{again.process.pid}/environ").read_text().split("\0")
         os.kill(engine_of(again.process.pid), signal.SIGKILL)
         await until(lambda: servers.changes.number == 5)
-        watch.cancel()
 
-    parent.run(course)
+    parent.watched(course)
     assert sum(said.startswith("3 of 3 ranks serve on") for said in parent.said) == 2
 
 
@@ -387,9 +396,7 @@ def test_a_lost_rank_that_loads_other_weights_does_not_join(tmp_path, monkeypatc
         parent.weights.write_bytes(b"Weights")
         os.utime(parent.weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps times does
 
-    async def course(servers, session, groups):
-        watch = asyncio.create_task(servers.watch())
-        await asyncio.sleep(0.6)
+    async def course(servers, session, groups, watch):
         if when == "while it is lost":
             change()
         os.killpg(groups[1], signal.SIGKILL)
@@ -401,13 +408,11 @@ def test_a_lost_rank_that_loads_other_weights_does_not_join(tmp_path, monkeypatc
         os.killpg(groups[2], signal.SIGKILL)
         await until(lambda: servers.changes.number == 3)
         assert not watch.done()
-        status = await get(session, f"{servers.servers[0].url}/fault_tolerance/status")
-        told = [each["params"] for each in status["told"]]
-        assert [each["alive"] for each in told] == [[0, 2], [0]]
-        assert told[1]["changed"] == f"{parent.weights} is not as the ranks that serve have loaded it"
-        watch.cancel()
+        first, second = await told(session, servers.servers[0].url)
+        assert [first["alive"], second["alive"]] == [[0, 2], [0]]
+        assert second["changed"] == f"{parent.weights} is not as the ranks that serve have loaded it"
 
-    parent.run(course)
+    parent.watched(course)
     (refused,) = [each for each in parent.said if "could not join" in each]
     why = "the model's files changed while the rank loaded them"
     if when == "while it is lost":
@@ -470,45 +475,38 @@ def test_the_others_serve_on_when_a_lost_rank_does_not_come_back(tmp_path, monke
 def test_without_survival_a_lost_rank_ends_the_watch(tmp_path, monkeypatch):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, survive=False)
 
-    async def course(servers, session, groups):
-        watch = asyncio.create_task(servers.watch())
-        await asyncio.sleep(0.6)
+    async def course(servers, session, groups, watch):
         killed = engine_of(groups[1])
         os.kill(killed, signal.SIGKILL)
         assert await watch == f"its process {killed} ended"
 
-    parent.run(course)
+    parent.watched(course)
 
 
 def test_a_survivor_that_refuses_ends_the_watch(tmp_path, monkeypatch):
     parent = Parent(tmp_path, monkeypatch, ["serves", "serves", "refuses"])
 
-    async def course(servers, session, groups):
-        watch = asyncio.create_task(servers.watch())
-        await asyncio.sleep(0.6)
+    async def course(servers, session, groups, watch):
         os.killpg(groups[0], signal.SIGKILL)
         assert (await watch).startswith("change 2 failed: rank 2 refused it")
 
-    parent.run(course)
+    parent.watched(course)
     assert any(said.startswith("change 1 failed and is made again: rank 2 refused it") for said in parent.said)
 
 
 def test_a_rank_that_is_stuck_in_a_step_is_lost_and_the_others_serve_on(tmp_path, monkeypatch):
     parent = Parent(tmp_path, monkeypatch, ["serves", "serves", "sticks", "serves"])
 
-    async def course(servers, session, groups):
-        watch = asyncio.create_task(servers.watch())
-        await asyncio.sleep(0.6)
+    async def course(servers, session, groups, watch):
         os.killpg(groups[0], signal.SIGKILL)
         await until(lambda: servers.changes.number == 2)
         assert not process_groups().get(groups[2])
-        (told,) = [
-            [told["params"] for told in (await get(session, f"{servers.servers[1].url}/fault_tolerance/status"))["told"]]
+        assert [(each["change"], each["dead"]) for each in await told(session, servers.servers[1].url)] == [
+            (1, [0]),
+            (2, [0, 2]),
         ]
-        assert [(each["change"], each["dead"]) for each in told] == [(1, [0]), (2, [0, 2])]
-        watch.cancel()
 
-    parent.run(course)
+    parent.watched(course)
     assert any(said.startswith("rank 2 is lost: it is stuck in a step") for said in parent.said)
 
 
