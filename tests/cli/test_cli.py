@@ -208,88 +208,52 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
     assert 'class="missing"' not in page.split("<noscript>")[0] + page.split("</noscript>")[1]
 
 
+LINES = {
+    "RUN": "run plan.json --model MIXTRAL --prompts text.txt",
+    "PLAN": "plan --cluster DEMO --profile a.npz",
+    "TRAIN": "train MIXTRAL --text text.txt",
+}
+
+
 @pytest.mark.parametrize(
-    ("args", "patterns"),
+    ("line", "pattern"),
     [
+        ("profile nowhere --text text.txt", "nowhere: no such folder, and no model of this name in the local hub cache"),
+        ("profile MIXTRAL --text text.txt -o no/where.npz", "cannot be written: no such folder"),
+        ("recommend --model MIXTRAL --cluster DEMO --engine vllm --per-server 4", "--per-server: expected with --gpus"),
+        ("synthetic fat MIXTRAL/config.json", "SKEW: expected uniform or zipf:EXPONENT, found 'fat'"),
+        ("synthetic zipf:100 MIXTRAL/config.json", "SKEW: expected an exponent of zero or more and below 100, found 100"),
+        ("PLAN -o a.npz", r"a\.npz: .* it would replace a\.npz, which this"),
+        ("PLAN --seed -1", "--seed: expected zero or more, found -1"),
+        ("PLAN -o /dev/null", "/dev/null: cannot be written: not a regular file"),
+        ("PLAN -o /dev/stdout", "/dev/stdout: cannot be written: not a regular file"),
+        ("simulate plan.json -o plan.json", r"it would replace plan\.json"),
+        ("RUN -o .", r"\.: cannot be written: it is a folder"),
+        ("RUN --trace .", r"\.: cannot be written: it is a folder"),
+        ("simulate cut.json", r"cut\.json: not JSON"),
+        ("run plan.json --model MIXTRAL --prompts blank.txt", r"blank\.txt: expected a prompt on each line"),
+        ("run plan.json --model MIXTRAL --prompts bad.jsonl", r'bad\.jsonl, line 3: expected {"prompt"'),
+        ("RUN --ranks 2", "--ranks 2: .* is for 4 ranks"),
         (
-            ["profile", "nowhere", "--text", "text.txt"],
-            ["nowhere: no such folder, and no model of this name in the local hub cache"],
+            "TRAIN --elastic --lighthouse 10.0.0.1 -o out",
+            "--lighthouse: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'",
         ),
-        (["profile", "MIXTRAL", "--text", "text.txt", "-o", "no/where.npz"], ["cannot be written: no such folder"]),
-        (["profile", "MIXTRAL", "--text", "text.txt", "-o", "."], ["cannot be written: it is a folder"]),
-        (
-            ["recommend", "--model", "MIXTRAL", "--cluster", "DEMO", "--engine", "vllm", "--per-server", "4"],
-            ["--per-server: expected with --gpus"],
-        ),
-        (["synthetic", "fat", "MIXTRAL/config.json"], ["SKEW: expected uniform or zipf:EXPONENT, found 'fat'"]),
-        (
-            ["synthetic", "zipf:100", "MIXTRAL/config.json"],
-            ["SKEW: expected an exponent of zero or more and below 100, found 100"],
-        ),
-        (
-            ["plan", "--cluster", "DEMO", "--profile", "a.npz", "--order", "best"],
-            ["--order: expected one of auto, openshop, openshop-best"],
-        ),
-        (["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "no/plan.json"], ["cannot be written: no such folder"]),
-        (
-            ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "a.npz"],
-            [r"a\.npz: .* it would replace a\.npz, which this"],
-        ),
-        (["plan", "--cluster", "DEMO", "--profile", "a.npz", "--seed", "-1"], ["--seed: expected zero or more, found -1"]),
-        (
-            ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "/dev/null"],
-            ["/dev/null: cannot be written: not a regular file"],
-        ),
-        (
-            ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "/dev/stdout"],
-            ["/dev/stdout: cannot be written: not a regular file"],
-        ),
-        (["simulate", "plan.json", "-o", "plan.json"], [r"it would replace plan\.json"]),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "-o", "."],
-            [r"\.: cannot be written: it is a folder"],
-        ),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--trace", "."],
-            [r"\.: cannot be written: it is a folder"],
-        ),
-        (["simulate", "cut.json"], [r"cut\.json: not JSON"]),
-        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "blank.txt"], [r"blank\.txt: expected a prompt on each line"]),
-        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "bad.jsonl"], [r'bad\.jsonl, line 3: expected {"prompt"']),
-        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--ranks", "2"], ["--ranks 2: .* is for 4 ranks"]),
-        (
-            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--lighthouse", "10.0.0.1", "-o", "out"],
-            ["--lighthouse: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'"],
-        ),
-        (
-            ["train", "MIXTRAL", "--text", "text.txt", "--scheme", "bcc", "-o", "out"],
-            ["--scheme: is for a run with --redundancy above 1, found bcc"],
-        ),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--transport", "pigeon"],
-            ["--transport: expected"],
-        ),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--max-new-tokens", "0"],
-            ["--max-new-tokens: exp"],
-        ),
-        (
-            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--port", "70000"],
-            ["--port: expected at most 65535"],
-        ),
+        ("TRAIN --scheme bcc -o out", "--scheme: is for a run with --redundancy above 1, found bcc"),
+        ("RUN --transport pigeon", "--transport: expected"),
+        ("RUN --max-new-tokens 0", "--max-new-tokens: exp"),
+        ("RUN --port 70000", "--port: expected at most 65535"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input(aurora, folder, planned, monkeypatch, args, patterns):
+def test_bad_input(aurora, folder, planned, monkeypatch, line, pattern):
     monkeypatch.chdir(folder)
     shutil.copy(planned, folder)
     (folder / "cut.json").write_text((folder / "plan.json").read_text()[:-40])
     (folder / "blank.txt").write_text("\n \n")
     (folder / "bad.jsonl").write_text('{"prompt": "fine"}\n\n{"text": "not"}\n')
-    names = {"MIXTRAL": shipped("models/mixtral-topics"), "QWEN": shipped("models/qwen3moe-stdlib"), "DEMO": DEMO,
-             "PAPER": shipped("clusters/paper-equal-8.toml")}  # fmt: skip
     before = files(folder)
-    refused(aurora(*[re.sub("[A-Z]{4,}", lambda m: str(names[m[0]]), arg) for arg in args]), *patterns)
+    words = re.sub("RUN|PLAN|TRAIN", lambda found: LINES[found[0]], line).split()
+    paths = {"MIXTRAL": str(shipped("models/mixtral-topics")), "DEMO": DEMO}
+    refused(aurora(*(re.sub("MIXTRAL|DEMO", lambda found: paths[found[0]], word) for word in words)), pattern)
     assert files(folder) == before
 
 

@@ -107,43 +107,27 @@ def test_one_gap_is_printed_and_the_others_with_explain(planned, folder):
         (["--slots-per-gpu", 0], "--slots-per-gpu: expected auto, memory or a whole number above zero, found '0'"),
         (["--slots-per-gpu", "2.5"], "--slots-per-gpu: expected auto, memory or a whole number above zero, found '2.5'"),
         (["--slots-per-gpu", 3, "--kv-tokens", 9], "--kv-tokens: is for a plan of one model that chooses --slots-per-gpu"),
-        (["--slots-per-gpu", 1], "has 8 expert slots a layer for 'synthetic.*', its 12 experts need 12"),
-        (["--place", "best"], "--place: expected one of auto, balanced, .*swap-search, equal-split, .*found 'best'"),
         (["--max-move-bytes", 5], "--max-move-bytes: expected --from, the plan in force"),
         (["--from", "{folder}/p1.npz"], "p1.npz: expected JSON, found an aurora profile"),
         (["--from", "{folder}/mixed.json"], "--from: expected a plan for the same cluster and the same models"),
         (["--from", "{folder}/old.json", "--max-move-bytes", "-1"], "--max-move-bytes: expected zero or more, found -1"),
-        (["--domain", "{folder}/other.npz"], "--domain: expected another profile of the one model"),
-        (["--aim", "median", "--explain"], "--aim: expected one of auto, mean, .*found 'median'"),
-        (["--profile", "{folder}/p1.npz", "--slots-per-gpu", 3], "--slots-per-gpu: is for a plan of one model, found 2 models"),
-        (["--profile", "{folder}/p1.npz", "--place", "eplb"], "--place: expected one of auto, balanced.*, found 'eplb'"),
     ],
 )
 def test_options_that_are_refused(aurora, planned, folder, args, message):
     planned(name="old.json")
     planned(name="mixed.json", cluster=MIXED)
-    save(draw_profile("zipf:1", {**CONFIG, "num_local_experts": 8}, SyntheticOptions(sources=8)), folder / "other.npz")
     given = [str(arg).format(folder=folder) for arg in args]
     refused(aurora("plan", "--cluster", EQUAL, "--profile", folder / "p0.npz", *given, "-o", folder / "plan.json"), message)
     assert not (folder / "plan.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--profile", "{folder}/p1.npz"], "expected 1 profiles as in the plan, found 2"),
-    ],
-)
-def test_evaluations_that_are_refused(aurora, planned, folder, args, message):
+def test_an_evaluation_needs_a_plan_and_its_profiles(aurora, planned, folder):
     planned()
-    given = [str(arg).format(folder=folder) for arg in args]
-    refused(aurora("evaluate", folder / "plan.json", "--profile", folder / "p0.npz", *given), message)
-
-
-def test_an_evaluation_needs_a_plan(aurora, folder):
     (folder / "x.json").write_text("{}")
+    first, second = (["--profile", folder / f"p{seed}.npz"] for seed in range(2))
     for name, message in (("x.json", "expected an aurora plan"), ("none.json", "no such file")):
-        refused(aurora("evaluate", folder / name, "--profile", folder / "p0.npz"), message)
+        refused(aurora("evaluate", folder / name, *first), message)
+    refused(aurora("evaluate", folder / "plan.json", *first, *second), "expected 1 profiles as in the plan, found 2")
 
 
 @pytest.mark.parametrize("form", sorted(READERS))
@@ -158,18 +142,8 @@ def test_plans_and_placements_to_an_engine_and_back(aurora, planned, folder, for
     found = READERS[form](text, (1, 3), 4, 12, 8, 4)
     for layer, held_G in enumerate(plan.models[0].placement.slots_LG):
         assert all(set(own) <= set(held) and len(held) == 2 for own, held in zip(held_G, found[layer], strict=True))
-    code, printed, err = aurora(
-        "import",
-        folder / "e.json",
-        "--format",
-        form,
-        "--gpus",
-        8,
-        "--shape",
-        folder / "config.json",
-        "-o",
-        folder / "back.json",
-    )
+    given = ("--format", form, "--gpus", 8, "--shape", folder / "config.json")
+    code, printed, err = aurora("import", folder / "e.json", *given, "-o", folder / "back.json")
     assert (code, err) == (0, "")
     assert "2 layers, 12 experts in 16 slots on 8 GPUs" in printed
     assert json.loads((folder / "back.json").read_text())["method"] == f"imported from {form}"

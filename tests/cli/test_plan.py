@@ -102,8 +102,6 @@ GPU = '[[gpu]]\nname = "g{0}"\nkind = "k"\nnode = {1}\nout_Bps = 1e9\nin_Bps = 1
     [
         (["--preemption", 0], r"--preemption: expected 1e-06 or more, found 0\.0"),
         (["--preemption", "nan"], "Invalid value for '--preemption': expected a number, found 'nan'"),
-        (["--objective", "best"], "--objective: expected one of auto, causal, paper, found 'best'"),
-        (["--colocate", "local-search", "--assign", "random"], "--assign: random has no effect with --colocate local-search"),
     ],
 )
 def test_options_that_are_refused(aurora, pair, tmp_path, args, message):

@@ -20,21 +20,8 @@ def shape(tmp_path):
 
 
 def test_interrupted_from_the_command_line(aurora, mixtral, text, tmp_path, monkeypatch):
-    command = [
-        "profile",
-        mixtral,
-        text,
-        "--sources",
-        2,
-        "--prompt-tokens",
-        20,
-        "--batch",
-        2,
-        "--limit",
-        12,
-        "-o",
-        tmp_path / "p.npz",
-    ]
+    sizes = ["--sources", "2", "--prompt-tokens", "20", "--batch", "2", "--limit", "12"]
+    command = ["profile", mixtral, text, *sizes, "-o", tmp_path / "p.npz"]
     monkeypatch.setattr(profiling, "route_round", interrupted_after(0))
     assert aurora(*command)[0] == 130
     assert not (tmp_path / "p.npz").exists()
@@ -55,18 +42,8 @@ def test_interrupted_from_the_command_line(aurora, mixtral, text, tmp_path, monk
 def test_recorded_routing_is_planned_for_and_drifts(aurora, shape, tmp_path):
     for name, loads in (("a", LOADS), ("b", LOADS[:, ::-1])):
         np.save(tmp_path / f"{name}.npy", 100 * loads)
-        code, out, _ = aurora(
-            "import",
-            tmp_path / f"{name}.npy",
-            "--format",
-            "eplb-load",
-            "--shape",
-            shape,
-            "--sources",
-            2,
-            "-o",
-            tmp_path / f"{name}.npz",
-        )
+        given = ("--format", "eplb-load", "--shape", shape, "--sources", 2)
+        code, out, _ = aurora("import", tmp_path / f"{name}.npy", *given, "-o", tmp_path / f"{name}.npz")
         assert code == 0
         assert "wrote" in out
     (tmp_path / "c.toml").write_text(

@@ -102,16 +102,16 @@ def test_equal_networks_are_left_flat():
 
 
 @pytest.mark.parametrize(
-    ("on", "by", "options", "message"),
+    ("on", "message"),
     [
-        (cluster(1e6, 1e6, 1e6, 1e6), traffic(), {}, r"whose \[fabric\] has two servers or more, found no servers in 'test'"),
-        (slow_nics(server_G=[0] * 4), traffic(), {}, "two servers or more, found 1 servers in 'servers'"),
+        (cluster(1e6, 1e6, 1e6, 1e6), r"whose \[fabric\] has two servers or more, found no servers in 'test'"),
+        (slow_nics(server_G=[0] * 4), "two servers or more, found 1 servers in 'servers'"),
     ],
 )
-def test_what_hierarchical_all_to_alls_need(on, by, options, message):
+def test_what_hierarchical_all_to_alls_need(on, message):
     with pytest.raises(BadInput, match=f"`all_to_all` hierarchical: expected .*{message}"):
-        make_plan(on, [by], replace(HIERARCHICAL, **options))
-    assert aurora.plan(on, by, Options(**options)).models[0].hierarchy is None  # by itself it stays flat
+        make_plan(on, [traffic()], HIERARCHICAL)
+    assert aurora.plan(on, traffic(), Options()).models[0].hierarchy is None  # by itself it stays flat
 
 
 def test_an_unknown_all_to_all_is_named():
