@@ -226,7 +226,6 @@ LINES = {
         ("PLAN -o a.npz", r"a\.npz: .* it would replace a\.npz, which this"),
         ("PLAN --seed -1", "--seed: expected zero or more, found -1"),
         ("PLAN -o /dev/null", "/dev/null: cannot be written: not a regular file"),
-        ("PLAN -o /dev/stdout", "/dev/stdout: cannot be written: not a regular file"),
         ("simulate plan.json -o plan.json", r"it would replace plan\.json"),
         ("RUN -o .", r"\.: cannot be written: it is a folder"),
         ("RUN --trace .", r"\.: cannot be written: it is a folder"),

@@ -68,7 +68,6 @@ def test_the_table(aurora, csv):
         ("1,nan", ["--gpus", 2, "--slots", 2], "expected a number, found 'nan'"),
         ("1,a", ["--gpus", 2, "--slots", 2], "expected a number, found 'a'"),
         ("1,2\n3", ["--gpus", 2, "--slots", 2], "not a table of loads: expected rows of one length, found 1 to 2 cells"),
-        ("", ["--gpus", 2, "--slots", 2], "at least one layer and one expert"),
     ],
 )
 def test_what_it_refuses(aurora, tmp_path, content, args, message):
@@ -108,10 +107,6 @@ def test_the_fewest_slots_that_survive(aurora, csv):
         assert set().union(*layer["slots"][:2]) == set().union(*layer["slots"][2:]) == set(range(8))
     _, out, _ = aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive")
     assert "any 1 of 2 nodes may fail with 4 slots per GPU. Fewer are not enough" in " ".join(out.split())
-    refused(
-        aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive", "--failures", 2),
-        "2 failures: expected more GPUs or servers, found 2",
-    )
     refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--survive"), "need 4 slots per GPU, found 3")
     refused(aurora("place", csv, "--gpus", 4, "--survive", "--seed", 1), "--seed: expected without --survive")
     refused(aurora("place", csv, "--survive"), "expected --gpus, or --nodes")

@@ -77,10 +77,6 @@ class Gate:
         self._recvs[dst, self._tiers[row]].remove(row)
         return self._startable(sorted((src, dst)))
 
-    def done(self, rank: int) -> bool:
-        """Whether `rank` has nothing more to send or receive."""
-        return not any(rows for queues in (self._sends, self._recvs) for (own, _), rows in queues.items() if own == rank)
-
     def _startable(self, near: Sequence[int]) -> list[int]:
         tiers = sorted(set(self._tiers))
         rows = [
