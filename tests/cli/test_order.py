@@ -12,6 +12,7 @@ from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.io import save, shipped
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
+from tests.cli.test_plan import CONFIG
 
 MATRIX = np.array([[7, 4, 6], [5, 0, 2], [3, 7, 0]])
 
@@ -54,14 +55,7 @@ def test_json_is_a_schedule_that_replays(aurora, csv, method):
 
 
 def test_csv_npy_and_profile_agree(aurora, tmp_path):
-    config = {
-        "num_local_experts": 6,
-        "num_hidden_layers": 2,
-        "num_experts_per_tok": 2,
-        "hidden_size": 8,
-        "intermediate_size": 8,
-    }
-    profile = draw_profile("zipf:1", config, SyntheticOptions(sources=3, window_tokens=50))
+    profile = draw_profile("zipf:1", {**CONFIG, "num_local_experts": 6}, SyntheticOptions(sources=3, window_tokens=50))
     save(profile, tmp_path / "p.npz")
     matrix = layer_traffic(profile, 1, np.eye(3)[[0, 0, 1, 1, 2, 2]]) * profile.dispatch_bytes
     np.save(tmp_path / "m.npy", matrix)

@@ -16,6 +16,9 @@ from tests.algorithms.network.rates import fair_rates, rates_of
 from tests.algorithms.network.reference_switch import slow_rows
 from tests.strategies import RATES, servers, traffics_on_ports
 
+PAIRS = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
+TENS_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
+
 
 @st.composite
 def flows(draw):
@@ -51,21 +54,17 @@ def test_fair_rates_by_hand():
 
 
 def test_a_fast_port_serves_slow_ones_side_by_side():
-    bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
     network = Network([2.0, 1, 1], [2.0, 1, 1])
-    pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
-    assert timed(Order("one", pairs), bytes_GG, network).makespan_s == pytest.approx(20)
-    assert timed(Order("both", pairs, 2, 2), bytes_GG, network).makespan_s == pytest.approx(10)
+    assert timed(Order("one", PAIRS), TENS_GG, network).makespan_s == pytest.approx(20)
+    assert timed(Order("both", PAIRS, 2, 2), TENS_GG, network).makespan_s == pytest.approx(10)
 
 
 def test_startup_is_paid_once_a_message_and_takes_no_bandwidth():
-    bytes_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
-    pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
     network = Network(np.ones(3), np.ones(3), [0.5, 0.25, 1.0])
-    made = timed(Order("one", pairs), bytes_GG, network)
+    made = timed(Order("one", PAIRS), TENS_GG, network)
     assert made.start_s_X.tolist() == pytest.approx([0.5, 11.5])  # after 0.5 of rank 0, then 1.0 of rank 2
     assert made.end_s_X.tolist() == pytest.approx([10.5, 21.5])
-    both = timed(Order("both", pairs, 2, 2), bytes_GG, network)
+    both = timed(Order("both", PAIRS, 2, 2), TENS_GG, network)
     # 0 -> 1 alone from 0.5 to 1, then both at half the rate, then 0 -> 2 alone again
     assert both.end_s_X.tolist() == pytest.approx([1.0, 20.0, 20.0, 20.5])
     assert both.rate_Bps_X.tolist() == pytest.approx([1.0, 0.5, 0.5, 1.0])
@@ -87,8 +86,7 @@ def test_nothing_to_send_is_a_valid_empty_schedule():
 def test_nanoseconds_are_times_like_any_other():
     """Four bytes at 12.5 GB/s take 0.32 ns: nothing may be rounded away."""
     bytes_GG = np.array([[0, 4, 6], [0, 0, 0], [0, 0, 0]])
-    pairs = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
-    assert timed(Order("one", pairs), bytes_GG, Network.equal(3, 12.5e9)).end_s_X == pytest.approx([0.32e-9, 0.8e-9], rel=1e-9)
+    assert timed(Order("one", PAIRS), bytes_GG, Network.equal(3, 12.5e9)).end_s_X == pytest.approx([0.32e-9, 0.8e-9], rel=1e-9)
 
 
 @given(traffics_on_ports(startups=(0.0, 0.3)), st.sampled_from(["openshop", "birkhoff", "aurora-alg1"]))
