@@ -16,7 +16,7 @@ from server_program import exact_hierarchical_s
 from tables import Table, today, write
 
 from aurora.algorithms.placement.cost_model import layer_costs
-from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
+from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s
 from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
@@ -79,7 +79,7 @@ def measured(case: tuple[int, int, int, int, int], profile: Profile) -> tuple[fl
     many, members, _, top_k, slots = case
     machines, slots_G = cluster(many, members), np.full(many * members, slots)
     costs = layer_costs(machines, profile, 0, True)
-    known = costs, server_counts(costs), top_k, slots_G
+    known = costs, top_k, slots_G
     began = time.process_time()
     exact_s = exact_hierarchical_s(*known, True)
     took_s = time.process_time() - began

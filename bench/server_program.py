@@ -86,8 +86,9 @@ def exact_server_s(costs: LayerCosts, slots_G: IntArray, replicas: bool, least: 
 def _solved_s(costs: LayerCosts, kinds: TokenKinds, slots_G: IntArray, replicas: bool, least_s_3: FloatArray) -> float | None:
     """The optimum of dispatch, experts and combine, which take least_s_3 (3,) at least; None if the solver gives up."""
     assert costs.nics is not None
-    unit_s = float(least_s_3.sum()) or 1.0
     server_G, members_NG = costs.nics.server_G, costs.nics.members_NG
+    crossing_s = (costs.dispatch_bytes + costs.combine_bytes) * costs.own_WGE[0].sum() / costs.nics.server_Bps_N.min()
+    unit_s = max(float(least_s_3.sum()), 1e-3 * float(crossing_s + costs.expert_s_WGE[0].max(axis=0).sum())) or 1.0
     (_, gpus, experts), servers, kinds_V = costs.own_WGE.shape, len(members_NG), len(kinds.count_V)
     sizes = (gpus * experts, gpus * experts, servers * experts * servers, kinds_V * servers, 3)
     held, part, serves, crosses, phases = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -141,11 +142,9 @@ def _solved_s(costs: LayerCosts, kinds: TokenKinds, slots_G: IntArray, replicas:
     return float(found.mip_dual_bound) * (1 - ROUNDED) * unit_s if found.status == 0 else None
 
 
-def exact_hierarchical_s(
-    costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool
-) -> float | None:
+def exact_hierarchical_s(costs: LayerCosts, top_k: int, slots_G: IntArray, replicas: bool) -> float | None:
     """Returns the least seconds of one model's layer with hierarchical all-to-alls; None if it is large (`exact_server_s`).
 
     Args: as in `hierarchical_bound_s`, for one model.
     """
-    return exact_server_s(costs, slots_G, replicas, least_times(costs, counts_NEE, top_k, slots_G, replicas))
+    return exact_server_s(costs, slots_G, replicas, least_times(costs, top_k, slots_G, replicas))

@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 
 from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.placement.phase_times import exclusive_s
-from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
+from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions, SyntheticOptions
@@ -75,7 +75,7 @@ def test_no_placement_beats_the_exact_seconds_and_one_reaches_them(data):
     profile = data.draw(traffic)
     slots_G = np.full(len(cluster), -(-profile.experts // len(cluster)) + data.draw(st.integers(0, 1)))
     costs = layer_costs(cluster, profile, 0, True)
-    known = costs, server_counts(costs), profile.top_k, slots_G
+    known = costs, profile.top_k, slots_G
     found_s, best = exact_hierarchical_s(*known, True), best_s(costs, profile, slots_G)
     assert best * (1 - 2 * TOLERANCE) <= found_s <= best * (1 + 1e-9)
     assert hierarchical_bound_s("", *([each] for each in known), True) <= best * (1 + 1e-9)
@@ -94,7 +94,7 @@ def test_a_relaxed_bound_is_below_the_exact_seconds_and_these_below_a_plan():
     profile = draw_profile("zipf:0.8", config, SyntheticOptions(4, 512, token_level=True))
     plan = make_plan(cluster, [profile], PlanOptions(all_to_all="hierarchical", slots_per_gpu=2, aim="own"))
     layers = [layer_costs(cluster, profile, layer, True) for layer in range(2)]
-    known = [(costs, server_counts(costs), 2, np.full(4, 2)) for costs in layers]
+    known = [(costs, 2, np.full(4, 2)) for costs in layers]
     exact_s = sum(exact_hierarchical_s(*each, True) for each in known)
     relaxed_s = sum(hierarchical_bound_s("", *([part] for part in each), True) for each in known)
     split_EG = [plan.models[0].placement.split_EG(layer) for layer in range(2)]

@@ -3,23 +3,20 @@
 The share of an expert's tokens that a GPU takes is a number from 0 to 1, so a linear program covers all placements with
 replicas and every split of tokens over them. Its dual solution is evaluated apart from the solver: rounding in the solver makes
 a bound lower, never false. Counting adds two facts that the linear program does not cover: an expert whose tokens keep a GPU
-too long needs a second slot, and slots are few; deduplicated tokens cross once for each GPU, or server, that needs them.
+too long needs a second slot, and slots are few; a token crosses to other servers unless its own holds all of its experts.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from aurora.algorithms.network.port_bounds import Nics, spread
-from aurora.algorithms.placement.coactivation import coactivation_counts, distinct_tokens
 from aurora.algorithms.placement.cost_model import LayerCosts
 from aurora.algorithms.placement.linear_program import SMALL, blocks, phase_program, shares_program
 from aurora.algorithms.placement.objective import Formula, Part, formula
 from aurora.algorithms.placement.phase_times import PhaseTimes, exclusive_s
 from aurora.algorithms.replicas.load_bounds import least_largest
 from aurora.algorithms.search.slot_state import PhaseSums
-from aurora.algorithms.workload.traffic import CountedTokens
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST = 4 * SMALL  # the same for all programs of a layer together, above which GPUs of a kind count as one
@@ -170,126 +167,9 @@ def _least_s(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float
     return spread(cost_GE, replicas, fixed_G)
 
 
-def _shared_GE(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> FloatArray:
-    """(G, E): a lower bound on expert e's part of the tokens that GPU g receives, each divided evenly over its experts there.
-
-    The experts there that tokens of e choose too are at most the slots_G[g] - 1 that they choose most often.
-    """
-    elsewhere_GEE = counts_SEE.sum(axis=0) - counts_SEE
-    common_GE = np.stack(
-        [_busiest(_others(count_EE), slots - 1) for count_EE, slots in zip(elsewhere_GEE, slots_G.tolist(), strict=True)]
-    )
-    return _divided(np.diagonal(elsewhere_GEE, axis1=1, axis2=2), common_GE, top_k)
-
-
-def _divided(tokens_XE: IntArray, common_XE: IntArray, top_k: int) -> FloatArray:
-    """A lower bound on sum 1 / c_u over tokens, where the numbers c_u, from 1 to top_k, sum to tokens_XE + common_XE at most.
-
-    1 / c is convex, so that the sum is least where all c_u are one of the two whole numbers next to their mean.
-    """
-    mean_XE = 1 + common_XE / np.maximum(tokens_XE, 1)
-    numbers = np.arange(1, top_k + 1)
-    return np.asarray(tokens_XE * np.interp(mean_XE, numbers, 1 / numbers))
-
-
-def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders: int) -> FloatArray:
-    """Returns (R, E) float64: a lower bound on the tokens that GPUs receive for expert e, if 1 to R GPUs hold it.
-
-    A token that starts on none of these GPUs is sent to one of them, and counts in equal parts for its experts there, as in
-    `_shared_GE`. The bound holds for any R GPUs: it assumes that as many of e's tokens start there as on any R GPUs, and as few
-    of the tokens that e has in common with another expert.
-
-    Args:
-        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
-        top_k: experts per token.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-        holders: the largest R.
-    """
-    own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
-    total_E, total_EE = own_GE.sum(axis=0), _others(counts_SEE.sum(axis=0))
-    parts = [_shared_GE(counts_SEE, top_k, slots_G).min(axis=0)]
-    if holders > 1:
-        own_GE, fewest_GEE = -np.sort(-own_GE, axis=0).cumsum(axis=0), np.sort(counts_SEE, axis=0).cumsum(axis=0)
-        others_G = np.sort(slots_G - 1)[::-1].cumsum()
-    for holder in range(1, holders):
-        far_E = total_E - own_GE[holder]
-        common_E = _busiest(_others(total_EE - fewest_GEE[holder]), int(others_G[holder]))
-        parts.append(_divided(far_E, common_E, top_k))
-    return np.stack(parts)
-
-
-def least_sent(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
-    """Returns (G,) int64: a lower bound on the tokens that each source rank sends to other GPUs.
-
-    A token is not sent only if all its top_k experts are on its own GPU. There it accounts for top_k of the experts' counts,
-    and for top_k * (top_k - 1) of the ordered pairs' counts, which limits the number of such tokens.
-
-    Args:
-        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
-        top_k: experts per token.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-    """
-    sent, own_GE = [], np.diagonal(counts_SEE, axis1=1, axis2=2)
-    for own_E, own_EE, slots in zip(own_GE, counts_SEE, slots_G.tolist(), strict=True):
-        stay = int(_busiest(own_E, slots)) // top_k
-        if top_k > 1:
-            pairs_E = _busiest(_others(own_EE), slots - 1)
-            stay = min(stay, int(_busiest(pairs_E, slots)) // (top_k * (top_k - 1)))
-        sent.append(int(own_E.sum()) // top_k - (stay if slots >= top_k else 0))
-    return np.array(sent, dtype=np.int64)
-
-
-def _others(counts_EE: IntArray) -> IntArray:
-    """The counts with a diagonal of zeros."""
-    return counts_EE - np.diag(np.diag(counts_EE))
-
-
-def _busiest(value_XE: IntArray, many: int) -> IntArray:
-    """The sum of the `many` largest along the last axis."""
-    return np.asarray(np.sort(value_XE, axis=-1)[..., ::-1][..., : max(0, many)].sum(axis=-1))
-
-
-FEW = 8  # servers that hold an expert, up to which its rows are bounded; one that more of them hold is taken to need none
-PRICES = 64  # of a replica that the bound tries
-
-
-class LeastRows(NamedTuple):
-    """Lower bounds on the rows that cross between servers in the dispatch of one layer.
-
-    Attributes:
-        sent_N: (N,) int64, rows that each server sends.
-        all_rows: rows of all servers together.
-        alone_NE: (N, E) int64, rows that server n receives for expert e if no other server holds e; zeros if several may.
-    """
-
-    sent_N: IntArray
-    all_rows: float
-    alone_NE: IntArray
-
-
-def server_counts(costs: LayerCosts) -> IntArray:
-    """Returns (N, E, E) int64: tokens that start on each server and choose both experts, as `coactivation_counts`.
-
-    If only counts of tokens are known, a pair's number is the count of its rarer expert, the most possible; larger numbers make
-    the bounds lower, never false.
-
-    Args:
-        costs: one layer with deduplicated tokens, on servers with NICs.
-    """
-    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
-    assert costs.nics is not None, "hierarchical all-to-alls go between servers"
-    if isinstance(costs.routing, CountedTokens):
-        counts_NE = (costs.nics.members_NG @ costs.own_WGE[0]).astype(np.int64)
-        return np.asarray(np.minimum(counts_NE[:, :, None], counts_NE[:, None, :]))
-    (experts_UK, source_U), server_G = costs.routing, costs.nics.server_G
-    tokens = distinct_tokens(experts_UK, server_G[source_U])
-    return coactivation_counts(*tokens, costs.own_WGE.shape[2], len(costs.nics.size_N))
-
-
 def hierarchical_bound_s(
     objective: str,
     costs_M: Sequence[LayerCosts],
-    counts_M: Sequence[IntArray],
     top_k_M: Sequence[int],
     slots_MG: Sequence[IntArray],
     replicas: bool,
@@ -297,18 +177,17 @@ def hierarchical_bound_s(
     """Returns a lower bound in seconds on a layer with hierarchical all-to-alls, over all placements of all models' experts.
 
     Rows, one for each token and each GPU or server that it is sent to, cross NICs between servers. A server sends at least the
-    tokens that cannot find all of their experts within its slots. All servers together receive at least the rows that
-    `least_rows` counts. The rows of several models are added.
+    tokens that cannot find all of their experts within its slots. Without replicas, the server of an expert receives a row for
+    each of the expert's tokens of other servers. The rows of several models are added.
 
     Args:
         objective: the objective of several models; not used for one model, whose objective is Eq. 1 of Aurora.
         costs_M: the layer of each model, with deduplicated tokens, on servers with NICs.
-        counts_M: the `server_counts` of each model.
         top_k_M: experts per token of each model.
         slots_MG: for each model (G,) int64, how many experts each GPU can hold.
         replicas: whether the bound covers placements with replicas, where slots are left for any.
     """
-    least_M = [least_times(*model, replicas) for model in zip(costs_M, counts_M, top_k_M, slots_MG, strict=True)]
+    least_M = [least_times(*model, replicas) for model in zip(costs_M, top_k_M, slots_MG, strict=True)]
     if len(least_M) == 1:
         return exclusive_s(least_M[0])
     of = formula(objective, len(least_M), nics=True)
@@ -319,7 +198,7 @@ def hierarchical_bound_s(
     return of.longest(term_X)
 
 
-def least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool) -> PhaseTimes:
+def least_times(costs: LayerCosts, top_k: int, slots_G: IntArray, replicas: bool) -> PhaseTimes:
     """Returns lower bounds on the phases of one model. In place of GPUs there are the servers, and then the mean server.
 
     No phase is longer in the mean server, or in the server itself, than on the GPU where it is longest. Steps, gates and
@@ -328,20 +207,23 @@ def least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: In
     Args: as in `hierarchical_bound_s`, for one model.
     """
     assert costs.nics is not None, "hierarchical all-to-alls go between servers"
-    nics, experts = costs.nics, len(counts_NEE[0])
+    nics, experts = costs.nics, costs.own_WGE.shape[2]
     slots_N = np.minimum(nics.members_NG @ slots_G, experts).astype(np.int64)
-    rows = least_rows(counts_NEE, top_k, slots_N, replicas)
+    tokens_NE = nics.members_NG @ costs.own_WGE[0]
+    sent_N = _least_sent(tokens_NE, top_k, slots_N)
+    spare = replicas and slots_N.sum() > experts
+    alone_NE = np.zeros_like(tokens_NE) if spare else tokens_NE.sum(axis=0) - tokens_NE
     out_Bps_N, in_Bps_N = (np.minimum(nics.server_Bps_N, nics.members_NG @ Bps_G) for Bps_G in (costs.out_Bps, costs.in_Bps))
     none_X, every_X = np.zeros(len(slots_N) + 1), np.ones(len(slots_N) + 1)
 
     def sending(Bps_N: FloatArray) -> FloatArray:
-        return np.append(rows.sent_N / Bps_N, rows.all_rows / Bps_N.sum())
+        return np.append(sent_N / Bps_N, sent_N.sum() / Bps_N.sum())
 
     def receiving(Bps_N: FloatArray) -> FloatArray:
-        return np.append(none_X[1:], rows.all_rows / Bps_N.sum())
+        return np.append(none_X[1:], sent_N.sum() / Bps_N.sum())
 
     def steps(to_Bps_N: FloatArray, sides_X: FloatArray) -> FloatArray:
-        alone_s_NE = rows.alone_NE / to_Bps_N[:, None]
+        alone_s_NE = alone_NE / to_Bps_N[:, None]
         return every_X * max(float(sides_X.max()), float(alone_s_NE.min(axis=0).max()))
 
     there_2X, back_2X = np.stack([sending(out_Bps_N), receiving(in_Bps_N)]), np.stack([receiving(out_Bps_N), sending(in_Bps_N)])
@@ -357,34 +239,13 @@ def least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: In
     )
 
 
-def least_rows(counts_NEE: IntArray, top_k: int, slots_N: IntArray, replicas: bool) -> LeastRows:
-    """Returns lower bounds on the rows that cross between servers, over all placements within the slots.
+def _least_sent(tokens_NE: FloatArray, top_k: int, slots_N: IntArray) -> FloatArray:
+    """(N,) a lower bound on the tokens that each server sends to others.
 
-    Tokens that start on a server without the expert go to a server that holds it. A row is divided evenly over the token's
-    experts on the server; `least_arriving` bounds each expert's part from below. The relaxation may give the replicas that fit
-    into the slots to any experts (Lagrangian).
+    A token stays only if all its top_k experts are on its server, where it accounts for top_k of the experts' counts.
 
-    Args:
-        counts_NEE: (N, E, E) int64, as `server_counts` returns them.
-        top_k: experts per token.
-        slots_N: (N,) int64, how many distinct experts each server can hold.
-        replicas: whether several servers may hold an expert.
+    tokens_NE is (N, E), how many tokens of each server choose each expert; slots_N (N,), how many experts a server can hold.
     """
-    experts = counts_NEE.shape[1]
-    spare = int(slots_N.sum()) - experts if replicas else 0
-    sent_N = least_sent(counts_NEE, top_k, slots_N)
-    part_RE = least_arriving(counts_NEE, top_k, slots_N, min(FEW, len(slots_N)) if spare else 1)
-    own_NE = np.diagonal(counts_NEE, axis1=1, axis2=2)
-    alone_NE = np.zeros_like(own_NE) if spare else own_NE.sum(axis=0) - own_NE
-    return LeastRows(sent_N, max(float(sent_N.sum()), _cheapest(part_RE, spare)), alone_NE)
-
-
-def _cheapest(part_RE: FloatArray, spare: int) -> float:
-    """A lower bound on the sum of part_RE, one entry for each expert, if R - 1 of them are `spare` at most."""
-    if not spare:
-        return float(part_RE[0].sum())
-    part_RE = np.concatenate([part_RE, np.zeros((1, part_RE.shape[1]))])
-    more_R1 = np.arange(len(part_RE))[:, None]
-    gains = (part_RE[:1] - part_RE)[1:] / more_R1[1:]
-    prices = np.unique(np.quantile(gains, np.linspace(0, 1, PRICES)))
-    return max(float((part_RE + price * more_R1).min(axis=0).sum() - price * spare) for price in prices.tolist())
+    busiest_NE = -np.sort(-tokens_NE, axis=1)
+    held_NE = np.arange(tokens_NE.shape[1]) < np.where(slots_N < top_k, 0, slots_N)[:, None]
+    return np.asarray(tokens_NE.sum(axis=1) // top_k - (busiest_NE * held_NE).sum(axis=1) // top_k)

@@ -21,7 +21,7 @@ from aurora.algorithms.network.switch import steps_seconds
 from aurora.algorithms.placement.cost_model import OWN, LayerCosts, expected_costs, layer_costs
 from aurora.algorithms.placement.objective import seconds
 from aurora.algorithms.placement.phase_times import exclusive_s
-from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
+from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s
 from aurora.algorithms.placement.server_replicas import Homes, levelled, server_replicas
 from aurora.algorithms.placement.server_search import NONE, Limits, gpu_seconds, server_search, some_tokens
 from aurora.algorithms.replicas.failure_resilient import DEFAULT
@@ -83,8 +83,7 @@ class OverServers(Scenario):
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
     ) -> tuple[float, float | None]:
         """Returns lower bounds on a layer's seconds over placements within memory's slots; see `Scenario.bounds`."""
-        counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [profile.top_k for profile in self.profiles]
-        problem = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
+        problem = self.options.objective, costs_M, [profile.top_k for profile in self.profiles], self._slots_MG
         once = all(map(is_unreplicated, split_MEG))
         return hierarchical_bound_s(*problem, self.replicas_fit), hierarchical_bound_s(*problem, False) if once else None
 

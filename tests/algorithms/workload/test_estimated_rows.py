@@ -8,7 +8,7 @@ from hypothesis import given
 import aurora
 from aurora.algorithms.alltoall.hierarchical import hierarchical_rows
 from aurora.algorithms.placement.cost_model import layer_costs
-from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s, server_counts
+from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s
 from aurora.algorithms.workload.serving_gpus import replica_tokens, serving_gpus
 from aurora.algorithms.workload.traffic import CountedTokens, _in_pieces, _needed_tokens, expected_tokens
 from aurora.types import Hierarchy, SyntheticOptions
@@ -97,6 +97,6 @@ def test_a_bound_from_counts_holds_for_the_tokens_that_were_counted():
         bounds = []
         for profile in (known, replace(known, routing=None)):
             costs = layer_costs(slow_nics(), profile, 0, deduplicated=True)
-            given_M = [costs], [server_counts(costs)], [3], [np.full(4, 2)]
+            given_M = [costs], [3], [np.full(4, 2)]
             bounds.append(hierarchical_bound_s("exclusive", *given_M, replicas=False))
         assert 0 < bounds[1] <= bounds[0] * (1 + 1e-12)

@@ -1,14 +1,13 @@
 """Placement over servers: seconds from first principles, bounds against every placement, limits, and never worse."""
 
 from dataclasses import replace
-from itertools import chain, combinations, product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.algorithms.placement.coactivation import coactivation_counts, distinct_tokens
 from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.placement.objective import formula, objectives, seconds
 from aurora.algorithms.placement.phase_times import exclusive_s
@@ -16,8 +15,6 @@ from aurora.algorithms.placement.placement_bounds import (
     colocated_bound_s,
     hierarchical_bound_s,
     layer_bound_s,
-    least_rows,
-    server_counts,
 )
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
@@ -153,7 +150,7 @@ def test_no_placement_takes_less_than_the_bound(case, spare):
     cluster, hierarchy, profile = case
     costs = layer_costs(cluster, profile, 0, True)
     slots_G = np.full(len(cluster), -(-profile.experts // len(cluster)) + spare)
-    given = [costs], [server_counts(costs)], [profile.top_k], [slots_G]
+    given = [costs], [profile.top_k], [slots_G]
     least_s = hierarchical_bound_s("", *given, True)
     alone_s = hierarchical_bound_s("", *given, False)
     assert least_s <= alone_s * (1 + 1e-9)
@@ -175,7 +172,7 @@ def pairs(draw):
 def test_no_placement_with_replicas_takes_less_than_the_bound(case, random):
     cluster, hierarchy, profile = case
     costs, slots = layer_costs(cluster, profile, 0, True), -(-profile.experts // len(cluster)) + 1
-    given = [costs], [server_counts(costs)], [profile.top_k], [np.full(len(cluster), slots)]
+    given = [costs], [profile.top_k], [np.full(len(cluster), slots)]
     least_s = hierarchical_bound_s("", *given, True)
     for _ in range(20):
         gpu_E = [slot // slots for slot in random.sample(range(slots * len(cluster)), profile.experts)]
@@ -196,8 +193,8 @@ def test_no_placements_of_several_models_take_less_than_their_bound(case, data):
     for hierarchical in (True, False):
         costs_M = [layer_costs(cluster, each, 0, hierarchical) for each in profiles]
         if hierarchical:
-            counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in profiles]
-            bound_s = hierarchical_bound_s(objective, costs_M, counts_M, top_k_M, [slots_G] * len(profiles), False)
+            top_k_M = [each.top_k for each in profiles]
+            bound_s = hierarchical_bound_s(objective, costs_M, top_k_M, [slots_G] * len(profiles), False)
         else:
             bound_s = colocated_bound_s(formula(objective, len(profiles)), costs_M, False)
         every = [
@@ -237,31 +234,6 @@ def test_no_replicas_in_few_slots_beat_the_bound_on_nics(case, spare, seed):
             held_E[more] = rng.random(len(more)) < 0.7
         split_EG = held_EG * rng.dirichlet(np.full(gpus, 1.0), profile.experts)
         assert least_s <= costs.value_s(split_EG / split_EG.sum(axis=1, keepdims=True)) * (1 + 1e-9)
-
-
-@given(st.integers(2, 3), st.data())
-@settings(max_examples=40, deadline=None)
-def test_no_placement_with_replicas_sends_fewer_rows_between_servers(servers, data):
-    """All ways to give servers experts within their slots, and for each token the fewest servers that have its experts."""
-    experts = data.draw(st.integers(2, 4 if servers == 2 else 3))
-    profile = data.draw(
-        routed_profiles(servers, max_experts=experts, max_layers=1).filter(lambda each: each.experts == experts)
-    )
-    slots_N = np.array(data.draw(st.lists(st.integers(1, experts), min_size=servers, max_size=servers)))
-    experts_UK, source_U = profile.routing.layer(0)
-    counts_NEE = coactivation_counts(*distinct_tokens(experts_UK, source_U), experts, servers)
-    rows = least_rows(counts_NEE, profile.top_k, slots_N, True)
-    sets = list(chain.from_iterable(combinations(range(servers), many) for many in range(servers + 1)))
-    for held in product([each for each in sets if each], repeat=experts):
-        holds_EN = np.array([[server in each for server in range(servers)] for each in held])
-        if (holds_EN.sum(axis=0) > slots_N).any():
-            continue
-        sent_N = np.zeros(servers)
-        for chosen, source in zip(experts_UK, source_U, strict=True):
-            far = [e for e in chosen if not holds_EN[e, source]]
-            sent_N[source] += min(len(each) for each in sets if all(holds_EN[e, list(each)].any() for e in far))
-        assert (rows.sent_N <= sent_N).all()
-        assert rows.all_rows <= sent_N.sum() * (1 + 1e-9)
 
 
 @settings(max_examples=6, deadline=None)
