@@ -19,7 +19,6 @@ FUNCTIONS = {  # the public functions: where each is defined
     "drift": "aurora.planner.evaluate.drift",
     "evaluate": "aurora.planner.evaluate.evaluate",
     "load": "aurora.io.load",
-    "migrate": "aurora.planner.migrate.migrate",
     "order": "aurora.algorithms.alltoall.schedule.order",
     "place": "aurora.algorithms.replicas.registry.place",
     "place_for_failures": "aurora.algorithms.replicas.failure_resilient.place_for_failures",
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from aurora.io import save as save
     from aurora.planner.evaluate import drift as drift
     from aurora.planner.evaluate import evaluate as evaluate
-    from aurora.planner.migrate import migrate as migrate
     from aurora.planner.options import register as register
     from aurora.planner.plan import plan as plan
     from aurora.planner.plan import price as price

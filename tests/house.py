@@ -33,7 +33,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/reports": (2040, 1250),
     "aurora/cli": (1630, 1100),
     "integrations/aurora_vllm": (5200, 4300),
-    "product": (33_850, 29_170),
+    "product": (33_630, 29_170),
     "tests": (31_000, 25_000),
     "bench": (8500, 8500),
 }

@@ -1,18 +1,14 @@
-"""Moves expert weights to another placement: relabelling of GPUs, bytes to transfer, and a budget for them.
-
-Recovery: the next placement after ranks failed or joined.
-"""
+"""Recovery: the next placement after ranks failed or joined, with GPUs relabelled so that few experts move."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
+from scipy.optimize import linear_sum_assignment
 
-from aurora.algorithms.alltoall.schedule import scheduled
 from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped
 from aurora.errors import InfeasiblePlan
-from aurora.types import Cluster, FailureDomains, Placement, Schedule
+from aurora.types import FailureDomains, Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or node
@@ -63,60 +59,6 @@ def fewest_moves(
     for a, b in enumerate(linear_sum_assignment(cost_NN)[1].tolist()):
         taker_G[gpus_N[a]] = gpus_N[b][inner[a, b]]
     return taker_G
-
-
-def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArray:
-    """Returns (G, G) int64 bytes of the expert weights that move from rows to columns.
-
-    All GPUs that held an expert send equal parts of it; odd bytes come from the GPUs that have sent the least. Experts that no
-    GPU held before come from elsewhere and are not counted.
-
-    Args:
-        old_GE: (G, E) int64, 1 where GPU g holds expert e before the migration.
-        new_GE: (G, E) int64, 1 where GPU g holds expert e after the migration.
-        bytes_E: (E,) int64, bytes of each expert's weights.
-    """
-    n = len(old_GE)
-    moved_GG = np.zeros((n, n), dtype=np.int64)
-    for gpu, expert in np.argwhere((new_GE == 1) & (old_GE == 0)).tolist():
-        owners = np.flatnonzero(old_GE[:, expert])
-        if not len(owners):
-            continue
-        owners = owners[np.argsort(moved_GG[owners].sum(axis=1), kind="stable")]
-        part, odd = divmod(int(bytes_E[expert]), len(owners))
-        moved_GG[owners, gpu] += part + (np.arange(len(owners)) < odd)
-    return moved_GG
-
-
-def migration_schedule(bytes_GG: IntArray, cluster: Cluster, rng: np.random.Generator) -> Schedule:
-    """Returns the Schedule in which a migration's bytes_GG (G, G) are sent over the cluster's network."""
-    return scheduled(bytes_GG, cluster.network, "openshop", rng=rng)[1]
-
-
-def worth_moving(saved_s_L: FloatArray, bytes_L: IntArray, most_bytes: int) -> IntArray:
-    """Returns (L,) int64: 1 for the layers that save the most seconds while moving at most `most_bytes`.
-
-    Args:
-        saved_s_L: (L,) float64, seconds that a layer's new placement saves; layers that save none stay.
-        bytes_L: (L,) int64, bytes of expert weights that the layer moves.
-        most_bytes: the budget in bytes.
-    """
-    gains = (saved_s_L > 0) & (bytes_L <= most_bytes)
-    if bytes_L[gains].sum() <= most_bytes:
-        return gains.astype(np.int64)
-    rows = np.flatnonzero(gains)
-    scale = float(saved_s_L[rows].max())
-    solution = milp(
-        -saved_s_L[rows] / scale,
-        constraints=LinearConstraint((bytes_L[rows] / most_bytes)[None, :], -np.inf, 1.0),
-        integrality=np.ones(len(rows), dtype=np.int64),
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0.0},
-    )
-    assert solution.x is not None, "moving nothing is always possible"
-    chosen = np.zeros(len(bytes_L), dtype=np.int64)
-    chosen[rows] = np.rint(solution.x).astype(np.int64)
-    return chosen
 
 
 Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fewest_moves` without node_G

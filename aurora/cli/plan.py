@@ -23,8 +23,6 @@ def plan(
     options: PlanOptions,
     output: Path = Path("plan.json"),
     domain: list[Path] | None = None,
-    previous: Annotated[Path | None, OptionField(flag="--from")] = None,
-    max_move_bytes: Annotated[int | None, OptionField(least=0, most=2**62, panel="Migration")] = None,
     engine: Annotated[str | None, OptionField(choices="engine", panel=STRATEGY)] = None,
     explain: bool = False,
     layers: bool = False,
@@ -37,44 +35,36 @@ def plan(
         cluster: cluster TOML, or the name of a shipped cluster.
         output: the plan to write.
         domain: another profile of the same model, which the plan must serve too; may be repeated.
-        previous: the current plan; the new plan moves few bytes from it, and the migration is priced.
-        max_move_bytes: with --from: maximum bytes to move; the layers that save the most time within this limit move.
         engine: refuse plans that this serving engine cannot serve.
         explain: show the bounds of each layer, further bounds of the plan, and the terms of each layer's time.
     """
     from aurora.algorithms.placement.explain import explain as explained
     from aurora.algorithms.placement.explain import unexplained
     from aurora.algorithms.placement.objective import BUSIEST_RESOURCE, TABLE_2
-    from aurora.reports.json_objects import explanation_json, migration_json, plan_json
-    from aurora.reports.plan_tables import bound_lines, expectation_lines, explain_tables, gap_line, move_table, plan_table
+    from aurora.reports.json_objects import explanation_json, plan_json
+    from aurora.reports.plan_tables import bound_lines, expectation_lines, explain_tables, gap_line, plan_table
 
     if len(profile) == 1:
         colocated_only = ("colocate", *(["objective"] if options.objective in (*TABLE_2, BUSIEST_RESOURCE) else []))
         refuse_given(colocated_only, "with two `profile` or more, of models that share the GPUs")
     machines = load_cluster(cluster)
     check_output(output=output)
-    if max_move_bytes is not None and previous is None:
-        raise BadInput("--max-move-bytes: expected --from, the plan in force")
     profiles, further = (traffic_of(files, len(machines)) for files in (profile, domain or []))
-    in_force = None if previous is None else load_plan(previous)
     paths = [relative(path, output) for path in profile]
-    began, moved = time.perf_counter(), None
+    began = time.perf_counter()
     with progress_bars() as progress:
         planned = aurora.plan(machines, profiles, options, domains=further, profile_paths=paths, progress=progress)
-    if in_force is not None:
-        planned, moved = aurora.migrate(planned, in_force, profiles, max_move_bytes=max_move_bytes, domains=further)
     if engine is not None:
         check_engine(planned, engine)
     took_s = time.perf_counter() - began
     no_progress = unexplained(planned) or ("expected no `domain`" if further else None)
     why = explained(planned, profiles) if explain and no_progress is None else []
     save(planned, output)
-    summary = {"output": output, "seconds": took_s, **plan_json(planned), "migration": migration_json(moved)}
+    summary = {"output": output, "seconds": took_s, **plan_json(planned)}
     show(
         as_json,
         {**summary, "explanation": explanation_json(why)},
         plan_table(planned, None if layers else WORST, explain),
-        None if moved is None else move_table(moved),
         *explain_tables(planned, why),
         gap_line(planned),
         *(bound_lines(planned) if explain else ()),

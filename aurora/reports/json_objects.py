@@ -11,7 +11,6 @@ from aurora.algorithms.placement.explain import LayerExplanation
 from aurora.io.clusters import servers_json
 from aurora.io.plans import by_failures, layers_json
 from aurora.planner.evaluate import Drift, Evaluation
-from aurora.planner.migrate import Migration
 from aurora.reports.trace_tables import percentiles
 from aurora.reports.trace_times import Comparison, Summary
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
@@ -56,15 +55,6 @@ def plan_json(plan: Plan) -> JsonObject:
     head = fields_json(plan, "scenario epoch objective strategies notes")
     times = fields_json(plan, "objective_s estimated bound_s gap assignment_bound_s unseen_s slot_gain")
     return {**head, **times, "models": models}
-
-
-def migration_json(moved: Migration | None) -> JsonObject | None:
-    """Returns a migration's layers, bytes and seconds, and the objective before and after; None without a migration."""
-    if moved is None:
-        return None
-    times = {"takes_s": moved.schedule.makespan_s, "bound_s": moved.schedule.fluid_bound_s}
-    objectives = {"before_s": moved.kept_s, "planned_s": moved.planned_s, "after_s": moved.moved_s}
-    return {"layers": moved.layers, "bytes": moved.bytes_GG.sum(), **times, **objectives}
 
 
 def explanation_json(layers: Sequence[LayerExplanation]) -> list[JsonObject]:

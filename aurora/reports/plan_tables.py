@@ -20,7 +20,6 @@ from aurora.types.profile import CurvesByKind
 if TYPE_CHECKING:
     from aurora.algorithms.workload.load_statistics import LoadIntervals
     from aurora.planner.evaluate import Drift, Evaluation
-    from aurora.planner.migrate import Migration
 
 LINKS = 6  # of a cut, by name
 USELESS = 1.0  # a gap, above which the bound on replicas over servers tells nothing: each may save a token its way by NIC
@@ -116,14 +115,6 @@ def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Ta
             rows.append((name, layer, took_s, *bounds_s[: len(bounds)], *above))
     title = f"{plan.scenario}: {strategies}"
     return table_of(columns, rows, title=title, worst=lambda row: row[-1], most=most)
-
-
-def move_table(move: "Migration") -> Table:
-    """Returns a table of a migration: moved bytes of weights, seconds, and saved time."""
-    columns: Columns = {"bytes": str, **dict.fromkeys(("takes", "bound", "objective before", "as planned", "after"), seconds)}
-    times = (move.schedule.makespan_s, move.schedule.fluid_bound_s, move.kept_s, move.planned_s, move.moved_s)
-    title = f"moving from the plan in force: layers {', '.join(map(str, move.layers)) or 'none'}"
-    return table_of(columns, [(move.bytes_GG.sum(), *times)], title=title)
 
 
 def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = None) -> Table:

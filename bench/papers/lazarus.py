@@ -14,7 +14,8 @@ from itertools import combinations
 
 import numpy as np
 
-from aurora.algorithms.recovery import LayerSlots, fewest_moves, holds, migration_schedule, moved_bytes, recover
+from aurora.algorithms.alltoall.schedule import scheduled
+from aurora.algorithms.recovery import LayerSlots, fewest_moves, holds, recover
 from aurora.algorithms.replicas.failure_resilient import place_for_failures
 from aurora.algorithms.replicas.survival_probability import all_held
 from aurora.types import Cluster, FailureDomains, Gpu, Placement
@@ -201,6 +202,18 @@ class RecoveryMoves:
     moved: int
 
 
+def moved_bytes(old_NE: IntArray, new_NE: IntArray, bytes_E: IntArray) -> IntArray:
+    """Returns (N, N) bytes of expert weights that move; all holders of an expert send equal parts of it."""
+    moved_NN = np.zeros((len(old_NE),) * 2, dtype=np.int64)
+    for node, expert in np.argwhere((new_NE == 1) & (old_NE == 0)).tolist():
+        if not len(owners := np.flatnonzero(old_NE[:, expert])):
+            continue
+        owners = owners[np.argsort(moved_NN[owners].sum(axis=1), kind="stable")]
+        part, odd = divmod(int(bytes_E[expert]), len(owners))
+        moved_NN[owners, node] += part + (np.arange(len(owners)) < odd)
+    return moved_NN
+
+
 def recovery_moves(
     old_LN: Sequence[LayerSlots], alive_N: BoolArray, placement: Placement, expert_bytes: int = 1
 ) -> RecoveryMoves:
@@ -246,7 +259,7 @@ def moves(name: str, lost: int, method: str, relabel: str) -> tuple[list[float],
         made = recover(held_LN, alive_N, job.load_LE, domains, 2, method, relabel=how)
         found = recovery_moves(held_LN, alive_N, made, job.expert_bytes)
         moved.append(float(found.moved))
-        took.append(migration_schedule(found.bytes_NN, cluster, np.random.default_rng(0)).makespan_s)
+        took.append(scheduled(found.bytes_NN, cluster.network, "openshop", rng=np.random.default_rng(0))[1].makespan_s)
     return moved, took
 
 

@@ -72,18 +72,6 @@ def test_a_plan_on_other_traffic(aurora, planned, folder):
     assert "slowdown 0.0%" not in printed
 
 
-def test_from_the_plan_in_force(planned, folder):
-    old, _ = planned("--place", "random", "--assign", "random", name="old.json", cluster=MIXED)
-    new, printed = planned("--from", folder / "old.json", name="new.json", cluster=MIXED)
-    assert "moving from the plan in force: layers 0" in printed
-    assert (new.epoch, old.epoch) == (1, 0)
-    assert new.objective_s < old.objective_s
-    kept, printed = planned("--from", folder / "new.json", "--max-move-bytes", 0, name="kept.json", cluster=MIXED)
-    assert "layers none" in printed
-    assert kept.epoch == 2
-    assert kept.models[0].placement == new.models[0].placement
-
-
 def test_one_gap_is_printed_and_the_others_with_explain(planned, folder):
     for args, lacks in (
         (("--slots-per-gpu", "memory"), ""),
@@ -107,10 +95,6 @@ def test_one_gap_is_printed_and_the_others_with_explain(planned, folder):
         (["--slots-per-gpu", 0], "--slots-per-gpu: expected auto, memory or a whole number above zero, found '0'"),
         (["--slots-per-gpu", "2.5"], "--slots-per-gpu: expected auto, memory or a whole number above zero, found '2.5'"),
         (["--slots-per-gpu", 3, "--kv-tokens", 9], "--kv-tokens: is for a plan of one model that chooses --slots-per-gpu"),
-        (["--max-move-bytes", 5], "--max-move-bytes: expected --from, the plan in force"),
-        (["--from", "{folder}/p1.npz"], "p1.npz: expected JSON, found an aurora profile"),
-        (["--from", "{folder}/mixed.json"], "--from: expected a plan for the same cluster and the same models"),
-        (["--from", "{folder}/old.json", "--max-move-bytes", "-1"], "--max-move-bytes: expected zero or more, found -1"),
     ],
 )
 def test_options_that_are_refused(aurora, planned, folder, args, message):

@@ -129,7 +129,7 @@ LINES = {
     "record": "http://127.0.0.1:1 -o v.npz",
     "import": "loads.npy --format eplb-load --shape config.json -o i.npz",
     "recommend": "--gpus l40s:4 --model mixtral-topics --engine sglang -o r",
-    "plan": "--cluster demo-4 --profile b.npz --from p.json --explain -o n.json",
+    "plan": "--cluster demo-4 --profile b.npz --explain -o n.json",
     "evaluate": "p.json --profile b.npz",
     "evaluate --before": "a.npz --profile b.npz",
     "simulate": "p.json",

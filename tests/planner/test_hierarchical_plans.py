@@ -15,7 +15,6 @@ from aurora.io.plans import _digest
 from aurora.planner import choice
 from aurora.planner.choice import simulated_seconds
 from aurora.planner.evaluate import evaluate
-from aurora.planner.migrate import migrate
 from aurora.planner.plan import make_plan
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import planned_rows
@@ -151,8 +150,7 @@ def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
     assert " (estimated from counts)" in replace(drifted, noise=-1.0).reason
     assert " (estimated from counts)" in gap_line(plan)
     assert aurora.simulate(plan, counted).kind == "predicted"
-    moved, _ = migrate(found.replanned, plan, [later])
-    assert moved.estimated
+    assert found.replanned.estimated
     assert aurora.plan(slow_nics(), counted, Options(all_to_all="flat")).estimated is False
 
 
@@ -270,7 +268,7 @@ def test_experts_in_index_order_stay_in_index_order_on_equal_servers():
 
 
 @pytest.mark.full
-def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path):
+def test_hierarchical_plans_are_saved_evaluated_and_reported(tmp_path):
     now, later = traffic(), traffic(1)
     plan = aurora.plan(slow_nics(), now, HIERARCHICAL)
     aurora.save(plan, tmp_path / "plan.json")
@@ -281,8 +279,6 @@ def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path):
     found = evaluate(plan, [later])
     assert found.replanned.models[0].hierarchy is not None
     assert found.dispatch_s_ML[0].shape == (2,)
-    moved, _ = migrate(found.replanned, plan, [later])
-    assert moved.models[0].hierarchy == found.replanned.models[0].hierarchy
     traces = {orders: aurora.simulate(plan, now, orders=orders) for orders in ("plan", "batch")}
     aurora.report(plan, traces, [now], output=tmp_path / "page.html")
     aurora.report(plan, traces, [now], output=tmp_path / "page.perfetto", format="perfetto")
@@ -317,8 +313,6 @@ def test_spare_slots_hold_replicas_of_what_a_servers_tokens_choose(tmp_path, opt
     assert evaluate(spare, [now]).slowdown == pytest.approx(0)
     assert simulate_plan(spare, [now]).seconds > 0
     aurora.report(spare, {"plan": aurora.simulate(spare, now)}, [now], output=tmp_path / "page.html")
-    moved, _ = migrate(once, spare, [now], max_move_bytes=0)
-    assert moved.models[0].placement == spare.models[0].placement
 
 
 def test_with_min_replicas_on_as_many_servers_nothing_crosses():

@@ -10,7 +10,6 @@ from aurora.algorithms.check.plans import check_plan
 from aurora.errors import BadInput, BrokenPlan, InfeasiblePlan
 from aurora.io import load_plan, save
 from aurora.planner.evaluate import evaluate
-from aurora.planner.migrate import migrate
 from aurora.planner.plan import make_plan
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 from tests.strategies import clusters, profiles
@@ -38,9 +37,6 @@ def test_with_a_floor_experts_are_on_as_many_nodes_and_plans_say_what_survives(d
     assert evaluate(plan, [profile]).replanned.objective_s == plan.objective_s
     assert plan.bound_s <= plan.objective_s
     assert plan.assignment_bound_s is None
-    again, moved = migrate(plan, make_plan(cluster, [profile]), [profile])
-    assert again.options.min_replicas == min_replicas
-    assert (again.survival_LK == plan.survival_LK).all() or not moved.bytes_GG.any() or min_replicas == 1
 
 
 def test_what_a_floor_refuses(tmp_path):
@@ -72,5 +68,3 @@ def test_what_a_floor_refuses(tmp_path):
     alone = make_plan(cluster, [profile])
     with pytest.raises(BrokenPlan, match="an expert is on 1 GPUs, expected 2 or all"):
         check_plan(replace(alone, options=plan.options, survival_LK=[[1.0]]))
-    with pytest.raises(InfeasiblePlan, match="`min_replicas` 2 takes"):
-        migrate(plan, alone, [profile], max_move_bytes=1)
