@@ -1,16 +1,11 @@
 """The replay of tasks that take turns, in which the controller is compared."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.types import GpuSlots, SyntheticOptions
-
-sys.path[:0] = [str(Path(__file__).parents[2] / "bench")]
-from following import WHOLE, TakingTurns, follow, moved_G  # noqa: E402
+from bench.following import WHOLE, TakingTurns, follow, moved_G
 
 CONFIG = {
     "model_type": "mixtral", "num_local_experts": 16, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 8,
