@@ -372,7 +372,8 @@ def test_experts_follow_the_traffic_through_eplb(in_background, tmp_path, checkp
     assert moves
     shown = (tmp_path / "map0.prom").read_text()
     assert 'aurora_control_failures_total{ep_rank="0",' in shown
-    assert re.search(r"aurora_control_decisions_total{.*kind=.gain.*} " + f"{len(moves)}.0", shown)
+    counted = float(re.search(r"aurora_control_decisions_total{.*kind=.gain.*} (.*)", shown)[1])
+    assert 0 < counted <= len(moves) if in_background else counted == len(moves)  # a thread may decide after metrics are saved
     assert float(re.search(r"aurora_control_moved_bytes_total{.*} (.*)", shown)[1]) > 0
     assert "aurora_control_heartbeat_timestamp_seconds" in (tmp_path / "map1.prom").read_text()
 
