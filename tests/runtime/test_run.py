@@ -522,9 +522,9 @@ def test_the_order_may_be_chosen_by_measurement(mixtral, transport, monkeypatch)
 def serve_in_stages(rank_info, *args):
     """One rank whose transports are NCCL's, with grouped calls over gloo."""
 
-    def transports(plan, _rank_info, device, options, heartbeats):
+    def transports(policies_M, _cluster, _rank_info, device, options, heartbeats):
         made = []
-        for _ in plan.models:
+        for _ in policies_M:
             group, control = (new_process_group("gloo", options.timeout_s) for _ in range(2))
             calls = NcclCalls(group, device, HostTimer(0.0))
             made.append(NcclTransport(calls, GlooTransport(control), options.timeout_s, heartbeats))
