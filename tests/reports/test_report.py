@@ -25,7 +25,7 @@ def test_traces_of_other_plans(alone):
         (replace(trace, names_M=("two", "three")), "expected one on 4 ranks, found two and three on 4"),
         (replace(trace, ranks=5), "expected one on 4 ranks, found one on 5"),
         (beyond, "expected 2 MoE layers of 'one', found layer 2"),
-        (strange, "expected phase 0 to 7, found 8"),
+        (strange, "expected phase 0 to 6, found 8"),
         (replace(trace, peer_X=trace.peer_X + 9), "expected peer 0 to 3"),
     ):
         with pytest.raises(BadInput, match=f"x.npz: a trace of another plan: .*{found}"):
