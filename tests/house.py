@@ -1,7 +1,8 @@
 """Counts the code: lines, files, options and docstrings by package, and compares them with budgets; `python -m tests.house`.
 
-Fails, with exit code 1, where a budget is exceeded or a file of the product is longer than LIMIT. A code line has a token outside docstrings and comments. A noun clause is a docstring that opens with What, Who, Which, That, Those,
-Whether, It, How, Where, When or Whose, in place of a verb or a definition.
+Fails, with exit code 1, where a budget is exceeded or a file of the product is longer than LIMIT. A code line has a token outside
+docstrings and comments. A noun clause is a docstring that opens with What, Who, Which, That, Those, Whether, It, How, Where, When
+or Whose, in place of a verb or a definition.
 """
 
 import ast
