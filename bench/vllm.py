@@ -36,7 +36,7 @@ from machine import machine  # noqa: E402
 from net import network, refusal  # noqa: E402
 
 from aurora.io import save  # noqa: E402
-from aurora.io.engine_records import load_records  # noqa: E402
+from aurora.io.plugin_records import load_records  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 

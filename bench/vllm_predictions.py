@@ -14,7 +14,7 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.workload.traffic import GATHERS, exchange_bytes, exchange_rows
 from aurora.io import load_cluster, load_plan, load_profile, save
-from aurora.io.engine_records import TIMED, load_record, load_records
+from aurora.io.plugin_records import TIMED, load_record, load_records
 from aurora.models.loading import MoeModel, load_model
 from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import RoutingCounts, route_round

@@ -109,7 +109,7 @@ def import_(
         sources: source ranks, over which the traffic is divided evenly; default: those of the files, or 4.
         where: for csv: the rows to read; if repeated, each selection is a traffic domain.
     """
-    from aurora.io.engine_records import load_records
+    from aurora.io.plugin_records import load_records
     from aurora.profiler.import_routing import import_profile
 
     known = (*names("placement_format"), *names("routing_format"), RECORD)

@@ -7,10 +7,10 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-from aurora.algorithms.network.link_graph import Link, servers_of_links
+from aurora.algorithms.network.servers_of_links import Link, servers_of_links
 from aurora.errors import BadInput, shown
 from aurora.io.files import check_keys, check_schema, load_toml, naming, read_text, shipped, typed, write_text
-from aurora.io.topology import links_of_topology
+from aurora.io.nvidia_smi_topology import links_of_topology
 from aurora.types import Cluster, Gpu, GpuKind, Servers
 
 MOST_GPUS = 4096  # of a cluster; traffic matrices have the square of it

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from aurora.io.engine_records import TIMED, EngineRecord
+from aurora.io.plugin_records import TIMED, EngineRecord
 from aurora.types import PHASES
 from aurora.types.arrays import FloatArray, IntArray
 

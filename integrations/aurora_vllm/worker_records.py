@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from aurora.errors import BadInput
-from aurora.io.engine_records import save_record
+from aurora.io.plugin_records import save_record
 from aurora.types.arrays import IntArray
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import ChoiceCounts, EngineFacts, Span, TrafficRecorder

@@ -19,7 +19,7 @@ from aurora_vllm.traffic_recorder import (
 from aurora_vllm.worker_integration import WorkerIntegration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aurora.io.engine_records import TIMED
+from aurora.io.plugin_records import TIMED
 
 LAYERS, EXPERTS, TOP_K, ROWS, DECODER_LAYERS = 2, 4, 2, 8, {0: 1, 1: 2}
 FACTS = EngineFacts("tiny", "f", "vllm", "gpu", 0, 1, TOP_K, LAYERS, EXPERTS, 256, 256, 1000, 5000)

@@ -23,7 +23,7 @@ import pytest
 
 from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.io import save
-from aurora.io.engine_records import load_records
+from aurora.io.plugin_records import load_records
 from aurora.planner.plan import order_model
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions

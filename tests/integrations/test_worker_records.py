@@ -12,7 +12,7 @@ from aurora_vllm.traffic_recorder import ChoiceCounts, EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
 from aurora_vllm.worker_records import WorkerRecords
 
-from aurora.io.engine_records import load_record
+from aurora.io.plugin_records import load_record
 
 FACTS = EngineFacts("tiny", "", "vllm", "cpu", 0, 1, 2, 1, 4, 64, 64, 100, 0)
 LIMIT_S = 60.0

@@ -31,9 +31,9 @@ from aurora.io import (
 )
 from aurora.io.clusters import load_cluster
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
-from aurora.io.engine_records import FORMAT, load_record
 from aurora.io.files import save_npz, shipped
 from aurora.io.plans import load_placement, save_placement
+from aurora.io.plugin_records import FORMAT, load_record
 from aurora.io.prompts import check_corpus, load_arriving, load_token_ids
 from aurora.profiler.import_routing import import_profile
 from aurora.simulator.interpreter import simulate_plan

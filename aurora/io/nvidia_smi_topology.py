@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from aurora.algorithms.network.link_graph import Link
+from aurora.algorithms.network.servers_of_links import Link
 from aurora.errors import BadInput
 from aurora.types import Gpu
 

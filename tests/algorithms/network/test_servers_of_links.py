@@ -2,7 +2,7 @@
 
 import pytest
 
-from aurora.algorithms.network.link_graph import Link, servers_of_links
+from aurora.algorithms.network.servers_of_links import Link, servers_of_links
 from aurora.errors import BadInput
 from aurora.types import Servers
 
