@@ -358,8 +358,11 @@ def test_the_example_on_top_of_the_file(monkeypatch):
     rank._facts = replace(rank._facts, layers=1, experts=4)
     held_LP = torch.tensor([[0, 1, 2, 3, 0, 1]])
     ranks.clock.now_s += 10
+    begun, in_thread = threading.Event(), eplb_mover._in_thread
+    monkeypatch.setattr(eplb_mover, "_in_thread", lambda decide: in_thread(lambda: (begun.wait(60), decide())[1]))
     assert rank.next_map(torch.tensor([[100, 100, 100, 900]]), held_LP).tolist() == held_LP.tolist()
-    assert rank.phase in (Phase.DECIDES, Phase.MOVES)
+    assert rank.phase is Phase.DECIDES
+    begun.set()
     ranks.decided()
     ranks.sent = None
     wanted_LP = rank.next_piece(held_LP)

@@ -43,11 +43,12 @@ def found_by(rank_info, machines):
 def test_ranks_find_the_rates_of_shaped_ports():
     """Every pair has the slower of its two ports, every port its own: 12 MB/s beside 8 and 6 is full by both together.
 
-    Nothing passes faster; on a machine that other work slows, some of several tries is not slower.
+    Nothing passes faster; on a machine that other work slows, each rate is reached in some of several tries.
     """
     machines, between = cluster(*RATES, startup_s=STARTUP_S), ~np.eye(3, dtype=bool)
     expected = np.concatenate([np.minimum.outer(RATES, RATES)[between], RATES, RATES])
-    for _ in range(5):
+    reached = np.zeros(len(expected), bool)
+    for _ in range(12):
         found = launch(found_by, 3, machines)
         for other in found[1:]:
             assert np.array_equal(found[0].rate_Bps_GG, other.rate_Bps_GG)  # all come to the same
@@ -55,7 +56,8 @@ def test_ranks_find_the_rates_of_shaped_ports():
         links = found[0]
         rates_Bps = np.concatenate([links.rate_Bps_GG[between], links.out_Bps_G, links.in_Bps_G])
         assert (rates_Bps < 1.3 * expected).all()
-        if (reached := rates_Bps > 0.7 * expected).all():
+        reached |= rates_Bps > 0.7 * expected
+        if reached.all():
             break
     assert reached.all()
     assert (links.startup_s_GG[between] >= STARTUP_S / 2).all()
