@@ -63,6 +63,7 @@ $(VENV)-vllm/installed: pyproject.toml tests/integrations/install.sh
 	touch $@
 
 install: $(VENV)/installed
+	$(BIN)/python hatch_build.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"aurora needs Python 3.11 or newer, found {sys.version.split()[0]}")'

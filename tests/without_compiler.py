@@ -1,16 +1,18 @@
-"""What code prints with numba's JIT and without it, where compiled functions run in plain Python."""
+"""What code prints with compiled modules, and where they are plain Python."""
 
 import os
 import subprocess
 import sys
 
+from aurora.algorithms.uncompiled import VARIABLE
+
 
 def printed(code: str) -> tuple[str, str]:
-    """Returns what `code` prints in a process with numba's JIT, and in one without it."""
+    """Returns what `code` prints in a process with compiled modules, and in one where they are plain Python."""
     compiled, plain = (
         subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "NUMBA_DISABLE_JIT": flag},
+            env=os.environ | {"NUMBA_DISABLE_JIT": flag} | ({VARIABLE: flag} if flag == "1" else {}),
             capture_output=True,
             text=True,
             check=True,

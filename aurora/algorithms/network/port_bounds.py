@@ -10,32 +10,13 @@ import numpy as np
 
 from aurora.types import Network
 from aurora.types.arrays import FloatArray, IntArray, locked
-from aurora.types.compiled import njit
 
 ROUNDING = 1e-12  # relative error of a sum of floats that cancel
 
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """Returns (G,) float64 seconds in which each GPU sends or receives all its bytes, whichever takes longer."""
-    return _port_seconds(bytes_GG, network.out_Bps_G, network.in_Bps_G)
-
-
-@njit(cache=True)
-def _port_seconds(bytes_GG, out_Bps_G, in_Bps_G):
-    """The function above, compiled."""
-    out_G, in_G = _sums(bytes_GG)
-    return np.maximum(out_G / out_Bps_G, in_G / in_Bps_G)
-
-
-@njit(cache=True)
-def _sums(amount_GG):
-    """The sums of the rows and of the columns of a matrix."""
-    row_G, column_G = np.zeros((2, len(amount_GG)), amount_GG.dtype)
-    for i in range(len(amount_GG)):
-        for j in range(len(amount_GG)):
-            column_G[j] += amount_GG[i, j]
-        row_G[i] = amount_GG[i].sum()
-    return row_G, column_G
+    return np.maximum(bytes_GG.sum(axis=1) / network.out_Bps_G, bytes_GG.sum(axis=0) / network.in_Bps_G)
 
 
 def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
@@ -69,17 +50,9 @@ def _rates_by_nics(network: Network) -> FloatArray:
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """Returns (G, G) float64, the seconds of each transfer if it is alone on the network, the start-up included."""
-    return _pair_seconds(bytes_GG, pair_rates(network), network.pair_startup_s_GG)
-
-
-@njit(cache=True, error_model="numpy")
-def _pair_seconds(bytes_GG, Bps_GG, startup_s_GG):
-    """The function above, compiled."""
-    seconds_GG = np.empty(bytes_GG.shape)
-    for i in range(len(bytes_GG)):
-        for j in range(len(bytes_GG)):
-            seconds_GG[i, j] = bytes_GG[i, j] / Bps_GG[i, j] + startup_s_GG[i, j] if bytes_GG[i, j] > 0 else 0.0
-    return seconds_GG
+    seconds_GG = bytes_GG / pair_rates(network)
+    seconds_GG += network.pair_startup_s_GG
+    return np.ascontiguousarray(np.where(bytes_GG > 0, seconds_GG, 0.0))
 
 
 def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
@@ -93,11 +66,9 @@ def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
     return longest_port(pair_seconds(bytes_GG, network))
 
 
-@njit(cache=True)
 def longest_port(seconds_GG: FloatArray) -> float:
     """Returns the largest row or column sum of seconds_GG (G, G): the seconds for which the busiest port is in use."""
-    out_s_G, in_s_G = _sums(seconds_GG)
-    return max(out_s_G.max(), in_s_G.max()) if len(seconds_GG) else 0.0
+    return float(max(seconds_GG.sum(axis=1).max(initial=0.0), seconds_GG.sum(axis=0).max(initial=0.0)))
 
 
 def spread(cost_GE: FloatArray, replicas: bool, fixed_G: FloatArray | None = None) -> float:
