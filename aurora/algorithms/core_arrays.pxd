@@ -20,3 +20,9 @@ ctypedef const double[::1] ConstFloats1
 ctypedef const double[:, ::1] ConstFloats2
 ctypedef const double[:, :, ::1] ConstFloats3
 ctypedef const double[:, :, :, ::1] ConstFloats4
+
+cdef enum:
+    EMPTY = -1
+
+cdef inline double larger(double a, double b) noexcept nogil:
+    return a if a > b else b

@@ -12,7 +12,7 @@ import numpy as np
 
 from aurora.algorithms.network.port_bounds import Nics, nics_of
 from aurora.algorithms.placement.phase_times import SIDES, PhaseTimes, exclusive_XG
-from aurora.algorithms.search.slot_state import PARTS, SUMS, PhaseSums
+from aurora.algorithms.search.phase_sums import PARTS, SUMS, PhaseSums
 from aurora.algorithms.workload.serving_gpus import served_split
 from aurora.algorithms.workload.traffic import (
     CountedTokens,

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from scipy.sparse import block_array, coo_array, csr_array, eye_array, hstack, kron
 
 from aurora.algorithms.placement.cost_model import LayerCosts
-from aurora.algorithms.search.slot_state import PhaseSums
+from aurora.algorithms.search.phase_sums import PhaseSums
 from aurora.types.arrays import FloatArray, IntArray
 
 SMALL = 4096  # experts times GPUs times cases of a program at most; one of that size takes about 50 ms

@@ -16,7 +16,7 @@ from aurora.algorithms.placement.linear_program import SMALL, blocks, phase_prog
 from aurora.algorithms.placement.objective import Formula, Part, formula
 from aurora.algorithms.placement.phase_times import PhaseTimes, exclusive_s
 from aurora.algorithms.replicas.load_bounds import least_largest
-from aurora.algorithms.search.slot_state import PhaseSums
+from aurora.algorithms.search.phase_sums import PhaseSums
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST = 4 * SMALL  # the same for all programs of a layer together, above which GPUs of a kind count as one

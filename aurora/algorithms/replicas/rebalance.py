@@ -1,16 +1,15 @@
 """Rebalances a placement in force, for live systems: changes few slots; all layers of a model take milliseconds.
 
-The search on one layer is in `rebalance_search`.
+The search on one layer is in `rebalance_core`.
 """
 
 import time
-from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.algorithms.layers_in_threads import map_layers
-from aurora.algorithms.replicas.rebalance_search import rebalance_layer
+from aurora.algorithms.replicas.rebalance_core import rebalance_layer
 from aurora.errors import BadInput
 from aurora.types import GpuSlots, Placement, Rebalanced
 from aurora.types.arrays import FloatArray, IntArray, as_array, counts
@@ -55,7 +54,7 @@ def rebalance(
         >>> after.held_LGP.tolist(), after.moves_L.tolist(), after.max_load_L.tolist()
         ([[[4, 1], [2, 3], [0, 5]]], [2], [610.0])
     """
-    load_LE = expert_loads("loads", loads).copy()  # a copy, since locked arrays would compile a second version of the code
+    load_LE = expert_loads("loads", loads).copy()
     held_LGP = _table(held)
     if slots is None:
         used_G = np.maximum((held_LGP >= 0).sum(axis=2).max(axis=0), 1) if isinstance(held, Placement) else held_LGP.shape[2]
@@ -71,7 +70,6 @@ def rebalance(
     keeps = checked_min_replicas(min_replicas, domain_G, slots.gpus)
     slots_G, cost_G = slots.slots_G.copy(), slots.cost_G.copy()
     mean_L = load_LE.sum(axis=1) / (1 / cost_G).sum()
-    _warm_up()
     began = time.perf_counter()
     rows = map_layers(
         lambda layer: rebalance_layer(
@@ -138,9 +136,3 @@ def _checked(held_LGP: IntArray, load_LE: FloatArray, slots: GpuSlots) -> IntArr
             f"`held`: expected every expert, found none of expert {missing_X[0] % experts} in layer {missing_X[0] // experts}"
         )
     return np.ascontiguousarray(wide_LGP[:, :, :width])
-
-
-@cache
-def _warm_up() -> None:
-    """Compiles the code now rather than in the first call; numba caches it on disk."""
-    rebalance_layer(np.ones(2), np.ones(2), np.ones(2, dtype=np.int64), np.array([[0], [1]]), 1, 0.0, 1.0, 1, np.arange(2))

@@ -20,8 +20,8 @@ from aurora.algorithms.placement.linear_program import blocks, lp_rounding
 from aurora.algorithms.placement.placement_bounds import layer_bound_s
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, capped
 from aurora.algorithms.replicas.registry import REPLICAS, place_unbounded
+from aurora.algorithms.search.phase_sums import PhaseSums
 from aurora.algorithms.search.slot_search import WORTH, fill, search_in_rounds, slot_search
-from aurora.algorithms.search.slot_state import PhaseSums
 from aurora.algorithms.workload.forecast import Forecast, layer_forecast
 from aurora.algorithms.workload.serving_gpus import is_unreplicated
 from aurora.errors import InfeasiblePlan

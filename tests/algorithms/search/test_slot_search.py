@@ -171,7 +171,7 @@ def test_compiled_and_plain_code_find_the_same():
     code = (
         "import numpy as np\n"
         "from tests.algorithms.search.test_slot_search import drawn\n"
-        "from aurora.algorithms.search.slot_state import PhaseSums\n"
+        "from aurora.algorithms.search.phase_sums import PhaseSums\n"
         "from aurora.algorithms.search.slot_search import fill, slot_search\n"
         "rng = np.random.default_rng(5)\n"
         "layer = drawn(rng, 4, 8, 2).phase_sums(np.full(4, 3))\n"

@@ -1,0 +1,269 @@
+"""Drivers of the slot search, compiled by Cython: descent, restarts from random changes, and filling of empty slots.
+
+`slot_search` calls `search` and `fill`, and says what they do.
+"""
+
+import cython
+import numpy as np
+from cython import cast, cfunc, declare, exceptval, nogil
+
+if cython.compiled:
+    from cython.cimports.aurora.algorithms.core_arrays import EMPTY, Float, Floats1, Floats2, Floats3, Index, Int, Ints1, Ints2
+    from cython.cimports.aurora.algorithms.search.slot_changes_core import (
+        CountFound,
+        SwapFound,
+        best_count_change,
+        best_exchange,
+        best_swap,
+        count_changed,
+    )
+    from cython.cimports.aurora.algorithms.search.slots_core import (
+        Layer,
+        Slots,
+        exchange,
+        find_gains,
+        load_slots,
+        overwrite,
+        price,
+        swap,
+    )
+    from cython.cimports.aurora.algorithms.sorting_core import descending
+else:
+    from aurora.algorithms.core_arrays import EMPTY, Float, Floats1, Floats2, Floats3, Index, Int, Ints1, Ints2
+    from aurora.algorithms.search.slot_changes_core import (
+        CountFound,
+        SwapFound,
+        best_count_change,
+        best_exchange,
+        best_swap,
+        count_changed,
+    )
+    from aurora.algorithms.search.slots_core import (
+        Layer,
+        Slots,
+        exchange,
+        find_gains,
+        load_slots,
+        overwrite,
+        price,
+        swap,
+    )
+    from aurora.algorithms.sorting_core import descending
+
+SHAKES = declare(Index, 8)  # random changes of a kick: first one, then two, ..., up to this number, then one again
+LEAST_GAIN = declare(Float, 1e-9)  # relative: a smaller gain is none
+ROUNDING = 1e-12  # share of the largest summand: smaller gains are rounding, also where the objective is zero
+EXTREMES = declare(
+    Index, 16
+)  # busiest and idlest experts that are tried in an empty slot where no replica lowers the objective
+DESCENT = 10  # so many times that may the first descent price
+INF = declare(Float, float("inf"))
+
+
+def search(
+    sums,
+    held_GP: Ints2,
+    share_GP: Floats2,
+    draws_KXD: Floats3,
+    replicas: cython.bint,
+    effort: Int,
+) -> float:
+    """The descent and its restarts, in place; returns the objective."""
+    layer = Layer(sums)
+    slots = Slots(layer, held_GP, share_GP)
+    least_s: Float = ROUNDING * max(np.abs(sums.base_s_GXW).max(), np.abs(sums.part_s_GEXW).max())
+    best_s: Float
+    value_s: Float
+    first_effort: Int = DESCENT * effort
+    with nogil:
+        best_s, first_effort = descend(layer, slots, replicas, first_effort, least_s)
+        held_GP[:, :] = slots.held_GP
+        share_GP[:, :] = slots.share_GP
+        for k in range(draws_KXD.shape[0]):
+            if effort <= 0:
+                break
+            load_slots(layer, slots, held_GP, share_GP)
+            for x in range(1 + k % SHAKES):
+                _shake(layer, slots, replicas, draws_KXD, k, x)
+            value_s, effort = descend(layer, slots, replicas, effort, least_s)
+            if value_s < best_s * (1 - 1e-12):
+                best_s = value_s
+                held_GP[:, :] = slots.held_GP
+                share_GP[:, :] = slots.share_GP
+    return best_s
+
+
+def fill(sums, held_GP: Ints2, share_GP: Floats2) -> float:
+    """Fills empty slots in place; returns the objective."""
+    layer = Layer(sums)
+    slots = Slots(layer, held_GP, share_GP)
+    busy_E: Floats1 = np.zeros(layer.experts)
+    key_E: Floats1 = np.zeros(layer.experts)
+    order_E: Ints1 = np.zeros(layer.experts, np.int64)
+    spare_E: Ints1 = np.zeros(layer.experts, np.int64)
+    value_s: Float
+    with nogil:
+        value_s = _fill(layer, slots, busy_E, key_E, order_E, spare_E)
+        held_GP[:, :] = slots.held_GP
+        share_GP[:, :] = slots.share_GP
+    return value_s
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+def descend(layer: Layer, slots: Slots, replicas: cython.bint, effort: Int, least_s: Float) -> tuple[Float, Int]:
+    """Takes the best change of a critical GPU until none gains least_s; returns (the objective, what is left of the effort)."""
+    g: Index
+    h: Index
+    best_s: Float
+    now_s: Float
+    found = declare(SwapFound)
+    count = declare(CountFound)
+    priced: Int
+    slots.tried_G[:] = 0
+    now_s = price(layer, slots)
+    find_gains(slots)
+    while effort > 0:
+        g = EMPTY
+        for other in range(layer.gpus):
+            if slots.gain_G[other] >= 0 and not slots.tried_G[other] and (g == EMPTY or slots.gain_G[other] > slots.gain_G[g]):
+                g = other
+        if g == EMPTY:
+            break
+        slots.tried_G[g] = 1
+        best_s = min(now_s * (1 - LEAST_GAIN), now_s - least_s)
+        found = best_swap(layer, slots, g, best_s)
+        best_s = found.value_s
+        effort -= found.priced * layer.cases
+        count.value_s = best_s
+        if replicas:
+            count = best_count_change(layer, slots, g, best_s)
+            effort -= count.priced * layer.cases
+        if count.value_s < best_s:
+            overwrite(layer, slots, count.to, count.place, count.come)
+        elif found.p != EMPTY:
+            swap(layer, slots, g, found.p, found.h, found.q)
+        else:
+            h, priced = best_exchange(layer, slots, g, best_s)
+            effort -= priced * layer.cases
+            if h == EMPTY:
+                continue
+            exchange(layer, slots, g, h)
+        now_s = price(layer, slots)
+        find_gains(slots)
+        slots.tried_G[:] = 0
+    return now_s, effort
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3, k: Index, x: Index) -> cython.void:
+    """Swaps a random slot with a random one of another GPU, or puts its expert there as a further replica, if allowed."""
+    a: Index = min(cast(Index, draws_KXD[k, x, 0] * layer.experts), layer.experts - 1)
+    count: Index = slots.count_E[a]
+    g: Index = slots.gpu_EG[a, min(cast(Index, draws_KXD[k, x, 1] * count), count - 1)]
+    total: Index = 0
+    for i in range(layer.gpus):
+        total += layer.slots_G[i]
+    at: Index = min(cast(Index, draws_KXD[k, x, 2] * total), total - 1)
+    h: Index = 0
+    while at >= layer.slots_G[h]:
+        at -= layer.slots_G[h]
+        h += 1
+    b: Index = slots.held_GP[h, at]
+    if h == g or slots.holds_GE[h, a] or (b != EMPTY and slots.holds_GE[g, b]):
+        return
+    if replicas and draws_KXD[k, x, 3] < 0.5 and (b == EMPTY or slots.count_E[b] > 1):
+        overwrite(layer, slots, h, at, a)
+        return
+    for p in range(layer.slots_G[g]):
+        if slots.held_GP[g, p] == a:
+            swap(layer, slots, g, p, h, at)
+            return
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+def _fill(
+    layer: Layer,
+    slots: Slots,
+    busy_E: Floats1,
+    key_E: Floats1,
+    order_E: Ints1,
+    spare_E: Ints1,
+) -> Float:
+    """Fills empty slots; returns the objective."""
+    room: Index = 0
+    for g in range(layer.gpus):
+        room += layer.slots_G[g]
+    for i in range(layer.experts):
+        room -= slots.count_E[i]
+    if room == 0:
+        return price(layer, slots)
+    e: Index
+    to: Index
+    come: Index
+    helps: cython.bint
+    lowers: cython.bint
+    first_s: Float
+    second_s: Float
+    now_s: Float
+    best_s: Float
+    below_s: Float
+    value_s: Float
+    extremes: Index = max(EXTREMES, slots.held_GP.shape[1])  # more than a GPU with an empty slot holds
+    for i in range(layer.experts):
+        for g in range(layer.gpus):
+            first_s, second_s = 0.0, 0.0
+            for w in range(layer.cases):
+                first_s += layer.part_s_GEXW[g, i, 1, w]
+                second_s += layer.part_s_GEXW[g, i, 2, w]
+            busy_E[i] += first_s + second_s
+    while True:
+        now_s = price(layer, slots)
+        best_s, lowers, to, come = INF, False, EMPTY, EMPTY
+        find_gains(slots)
+        below_s = now_s * (1 - LEAST_GAIN)
+        for i in range(layer.experts):
+            key_E[i], order_E[i] = busy_E[i] / slots.count_E[i], i
+        descending(key_E, order_E, spare_E, layer.experts)
+        for rank in range(layer.experts):
+            e = order_E[rank]
+            helps = _is_critical(slots, e) and count_changed(layer, slots, EMPTY, EMPTY, e, INF) < below_s
+            if not helps and (min(rank, layer.experts - 1 - rank) >= extremes or lowers or best_s <= now_s * (1 + LEAST_GAIN)):
+                continue
+            for h in range(layer.gpus):
+                if slots.holds_GE[h, e] or _free_slot(layer, slots, h) == EMPTY:
+                    continue
+                value_s = count_changed(layer, slots, h, EMPTY, e, best_s)
+                if value_s < best_s:
+                    best_s, to, come = value_s, h, e
+                    lowers = value_s < now_s * (1 - LEAST_GAIN)
+        if to == EMPTY:
+            return now_s
+        overwrite(layer, slots, to, _free_slot(layer, slots, to), come)
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+def _free_slot(layer: Layer, slots: Slots, h: Index) -> Index:
+    """The first empty slot of GPU h; EMPTY if it has none."""
+    for q in range(layer.slots_G[h]):
+        if slots.held_GP[h, q] == EMPTY:
+            return q
+    return EMPTY
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+def _is_critical(slots: Slots, e: Index) -> cython.bint:
+    """Returns whether a critical GPU holds expert e."""
+    for at in range(slots.count_E[e]):  # noqa: SIM110 (a generator is no code without the GIL)
+        if slots.gain_G[slots.gpu_EG[e, at]] >= 0:
+            return True
+    return False

@@ -1,0 +1,52 @@
+cimport cython
+from aurora.algorithms.core_arrays cimport *
+
+@cython.final
+cdef class Layer:
+    cdef ConstFloats4 part_s_GEXW
+    cdef ConstFloats3 base_s_GXW
+    cdef ConstFloats1 aggregate_s_W
+    cdef ConstInts1 slots_G
+    cdef Index worst
+    cdef Index gpus
+    cdef Index experts
+    cdef Index cases
+    cdef Index sums
+
+@cython.final
+cdef class Slots:
+    cdef Ints2 held_GP
+    cdef Floats2 share_GP
+    cdef Ints1 count_E
+    cdef Ints2 gpu_EG
+    cdef Flags2 holds_GE
+    cdef Floats3 sum_s_GXW
+    cdef Ints3 top_YWR
+    cdef Floats3 top_s_YWR
+    cdef Floats1 seconds_W
+    cdef Floats1 weight_W
+    cdef Floats3 row_GXW
+    cdef Ints1 gpu_G
+    cdef Ints1 row_G
+    cdef Floats3 ours_PXW
+    cdef Floats3 theirs_QXW
+    cdef Floats2 rest_YW
+    cdef Floats2 most_YW
+    cdef Floats1 after_s_W
+    cdef Floats1 ranked_W
+    cdef Floats1 gain_G
+    cdef Flags1 tried_G
+    cdef Ints2 spare_4P
+    cdef Floats2 spare_share_2P
+
+cdef void add_share(Layer layer, Floats3 row_GXW, Index at, Index g, Index e, Float share) noexcept nogil
+cdef void copy_with_share(Layer layer, ConstFloats3 sum_s_GXW, Floats3 row_GXW, Index at, Index g, Index e, Float share) noexcept nogil
+cdef void load_slots(Layer layer, Slots slots, Ints2 held_GP, Floats2 share_GP) noexcept nogil
+cdef void swap(Layer layer, Slots slots, Index g, Index p, Index h, Index q) noexcept nogil
+cdef void exchange(Layer layer, Slots slots, Index g, Index h) noexcept nogil
+cdef void overwrite(Layer layer, Slots slots, Index h, Index q, Index e) noexcept nogil
+cdef Float price(Layer layer, Slots slots) noexcept nogil
+cdef void find_gains(Slots slots) noexcept nogil
+cdef void find_rest(Slots slots) noexcept nogil
+cdef void find_rest_of_two(Slots slots, Index g, Index h) noexcept nogil
+cdef Float objective(Layer layer, Slots slots, Float best_s) noexcept nogil
