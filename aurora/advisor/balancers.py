@@ -33,7 +33,6 @@ from aurora.advisor.ceiling import (
 from aurora.algorithms.control.controller import moves_L
 from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progress
 from aurora.algorithms.replicas.per_batch import split_least_largest
-from aurora.algorithms.workload.load_statistics import Interval
 from aurora.errors import BadInput, check_one_of
 from aurora.io.files import shipped
 from aurora.types import Profile
@@ -221,7 +220,6 @@ class MethodReach:
         ratio: seconds of the slowest GPUs / seconds with perfect balance, over all layers and evaluated steps; 1 is perfect.
         low, high: 95 % interval of `ratio`.
         share: time saved against the linear placement / time that perfect balance would save; 1 is perfect.
-        share_low, share_high: 95 % interval of `share`.
         slots: mean number of slots per GPU in a layer.
         memory_bytes: bytes per GPU, over all layers, of slots beyond those that the experts need.
         moved_bytes: bytes of expert weights that all GPUs together fetch in a recorded window.
@@ -233,8 +231,6 @@ class MethodReach:
     low: float
     high: float
     share: float
-    share_low: float
-    share_high: float
     slots: float
     memory_bytes: float
     moved_bytes: float
@@ -309,14 +305,14 @@ def _reached(case: BalancingCase, name: str, served: Served, linear_D: FloatArra
     served_B, linear_B, perfect_B = (traffic.by_block(each_D)[1:] for each_D in (served.seconds_D, linear_D, perfect_D))
     ratio = ratio_interval(served_B, perfect_B)
     saves = bool((linear_B > perfect_B).any())
-    share = ratio_interval(linear_B - served_B, linear_B - perfect_B) if saves else Interval(1.0, 1.0, 1.0)
+    share = float((linear_B - served_B).sum() / (linear_B - perfect_B).sum()) if saves else 1.0
     windows = [np.bincount(traffic.window_D, each_D, len(traffic.block_T)) for each_D in (served.seconds_D, perfect_D)]
     judged_T = (traffic.block_T > 0) & (windows[1] > 0)
     worst = float((windows[0][judged_T] / windows[1][judged_T]).max())
     more = max(served.slots - case.fewest, 0.0)
     per_window = case.expert_bytes * len(traffic.load_TLE) / max(traffic.recorded, len(traffic.load_TLE))
     return MethodReach(
-        name, ratio.value, ratio.low, ratio.high, share.value, share.low, share.high, served.slots,
+        name, ratio.value, ratio.low, ratio.high, share, served.slots,
         more * case.layers * case.expert_bytes, served.fetched * per_window, worst,
     )  # fmt: skip
 

@@ -351,11 +351,6 @@ class ImbalanceSplit:
     step_tokens: float
     windows: int
 
-    @property
-    def static_share(self) -> float:
-        """stable / whole: the expected part of the ceiling that a static map reaches on other traffic of the same kind."""
-        return self.stable.value / self.whole.value if self.whole.value else 1.0
-
 
 def imbalance_split(
     profile: Profile,

@@ -14,7 +14,6 @@ _DOES = {
     NO_BALANCER: "is not there", RESTS: "rests", PLANS: "plans", WAITS: "waits for the others' plans", MOVES: "moves a layer",
     READY: "has a layer ready that no pass takes",
 }  # fmt: skip
-CAUSES = ("gone", "stopped", "slow", "late", "link", "balancer")
 WAIT_S = 2.5  # an exchange that lasts as long is stuck
 UNEXPLAINED_S = 10.0  # or as long, where all ranks are in it and nothing shows that bytes are lost: it may be a long first one
 BALANCER_S = 10.0  # background threads that have come equally far stand still after as long
@@ -77,7 +76,7 @@ class StuckRank(NamedTuple):
     """Rank for which the others wait (None: unknown), with the kind of cause and a reason as text."""
 
     rank: int | None  # None: a link that is not known
-    cause: str  # one of CAUSES
+    cause: str  # gone, stopped, slow, late, link or balancer
     reason: str  # a sentence without the rank
 
     def __str__(self) -> str:

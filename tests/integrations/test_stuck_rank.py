@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from aurora_vllm.stuck_rank import (
     BALANCER_S,
-    CAUSES,
     COMBINE,
     COMPUTE,
     DISPATCH,
@@ -139,7 +138,7 @@ def test_a_named_rank_is_there_and_nobody_waits_for_nothing(drawn, complete):
         arrived = any(state.phase in (STEP, DISPATCH, COMBINE) or state.exchanges >= last for state in busy)
         assert not waiting or arrived or (unexplained and {state.exchanges for state in waiting} == {last})
         return
-    assert verdict.cause in CAUSES
+    assert verdict.cause in ("gone", "stopped", "slow", "late", "link", "balancer")
     assert waiting
     if verdict.cause in ("slow", "late") and verdict.rank is not None:
         assert states[verdict.rank].exchanges < max(state.exchanges for state in waiting)

@@ -36,11 +36,6 @@ class Arrays(NamedTuple):
     base_Z: FloatArray
     count_ZX: FloatArray
 
-    @property
-    def part_N(self) -> IntArray:
-        """(N,) int64, the part of each (part, model) pair."""
-        return np.repeat(np.arange(len(self.term_K)), np.diff(self.start_K))
-
 
 @dataclass(frozen=True)
 class ColocationProblem:

@@ -65,7 +65,8 @@ def exact(problem):
     arrays, models, n = problem.arrays, len(problem.costs_M), problem.gpus
     model_V, gpu_V, group_V = (each.ravel() for each in np.indices((models, n, n)))
     cost_KV = np.zeros((len(arrays.term_K), len(model_V)))
-    for row, (model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
+    part_N = np.repeat(np.arange(len(arrays.term_K)), np.diff(arrays.start_K))
+    for row, (model, part) in enumerate(zip(arrays.model_N, part_N, strict=True)):
         cost_KV[part, model_V == model] = arrays.seconds_GNJ[:, row].ravel()
     once_EV = [model_V * n + at_V == np.arange(models * n)[:, None] for at_V in (gpu_V, group_V)]
     program = PathProgram(
