@@ -44,7 +44,7 @@ AFTER = "one task after the other"
 CASES = ((8, 4096, TOKENS), (16, 1024, TOKENS), (8, 256, DECODE))  # GPUs, tokens per step, time
 FEW_EXPERTS = ((2, 4096, TOKENS), (2, 256, DECODE))
 COUNTS = "olmoe_mixtral_domains/counts_dev.csv"
-SHARED = {"DeepSeek-V2-Lite": 2.0}  # tokens of a routed expert that a token's shared experts are worth
+BY_TASK = "DeepSeek-V2-Lite"  # whose tasks are also judged one by one
 
 
 def sources(every: int = 1) -> list[Source]:
@@ -72,7 +72,7 @@ def profile(source: Source, traffic: Traffic, windows: int = WINDOWS) -> Profile
 def traffics(source: Source) -> Iterator[tuple[str, Traffic]]:
     """Each task of token-level recordings alone; all tasks mixed; one task after the other."""
     tasks = list(source.tasks.values())
-    if source.name in SHARED:
+    if source.name == BY_TASK:
         yield from source.tasks.items()
     yield "tasks mixed", mixed(tasks)
     after = Traffic(np.concatenate([task.experts_ULK for task in tasks]), np.concatenate([task.sequence_U for task in tasks]))
@@ -175,8 +175,7 @@ def methods(quick: bool) -> Iterator[list[str]]:
                 kind = "tokens alone" if curve is TOKENS else "reading an expert's weights takes as long as 30 of its tokens"
                 about = f"{tokens} tokens a step, {slots} slots a GPU for {source.experts / gpus:g} experts; time: {kind}."
                 table = Table(f"{source.name}, {name}, {gpus} GPUs, {tokens} tokens a step", columns, about)
-                shared = SHARED.get(source.name, 0.0)
-                for each in reach(recorded, gpus, slots, (*BALANCERS,), tokens, curve, shared=shared):
+                for each in reach(recorded, gpus, slots, (*BALANCERS,), tokens, curve):
                     table.add(
                         each.name, f"{each.ratio:.4f} [{each.low:.4f}, {each.high:.4f}]",
                         f"{each.share:.1%}", f"{each.slots:g}",
@@ -251,7 +250,7 @@ def windows_of_other_lengths() -> list[str]:
         "task | tokens per step | per step, predicted | measured | shuffled | predicted / measured",
         about,
     )
-    source = next(each for each in sources() if each.name in SHARED)
+    source = next(each for each in sources() if each.name == BY_TASK)
     for name, traffic in source.tasks.items():
         shuffled = traffic.at(np.random.default_rng(0).permutation(len(traffic)))
         for tokens in (32, 64, 128, 256, 512, 1024):
@@ -306,8 +305,6 @@ def recorded_rows() -> list[dict[str, Any]]:
                 found = reach(recorded, gpus, min(source.experts, slots + -(-slots // 4)), shown, tokens)
                 parts = {part: round(getattr(split, part).value, 4) for part in ("whole", "stable", "drifting", "per_step")}
                 ratios = {each.name: round(each.ratio, 4) for each in found}
-                if not SHARED.get(source.name):
-                    del ratios["waterfill"]
                 of = {"model": source.name, "experts": source.experts, "gpus": gpus, "step_tokens": tokens}
                 rows.append({**of, "parts": parts, "ratios": ratios})
                 print(rows[-1], flush=True)

@@ -38,7 +38,6 @@ from aurora.io.files import shipped
 from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
-WATERFILL_TOKENS = 64  # of a rank, from which SGLang's waterfill balances
 RECORDED_RANGE = "recorded_balance.json"  # shipped
 
 
@@ -68,8 +67,6 @@ class BalancingCase:
         expert_bytes: bytes of an expert's weights in one layer.
         every: interval in windows at which EPLB plans again, from the loads of the last `every` windows.
         lag: number of windows from planning until the new map is in force.
-        shared: work of a token's shared expert / work of a token's routed expert; 0: the model has no shared expert, or
-            computes it separately.
         seed: random seed of strategies that draw.
         maps: cache of planned maps, by method and slots.
     """
@@ -81,7 +78,6 @@ class BalancingCase:
     expert_bytes: int
     every: int = 1
     lag: int = 0
-    shared: float = 0.0
     seed: int = 0
     maps: dict[tuple[str, int | None], list[SlotMap]] = field(default_factory=dict)
 
@@ -136,15 +132,7 @@ class BalancingCase:
 
 def _linear(case: BalancingCase) -> Served:
     """Experts in sequence, as engines do by default."""
-    return _fixed(case, linear_map(case.layers, case.experts, case.gpus))
-
-
-def _round_robin(case: BalancingCase) -> Served:
-    """Expert e on GPU e modulo their number: vLLM's `--expert-placement-strategy round_robin` (pull request 28449)."""
-    return _fixed(case, SlotMap.of_gpus(np.arange(case.experts) % case.gpus, case.gpus, case.layers))
-
-
-def _fixed(case: BalancingCase, experts: SlotMap) -> Served:
+    experts = linear_map(case.layers, case.experts, case.gpus)
     return Served(case.traffic.seconds_D([experts], np.zeros_like(case.traffic.block_T), case.curve), 0.0, case.fewest)
 
 
@@ -173,25 +161,6 @@ def _followed(case: BalancingCase, maps_T: Sequence[SlotMap]) -> Served:
     return Served(seconds_D, fetched / max(len(judged_T), 1), case.slots)
 
 
-def _waterfill(case: BalancingCase) -> Served:
-    """EPLB's replicas, with the shared expert's tokens sent to the least loaded GPUs: SGLang's `--enable-waterfill`.
-
-    Elsewhere each GPU computes them for its own tokens, equally many. Full GPUs then get none, so that a layer takes
-    max(slowest - an equal part, mean). Any GPU may take any token's, as SGLang allows only where loads are nearly even.
-
-    Source: SGLang pull requests 19290 and 20089.
-    """
-    maps, tokens = case.held_out("eplb", case.slots), case.traffic.step_tokens / case.gpus
-    part = case.shared * tokens * case.curve.token_s if tokens >= WATERFILL_TOKENS else 0.0
-    seconds_D = np.zeros(len(case.traffic.step_DLE))
-    for block, experts in enumerate(maps):
-        load_DLE = case.traffic.step_DLE[(at_D := case.traffic.block_D == block)]
-        tokens_DLGP = load_DLE[:, np.arange(case.layers)[:, None, None], np.maximum(experts.held_LGP, 0)] * experts.part_LGP
-        gpu_s_DLG = case.curve(tokens_DLGP.sum(axis=3), np.minimum(tokens_DLGP, 1.0).sum(axis=3))
-        seconds_D[at_D] = np.maximum(gpu_s_DLG.max(axis=2) - part, gpu_s_DLG.mean(axis=2)).sum(axis=1)
-    return Served(seconds_D, 0.0, case.slots)
-
-
 def _exact(case: BalancingCase) -> Served:
     """Perfect balance of every batch, as methods permit that fetch any expert at any time (MoonEP): the ceiling itself."""
     return Served(perfect_seconds(case.traffic.step_DLE, case.gpus, case.curve).sum(axis=1), 0.0, case.slots)
@@ -200,13 +169,10 @@ def _exact(case: BalancingCase) -> Served:
 Balancer = Callable[[BalancingCase], Served]
 BALANCERS: dict[str, Balancer] = {
     "linear": _linear,
-    "round-robin": _round_robin,
-    "static": lambda case: case.once("equal-split", None),
-    "replicas": lambda case: case.once("equal-split", case.slots),
+    "static": lambda case: case.once("equal-split", case.slots if case.slots > case.fewest else None),
     "eplb": lambda case: case.once("eplb", case.slots),
     "eplb-every": _eplb_every,
     "lplb": lambda case: case.by_batch(split_least_largest),
-    "waterfill": _waterfill,
     "exact": _exact,
 }
 
@@ -248,7 +214,6 @@ def reach(
     *,
     every: int = 1,
     lag: int = 0,
-    shared: float = 0.0,
     progress: Progress = no_progress,
 ) -> tuple[MethodReach, ...]:
     """Computes the part of the ceiling that each balancing method reaches on held-out windows.
@@ -263,7 +228,6 @@ def reach(
         seed: random seed for cutting windows into steps, and of strategies that draw.
         every: interval in windows at which EPLB plans again while serving.
         lag: number of windows from planning until a map planned while serving is in force.
-        shared: work of a token's shared expert / work of a token's routed expert, for waterfill; 0: there is none.
         progress: called with (name of the work, amount done, amount in all).
 
     Returns:
@@ -281,15 +245,13 @@ def reach(
     """
     for name in methods:
         check_one_of("methods", name, BALANCERS)
-    if every < 1 or lag < 0 or shared < 0:
-        raise BadInput(
-            f"expected `every` of one or more, `lag` and `shared` of zero or more, found {every}, {lag} and {shared}"
-        )
+    if every < 1 or lag < 0:
+        raise BadInput(f"expected `every` of one or more and `lag` of zero or more, found {every} and {lag}")
     slots = checked_slots(profile, gpus, slots_per_gpu)
     traffic = ServedTraffic.of(profile, step_tokens, np.random.default_rng(seed))
     windows = len(traffic.load_TLE)
     interval = max(1, round(every * windows / max(traffic.recorded, windows)))  # windows were summed
-    case = BalancingCase(traffic, gpus, slots, curve, profile.expert_bytes, interval, min(lag, windows), shared, seed)
+    case = BalancingCase(traffic, gpus, slots, curve, profile.expert_bytes, interval, min(lag, windows), seed)
     perfect_D, linear_D = _exact(case).seconds_D, _linear(case).seconds_D
     methods_reached = []
     for number, name in enumerate(methods):

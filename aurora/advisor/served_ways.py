@@ -31,16 +31,13 @@ COMPARED_LAYERS = 16  # at most, evenly spaced, on which methods are compared
 PERFECT = 1.0, 1.0  # ratios of perfect balance, of prompts and of answers
 METHODS = {  # names of balancing methods in tables
     "linear": "experts in sequence",
-    "round-robin": "round robin",
     "static": "planned placement",
-    "replicas": "aurora's replicas",
     "eplb": "EPLB's placement",
     "eplb-every": "EPLB",
     "lplb": "LPLB",
-    "waterfill": "waterfill",
     "exact": "perfect balance",
 }
-AT_START = ("", "linear", "round-robin", "exact")  # methods that know no past traffic
+AT_START = ("", "linear", "exact")  # methods that know no past traffic
 
 
 @dataclass(frozen=True)
@@ -225,8 +222,8 @@ def method_of(way: ServingWay, replicate: str) -> str:
     if way.eplb is not None:
         return "eplb-every"
     if way.placement == "plan":
-        return "static" if not way.redundant else "eplb" if replicate == "eplb" else "replicas"
-    return "round-robin" if way.placement == "round_robin" else "linear"
+        return "eplb" if way.redundant and replicate == "eplb" else "static"
+    return "linear"
 
 
 def priced_by(way: ServingWay) -> EngineExchange:
@@ -255,8 +252,7 @@ def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
     if way.exchange != default.exchange and EXCHANGES[way.exchange].sends != "reduce":
         words.append(f"exchange {way.exchange}")
     words += ["halves of a batch overlap"] * (way.overlap and not default.overlap)
-    if way.placement != default.placement:
-        words.append({"plan": "planned placement", "round_robin": "round robin"}.get(way.placement, way.placement))
+    words += ["planned placement"] * (way.placement == "plan")
     if way.eplb is not None and way.eplb != default.eplb:
         words.append(f"EPLB every {way.eplb.interval} steps")
     if way.redundant != default.redundant:
@@ -345,8 +341,7 @@ class _Comparison:
             curve = self._curve(tokens)
             window_steps = max(1.0, self.few.load_LE.sum() / self.few.layers / self.few.top_k / self.few.windows / tokens)
             every = max(1, min(round(self.use.eplb.interval / window_steps), self.few.windows // BLOCKS))  # before it is judged
-            options = {"every": every, "lag": 1, "shared": self._shared}
-            both.append(reach(self.few, layout.expert, slots, missing, tokens, curve, **options))
+            both.append(reach(self.few, layout.expert, slots, missing, tokens, curve, every=every, lag=1))
         for prompts, answers in zip(*both, strict=True):
             self.reached[(*key, prompts.name)] = prompts, answers
 
@@ -355,12 +350,6 @@ class _Comparison:
         kind = self.model.kind
         gpu = Gpu("gpu", kind.kind, 0, kind.port_Bps, kind.port_Bps, kind.memory_bytes)
         return RankCurve.of(self.few, gpu, tokens, self.few.experts)
-
-    @property
-    def _shared(self) -> float:
-        """Work of a token's shared experts, in tokens of a routed one."""
-        sizes = ServedSizes.of(self.model.config)
-        return sizes.shared_weights / sizes.expert_weights if sizes.expert_weights else 0.0
 
     def compared(self, progress: Progress) -> WaysOfServing:
         """Returns all ways beside the default."""

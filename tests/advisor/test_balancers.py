@@ -12,8 +12,8 @@ from aurora.errors import BadInput
 from aurora.io.files import shipped
 from tests.advisor.test_ceiling import SKEWED, profile
 
-SEE_BATCH = ("lplb", "waterfill", "exact")  # methods that need the batch's counts
-PLANNED_ONCE = ("static", "replicas", "eplb", "lplb", "waterfill")
+SEE_BATCH = ("lplb", "exact")  # methods that need the batch's counts
+PLANNED_ONCE = ("static", "eplb", "lplb")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def served(traffic, step_tokens=200):
 
 @pytest.mark.parametrize("curve", [TOKENS, RankCurve(50.0, 40.0, 0.01)])
 def test_every_method_is_between_the_ceiling_and_a_loss_that_it_states(drifting, curve):
-    found = {each.name: each for each in reach(drifting, 4, 3, step_tokens=200, curve=curve, shared=1.0)}
+    found = {each.name: each for each in reach(drifting, 4, 3, step_tokens=200, curve=curve)}
     assert set(found) == set(BALANCERS)
     assert found["exact"].share == pytest.approx(1.0)
     assert found["exact"].ratio == pytest.approx(1.0)
@@ -45,7 +45,6 @@ def test_every_method_is_between_the_ceiling_and_a_loss_that_it_states(drifting,
         assert each.worst >= each.ratio - 1e-9
         assert each.share == pytest.approx((found["linear"].ratio - each.ratio) / (found["linear"].ratio - 1), abs=1e-9)
         assert each.memory_bytes == max(each.slots - 2, 0) * drifting.layers * drifting.expert_bytes
-    assert found["waterfill"].ratio <= found["eplb"].ratio + 1e-9
     if curve is TOKENS:
         assert found["lplb"].ratio <= found["eplb"].ratio + 1e-9
         assert found["static"].share > 0.5
@@ -102,24 +101,6 @@ def test_eplb_plans_by_the_windows_before_and_counts_what_gpus_fetch(drifting):
             fetched += sum(len(set(new) - set(was) - {-1}) for was, new in pairs)
     assert found.seconds_D == pytest.approx(seconds_D)
     assert found.fetched == pytest.approx(fetched / np.count_nonzero(traffic.block_T > 0))
-
-
-def test_waterfill_pours_shared_tokens_where_least_is(drifting):
-    traffic = served(drifting, 400)
-    plain, poured = (BALANCERS["waterfill"](case(traffic, shared=shared)).seconds_D for shared in (0.0, 1.0))
-    assert plain == pytest.approx(BALANCERS["eplb"](case(traffic)).seconds_D)
-    step, shared = 0, round(traffic.step_tokens)
-    experts = case(traffic).held_out("eplb", 3)[traffic.block_D[step]]
-    expected = 0.0
-    for layer, load_E in enumerate(traffic.step_DLE[step]):
-        held_GP, part_GP = experts.held_LGP[layer], experts.part_LGP[layer]
-        load_G = (np.where(held_GP >= 0, load_E[held_GP], 0.0) * part_GP).sum(axis=1)
-        for _ in range(shared):
-            load_G[load_G.argmin()] += 1
-        expected += load_G.max() - shared / 4
-    assert poured[step] == pytest.approx(expected, abs=4)  # whole tokens here
-    few = served(drifting, 200)  # below 64 tokens of a rank nothing is poured
-    assert BALANCERS["waterfill"](case(few, shared=1.0)).seconds_D == pytest.approx(BALANCERS["eplb"](case(few)).seconds_D)
 
 
 @pytest.mark.parametrize(

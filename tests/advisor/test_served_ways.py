@@ -165,7 +165,7 @@ def test_methods_of_ways():
     ways = {method_of(way, "eplb"): way for engine in SERVING_ENGINES.values() for way in engine.ways(8, 8, 16)}
     assert {"", "linear", "static", "eplb", "eplb-every"} <= set(ways)
     assert ways[""].layout.expert == 1
-    assert method_of(replace(ways["static"], redundant=8), "equal-split") == "replicas"
+    assert method_of(replace(ways["static"], redundant=8), "equal-split") == "static"
     assert method_of(SERVING_ENGINES["vllm"].default(8, 8), "eplb") == "linear"
     assert Layout(data=8, expert=8) == SERVING_ENGINES["vllm"].default(8, 8).layout
 

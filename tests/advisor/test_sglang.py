@@ -59,6 +59,6 @@ def test_sglang_reads_the_settings_that_the_way_has(sglang):
             steps = (found["expert_distribution_recorder_buffer_size"], found["eplb_rebalance_num_iterations"])
             assert steps == (way.eplb.window, way.eplb.interval)
         assert (found["ep_dispatch_algorithm"] == "lp") == (way.balance == "lplb")
-        assert found["enable_waterfill"] == (way.balance == "waterfill")
+        assert not found["enable_waterfill"]
         assert found["enable_two_batch_overlap"] == way.overlap
         assert found["nnodes"] == way.hosts

@@ -11,13 +11,11 @@ from aurora.errors import BadInput, check_one_of
 
 PLACEMENTS = {
     "linear": "experts in sequence, equally many on each GPU",
-    "round_robin": "expert e on GPU e modulo the number of GPUs",
     "plan": "as aurora's plan has them",
 }
 BALANCES = {
     "": "an expert's replicas take turns, or one is drawn",
     "lplb": "a linear program divides each batch over replicas",
-    "waterfill": "the shared expert of a token goes to the least busy GPU",
 }
 SENDS = {
     "reduce": "all GPUs hold the same tokens; their partial sums are added up",
@@ -187,8 +185,7 @@ class ServingWay:
         placement: placement of experts when serving starts, one of PLACEMENTS.
         redundant: number of expert slots of a layer, over all GPUs of a copy, minus the number of experts.
         eplb: settings of the engine's own balancer; None: it is off.
-        balance: choice among an expert's replicas in each step: "" (in turn or at random), "lplb" (by a linear program) or
-            "waterfill" (the shared expert goes to the least busy GPU).
+        balance: choice among an expert's replicas in each step: "" (in turn or at random) or "lplb" (by a linear program).
         overlap: whether a batch is cut in halves, so that one computes during the other's exchanges.
         per_server: GPUs of a server.
         nvlink: whether NVLink connects the GPUs of a server.
@@ -371,7 +368,6 @@ class ServingEngine:
         layouts += [Layout(cut, gpus // cut, gpus) for cut in (2, 4, 8) if gpus % cut == 0 and cut < gpus]
         changes: list[dict[str, Any]] = [{}, {"eplb": self.eplb}, {"placement": "plan"}]
         changes += [{"eplb": self.eplb, "redundant": more}, {"placement": "plan", "redundant": more}]
-        changes += [{"placement": "round_robin"}]
         changes += [{"eplb": self.eplb, "redundant": more, "balance": balance} for balance in self.balances]
         halves = [{}, {"overlap": True}]
         everywhere = [{"exchange": name, **change, **cut} for name in self.exchanges for change in changes for cut in halves]

@@ -26,7 +26,7 @@ padding | without an all-to-all | decode: to the most tokens of a rank by allgat
 --enable-eplb | off | moves experts every --eplb-rebalance-num-iterations (1000) steps by the load of as many; serving waits,
   for all layers at once or --eplb-rebalance-layers-per-chunk of them a step | srt/eplb/eplb_manager.py
 --enable-waterfill | off | the shared expert of a token goes to the least busy GPU; DeepSeek-V3 and R1, DeepEP or MegaMoE;
-  since 0.5.17 | srt/arg_groups/fields/exec_.py (ExecMoe)
+  since 0.5.17. Not described here | srt/arg_groups/fields/exec_.py (ExecMoe)
 several servers | one | --nnodes, --node-rank, --dist-init-addr | srt/arg_groups/fields/parallel.py
 """
 
@@ -60,11 +60,8 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     """Checks whether SGLang can serve in a way; returns a dict from each possible reason against it to whether it applies."""
     layout, routes = way.layout, EXCHANGES[way.exchange].sends == "route"
     return {
-        "it has no round_robin": way.placement == "round_robin",
         "nvlink-one-sided needs data-parallel attention on every GPU": way.exchange == "nvlink-one-sided" and layout.tensor > 1,
         "lplb needs an all-to-all and replicas": way.balance == "lplb" and not (routes and way.redundant),
-        "waterfill needs DeepEP": way.balance == "waterfill" and not way.exchange.startswith("deepep"),
-        "waterfill excludes deepep-v2": way.balance == "waterfill" and way.exchange == "deepep-v2",
         "its balancer looks at no more steps than lie between two changes": way.eplb is not None
         and way.eplb.window > way.eplb.interval,
     }
@@ -89,7 +86,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     if way.eplb:
         words += [f"--enable-eplb --eplb-rebalance-num-iterations {way.eplb.interval}"]
         words += [f"--expert-distribution-recorder-buffer-size {way.eplb.window}"]
-    words += {"lplb": ["--ep-dispatch-algorithm lp"], "waterfill": ["--enable-waterfill"]}.get(way.balance, [])
+    words += ["--ep-dispatch-algorithm lp"] * (way.balance == "lplb")
     words += ["--enable-two-batch-overlap"] * way.overlap
 
     def at(place: LaunchPlace) -> list[str]:
@@ -112,7 +109,7 @@ SGLANG = ServingEngine(
     refuses,
     EplbSettings(1000, 1000),
     default_exchange,
-    balances=("lplb", "waterfill"),
+    balances=("lplb",),
     overlaps=("deepep", "deepep-ht", "deepep-ll", "nixl", "mori-ht"),
     scatters=True,
     moves_wait=True,

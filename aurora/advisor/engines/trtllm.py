@@ -49,7 +49,6 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     """Checks whether TensorRT-LLM can serve in a way; returns a dict from each possible reason against it to its truth."""
     layout = way.layout
     return {
-        "it has no round_robin": way.placement == "round_robin",
         "attention is data-parallel on all GPUs or on none": layout.data > 1 and layout.tensor > 1,
         "its balancer counts slots: `experts` is missing": way.eplb is not None and not way.experts,
         "it moves one layer a step: the balancer's interval is 1": way.eplb is not None and way.eplb.interval != 1,

@@ -18,7 +18,7 @@ CUDA graphs | on | deepep_high_throughput with data parallelism and moonep turn 
   high-throughput kernels get 20 multiprocessors | vllm/config/parallel.py (dbo_*), vllm/config/vllm.py,
   vllm/v1/worker/ubatch_utils.py; docs/design/dbo.md
 --expert-placement-strategy | linear | round_robin only for models with groups of experts, without EPLB, and with
-  deepep_low_latency, nixl_ep or no data parallelism; otherwise vLLM warns and stays linear |
+  deepep_low_latency, nixl_ep or no data parallelism; otherwise vLLM warns and stays linear. Not described here |
   vllm/model_executor/layers/fused_moe/expert_map_manager.py
 --enable-eplb | off | moves experts by the load of 1000 steps every 3000 (window_size, step_interval), by default beside
   serving (use_async); needs expert parallelism and equally many slots a GPU; starts linear, without a file |
@@ -57,20 +57,16 @@ BACKENDS = {
     "mori-ht": "mori_high_throughput",
     "mori-ll": "mori_low_latency",
 }
-ROUND_ROBIN = ("all-reduce", "deepep-ll", "nixl")  # where vLLM does not fall back to linear
 PORT, RPC_PORT = 8000, 29550
 SHARED = "both"  # name of the GPUs that servers share
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
     """Checks whether vLLM can serve in a way; returns a dict from each possible reason against it to whether it applies."""
-    layout, spread = way.layout, way.placement == "round_robin"
+    layout = way.layout
     return {
         f"`expert`: vLLM divides experts over all {layout.copy_gpus} GPUs of a copy or over none": layout.expert
         not in (1, layout.copy_gpus),
-        f"round_robin works with {', '.join(ROUND_ROBIN)}, and falls back to linear otherwise": spread
-        and way.exchange not in ROUND_ROBIN,
-        "round_robin excludes EPLB and replicas": spread and bool(way.eplb or way.redundant),
         f"a rank of {layout.tensor} GPUs must fit a server, or servers be filled": layout.tensor > way.per_server
         and layout.data > 1,
     }
@@ -104,7 +100,6 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     """
     planned = way.placement == "plan"
     words = [f"--all2all-backend {BACKENDS[way.exchange]}"] * bool(BACKENDS[way.exchange] and way.layout.expert > 1)
-    words += ["--expert-placement-strategy round_robin"] * (way.placement == "round_robin")
     words += ["--enable-dbo"] * way.overlap
     # without it, the plugin overwrites expert maps, which other exchanges than the default ignore
     words += ["--enable-eplb"] * bool(way.eplb or way.redundant or (planned and EXCHANGES[way.exchange].sends == "route"))

@@ -34,7 +34,6 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     return {
         f"`expert`: experts are divided over all {layout.copy_gpus} devices of a copy or over none": layout.expert
         not in (1, layout.copy_gpus),
-        "it has no round_robin": way.placement == "round_robin",
         "its balancer's interval is longer than its window": way.eplb is not None and way.eplb.interval <= way.eplb.window,
     }
 
