@@ -170,7 +170,7 @@ def uses_triton(rows: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """Byte layout of a row with one token: its hidden state, scales, router weights and physical experts, in this sequence.
+    """Byte layout of a row with one token: its hidden state, router weights and physical experts, in this sequence.
 
     Every part, and so the whole row, begins at a multiple of ALIGNED_BYTES.
 
@@ -178,23 +178,16 @@ class MessageFormat:
         width: number of elements of the hidden state.
         top_k: number of weights (in `exact_dtype(dtype)`), and of physical experts (int32).
         dtype: dtype of the hidden state.
-        scales: number of float32 scales by which parts of a float8 hidden state are multiplied; 0 for other dtypes.
     """
 
     width: int
     top_k: int
     dtype: torch.dtype
-    scales: int = 0
-
-    @property
-    def scales_at(self) -> int:
-        """Byte of a row at which the scales begin, and the weights if there are no scales."""
-        return aligned(self.width * self.dtype.itemsize)
 
     @property
     def weights_at(self) -> int:
         """Byte of a row at which the weights begin."""
-        return self.scales_at + aligned(self.scales * 4)
+        return aligned(self.width * self.dtype.itemsize)
 
     @property
     def physical_at(self) -> int:
@@ -220,20 +213,13 @@ class MessageFormat:
         physical_XK.copy_(physical_NK.index_select(0, token_X))
         return message
 
-    def tail(self, weights: torch.Tensor, physical_NK: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns (N, bytes) uint8, the end of each row: scales if given, weights, physical experts."""
-        begin = self.weights_at if scales is None else self.scales_at
+    def tail(self, weights: torch.Tensor, physical_NK: torch.Tensor) -> torch.Tensor:
+        """Returns (N, bytes) uint8, the end of each row: weights, physical experts."""
         message = torch.zeros(len(weights), self.row_bytes, dtype=torch.uint8, device=weights.device)
         _, weights_NK, into_NK = self.parts(message)
         weights_NK.copy_(weights)
         into_NK.copy_(physical_NK)
-        if scales is not None:
-            self.scales_of(message).copy_(scales)
-        return message[:, begin:]
-
-    def scales_of(self, message: torch.Tensor) -> torch.Tensor:
-        """Returns the scales (rows, scales) float32 in a message, as a view."""
-        return message[:, self.scales_at : self.scales_at + self.scales * 4].view(torch.float32)
+        return message[:, self.weights_at :]
 
     def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns hidden states (rows, width), weights and physical experts (rows, top_k) of a message, as views."""

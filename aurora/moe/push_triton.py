@@ -32,8 +32,6 @@ from aurora.moe.permutation import MessageFormat
 
 COLUMNS = tl.constexpr(4)  # of a table's row: peer, begin, end, last; see `stage_table`
 SHARE_BITS = tl.constexpr(20)  # of a table's begin and end, which are parts of a peer's rows
-GROUP = tl.constexpr(128)  # columns that share a scale
-E4M3_MAX = tl.constexpr(448.0)
 BLOCK = 1024  # elements that a lane copies at a time
 SCANNED = 1024  # choices that are laid out at a time
 
@@ -49,11 +47,6 @@ def _least(a, b):
 
 
 @triton.jit
-def _most(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
 def _set(word, value):
     """Sets a peer's word, after all rows that this lane has written and all that it has read."""
     tl.debug_barrier()
@@ -65,19 +58,6 @@ def _copy(into, source, elements, BLOCK: tl.constexpr):
     for first in range(0, elements, BLOCK):
         at = first + tl.arange(0, BLOCK)
         tl.store(into + at, tl.load(source + at, mask=at < elements), mask=at < elements)
-
-
-@triton.jit
-def _quantize(into, scales, source, columns, BLOCK: tl.constexpr):
-    """Writes a row as e4m3, with a float32 scale for every GROUP columns, of which the largest becomes E4M3_MAX."""
-    for first in range(0, columns, BLOCK):
-        group = first // GROUP + tl.arange(0, BLOCK // GROUP)
-        at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        value = tl.load(source + at, mask=at < columns, other=0.0).to(tl.float32)
-        largest = tl.reduce(tl.abs(value), 1, _most)
-        scale = tl.where(largest > 0.0, largest, 1.0) / E4M3_MAX
-        tl.store(into + at, (value / scale[:, None]).to(tl.float8e4nv), mask=at < columns)
-        tl.store(scales + group, scale, mask=group * GROUP < columns)
 
 
 @triton.jit
@@ -115,9 +95,9 @@ def _await_all(words, goal, lost, ranks, polls, LANES: tl.constexpr, RANKS: tl.c
 def _push(
     source, tail, row_of, count, table, address, state, places, weights,
     rank, ranks, first_stage, stages, slots, half, half_at, row_bytes, polls, told, counted, count_stride,
-    elements, source_stride, choices, tail_words, tail_stride, tail_choices, tail_at, scales_at,
-    LANES: tl.constexpr, RANKS: tl.constexpr, TOLD: tl.constexpr, SUMMED: tl.constexpr, QUANTIZED: tl.constexpr,
-    WAITS: tl.constexpr, BLOCK: tl.constexpr,
+    elements, source_stride, choices, tail_words, tail_stride, tail_at,
+    LANES: tl.constexpr, RANKS: tl.constexpr, TOLD: tl.constexpr, SUMMED: tl.constexpr, WAITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(0)
     epoch, lost = tl.load(state), state + 1
@@ -134,18 +114,15 @@ def _push(
             for row in range(begin + lane, end, LANES):
                 choice = tl.load(row_of + peer * slots + row).to(tl.int64)
                 slot = first + row * row_bytes
-                origin = source + choice // choices * source_stride
+                token = choice // choices
                 if SUMMED > 0:
                     into = tl.multiple_of(slot.to(tl.pointer_type(source.dtype.element_ty)), 16)
                     of_choice = choice * SUMMED
                     _sum(into, source, source_stride, places + of_choice, weights + of_choice, elements, SUMMED, BLOCK)
-                elif QUANTIZED:
-                    scales = (slot + scales_at).to(tl.pointer_type(tl.float32))
-                    _quantize(slot.to(tl.pointer_type(tl.float8e4nv)), scales, origin, elements, BLOCK)
                 else:
                     into = slot.to(tl.pointer_type(source.dtype.element_ty))
-                    _copy(tl.multiple_of(into, 16), origin, elements, BLOCK)  # else stores are narrower than loads
-                of_tail = tail + choice // tail_choices * tail_stride
+                    _copy(tl.multiple_of(into, 16), source + token * source_stride, elements, BLOCK)  # narrow stores else
+                of_tail = tail + token * tail_stride
                 _copy(tl.multiple_of((slot + tail_at).to(tl.pointer_type(tl.int32)), 16), of_tail, tail_words, BLOCK)
             remote = buffer.to(tl.pointer_type(tl.int64))
             counts = tl.load(count + peer * count_stride + number, mask=number < counted, other=0).to(tl.int64)
@@ -174,7 +151,7 @@ def _ranks_at(chosen, rank_of, at, inside, BY_EXPERT: tl.constexpr):
 def _lay_out(
     chosen, row_of, place, count, rank_of, slot_of, weights, tail,
     length, slots, ranks, told, experts, weight_stride, tail_words, codes_at,
-    K: tl.constexpr, DEDUPLICATED: tl.constexpr, BY_EXPERT: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, BY_EXPERT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rank, number = tl.program_id(0), 0
     if rank < ranks:
@@ -183,10 +160,9 @@ def _lay_out(
             inside = at < length
             to = _ranks_at(chosen, rank_of, at, inside, BY_EXPERT)
             goes = inside & (to == rank)
-            if DEDUPLICATED:  # the first of a token's choices of a rank stands for all
-                for k in tl.static_range(1, K):
-                    before = _ranks_at(chosen, rank_of, at - k, inside & (at % K >= k), BY_EXPERT)
-                    goes = goes & (before != rank)
+            for k in tl.static_range(1, K):  # the first of a token's choices of a rank stands for all
+                before = _ranks_at(chosen, rank_of, at - k, inside & (at % K >= k), BY_EXPERT)
+                goes = goes & (before != rank)
             flag = goes.to(tl.int32)
             row = number + tl.associative_scan(flag, 0, _plus) - flag
             tl.store(row_of + rank * slots + row, at, mask=goes)
@@ -261,21 +237,19 @@ class PushedChoices(NamedTuple):
     codes_at: int
 
 
-def lay_out(
-    chosen_NK: torch.Tensor, ranks: int, slots: int, deduplicated: bool, choices: PushedChoices | None = None
-) -> tuple[torch.Tensor, ...]:
+def lay_out(chosen_NK: torch.Tensor, ranks: int, slots: int, choices: PushedChoices | None = None) -> tuple[torch.Tensor, ...]:
     """Sorts the choices of tokens by rank, and then by token, in kernels on the GPU without synchronizing the host.
 
     Args:
         chosen_NK: (N, K) int, the rank of every choice; a number below 0 or from `ranks` on means none. With `choices` it is
             the physical expert of every choice; P means none.
         ranks: number of ranks R.
-        slots: capacity in rows for each rank: at least N if `deduplicated`, else N * K.
-        deduplicated: whether a token's choices on one rank share a row; the row then has the number of the first choice.
+        slots: capacity in rows for each rank, at least N.
         choices: its `tail` is filled; None: rows carry no weights and physical experts.
 
     Returns:
-        row_of_RX, (R, slots) int32, the number n * K + k of each row's choice (choice k of token n); count_RT, (R, told) int32,
+        row_of_RX, (R, slots) int32, the number n * K + k of each row's choice (choice k of token n), the first of the token's
+        choices on that rank, which share the row; count_RT, (R, told) int32,
         the number of rows for each rank and, with `choices`, how often the expert in each of its slots is chosen; place_NK,
         (N, K) int64, rank * slots + row for each choice, -1 if it has no row.
     """
@@ -287,7 +261,7 @@ def lay_out(
     _lay_out[(ranks if choices is None else ranks + experts + 1,)](
         chosen_NK.contiguous(), row_of_RX, place_NK, count_RT, rank_P, slot_P, weights, tail,
         tokens * top_k, slots, ranks, told, experts, weights.stride(0), tail.shape[1], codes_at,
-        K=top_k, DEDUPLICATED=deduplicated, BY_EXPERT=choices is not None, BLOCK=SCANNED,
+        K=top_k, BY_EXPERT=choices is not None, BLOCK=SCANNED,
     )  # fmt: skip
     return row_of_RX, count_RT, place_NK
 
@@ -326,11 +300,9 @@ class Rows(NamedTuple):
     Attributes:
         source: (X, H); row c // choices is written at the beginning of the slot.
         choices: see `source`; K if `source` has a row per token, 1 if it has one per choice.
-        tail: (Y, T) uint8; row c // tail_choices is written at byte `tail_at`; None: nothing.
-        tail_choices: see `tail`.
+        tail: (X, T) uint8; row c // choices is written at byte `tail_at`; None: nothing.
         tail_at: byte of a slot.
         row_bytes: size of a slot.
-        scales_at: byte of a slot for the scales, if `source` is to be quantised to e4m3; None: it is written in its own dtype.
         places, weights: (Z, K) int32 and float32. If given, the slot gets the weighted sum of the rows places[c] of `source`;
             -1 is skipped. None: rows of `source` are written unchanged.
     """
@@ -338,10 +310,8 @@ class Rows(NamedTuple):
     source: torch.Tensor
     choices: int
     tail: torch.Tensor | None
-    tail_choices: int
     tail_at: int
     row_bytes: int
-    scales_at: int | None = None
     places: torch.Tensor | None = None
     weights: torch.Tensor | None = None
 
@@ -368,7 +338,7 @@ def push(
             must all send before the first of them waits.
     """
     source, tail = rows.source, rows.source.new_empty(0, 0, dtype=torch.int32) if rows.tail is None else rows.tail
-    if rows.scales_at is None and rows.places is None:
+    if rows.places is None:
         source = words(source)
     tail, power = tail.view(torch.int32), triton.next_power_of_2
     places, weights = (row_of_RX, row_of_RX) if rows.places is None else (rows.places, rows.weights)
@@ -377,10 +347,9 @@ def push(
         peers.rank, peers.ranks, 0 if sends else peers.stages, peers.stages, peers.slots, half, half_at, rows.row_bytes,
         peers.polls, peers.told, count_RT.shape[1], count_RT.stride(0),
         source.shape[1], source.stride(0), rows.choices,
-        tail.shape[1], tail.stride(0), rows.tail_choices, rows.tail_at, rows.scales_at or 0,
+        tail.shape[1], tail.stride(0), rows.tail_at,
         LANES=peers.lanes, RANKS=power(peers.ranks), TOLD=power(count_RT.shape[1]),
-        SUMMED=0 if rows.places is None else rows.places.shape[1], QUANTIZED=rows.scales_at is not None, WAITS=waits,
-        BLOCK=BLOCK,
+        SUMMED=0 if rows.places is None else rows.places.shape[1], WAITS=waits, BLOCK=BLOCK,
     )  # fmt: skip
 
 

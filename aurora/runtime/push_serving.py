@@ -54,7 +54,7 @@ def make_push(
     experts = max(len(slots) for slots_G in plan.models[0].placement.slots_LG for slots in slots_G)
     lanes, timeout_s = (LANES, options.timeout_s) if on_gpu else (1, options.timeout_s / INTERPRETED)
     packing = MessageFormat(model.hidden, model.top_k, model.hidden_dtype)
-    sizes = packing.row_bytes, ROUND_TOKENS, 1, len(model.layers), lanes, stages, timeout_s, experts
+    sizes = packing.row_bytes, ROUND_TOKENS, len(model.layers), lanes, stages, timeout_s, experts
     return OrderedPush(make, rank_info.ranks, tokens, *sizes)
 
 

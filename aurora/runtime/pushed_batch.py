@@ -53,8 +53,8 @@ class PushedBatch:
         tail = physical_NK.new_empty(len(hidden), (packing.row_bytes - packing.weights_at) // 4, dtype=torch.int32)
         codes_at, counts = (packing.physical_at - packing.weights_at) // 4, push.peers.told
         choices = PushedChoices(expert_map.rank_P, expert_map.slot_P, weights, counts, tail, codes_at)
-        row_of_RX, count_RT, self._place_NK = lay_out(physical_NK, push.ranks, slots, True, choices)
-        rows = Rows(hidden, top_k, tail, top_k, packing.weights_at, packing.row_bytes)
+        row_of_RX, count_RT, self._place_NK = lay_out(physical_NK, push.ranks, slots, choices)
+        rows = Rows(hidden, top_k, tail, packing.weights_at, packing.row_bytes)
         self._arrived, self._count_RT = push.exchange(push.table_L2[layer, 0], rows, row_of_RX, count_RT)
 
     def compute(self, experts: Any) -> None:
@@ -62,7 +62,7 @@ class PushedBatch:
         push, packing, count_RT = self._push, self._packing, self._count_RT
         push.receive()
         sorted_X, ends_E, *choices = arrange(self._arrived, count_RT, packing, self._map)
-        answers = Rows(compute_experts(experts, sorted_X, ends_E), 1, None, 1, 0, packing.weights_at, None, *choices)
+        answers = Rows(compute_experts(experts, sorted_X, ends_E), 1, None, 0, packing.weights_at, *choices)
         self._arrived, _ = push.exchange(push.table_L2[self._layer, 1], answers, push.same(len(self._arrived)), count_RT[:, :1])
 
     def combined(self) -> torch.Tensor:

@@ -32,17 +32,15 @@ def check_values(device: Cuda) -> int:
             assert torch.equal(permutation_triton.weighted_sum(rows, place_NK, weights), wanted), f"sum of {dtype}, {width}"
             checked += 2
     rank_NK = torch.randint(-1, 5, (50, 3), device=device.name)
-    for shared_rows in (False, True):
-        row_of_RX, count, place_NK = push_triton.lay_out(rank_NK, 4, 150, shared_rows)
-        for rank in range(4):
-            goes_NK = rank_NK == rank
-            if shared_rows:
-                goes_NK &= goes_NK.cumsum(1) == 1
-            choices = goes_NK.flatten().nonzero()[:, 0]
-            assert int(count.view(4, -1)[rank, 0]) == len(choices)
-            assert torch.equal(row_of_RX[rank, : len(choices)].long(), choices)
-            assert torch.equal(place_NK.flatten()[choices], 150 * rank + torch.arange(len(choices), device=device.name))
-            checked += 1
+    row_of_RX, count, place_NK = push_triton.lay_out(rank_NK, 4, 150)
+    for rank in range(4):
+        goes_NK = rank_NK == rank
+        goes_NK &= goes_NK.cumsum(1) == 1
+        choices = goes_NK.flatten().nonzero()[:, 0]
+        assert int(count.view(4, -1)[rank, 0]) == len(choices)
+        assert torch.equal(row_of_RX[rank, : len(choices)].long(), choices)
+        assert torch.equal(place_NK.flatten()[choices], 150 * rank + torch.arange(len(choices), device=device.name))
+        checked += 1
     tokens_SE = torch.randint(0, 9, (3, 3), device=device.name)
     rule = LocalFirst(((0, 1), (0,), (1, 2)), 1)
     on_host = rule(tokens_SE.cpu())

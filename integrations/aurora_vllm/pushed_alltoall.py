@@ -129,7 +129,7 @@ def pushed_layers(
     needed = [np.bincount(order.pairs_X2[:, 0]).max() + 1 for order in orders.values()]
     round_tokens, stages = max(BUFFER_BYTES // (2 * ranks * row_bytes), 1), int(max(2 * ranks, *needed))
     try:
-        push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, 1, tables, lanes, stages)
+        push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, tables, lanes, stages)
         numbered = enumerate(orders.items())
         layers = {layer: PushedLayer(push, at, engine.slots_LG[layer], order) for at, (layer, order) in numbered}
         check_answers(next(iter(layers.values())), engine)

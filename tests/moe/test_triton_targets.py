@@ -105,35 +105,32 @@ def check_machine_code(made, calls, capability):
         assert kernel.asm["cubin"].startswith(b"\x7fELF")
 
 
-def push_calls(push_triton, capability):
-    """Every launch of an ordered push: every dtype and all kinds of layout; e4m3 is made where the GPU can."""
+def push_calls(push_triton):
+    """Every launch of an ordered push: every dtype and all kinds of layout."""
     ranks, slots, stages, lanes, top_k = 4, 8, 8, 8, 2
     state_3, told = torch.zeros(3, dtype=torch.int64), 4
     peers = push_triton.Peers(torch.zeros(ranks, dtype=torch.int64), state_3, 1, ranks, slots, stages, lanes, 1000, told)
     table = torch.zeros(lanes, stages, 6, dtype=torch.int32)
     row_of_RX, count_R = torch.zeros(ranks, slots, dtype=torch.int32), torch.zeros(ranks, 1, dtype=torch.int32)
     rank_NK = torch.zeros(slots, top_k, dtype=torch.int64)
-    calls = [partial(push_triton.lay_out, rank_NK, ranks, slots, deduplicated) for deduplicated in (True, False)]
+    calls = [partial(push_triton.lay_out, rank_NK, ranks, slots)]
 
     choices = push_triton.PushedChoices(
         *(torch.zeros(9, dtype=torch.int64),) * 2, torch.zeros(slots, top_k), told, row_of_RX, 4
     )
-    calls += [partial(push_triton.lay_out, rank_NK, ranks, slots, True, choices)]
+    calls += [partial(push_triton.lay_out, rank_NK, ranks, slots, choices)]
     tail = torch.zeros(slots, 32, dtype=torch.uint8)
     arrived, counts = torch.zeros(ranks * slots, 4096, dtype=torch.uint8), torch.zeros(ranks, told, dtype=torch.int64)
     places = torch.zeros(ranks * slots, top_k, dtype=torch.int32)
     for dtype in DTYPES:
         packing, expert_map = MessageFormat(512, top_k, dtype), ExpertMap(((0, 1), (2, 3, 4), (5,), (6,)), 1)
         calls.append(partial(push_triton.arrange, arrived, counts, packing, expert_map))
-        summed = push_triton.Rows(torch.zeros(40, 512, dtype=dtype), 1, None, 1, 0, 2048, None, places, places.float())
+        summed = push_triton.Rows(torch.zeros(40, 512, dtype=dtype), 1, None, 0, 2048, places, places.float())
         calls.append(partial(push_triton.push, peers, table, summed, row_of_RX, counts[:, :1], 1, 4096))
-    for dtype in (*DTYPES, torch.float8_e4m3fn):
+    for dtype in DTYPES:
         for width, top_k, beside in ((7168, 2, tail), (1031, 1, None)):
-            rows = push_triton.Rows(torch.zeros(slots, width).to(dtype), top_k, beside, top_k, 4 * width, 4 * width + 32)
+            rows = push_triton.Rows(torch.zeros(slots, width).to(dtype), top_k, beside, 4 * width, 4 * width + 32)
             calls.append(partial(push_triton.push, peers, table, rows, row_of_RX, count_R, 1, 4096))
-    if capability >= 89:
-        rows = push_triton.Rows(torch.zeros(slots, 7168, dtype=torch.bfloat16), top_k, tail, top_k, 7392, 7424, 7168)
-        calls.append(partial(push_triton.push, peers, table, rows, row_of_RX, count_R, 0, 256))
     return calls
 
 
@@ -141,14 +138,13 @@ def push_calls(push_triton, capability):
 def test_ordered_push_compiles_to_the_memory_model(capability, compiled):
     """Flags are set with release, after a barrier of the lane's rows, and read with acquire, before a barrier; all at system scope."""
     made = compiled(capability)
-    calls = push_calls(push_triton := fresh(PUSH), capability)
+    calls = push_calls(push_triton := fresh(PUSH))
     for call in calls:
         call()
     check_machine_code(made, len(calls), capability)
     for kernel, call in zip(made, calls, strict=True):
         ptx = kernel.asm["ptx"]
         check_memory_model(ptx, sets=call.func is push_triton.push, waits=call.func is push_triton.push)
-        assert ("e4m3x2" in ptx) == (capability >= 89 and call is calls[-1])
 
 
 def check_memory_model(ptx, sets, waits):
@@ -179,7 +175,7 @@ MUTANTS = {
 def test_mutants_of_the_memory_model_are_caught(compiled):
     """Of the machine code, as Triton adds barriers of its own. An x86 machine shows none of these in a run."""
     made, push_triton = compiled(90), fresh(PUSH)
-    next(call for call in push_calls(push_triton, 90) if call.func is push_triton.push)()
+    next(call for call in push_calls(push_triton) if call.func is push_triton.push)()
     check_memory_model(ptx := made[0].asm["ptx"], sets=1, waits=True)
     for mutant, (line, changed) in MUTANTS.items():
         mutated = re.sub(line, changed, ptx)
@@ -191,7 +187,7 @@ def test_mutants_of_the_memory_model_are_caught(compiled):
 def test_another_order_needs_no_other_kernel(compiled):
     """The order is data: a captured graph takes a new one as it is."""
     made, push_triton = compiled(90), fresh(PUSH)
-    first = next(call for call in push_calls(push_triton, 90) if call.func is push_triton.push)
+    first = next(call for call in push_calls(push_triton) if call.func is push_triton.push)
     first()
     peers, table, *others = first.args
     first.func(peers, torch.ones_like(table), *others)

@@ -100,7 +100,6 @@ class OrderedPush:
         row_bytes: largest size of a row in bytes.
         round_tokens: largest number of a rank's tokens per round (one dispatch and combine), to save memory; None: one round.
             All ranks make the same number of rounds, see `parts`.
-        choices: most rows that a token sends to one rank: 1 if deduplicated, else its top k.
         layers: number of layers, each of which has an order.
         lanes: programs (thread blocks) of a kernel launch.
         stages: most stages of an order; None: enough for orders that do not split the rows of a pair of ranks.
@@ -120,7 +119,6 @@ class OrderedPush:
         tokens: int,
         row_bytes: int,
         round_tokens: int | None = None,
-        choices: int = 1,
         layers: int = 1,
         lanes: int = LANES,
         stages: int | None = None,
@@ -130,7 +128,7 @@ class OrderedPush:
     ) -> None:
         self.tokens = self.batch_tokens = tokens
         self.round_tokens, counts = tokens if round_tokens is None else min(round_tokens, tokens), 1 + experts
-        self.slots, self._row_bytes = self.round_tokens * choices, aligned(row_bytes)
+        self.slots, self._row_bytes = self.round_tokens, aligned(row_bytes)
         stages = 2 * ranks if stages is None else stages
         words = ranks * lanes + 2 * ranks * counts
         begin, half_bytes = aligned(8 * words, HALF_ALIGNED), aligned(ranks * self.slots * self._row_bytes, HALF_ALIGNED)
@@ -183,12 +181,11 @@ class OrderedPush:
 
         Args:
             layer: index of the layer; selects the order.
-            hidden: (N, H) hidden states. If `packing` has dtype e4m3 and `hidden` a wider one, they are quantized to e4m3 with
-                scales.
+            hidden: (N, H) hidden states.
             rank_NK: (N, K) the rank of each choice; a value outside 0 to R - 1: the choice is not sent.
             packing: layout of the rows.
-            tail: the part of each row behind its hidden state, from `MessageFormat.tail`: one entry per token or, if choices
-                on the same rank do not share a row, one per choice. None: rows have only hidden states.
+            tail: the part of each token's rows behind its hidden state, from `MessageFormat.tail`. None: rows have only hidden
+                states.
             slots: bound on the rows from one rank to another in this dispatch, the same on all ranks; the result has R * slots
                 rows. None: as many as the buffers hold.
 
@@ -197,15 +194,10 @@ class OrderedPush:
         """
         slots = min(self.slots if slots is None else slots, self.slots)
         tokens, top_k = rank_NK.shape
-        by_choice = tail is not None and len(tail) != tokens
-        rows = tokens * (top_k if by_choice else 1)
-        self.check_size(rows, packing.row_bytes, slots)
-        if quantized := hidden.dtype != packing.dtype:
-            _check_e4m3(packing, hidden.device)
-        row_of_RX, count_RT, place_NK = lay_out(rank_NK, self.ranks, slots, not by_choice)
+        self.check_size(tokens, packing.row_bytes, slots)
+        row_of_RX, count_RT, place_NK = lay_out(rank_NK, self.ranks, slots)
         tail_at = packing.row_bytes - (0 if tail is None else tail.shape[1])
-        args = (hidden, top_k, tail, 1 if by_choice else top_k, tail_at, packing.row_bytes)
-        sent = Rows(*args, packing.scales_at if quantized else None)
+        sent = Rows(hidden, top_k, tail, tail_at, packing.row_bytes)
         arrived, count_RT = self.exchange(self.table_L2[layer, 0], sent, row_of_RX, count_RT)
         return Dispatched(arrived, count_RT[:, 0].clone(), place_NK)  # more dispatches may come before the combine
 
@@ -217,9 +209,7 @@ class OrderedPush:
                 f"{rows} of {row_bytes}"
             )
 
-    def combine(
-        self, layer: int, dispatched: Dispatched, answers: torch.Tensor, weights: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def combine(self, layer: int, dispatched: Dispatched, answers: torch.Tensor) -> torch.Tensor:
         """Sends expert outputs back to the ranks of their tokens. Returns (N, H), the summed outputs of this rank's tokens.
 
         Sums are taken in float32, in the order of the choices, and rounded once.
@@ -227,16 +217,14 @@ class OrderedPush:
         Args:
             layer: index of the layer; selects the order.
             dispatched: result of the dispatch.
-            answers: (R * slots, H) expert outputs, by slot; unfilled slots are not read.
-            weights: (N, K) weights by which this rank multiplies its tokens' outputs before summing them; None: the outputs
-                are already weighted.
+            answers: (R * slots, H) weighted expert outputs, by slot; unfilled slots are not read.
         """
         row_bytes = answers.shape[1] * answers.element_size()
         if row_bytes > self._row_bytes:
             raise BadInput(f"ordered push: expected answers of at most {self._row_bytes} bytes, found {row_bytes}")
-        rows = Rows(answers, 1, None, 1, 0, aligned(row_bytes))
+        rows = Rows(answers, 1, None, 0, aligned(row_bytes))
         arrived, _ = self.exchange(self.table_L2[layer, 1], rows, self.same(len(dispatched.rows)), dispatched.count_R[:, None])
-        return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, weights)
+        return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, None)
 
     def same(self, rows: int) -> torch.Tensor:
         """Returns the `row_of_RX` of a combine, (R, rows / R) int32, that sends each of `rows` dispatched slots back."""
@@ -278,13 +266,3 @@ class OrderedPush:
             raise peer_lost(self.rank, [lost - 1], RuntimeError(f"no flag within {waited_s:g} s"))
         if not waits:
             self._seen_3.copy_(self.peers.state_3, non_blocking=True)
-
-
-def _check_e4m3(packing: MessageFormat, device: torch.device) -> None:
-    """Raises BadInput if this device cannot turn hidden states into the rows' dtype."""
-    if packing.dtype != torch.float8_e4m3fn or not packing.scales:
-        raise BadInput(f"ordered push: expected hidden states of the rows' dtype, or rows of e4m3 with scales, found {packing}")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        raise BadInput(
-            "ordered push: expected a GPU of capability 8.9 or higher to make e4m3; on older ones pass e4m3 and scales"
-        )

@@ -19,7 +19,6 @@ KERNELS = "aurora.moe.push_triton"
 TOKENS, TOP_K, WIDTH, LANES, STAGES = 9, 4, 150, 2, 64
 POLL_S = 2e-4  # of a look at a flag
 STORE_S = 0.01  # before a store of a process that is slow
-E4M3 = torch.float8_e4m3fn
 
 
 class Drawn(NamedTuple):
@@ -28,131 +27,84 @@ class Drawn(NamedTuple):
     hidden: list  # (N, H) of each rank
     rank: list  # (N, K) of each rank, R for no rank
     weights: list
-    scales: list  # of each rank, None if its hidden states are not float8 to begin with
     packing: MessageFormat
-    answers: torch.dtype
     order: Order
-    deduplicated: bool
     physical: list  # (N, K) int32, anything that travels along
 
 
 def drawn(seed, ranks, dtype=None):
     rng, torch_rng = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    kinds = (torch.float32, torch.bfloat16, torch.float16, E4M3, "quantized")
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
     kind = dtype or kinds[rng.integers(len(kinds))]
     top_k, width = int(rng.integers(1, TOP_K + 1)), int(rng.integers(1, WIDTH + 1))
     tokens_R = [int(rng.integers(0, TOKENS + 1)) for _ in range(ranks)]
     skew_R = rng.dirichlet(np.full(ranks + 1, rng.choice([0.3, 3.0])))
     rank_R = [torch.from_numpy(rng.choice(ranks + 1, (tokens, top_k), p=skew_R)) for tokens in tokens_R]
-    hidden_R = [torch.randn(tokens, width, generator=torch_rng) for tokens in tokens_R]
+    hidden_R = [torch.randn(tokens, width, generator=torch_rng).to(kind) for tokens in tokens_R]
     weights_R = [torch.rand(tokens, top_k, generator=torch_rng) for tokens in tokens_R]
-    if kind != torch.float32:  # the interpreter rounds to bfloat16 and e4m3 otherwise than GPUs and torch: nothing is rounded
+    if kind != torch.float32:  # the interpreter rounds to bfloat16 otherwise than GPUs and torch: nothing is rounded
         weights_R = [(weights * 4).ceil() / 4 for weights in weights_R]
     physical_R = [torch.from_numpy(rng.integers(0, 1000, (tokens, top_k)).astype(np.int32)) for tokens in tokens_R]
-    scales_R = [None] * ranks
-    wire = answers = kind
-    if kind in (E4M3, "quantized"):
-        wire, answers = E4M3, torch.bfloat16
-        if kind == E4M3:
-            scales_R = [torch.rand(tokens, -(-width // 128), generator=torch_rng) for tokens in tokens_R]
-        hidden_R = [hidden.to(E4M3) for hidden in hidden_R]
-        if kind == "quantized":
-            hidden_R = [hidden.to(torch.bfloat16) for hidden in hidden_R]
-            for hidden in hidden_R:
-                hidden[:, ::128] = 448.0
-            hidden_R = [hidden * 2.0 ** int(rng.integers(-5, 6)) for hidden in hidden_R]
-    else:
-        hidden_R = [hidden.to(kind) for hidden in hidden_R]
     method = str(rng.choice(["openshop", "random", "all-at-once", "birkhoff"]))
     bytes_GG = np.array([[int((rank == peer).sum()) for peer in range(ranks)] for rank in rank_R])
     np.fill_diagonal(bytes_GG, 0)
     order = ORDER[method](bytes_GG, Network.equal(ranks), rng=rng)
-    deduplicated = bool(rng.random() < 0.7) or kind == "quantized"
-    packing = MessageFormat(width, top_k if deduplicated else 1, wire, -(-width // 128) if wire == E4M3 else 0)
-    return Drawn(hidden_R, rank_R, weights_R, scales_R, packing, answers, order, deduplicated, physical_R)
-
-
-def quantized(hidden):
-    """(N, H) e4m3 and (N, groups) float32 scales of 128 columns each, by torch."""
-    padded = torch.nn.functional.pad(hidden.float(), (0, -hidden.shape[1] % 128))
-    padded = padded.view(len(hidden), padded.shape[1] // 128, 128)
-    largest = padded.abs().amax(-1)
-    scales = torch.where(largest > 0, largest, 1.0) / 448.0
-    return (padded / scales[..., None]).flatten(1)[:, : hidden.shape[1]].to(E4M3), scales
+    packing = MessageFormat(width, top_k, kind)
+    return Drawn(hidden_R, rank_R, weights_R, packing, order, physical_R)
 
 
 def keys(spec, source, rank):
     """The (token, choice) of each row that a source sends to a rank, in sequence."""
     rank_NK, found = spec.rank[source], []
     for n, k in (rank_NK == rank).nonzero().tolist():
-        if not spec.deduplicated or not (rank_NK[n, :k] == rank).any():
+        if not (rank_NK[n, :k] == rank).any():
             found.append((n, k))
     return found
 
 
-def tail_of(spec, rank):
-    """What the rank's rows carry beside hidden states."""
-    packing, weights, physical, scales = spec.packing, spec.weights[rank], spec.physical[rank], spec.scales[rank]
-    if spec.deduplicated:
-        return packing.tail(weights, physical, scales)
-    scales = scales if scales is None else scales.repeat_interleave(weights.shape[1], 0)
-    return packing.tail(weights.reshape(-1, 1), physical.reshape(-1, 1), scales)
-
-
 def answer(spec, rows, source, rank):
     """The experts' answers: anything that depends on the row, its source and its rank; sums of narrow ones are exact."""
-    if spec.answers == torch.float32:
+    if spec.packing.dtype == torch.float32:
         return rows * (1 + rank) + source
-    return (rows.float().abs().floor() + 3 * rank + source).remainder(4).to(spec.answers)
+    return (rows.float().abs().floor() + 3 * rank + source).remainder(4).to(spec.packing.dtype)
 
 
 def differing(push, spec, layer=0, pause_s=0.0):
     """Performs a dispatch and a combine; returns how many rows arrived, and how many bytes differ from what should have."""
     rank, packing = push.rank, spec.packing
     push.set_order(layer, spec.order)
-    sent = spec.hidden[rank], spec.rank[rank], packing, tail_of(spec, rank)
+    sent = spec.hidden[rank], spec.rank[rank], packing, packing.tail(spec.weights[rank], spec.physical[rank])
     dispatched = push.dispatch(layer, *sent)
     time.sleep(pause_s)
     wrong = total = 0
     slots = push.slots
-    answers = torch.full((push.ranks * slots, packing.width), float("nan")).to(spec.answers)
+    answers = torch.full((push.ranks * slots, packing.width), float("nan")).to(packing.dtype)
     for source in range(push.ranks):
         own = keys(spec, source, rank)
         wrong += int(dispatched.count_R[source]) != len(own)
         rows = dispatched.rows[source * slots : source * slots + len(own)]
         token_X = torch.tensor([n for n, _ in own], dtype=torch.long)
-        hidden, scales = spec.hidden[source], spec.scales[source]
-        if hidden.dtype != packing.dtype:
-            hidden, scales = quantized(hidden)
+        hidden = spec.hidden[source]
         expected = torch.zeros(len(own), packing.row_bytes, dtype=torch.uint8)
         into, weights, physical = packing.parts(expected)
         into.view(torch.uint8).copy_(hidden[token_X].view(torch.uint8))
-        if scales is not None:
-            packing.scales_of(expected).copy_(scales[token_X])
-        columns = slice(None) if spec.deduplicated else torch.tensor([k for _, k in own], dtype=torch.long)[:, None]
-        of_token = [each[source][token_X] for each in (spec.weights, spec.physical)]
-        if not spec.deduplicated:
-            of_token = [each.gather(1, columns) for each in of_token]
-        weights.copy_(of_token[0])
-        physical.copy_(of_token[1])
+        weights.copy_(spec.weights[source][token_X])
+        physical.copy_(spec.physical[source][token_X])
         for found, wanted in zip(parts(packing, rows), parts(packing, expected), strict=True):
             wrong += int((found != wanted).sum())
         answers[source * slots : source * slots + len(own)] = answer(spec, hidden[token_X], source, rank)
         total += len(own)
-    weighted = None if spec.deduplicated else spec.weights[rank]
-    sums = push.combine(layer, dispatched, answers, weighted)
-    own_hidden = spec.hidden[rank] if spec.hidden[rank].dtype == packing.dtype else quantized(spec.hidden[rank])[0]
-    expected = torch.zeros(len(own_hidden), packing.width)
+    sums = push.combine(layer, dispatched, answers)
+    expected = torch.zeros(len(spec.hidden[rank]), packing.width)
     for n, k in sorted(key for peer in range(push.ranks) for key in keys(spec, rank, peer)):
-        row = answer(spec, own_hidden[n], rank, int(spec.rank[rank][n, k])).float()
-        expected[n] += row if weighted is None else row * weighted[n, k]
-    wrong += int((sums.view(torch.uint8) != expected.to(spec.answers).view(torch.uint8)).sum())
+        expected[n] += answer(spec, spec.hidden[rank][n], rank, int(spec.rank[rank][n, k])).float()
+    wrong += int((sums.view(torch.uint8) != expected.to(packing.dtype).view(torch.uint8)).sum())
     return total, wrong
 
 
 def parts(packing, rows):
     hidden, *others = packing.parts(rows)
-    return hidden.view(torch.uint8), packing.scales_of(rows), *others
+    return hidden.view(torch.uint8), *others
 
 
 def in_interpreter(kernels=None):
@@ -201,8 +153,8 @@ def ordered_push(rank_info, folder, kernels=None, timeout_s=0.05, **named):
     from aurora.runtime.transports.symmetric_memory import shared_memory
 
     make = partial(shared_memory, private(folder, "all"), rank_info.rank, rank_info.ranks)
-    row_bytes = MessageFormat(WIDTH, TOP_K, torch.float32, 2).row_bytes
-    sizes = {"choices": TOP_K, "layers": 2, "lanes": LANES, "stages": STAGES, "timeout_s": timeout_s} | named
+    row_bytes = MessageFormat(WIDTH, TOP_K, torch.float32).row_bytes
+    sizes = {"layers": 2, "lanes": LANES, "stages": STAGES, "timeout_s": timeout_s} | named
     return module.OrderedPush(make, rank_info.ranks, TOKENS, row_bytes, **sizes)
 
 
@@ -265,7 +217,7 @@ def lose_a_flag(rank_info, folder):
 
 def too_many(rank_info, folder):
     """Four tokens where rounds have three. Returns what is said, and the rounds of seven tokens where nine may come."""
-    push = ordered_push(rank_info, folder, choices=1, round_tokens=3)
+    push = ordered_push(rank_info, folder, round_tokens=3)
     packing = MessageFormat(96, 2, torch.float32)
     hidden, rank_NK = torch.zeros(4, packing.width), torch.zeros(4, 2, dtype=torch.long)
     push._row_bytes = packing.row_bytes

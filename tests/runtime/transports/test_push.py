@@ -29,7 +29,7 @@ DRAWN = {2: 14, 3: 12, 4: 10, 6: 8, 8: 6}  # exchanges by number of processes
 
 @pytest.mark.parametrize("ranks", [pytest.param(n, marks=() if n in (2, 4) else pytest.mark.full) for n in DRAWN])
 def test_drawn_exchanges_carry_every_byte(ranks, shared):
-    """All dtypes, shared rows and not, skewed and empty."""
+    """All dtypes, skewed and empty."""
     count = DRAWN[ranks]
     found = launch(drawn_pushes.exchanges, ranks, shared, range(100 * ranks, 100 * ranks + count))
     assert sum(rows for of_rank in found for rows, _ in of_rank) > 10 * count
