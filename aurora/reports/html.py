@@ -136,7 +136,6 @@ def provenance(report: ReportNumbers) -> list[Sheet]:
         ("scenario", plan.scenario),
         ("objective", plan.objective),
         ("seed", str(plan.options.seed)),
-        ("epoch", str(plan.epoch)),
     ]
     rows += [(f"option: {option}", name) for option, name in plan.strategies.items()]
     rows += [("note", note) for note in plan.notes]

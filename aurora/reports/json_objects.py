@@ -52,7 +52,7 @@ def plan_json(plan: Plan) -> JsonObject:
         )
         hierarchy = over and {"servers": over.server_G, **fields_json(over, "chunks level_from")}
         models.append({"model": model.model, "hierarchy": hierarchy, "layers": layers})
-    head = fields_json(plan, "scenario epoch objective strategies notes")
+    head = fields_json(plan, "scenario objective strategies notes")
     times = fields_json(plan, "objective_s estimated bound_s gap assignment_bound_s unseen_s slot_gain")
     return {**head, **times, "models": models}
 

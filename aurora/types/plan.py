@@ -125,7 +125,6 @@ class Plan(Value):
         assignment_bound_s: lower bound on objective_s over all assignments of one model's groups of experts, one group per GPU;
             with hierarchical all-to-alls, over all placements without replicas. None if experts have replicas, or the plan
             serves several traffic cases or, flat, several models.
-        epoch: number of plans that were in force before this one.
         survival_LK: (L, D-1) float64: with `options.min_replicas`, the probability that every expert is still held after 1, 2,
             ... of the D nodes failed; None if failures were not planned for.
         unseen_s: expected seconds on future windows of the same traffic (drawn from a forecast), weighted as `objective_s`;
@@ -146,7 +145,6 @@ class Plan(Value):
     objective_s: float
     bound_s: float
     assignment_bound_s: float | None = None
-    epoch: int = 0
     survival_LK: FloatArray | None = None
     unseen_s: float | None = None
     slot_gain: float | None = None

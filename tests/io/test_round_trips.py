@@ -323,7 +323,6 @@ def gpu(plan):
         ),
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
         (lambda p: p.update(objective_s=float("nan")), BadInput, "expected a number, found nan"),
-        (lambda p: p.update(epoch=float("inf")), BadInput, "expected a whole number, found inf"),
         (lambda p: p.update(schema=True), BadInput, "expected schema = 5, found True"),
         (lambda p: layer(p).update(dispatch_s=float("nan")), BadInput, "expected a number, found nan"),
         (lambda p: layer(p).update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
