@@ -5,8 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from aurora.types import Curve, Profile
+from aurora.algorithms.network.switch import timed
+from aurora.types import Curve, Network, Profile
 from bench.papers import bcc, headlines, lazarus
+from bench.papers.algorithm_1 import aurora_alg1
 from bench.papers.aurora import LayerJob, colocated, lina_half, price
 from bench.papers.lazarus import SYSTEMS, Job, Replay, model_survival
 from tests.conftest import cluster
@@ -21,6 +23,14 @@ def tiny(tokens_SE, expert_s=0.0):
     seconds = {"gate": 0.0, "expert": expert_s, "aggregate": 0.0}
     curves = {phase: Curve(np.array([1.0, 2.0]), np.array([s, 2 * s])) for phase, s in seconds.items()}
     return Profile("tiny", "", np.array(tokens_SE)[None, None], 1, 1, 1, 0, 0, {"reference": curves})
+
+
+def test_algorithm_1_keeps_its_bottleneck_busy():
+    """The busiest GPU's transfers follow each other without a gap, whatever comes after."""
+    bytes_GG = np.array([[0, 9, 9, 9], [1, 0, 2, 1], [1, 1, 0, 2], [2, 1, 1, 0]])
+    made = timed(aurora_alg1(bytes_GG, Network.equal(4), rng=np.random.default_rng(0)), bytes_GG, Network.equal(4))
+    assert made.start_s_X[made.src_X == 0].tolist() == [0, 9, 18]
+    assert made.makespan_s == 27
 
 
 def test_one_model_by_hand():

@@ -171,15 +171,6 @@ def test_paced_flows_all_end_at_the_fluid_bound(case):
     assert made.end_s_X == pytest.approx(np.full(len(made.end_s_X), made.makespan_s))
 
 
-def test_a_literal_algorithm_1_keeps_its_bottleneck_busy():
-    """The busiest GPU's transfers follow each other without a gap, whatever comes after."""
-    bytes_GG = np.array([[0, 9, 9, 9], [1, 0, 2, 1], [1, 1, 0, 2], [2, 1, 1, 0]])
-    made = schedule("aurora-alg1", bytes_GG, Network.equal(4))
-    rows = made.src_X == 0
-    assert made.start_s_X[rows].tolist() == [0, 9, 18]
-    assert made.makespan_s == 27
-
-
 def test_an_order_serves_its_own_traffic_best():
     """Order reuse: planned on one matrix, serving another costs more than re-ordering, and is never below its bound."""
     rng, ones = np.random.default_rng(1), Network.equal(8)

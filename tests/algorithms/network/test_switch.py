@@ -89,7 +89,7 @@ def test_nanoseconds_are_times_like_any_other():
     assert timed(Order("one", PAIRS), bytes_GG, Network.equal(3, 12.5e9)).end_s_X == pytest.approx([0.32e-9, 0.8e-9], rel=1e-9)
 
 
-@given(traffics_on_ports(startups=(0.0, 0.3)), st.sampled_from(["openshop", "birkhoff", "aurora-alg1"]))
+@given(traffics_on_ports(startups=(0.0, 0.3)), st.sampled_from(["openshop", "birkhoff", "matchings"]))
 def test_with_one_partner_at_a_time_the_shortcut_is_the_switch(case, method):
     bytes_GG, network = case
     order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
@@ -201,7 +201,7 @@ def staged_makespan_s(order, bytes_GG, network):
     return float(free_s.max())
 
 
-@given(traffics_on_ports(startups=(0.0, 0.001, 1.0)), st.sampled_from(["openshop", "aurora-alg1"]))
+@given(traffics_on_ports(startups=(0.0, 0.001, 1.0)), st.sampled_from(["openshop", "matchings"]))
 def test_stages_of_one_partner_take_what_each_rank_waits_for(case, method):
     """A start-up a stage, and no barrier: a rank waits for the partners of its own stages."""
     bytes_GG, network = case
