@@ -18,7 +18,6 @@ from aurora.algorithms.placement.assignment import ASSIGN, bottleneck_matching
 from aurora.algorithms.placement.colocation import COLOCATE
 from aurora.algorithms.placement.colocation_problem import ColocationProblem
 from aurora.algorithms.placement.cost_model import OWN, GroupCosts, layer_costs
-from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.placement.objective import formula
 from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.workload.traffic import group_tokens
@@ -105,7 +104,8 @@ def lina_half(one: LayerJob) -> LayerJob:
     """Returns the job in Lina's packing on every second GPU: the most popular expert with the least popular, and so on."""
     half = replace(one.cluster, gpus=one.cluster.gpus[::2])
     tokens_SE = one.profile.tokens_TLSE[0, 0]
-    pair_E = PLACE["lina"](tokens_SE.sum(axis=0), np.full(EXPERTS // 2, 2), np.random.default_rng(0))
+    falling_X, pair_E = np.argsort(-tokens_SE.sum(axis=0), kind="stable"), np.empty(EXPERTS, dtype=np.int64)
+    pair_E[falling_X] = np.concatenate([np.arange(EXPERTS // 2), np.arange(EXPERTS // 2)[::-1]])
     tokens_JJ = group_tokens(group_tokens(tokens_SE.T, pair_E, len(half)).T, pair_E, len(half))
     return LayerJob.of(half, replace(one.profile, tokens_TLSE=tokens_JJ[None, None]))
 

@@ -122,20 +122,6 @@ def test_colocation_by_matching_is_optimal_for_the_shared_dispatch(case):
     assert port_time(found[1]) == min(port_time(np.array(p)) for p in permutations(range(n)))
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).flatmap(lambda a: st.tuples(st.just(a), st.permutations(a))))
-def test_sorting_one_up_one_down_is_optimal_when_sends_equal_receives(loads):
-    """Aurora Thm 6.2 against brute force on the sum of two load vectors."""
-    a, b = map(np.array, loads)
-    costs = [_Loads(a), _Loads(b)]
-    found = COLOCATE["sorted"](ColocationProblem(tuple(costs), {0: np.arange(len(a))}), np.random.default_rng(0))
-    assert (a[found[0]] + b[found[1]]).max() == min((a + b[list(p)]).max() for p in permutations(range(len(a))))
-
-
-class _Loads:
-    def __init__(self, load_J):
-        self.load_J = load_J
-
-
 def test_by_load_puts_the_busiest_expert_on_the_strongest_gpu():
     machines = cluster(1.0, 4.0, 2.0)
     tokens = np.array([[[[1, 9, 5], [1, 9, 5], [1, 9, 5]]]])

@@ -44,24 +44,6 @@ def matching(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
     return _one_by_one(problem, beside)
 
 
-def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
-    """Places models one by one; puts the busiest groups of each on the GPUs with the least load of the models placed before.
-
-    For two models this is optimal where each GPU sends as much as it receives.
-
-    Source:
-        Aurora (arXiv:2410.17043) Thm 6.2, case I.
-    """
-
-    def beside(placed: dict[int, IntArray], costs: GroupCosts) -> IntArray:
-        load_G = np.sum([problem.costs_M[model].load_J[group_G] for model, group_G in placed.items()], axis=0)
-        group_G = np.empty(problem.gpus, dtype=np.int64)
-        group_G[np.argsort(load_G, kind="stable")] = np.argsort(-costs.load_J, kind="stable")
-        return group_G
-
-    return _one_by_one(problem, beside)
-
-
 def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
     """Bundles one group of each model first, then matches the bundles with GPUs. A heuristic.
 
@@ -119,7 +101,6 @@ def shuffled(problem: ColocationProblem, rng: np.random.Generator) -> IntArray:
 
 COLOCATE: dict[str, ColocationStrategy] = {
     "matching": matching,
-    "sorted": sorted_pairs,
     "decoupled": decoupled,
     "local-search": local_search,
     "contiguous": contiguous,

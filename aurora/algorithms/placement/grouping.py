@@ -14,20 +14,6 @@ from aurora.types.arrays import IntArray
 GroupingStrategy = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
 
 
-def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Pairs the most loaded expert with the least loaded: deals experts by falling load to groups 0..J-1, then J-1..0.
-
-    Args and returns: as in `balanced`.
-
-    Source:
-        Lina's packing as in Aurora (arXiv:2410.17043) §8.1, where every group holds two experts.
-    """
-    open_by_slot = [np.flatnonzero(slots_J > slot)[:: -1 if slot % 2 else 1] for slot in range(int(slots_J.max()))]
-    group_E = np.empty(len(load_E), dtype=np.int64)
-    group_E[np.argsort(-load_E, kind="stable")] = np.concatenate(open_by_slot)
-    return group_E
-
-
 def contiguous(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
     """Fills groups in order of expert index, as engines do without a plan. Args and returns: as in `balanced`."""
     return np.repeat(np.arange(len(slots_J)), slots_J)[: len(load_E)]
@@ -38,7 +24,7 @@ def shuffled(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> I
     return rng.permutation(contiguous(load_E, slots_J, rng))
 
 
-PLACE: dict[str, GroupingStrategy] = {"balanced": balanced, "lina": lina, "contiguous": contiguous, "random": shuffled}
+PLACE: dict[str, GroupingStrategy] = {"balanced": balanced, "contiguous": contiguous, "random": shuffled}
 
 
 def grouped(place: str, load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:

@@ -15,8 +15,3 @@ def test_every_group_is_filled(name, slots, data):
     load = data.draw(st.lists(st.integers(0, 50), min_size=experts, max_size=experts))
     group_E = PLACE[name](np.array(load, dtype=np.int64), np.array(slots), np.random.default_rng(0))
     assert np.bincount(group_E, minlength=len(slots)).tolist() == slots
-
-
-def test_lina_packs_the_most_popular_with_the_least():
-    group_E = PLACE["lina"](np.array([9, 1, 5, 8, 2, 3]), np.array([2, 2, 2]), np.random.default_rng(0))
-    assert group_E.tolist() == [0, 0, 2, 1, 1, 2]
