@@ -220,7 +220,7 @@ class LayerContext:
             pieces = slices_of(bytes_SRR[0], self.network, slice_s)
         if self.joins:
             self.join_sequence(len(bytes_SRR) * pieces)
-        return in_slices(self.transport, self._arbiter, pieces, exchange)
+        return in_slices(self._arbiter, pieces, exchange)
 
     def finish_exchanges(self) -> None:
         """Waits for all queued exchanges. Raises RankFailed if one was aborted; the step's results are then invalid."""

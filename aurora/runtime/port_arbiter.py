@@ -4,7 +4,6 @@
 simulates arbitration.
 """
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +13,7 @@ import torch
 
 from aurora.algorithms.arbitration import ComputeQueue, ComputeRequest, PortSlices, piece
 from aurora.errors import RankFailed
-from aurora.moe.transport import ExchangeStep, Transport
+from aurora.moe.transport import ExchangeStep
 from aurora.types import SlicePolicy
 
 GatherNumber = Callable[[float], Sequence[float]]
@@ -35,10 +34,6 @@ class PortArbiter(Protocol):
     @property
     def joins(self) -> bool:
         """True if this model must call `join` before each exchange, and leaves the rotation of time slices after it."""
-
-    @property
-    def most_ahead(self) -> int:
-        """Largest number of exchanges by which one rank of the model may be ahead of another rank."""
 
     def start_compute(self, level: int = 0) -> None:
         """Waits for the GPU, and holds it until `stop_compute`.
@@ -123,10 +118,6 @@ class _ThreadPortArbiter:
     def joins(self) -> bool:
         return self._rank.slices.joins_M[self._model]
 
-    @property
-    def most_ahead(self) -> int:
-        return sys.maxsize
-
     def start_compute(self, level: int = 0) -> None:
         rank, self._level = self._rank, level
         with rank.changed:
@@ -204,13 +195,12 @@ class _ThreadPortArbiter:
             self._rank.changed.notify_all()
 
 
-def in_slices(transport: Transport, arbiter: PortArbiter, pieces: int, exchange: ExchangeStep) -> ExchangeStep:
+def in_slices(arbiter: PortArbiter, pieces: int, exchange: ExchangeStep) -> ExchangeStep:
     """Returns a function(sends, recvs) that performs one exchange of a batch model in several time slices.
 
     Interactive models can use the port between two of these slices.
 
     Args:
-        transport: carries tensors between the model's ranks.
         arbiter: grants the model this rank's port.
         pieces: number of time slices over which the exchange is spread, the same on all ranks.
         exchange: performs one piece.
@@ -218,8 +208,6 @@ def in_slices(transport: Transport, arbiter: PortArbiter, pieces: int, exchange:
 
     def perform(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
         for number in range(pieces):
-            if number % arbiter.most_ahead == arbiter.most_ahead - 1:
-                transport.gather(torch.zeros(1, dtype=torch.long))  # no rank falls behind
             out, into = ([rows[piece(len(rows), number, pieces)] for rows in tensors] for tensors in (sends, recvs))
             with arbiter.exchange():
                 exchange(out, into)

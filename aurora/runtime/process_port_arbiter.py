@@ -75,7 +75,6 @@ class ProcessPortArbiter:
     """
 
     joins = False  # a model takes part by asking
-    most_ahead = sys.maxsize
 
     def __init__(
         self,

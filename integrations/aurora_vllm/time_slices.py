@@ -89,7 +89,7 @@ class TimeSlices:
             transport.wait()  # another server's process gets the port
 
         pieces = slices_of(bytes_SGG[0], network, self._slice_s) if len(bytes_SGG) == 1 else 1
-        return in_slices(transport, self.arbiter, pieces, exchange)
+        return in_slices(self.arbiter, pieces, exchange)
 
 
 def join_port_arbiter(
