@@ -48,9 +48,9 @@ def run_member(connection, rank_info, address, name, locks):
             lock(int(LOCKED_S * 1e6))
 
     class Work(SummedSteps):
-        def begin(self, epoch, settlement, groups):
+        def begin(self, epoch, settlement):
             self.epoch = epoch.number
-            super().begin(epoch, settlement, groups)
+            super().begin(epoch, settlement)
             connection.send(epoch.members)
 
     member = Member(address, name, timeout_s=120, expected=MEMBERS)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aurora.elastic.abandoned_calls import call_ends
-from aurora.elastic.epoch_nccl import EpochCommunicators, NcclGpu
+from aurora.elastic.epoch_nccl import EpochCommunicator, NcclGpu
 from aurora.errors import RankFailed, first_line
 from aurora.moe.transport import Observe
 from aurora.runtime.distributed.close_connections import close_connections, connected, open_sockets
@@ -40,48 +40,48 @@ class Epoch:
 
 
 class EpochGroups:
-    """Process groups of one epoch's members: one gloo group per model, and with GPUs one NCCL communicator per group.
+    """Process groups of one epoch's members: a gloo group, and with GPUs an NCCL communicator.
 
     gloo cannot stop waiting for a peer that is alive but has left the call. So `abort` shuts the connections: every thread that
     waits on one of them, at either end, gets an error immediately. One case remains: if a connection is shut just as gloo
     starts to send on it, gloo loses the message, and the thread waits until the group's time-out; see `unless_stopped`.
     """
 
-    def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
-        self.groups = groups
-        self.communicators: EpochCommunicators | None = None
+    def __init__(self, group: Any, connections: list[socket.socket]) -> None:
+        self.group = group
+        self.communicator: EpochCommunicator | None = None
         self._connections = connections
         self._lock = threading.Lock()
 
     def abort(self) -> None:
-        """Shuts all connections and aborts all communicators. May be called from any thread, and repeatedly."""
+        """Shuts all connections and aborts the communicator. May be called from any thread, and repeatedly."""
         with self._lock:
             connections, self._connections = self._connections, []
         close_connections(connections)
-        if self.communicators is not None:
-            self.communicators.abort(RankFailed("the epoch is over"))
+        if self.communicator is not None:
+            self.communicator.abort(RankFailed("the epoch is over"))
 
     def drain(self) -> None:
-        """Waits, after `abort`, until all queued work of the GPU has ended; see `EpochCommunicators.drain`."""
-        if self.communicators is not None:
-            self.communicators.drain()
+        """Waits, after `abort`, until all queued work of the GPU has ended; see `EpochCommunicator.drain`."""
+        if self.communicator is not None:
+            self.communicator.drain()
 
 
 def connect_groups(
     epoch: Epoch,
-    groups: int,
     timeout_s: float,
     stopped: threading.Event,
     gpu: NcclGpu | None = None,
 ) -> EpochGroups:
     """Creates the process groups of an epoch. A collective call of the epoch's members.
 
+    The gloo group listens on the interface in GLOO_SOCKET_IFNAME.
+
     Args:
         epoch: the epoch, whose number distinguishes its groups from those of other epochs in the store.
-        groups: number of gloo groups; they listen on the interface in GLOO_SOCKET_IFNAME.
         timeout_s: seconds to wait for the other members, and later for a peer.
         stopped: event that aborts the rendezvous.
-        gpu: this member's GPU, for an NCCL communicator beside each group; None: no communicators.
+        gpu: this member's GPU, for an NCCL communicator beside the gloo group; None: none.
 
     Raises:
         RankFailed: if `stopped` is set before all have connected, or the others do not join within timeout_s.
@@ -92,11 +92,11 @@ def connect_groups(
 
     def connect() -> None:
         before = open_sockets()
-        process_groups = [_group(f"{epoch.store}/epoch{epoch.number}/{group}", epoch, timeout) for group in range(groups)]
+        group = _group(f"{epoch.store}/epoch{epoch.number}/gloo", epoch, timeout)
         with lock:
             if waited_for:  # if not, gloo closes its sockets, and others may be of the next epoch
                 new = (number for inode, number in open_sockets().items() if inode not in before)
-                epoch_groups.append(EpochGroups(process_groups, connected(new)))
+                epoch_groups.append(EpochGroups(group, connected(new)))
 
     reason = "the epoch was over before all had joined"
     try:
@@ -110,9 +110,9 @@ def connect_groups(
     if not epoch_groups:
         raise RankFailed(f"rank {epoch.rank}: cannot join the other ranks of epoch {epoch.number}: {reason}")
     if gpu is not None:
-        epoch_groups[0].communicators = communicators = EpochCommunicators(gpu)
+        epoch_groups[0].communicator = communicator = EpochCommunicator(gpu)
         try:
-            communicators.make(epoch.store, epoch.number, epoch.rank, len(epoch.members), groups, timeout_s, stopped)
+            communicator.make(epoch.store, epoch.number, epoch.rank, len(epoch.members), timeout_s, stopped)
         except BaseException:
             epoch_groups[0].abort()
             raise

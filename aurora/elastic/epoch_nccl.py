@@ -1,4 +1,4 @@
-"""NCCL in elastic runs: decides whether ranks use it, and creates an epoch's communicators on their GPUs.
+"""NCCL in elastic runs: decides whether ranks use it, and creates an epoch's communicator on their GPUs.
 
 Communicators are created when an epoch's members connect, aborted together when it is over, and never reused.
 """
@@ -97,7 +97,7 @@ def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> NcclGpu | 
 
 POLL_S = 2e-5  # between two looks at a mark on a stream
 POSTING_S = 0.3  # that an abort waits for a call that is being posted
-DRAIN_S = 60.0  # in which all that is queued on the GPU has to end, once the communicators are aborted
+DRAIN_S = 60.0  # in which all that is queued on the GPU has to end, once the communicator is aborted
 
 
 class EpochCalls:
@@ -107,12 +107,12 @@ class EpochCalls:
     inside torch, such as in `item`, ends when the calls are aborted.
 
     Args:
-        epoch: the epoch's communicators.
+        epoch: the epoch's communicator.
         group: torchft's NCCL group; None: the rank is the only member.
         rank, ranks: this member's rank, and the number of members.
     """
 
-    def __init__(self, epoch: "EpochCommunicators", group: Any, rank: int, ranks: int) -> None:
+    def __init__(self, epoch: "EpochCommunicator", group: Any, rank: int, ranks: int) -> None:
         self.rank, self.ranks, self.device = rank, ranks, epoch.gpu.device
         self.timer: Timer = _PolledTimer(epoch.gpu.timer(), epoch)
         self._epoch, self._group = epoch, group
@@ -141,7 +141,7 @@ class EpochCalls:
         return self._epoch.failure
 
     def abort(self, failure: RankFailed) -> None:
-        """Aborts all communicators of the epoch; see `GroupedCalls.abort`."""
+        """Aborts the communicator of the epoch; see `GroupedCalls.abort`."""
         self._epoch.abort(failure)
 
     def abort_group(self) -> None:
@@ -159,7 +159,7 @@ class EpochCalls:
 class _PolledTimer:
     """A Timer whose marks are waited for until the epoch is over, and no longer."""
 
-    def __init__(self, timer: Timer, epoch: "EpochCommunicators") -> None:
+    def __init__(self, timer: Timer, epoch: "EpochCommunicator") -> None:
         self._timer, self._epoch = timer, epoch
         self.mark, self.reached, self.elapsed_s = timer.mark, timer.reached, timer.elapsed_s
 
@@ -172,86 +172,75 @@ class _PolledTimer:
         return self._timer.seconds(mark)
 
 
-class EpochCommunicators:
-    """NCCL communicators of one epoch's members, on this rank's GPU.
+class EpochCommunicator:
+    """NCCL communicator of one epoch's members, on this rank's GPU.
 
     Args:
         gpu: this rank's GPU.
 
     Attributes:
-        calls: EpochCalls of the communicators, once `make` has returned.
+        calls: EpochCalls of the communicator, once its group is made.
     """
 
     def __init__(self, gpu: NcclGpu) -> None:
-        self.gpu, self.calls = gpu, list[EpochCalls]()
-        self._reason: str | None = None  # why the communicators were aborted
+        self.gpu = gpu
+        self.calls: EpochCalls | None = None
+        self._reason: str | None = None  # why the communicator was aborted
         self._changing = threading.Lock()
-        self._begun: list[EpochCalls] = []  # those whose groups there are
 
     @property
     def failure(self) -> RankFailed | None:
-        """Error with which the communicators were aborted (a new object at each read); None: not aborted."""
+        """Error with which the communicator was aborted (a new object at each read); None: not aborted."""
         return None if self._reason is None else RankFailed(self._reason)
 
-    def make(
-        self, store: str, epoch: int, rank: int, ranks: int, count: int, timeout_s: float, stopped: threading.Event
-    ) -> None:
-        """Creates `count` communicators, and connects all pairs of ranks by a first message. A collective call.
+    def make(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float, stopped: threading.Event) -> None:
+        """Creates the communicator, and connects all pairs of ranks by a first message. A collective call.
 
         It runs in a new thread, which is abandoned if the epoch is over before all members have joined.
 
         Args:
             store, epoch, rank, ranks: of the Epoch: its store and number, this rank, and the number of members.
             timeout_s, stopped: as in `connect_groups`.
-            count: number of communicators.
 
         Raises:
             RankFailed: if `stopped` is set before all have connected, or the others do not join within timeout_s.
         """
-        calls: list[EpochCalls] = []
 
         def run() -> None:
             with self.gpu.aside():
-                for index in range(count):
-                    calls.append(self._made(f"{store}/epoch{epoch}/nccl{index}", epoch, rank, ranks, timeout_s))
+                self._connect(f"{store}/epoch{epoch}/nccl", epoch, rank, ranks, timeout_s)
 
         try:
             if call_ends(run, stopped, 0.0, timeout_s):
-                self.calls = calls
                 return
             reason = "the epoch was over before all had joined" if stopped.is_set() else f"nothing within {timeout_s:g} s"
         except (RuntimeError, OSError) as error:
             reason = first_line(error)
-        self.abort(RankFailed(f"rank {rank}: cannot make communicators with the other ranks of epoch {epoch}: {reason}"))
+        self.abort(RankFailed(f"rank {rank}: cannot make a communicator with the other ranks of epoch {epoch}: {reason}"))
         assert self.failure is not None
         raise self.failure
 
-    def _made(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> EpochCalls:
-        """Makes one communicator. Each pair's connections are made in its first call, which takes all ranks."""
-        if ranks == 1:
-            return EpochCalls(self, None, rank, ranks)
-        calls = EpochCalls(self, self.gpu.new_group(store, epoch, rank, ranks, timeout_s), rank, ranks)
+    def _connect(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> None:
+        """Makes the group. Each pair's connections are made in its first call, which takes all ranks."""
+        group = None if ranks == 1 else self.gpu.new_group(store, epoch, rank, ranks, timeout_s)
+        calls = EpochCalls(self, group, rank, ranks)
         with self._changing:
-            self._begun.append(calls)
-            late = self.failure  # aborted while this one was made: `abort` did not know of it
+            self.calls, late = calls, self.failure  # aborted while the group was made: `abort` did not know of it
+        if ranks == 1:
+            return
         if late is not None:
             calls.abort_group()
             raise late
         calls.post(first_call(calls))
         calls.timer.seconds(calls.timer.mark())
-        return calls
 
     def abort(self, failure: RankFailed) -> None:
-        """Aborts all calls. May be called in any thread, and repeatedly.
-
-        Aborting one communicator waits for the GPU, where the calls of another may wait for the same lost rank. So a thread per
-        communicator aborts it, and all threads are started before any is joined.
-        """
+        """Aborts all calls, in a thread: aborting waits for the GPU. May be called in any thread, and repeatedly."""
         with self._changing:
             if self._reason is not None:
                 return
-            self._reason, begun = str(failure), list(self._begun)
-        for calls in begun:
+            self._reason, calls = str(failure), self.calls
+        if calls is not None and calls.ranks > 1:
             threading.Thread(target=calls.abort_group, daemon=True, name="aurora-abort").start()
 
     def drain(self) -> None:

@@ -170,7 +170,7 @@ class Member:
             epoch waits for members that have not reached a restarted lighthouse yet.
         hang_s: if the member's epoch is over and it does not call `join` within `hang_s` seconds, it stops to take part in
             rounds until it does.
-        gpu: this member's GPU, for an NCCL communicator per group; None: epochs have gloo groups only.
+        gpu: this member's GPU, for an NCCL communicator; None: epochs have a gloo group only.
         about: values that must be the same for all members, by description; who differs from the others is refused.
         most: largest number of members of an epoch, the same for all members; later ones are refused.
 
@@ -217,7 +217,7 @@ class Member:
         self.leaving = False
         self._reason = "it does not answer"  # why no epoch begins
         self._refused: AuroraError | None = None
-        self.groups = EpochGroups([], [])
+        self.groups = EpochGroups(None, [])
 
     def join(self, data: Any = None, agreed: bool = False) -> Epoch:
         """Leaves the present epoch, waits for the next one, and returns it.
@@ -249,12 +249,11 @@ class Member:
         self.groups.abort()  # not before: others may still have been reading
         return epoch
 
-    def connect(self, epoch: Epoch, groups: int = 1) -> list[Any]:
-        """Returns new gloo process groups of an epoch's members, aborted when the epoch is over. A collective call.
+    def connect(self, epoch: Epoch) -> None:
+        """Makes the process groups of an epoch's members, aborted when the epoch is over. A collective call.
 
         Args:
             epoch: the result of the last `join`.
-            groups: number of groups.
 
         Raises:
             RankFailed: if the epoch is over before all members have connected.
@@ -262,19 +261,19 @@ class Member:
         """
         self.groups.drain()
         os.environ["GLOO_SOCKET_IFNAME"] = self._interface
-        epoch_groups = connect_groups(epoch, groups, self._timeout_s, self.stopped, self.gpu)
+        epoch_groups = connect_groups(epoch, self._timeout_s, self.stopped, self.gpu)
         with self._changed:
             self.groups = epoch_groups
             if self.stopped.is_set():
                 epoch_groups.abort()
-        return epoch_groups.groups
 
     def transport(self) -> Transport:
-        """Returns a transport over the first group of the last `connect`: NCCL if the member has a GPU, else gloo."""
-        control = EpochTransport(self.groups.groups[0], self.perform)
-        if (communicators := self.groups.communicators) is None:
+        """Returns a transport over the groups of the last `connect`: NCCL if the member has a GPU, else gloo."""
+        control = EpochTransport(self.groups.group, self.perform)
+        if (communicator := self.groups.communicator) is None:
             return control
-        return EpochNcclTransport(communicators.calls[0], control, self._timeout_s)
+        assert communicator.calls is not None, "`connect` has made it"
+        return EpochNcclTransport(communicator.calls, control, self._timeout_s)
 
     def perform(self, call: Callable[[], Any]) -> None:
         """Runs `call`, a collective of the epoch's process groups; raises RankFailed when the epoch is over.
@@ -285,11 +284,10 @@ class Member:
         with lost_others(self._epoch.rank):
             unless_stopped(self.stopped, call)
 
-    def vote(self, group: Any, leave: bool) -> bool:
+    def vote(self, leave: bool) -> bool:
         """Announces to the other members that this one has prepared its step, and waits until all have. A collective call.
 
         Args:
-            group: a process group of the epoch.
             leave: True: request that all members leave the epoch after this step.
 
         Returns:
@@ -299,6 +297,7 @@ class Member:
             RankFailed: if a member is lost; other members may have received all votes nevertheless.
         """
         # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
+        group = self.groups.group
         wish_R = torch.full((group.size(),), leave or self.leaving, dtype=torch.uint8)
         wishes_R = torch.empty_like(wish_R)
         self.perform(lambda: group.alltoall_base(wishes_R, wish_R, [], []).wait())

@@ -9,7 +9,7 @@ reports which steps it has committed and prepared, and `settle` returns the same
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -183,7 +183,7 @@ class StepWork(Protocol):
     def restore(self) -> int:
         """Restores the last checkpoint, when no member holds a usable state. Returns the checkpoint's number of steps."""
 
-    def begin(self, epoch: Epoch, settlement: Settlement, groups: list[Any]) -> None:
+    def begin(self, epoch: Epoch, settlement: Settlement) -> None:
         """Moves state between members, so that together they hold all of it; members in `settlement.stale` start with none.
 
         If the version's epoch is 0, parts that no member holds are read from the checkpoint of that step.
@@ -233,9 +233,9 @@ def run_elastic(member: Member, work: StepWork, on_pause: Callable[[Pause], None
         if settlement.version.step >= work.steps:
             return
         try:
-            groups = member.connect(epoch)
+            member.connect(epoch)
             timer.add("connections_s")
-            work.begin(epoch, settlement, groups)
+            work.begin(epoch, settlement)
             timer.add("moves_s")
             if member.name in settlement.stale:
                 steps = MemberSteps(settlement.version, None, epoch.number)
@@ -243,7 +243,7 @@ def run_elastic(member: Member, work: StepWork, on_pause: Callable[[Pause], None
                 work.prepare()
                 steps = steps.prepare()
                 assert steps.prepared is not None
-                agreed = member.vote(groups[0], leave=steps.prepared.step >= work.steps)
+                agreed = member.vote(leave=steps.prepared.step >= work.steps)
                 steps = steps.commit()
                 work.commit()
                 if (pause := timer.commit(len(epoch.members))) is not None:

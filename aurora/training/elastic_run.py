@@ -207,7 +207,7 @@ def train_member(
             return trainer, about
 
         digest = model_digest(path)
-        work = MemberTraining(load, path, options, output, lambda *_: member.transport(), connection.send, digest=digest)
+        work = MemberTraining(load, path, options, output, lambda: member.transport(), connection.send, digest=digest)
         member = Member(
             (rank_info.host, rank_info.port), f"{host}-{rank_info.local_rank:04d}", timeout_s=rank_info.timeout_s,
             expected=max(options.ranks, options.min_ranks), least=options.min_ranks, gpu=gpu,

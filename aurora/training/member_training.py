@@ -67,7 +67,7 @@ class MemberTraining:
         path: the model's folder.
         options: options of the training.
         output: the run's folder.
-        connect: called with an epoch and its process groups; returns the epoch's transport.
+        connect: returns the transport of the epoch that begins.
         on_final: called with each step once all members know that it is committed.
         prepare: prepares the trainer's next step; None: its own `prepare`.
         digest: digest of the model's files before `load`; OtherRun is raised if they are others when they are read. None: they
@@ -85,7 +85,7 @@ class MemberTraining:
         path: str,
         options: TrainOptions,
         output: Path,
-        connect: Callable[[Epoch, list[Any]], Transport],
+        connect: Callable[[], Transport],
         on_final: Callable[[FinalStep], None],
         prepare: Callable[[], PreparedStep] | None = None,
         digest: str | None = None,
@@ -140,9 +140,9 @@ class MemberTraining:
         self._saved = self.step
         return self.step
 
-    def begin(self, epoch: Epoch, settlement: Settlement, groups: list[Any]) -> None:
+    def begin(self, epoch: Epoch, settlement: Settlement) -> None:
         """Moves state so that the epoch's members hold all of it; see StepWork."""
-        self._epoch, self._transport = epoch, self._connect(epoch, groups)
+        self._epoch, self._transport = epoch, self._connect()
         trainer, transport, version = self._trainer, self._transport, settlement.version
         state, (slots, min_replicas) = trainer.state, trainer.slots_among(len(epoch.members))
         cluster = alike_ranks(nodes_of(epoch.members, slots, state.layers[0].count, min_replicas))
@@ -293,9 +293,9 @@ def take_steps(
         if transport.rank == 0:
             steps.remarks += log_step(output / LOG, final.step)
 
-    work = MemberTraining(load, path, options, output, lambda *_: transport, log, prepare)
+    work = MemberTraining(load, path, options, output, lambda: transport, log, prepare)
     version = Version(0, work.restore())
-    work.begin(Epoch(1, tuple(members), {}, transport.rank), Settlement(version, frozenset(), frozenset()), [])
+    work.begin(Epoch(1, tuple(members), {}, transport.rank), Settlement(version, frozenset(), frozenset()))
     while work.step < work.steps:
         work.prepare()
         work.commit()

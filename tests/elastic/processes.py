@@ -29,9 +29,9 @@ def run_member(connection, _info, address, name, steps, step_s, options):
                 time.sleep(0.01)
 
     class Work(SummedSteps):
-        def begin(self, epoch, settlement, groups):
+        def begin(self, epoch, settlement):
             self.epoch = epoch.number
-            super().begin(epoch, settlement, groups)
+            super().begin(epoch, settlement)
 
     member = Member(address, name, timeout_s=PATIENCE_S, **options)
     work = Work(member, steps, step_s, on_commit=committed)

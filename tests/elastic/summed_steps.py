@@ -21,8 +21,8 @@ class SummedSteps:
     def restore(self):
         raise AssertionError("a member always holds the sum")
 
-    def begin(self, epoch, settlement, groups):
-        group = self._group = groups[0]
+    def begin(self, epoch, settlement):
+        group = self._group = self.member.groups.group
         self._members = len(epoch.members)
         state = torch.tensor([self.total, self.step], dtype=torch.float64)
         options = BroadcastOptions()

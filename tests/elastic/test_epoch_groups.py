@@ -28,7 +28,7 @@ def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(m
         assert {end.fileno() for end in made} == numbers
 
     monkeypatch.setattr(epoch_groups, "_group", group)
-    epoch_groups.connect_groups(EPOCH, 1, 20.0, threading.Event()).abort()
+    epoch_groups.connect_groups(EPOCH, 20.0, threading.Event()).abort()
     for end in made:
         end.settimeout(300)
         assert end.recv(1) == b""
@@ -46,7 +46,7 @@ def test_groups_that_are_made_when_the_next_epoch_has_begun_are_given_up_alone(m
 
     monkeypatch.setattr(epoch_groups, "_group", group)
     with pytest.raises(RankFailed, match="the epoch was over before all had joined"):
-        epoch_groups.connect_groups(EPOCH, 1, 20.0, stopped)
+        epoch_groups.connect_groups(EPOCH, 20.0, stopped)
     stopped.clear()  # the next epoch, and one of its connections
     ours, others = socket.socketpair()
     taken = []

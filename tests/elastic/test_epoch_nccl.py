@@ -1,4 +1,4 @@
-"""NCCL communicators of epochs on an emulated GPU: what waits for a lost peer is aborted, once, and the next epoch goes on."""
+"""NCCL communicator of epochs on an emulated GPU: what waits for a lost peer is aborted, once, and the next epoch goes on."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.elastic import epoch_nccl
-from aurora.elastic.epoch_nccl import EpochCommunicators, EpochNcclTransport, NcclGpu
+from aurora.elastic.epoch_nccl import EpochCommunicator, EpochNcclTransport, NcclGpu
 from aurora.errors import RankFailed
 from aurora.runtime.transports import nccl
 from aurora.types import Network
@@ -24,8 +24,8 @@ from tests.elastic.summed_steps import SummedSteps
 class ExchangedSteps(SummedSteps):
     """Each step also exchanges, over the GPUs, the step's number between all members; and each epoch begins with one."""
 
-    def begin(self, epoch, settlement, groups):
-        super().begin(epoch, settlement, groups)
+    def begin(self, epoch, settlement):
+        super().begin(epoch, settlement)
         self._transport = self.member.transport()
         self._exchange(-1)
 
@@ -65,7 +65,7 @@ def check_aborted_once(gpu):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_members_that_wait_for_a_lost_one_are_freed_and_go_on_with_new_communicators(lighthouse, waits):
+def test_members_that_wait_for_a_lost_one_are_freed_and_go_on_with_new_communicator(lighthouse, waits):
     members = Threads(lighthouse)
     dies = {"b": (0, 6)}  # in the second call of an exchange
     gpus = {name: exchanging(members, name, 20, dies.get(name), waits=waits) for name in "abc"}
@@ -78,7 +78,7 @@ def test_members_that_wait_for_a_lost_one_are_freed_and_go_on_with_new_communica
         assert len(gpus[name].groups) == 2
 
 
-def test_a_member_that_is_lost_while_communicators_are_made_costs_no_step(lighthouse, monkeypatch):
+def test_a_member_that_is_lost_while_communicator_are_made_costs_no_step(lighthouse, monkeypatch):
     monkeypatch.setattr("aurora.elastic.member.ROUND_S", 0.1)  # the steps are over soon
     joined, members = threading.Event(), Threads(lighthouse)
 
@@ -109,22 +109,22 @@ class Stuck(EmulatedGpu):
 
 
 def alone(gpu, ranks=1):
-    communicators = EpochCommunicators(gpu)
-    communicators.make("", 1, 0, ranks, 1, 60.0, threading.Event())
-    return communicators
+    communicator = EpochCommunicator(gpu)
+    communicator.make("", 1, 0, ranks, 60.0, threading.Event())
+    return communicator
 
 
 def test_who_waits_goes_on_although_an_aborted_call_does_not_end(monkeypatch):
     monkeypatch.setattr(epoch_nccl, "DRAIN_S", 0.05)
     gpu = Stuck(waits=False)
-    communicators = alone(gpu)
-    transport = EpochNcclTransport(communicators.calls[0], None, 60.0)
+    communicator = alone(gpu)
+    transport = EpochNcclTransport(communicator.calls, None, 60.0)
     gpu.post(lambda: None)
-    threading.Timer(0.05, communicators.abort, [RankFailed("the epoch is over")]).start()
+    threading.Timer(0.05, communicator.abort, [RankFailed("the epoch is over")]).start()
     with pytest.raises(RankFailed, match="the epoch is over"):
         transport.wait()
     with pytest.raises(RuntimeError, match=r"aborted calls did not end within 0\.05 s"):
-        communicators.drain()
+        communicator.drain()
 
 
 def test_an_error_of_the_gpu_shows_before_a_vote():
@@ -132,17 +132,17 @@ def test_an_error_of_the_gpu_shows_before_a_vote():
         def reached(self, mark):
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it")
 
-    transport = EpochNcclTransport(alone(Broken()).calls[0], None, 60.0)
+    transport = EpochNcclTransport(alone(Broken()).calls, None, 60.0)
     with pytest.raises(RankFailed, match=r"rank 0 lost the others: CUDA error: an illegal memory access was encountered$"):
         transport.wait()
 
 
 def test_what_was_received_by_an_aborted_call_is_not_given_to_anyone():
     """The call is aborted and has ended before its receiver looks."""
-    communicators = alone(EmulatedGpu())
-    transport = EpochNcclTransport(communicators.calls[0], None, 60.0)
-    communicators.abort(RankFailed("first"))
-    communicators.abort(RankFailed("second"))
+    communicator = alone(EmulatedGpu())
+    transport = EpochNcclTransport(communicator.calls, None, 60.0)
+    communicator.abort(RankFailed("first"))
+    communicator.abort(RankFailed("second"))
     with pytest.raises(RankFailed, match="first"):
         transport.wait()
 
@@ -165,7 +165,7 @@ def test_a_grouped_call_that_fails_leaves_no_group_open():
             self.open -= 1
 
     group = Failing()
-    calls = epoch_nccl.EpochCalls(EpochCommunicators(EmulatedGpu()), group, 0, 2)
+    calls = epoch_nccl.EpochCalls(EpochCommunicator(EmulatedGpu()), group, 0, 2)
     with pytest.raises(RuntimeError, match="was aborted"):
         calls.post([nccl.End(1, True, torch.zeros(1))])
     assert group.open == 0

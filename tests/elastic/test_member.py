@@ -161,8 +161,8 @@ def test_members_that_hold_too_little_go_back_together(lighthouse):
             self.step, self.total = 2, 3.0
             return self.step
 
-        def begin(self, epoch, settlement, groups):
-            super().begin(epoch, settlement, groups)
+        def begin(self, epoch, settlement):
+            super().begin(epoch, settlement)
             if len(epoch.members) == 4 and not restored.is_set():
                 raise StateLost("of the sum")
 

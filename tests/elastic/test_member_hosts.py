@@ -36,8 +36,8 @@ def stay(connection, rank_info, host):
     member = Member(address, "stays", expected=2)
 
     class Work(SummedSteps):
-        def begin(self, epoch, settlement, groups):
-            super().begin(epoch, settlement, groups)
+        def begin(self, epoch, settlement):
+            super().begin(epoch, settlement)
             if len(epoch.members) == 1:
                 connection.send(time.monotonic())
 

@@ -120,9 +120,9 @@ class Crew:
 
         def one(rank_info):
             work = self.works[names[rank_info.rank]]
-            work._connect = lambda epoch, _: MemoryTransport(transports, epoch.rank)
+            work._connect = lambda: MemoryTransport(transports, rank_info.rank)
             try:
-                work.begin(Epoch(self.epoch, names, {}, rank_info.rank), Settlement(version, frozenset(), frozenset(stale)), [])
+                work.begin(Epoch(self.epoch, names, {}, rank_info.rank), Settlement(version, frozenset(), frozenset(stale)))
             except StateLost as error:
                 return str(error)
 

@@ -54,7 +54,7 @@ def test_members_lost_in_an_exchange_in_a_first_call_and_in_a_migration_cost_no_
         gpu = gpus[name] = EmulatedGpu(on_call)
         load = partial(load_trainer, model, gpu.device, samples_NT, OPTIONS)
         member = members.make(
-            name, lambda member: MemberTraining(load, model, OPTIONS, tmp_path, lambda *_: member.transport(), final), gpu
+            name, lambda member: MemberTraining(load, model, OPTIONS, tmp_path, lambda: member.transport(), final), gpu
         )
 
     with Lighthouse() as lighthouse:
