@@ -95,7 +95,7 @@ class SimulatedChoice:
         return with_time_slice(plan, simulated) if options.time_slice == "auto" else plan
 
 
-def with_time_slice(plan: Plan, profiles: Sequence[Profile], among: Sequence[str] = AUTO_TIME_SLICES) -> Plan:
+def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     """Returns a plan of several models or micro-batches with the time slice whose simulated time is shortest.
 
     The simulation covers the profiles' first windows, at most TRANSFERS transfers. If TRANSFERS do not allow one window, the
@@ -104,12 +104,11 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile], among: Sequence[str
     Args:
         plan: a plan of several models, or of several micro-batches of one.
         profiles: one profile per model.
-        among: the time slices to choose from.
     """
     if not (first := _first_windows(plan.cluster, profiles, plan.options.micro_batches)):
         return plan
-    sliced = [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in among]
-    return sliced[0] if len(sliced) == 1 else min(sliced, key=lambda choice: simulate_plan(choice, first).seconds)
+    sliced = [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in AUTO_TIME_SLICES]
+    return min(sliced, key=lambda choice: simulate_plan(choice, first).seconds)
 
 
 def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int) -> Plan:
@@ -205,7 +204,7 @@ def _choosable(cluster: Cluster) -> bool:
     return len(set(server_G)) not in (len(server_G), 1)
 
 
-def simulated_seconds(plan: Plan, profiles: Sequence[Profile], parts: int | None = None) -> float:
+def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
     """Returns the simulated seconds of the profiles' first windows, at most TRANSFERS transfers.
 
     If one window has more transfers, some evenly spaced layers of it are simulated.
@@ -213,10 +212,8 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile], parts: int | None
     Args:
         plan: the plan.
         profiles: one profile per model.
-        parts: largest number of micro-batches of the plans to compare, so that all cover the same windows; None: the plan's.
     """
-    parts = plan.options.micro_batches if parts is None else parts
-    some, layers_M = _excerpt(plan.cluster, profiles, parts)
+    some, layers_M = _excerpt(plan.cluster, profiles, plan.options.micro_batches)
     served, cut = cut_traffic(plan, some)
     program = compile_plan(served)
     return simulated_span_s(program.at_layers([layers_M[model] for model in program.plan_model_M]), plan.cluster, cut)

@@ -178,30 +178,27 @@ def scenario_of(
     return scenarios.Exclusive(cluster, profiles, options, domains)
 
 
-def scenario_of_plan(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Scenario:
+def scenario_of_plan(plan: Plan, profiles: Sequence[Profile]) -> Scenario:
     """Returns the Scenario of an existing plan, to price other placements on given traffic by the plan's own objective."""
     hierarchy_M = tuple(model.hierarchy for model in plan.models)
     hierarchical = any(hierarchy is not None for hierarchy in hierarchy_M)
     options = replace(plan.options, all_to_all="hierarchical" if hierarchical else "flat")
-    scenario = scenario_of(plan.cluster, profiles, options, domains)
+    scenario = scenario_of(plan.cluster, profiles, options)
     return replace(scenario, hierarchy_M=hierarchy_M)
 
 
-def layer_seconds(
-    plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile] = ()
-) -> FloatArray:
+def layer_seconds(plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile]) -> FloatArray:
     """Returns the seconds of each layer by the plan's objective and aim under given placements.
 
     Args:
         plan: gives the cluster, the objective, the aim, and the hierarchies of all-to-alls.
         placements: one Placement per model.
         profiles: one profile per model.
-        domains: further profiles that the placement of a single model must serve.
 
     Returns:
         (L,) float64; L is the number of layers, of several models the largest one.
     """
-    return scenario_of_plan(plan, profiles, domains).seconds(placements)
+    return scenario_of_plan(plan, profiles).seconds(placements)
 
 
 def order_model(

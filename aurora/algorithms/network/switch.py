@@ -285,10 +285,10 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
     )
 
 
-def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> float:
+def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network) -> float:
     """Returns the predicted seconds of a flat or hierarchical all-to-all; arguments as in `timed_steps`."""
     switch = Switch(network, rows=int(np.count_nonzero(bytes_SGG)))
-    switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
+    switch.perform([switch.open(order, bytes_GG) for bytes_GG in bytes_SGG])
     return switch.now_s
 
 

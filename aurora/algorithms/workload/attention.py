@@ -69,7 +69,7 @@ KV_BITS = 16  # of a cached number, unless the engine is told otherwise
 INDEX_BYTES = 132  # of an indexer's cached key of 128 numbers: fp8, and a scale of 4 bytes (DeepSeek-V3.2's vLLM recipe)
 
 
-def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
+def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1) -> float:
     """Returns the bytes of KV cache that each further token of a long sequence takes on one GPU.
 
     Caches of sliding windows and linear attention do not grow; `kv_bytes_per_sequence` counts them.
@@ -78,7 +78,6 @@ def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: i
         config: the content of a transformers config.json.
         tensor: number of ranks of tensor parallelism. They divide the KV heads, up to one head per rank; latent and shared
             heads are on all ranks.
-        kv_bits: bits of a cached number.
 
     Raises:
         BadInput: if the config does not tell its attention.
@@ -89,7 +88,7 @@ def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: i
         (131072.0, 16384.0)
     """
     grow = [group for group in attention_layers(config) if group.grows]
-    return sum((entry_bytes(group, tensor, kv_bits) / group.ratio * group.layers for group in grow), start=0.0)
+    return sum((entry_bytes(group, tensor) / group.ratio * group.layers for group in grow), start=0.0)
 
 
 def known_kv_bytes(config: Mapping[str, Any]) -> float | None:
@@ -100,33 +99,31 @@ def known_kv_bytes(config: Mapping[str, Any]) -> float | None:
         return None
 
 
-def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
+def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1) -> float:
     """Returns the bytes of cache of fixed size that a long sequence takes on one GPU: sliding windows and linear attention.
 
     Args:
         config: the content of a transformers config.json.
         tensor: ranks of tensor parallelism.
-        kv_bits: bits of a cached number.
 
     Raises:
         BadInput: if the config does not tell its attention.
     """
     total = 0.0
     for group in attention_layers(config):
-        window = group.window * (entry_bytes(group, tensor, kv_bits) - group.index_bytes)
+        window = group.window * (entry_bytes(group, tensor) - group.index_bytes)
         total += group.layers * (window + group.state * group.state_bits / 8 / min(tensor, max(group.kv_heads, 1)))
     return total
 
 
-def entry_bytes(layers: AttentionLayers, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
+def entry_bytes(layers: AttentionLayers, tensor: int = 1) -> float:
     """Returns the bytes of one cache entry of a layer on one GPU, its indexer's entry included.
 
     Args:
         layers: layers of one kind, of which it prices one.
         tensor: ranks of tensor parallelism.
-        kv_bits: bits of a cached number.
     """
-    return layers.cached * kv_bits / 8 / min(tensor, max(layers.kv_heads, 1)) + layers.index_bytes
+    return layers.cached * KV_BITS / 8 / min(tensor, max(layers.kv_heads, 1)) + layers.index_bytes
 
 
 def attention_layers(config: Mapping[str, Any]) -> tuple[AttentionLayers, ...]:

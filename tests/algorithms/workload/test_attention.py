@@ -33,7 +33,6 @@ def test_grouped_heads_are_split_as_far_as_there_are():
     assert kv_bytes_per_token(GROUPED) == 4 * a_layer
     assert kv_bytes_per_token(GROUPED, tensor=2) == 4 * a_layer / 2
     assert kv_bytes_per_token(GROUPED, tensor=8) == 4 * a_layer / 2
-    assert kv_bytes_per_token(GROUPED, kv_bits=8) == 4 * a_layer / 2
 
 
 def test_latent_attention_is_whole_on_every_rank():
