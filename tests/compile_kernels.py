@@ -14,7 +14,6 @@ import numpy as np
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_plan, check_schedule
-from aurora.algorithms.control.move_rounds import move_sequence
 from aurora.algorithms.network.switch import timed
 from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, warm_up
@@ -66,7 +65,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     *(partial(order, name) for name in ORDER),
     simulate,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
-    partial(move_sequence, np.array([[[0], [1]]]), np.array([[[1], [0]]])),
     partial(split_least_largest, np.ones((1, 2)), np.array([[0], [1]])),
     *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),
