@@ -15,8 +15,7 @@ from aurora.algorithms.alltoall.open_shop import NO_CUTS, all_pairs, dense, open
 from aurora.algorithms.alltoall.split_transfers import matchings, openshop_best
 from aurora.algorithms.network.port_bounds import one_to_one_bound, pair_seconds
 from aurora.types import Network, Order
-from aurora.types.arrays import IntArray, read_only
-from aurora.types.compiled import njit
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.schedule import rotated_pairs
 
 
@@ -80,7 +79,7 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
         free = network.without_startup
         tick_s = max(one_to_one_bound(bytes_GG, free), 1e-300) / 2**40
         work_GG = np.ceil(pair_seconds(bytes_GG, free) / tick_s).astype(np.int64)
-    _, partner_XG, units_XG = slots(read_only(work_GG), SLOTS * n if most is None else most)
+    _, partner_XG, units_XG = slots(work_GG, SLOTS * n if most is None else most)
     slot_X, src_X = np.nonzero(units_XG)
     row_X3 = np.stack([src_X, partner_XG[slot_X, src_X], units_XG[slot_X, src_X]], axis=1)
     left_GG = work_GG.copy()
@@ -89,20 +88,18 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
         src_X, dst_X = dense(left_GG.astype(np.float64), np.zeros(2 * n), NO_CUTS, np.inf)[0].T
         row_X3 = np.concatenate([row_X3, np.stack([src_X, dst_X, left_GG[src_X, dst_X]], axis=1)])
     pairs_X2 = with_silent_pairs(row_X3[:, :2], work_GG)
-    return Order("birkhoff", pairs_X2, share_X2=_shares(read_only(work_GG), row_X3, len(pairs_X2)))
+    silent_X2 = np.full((len(pairs_X2) - len(row_X3), 2), (0.0, 1.0))
+    return Order("birkhoff", pairs_X2, share_X2=np.concatenate([_shares(work_GG, row_X3), silent_X2]))
 
 
-@njit(cache=True)
-def _shares(work_GG, row_X3, rows):
-    """(rows, 2) the part of its pair's work that each row carries, from and to; rows beyond row_X3 carry all of it."""
-    share_X2 = np.zeros((rows, 2))
-    share_X2[:, 1] = 1.0
-    done_GG = np.zeros_like(work_GG)
-    for row in range(len(row_X3)):
-        src, dst, units = row_X3[row, 0], row_X3[row, 1], row_X3[row, 2]
-        share_X2[row, 0] = done_GG[src, dst] / work_GG[src, dst]
-        done_GG[src, dst] += units
-        share_X2[row, 1] = done_GG[src, dst] / work_GG[src, dst]
+def _shares(work_GG: IntArray, row_X3: IntArray) -> FloatArray:
+    """(X, 2) the part of its pair's work that each row carries, from and to; the rows of a pair carry all of it."""
+    pair_X = row_X3[:, 0] * len(work_GG) + row_X3[:, 1]
+    by_pair = np.argsort(pair_X, kind="stable")
+    work_P, pair_X, units_X = work_GG.ravel(), pair_X[by_pair], row_X3[by_pair, 2]
+    upto_X = units_X.cumsum() - (work_P.cumsum() - work_P)[pair_X]
+    share_X2 = np.empty((len(row_X3), 2))
+    share_X2[by_pair] = np.stack([upto_X - units_X, upto_X], axis=1) / work_P[pair_X, None]
     return share_X2
 
 

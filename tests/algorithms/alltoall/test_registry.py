@@ -14,6 +14,7 @@ from aurora.algorithms.network.port_bounds import fluid_bound, one_to_one_bound,
 from aurora.algorithms.network.switch import timed
 from aurora.types import Network, Order
 from tests.strategies import traffics_on_ports
+from tests.without_compiler import printed
 
 
 def schedule(method, bytes_GG, network):
@@ -151,6 +152,15 @@ def test_each_slot_is_as_long_as_possible(n, count, random):
         assert (units == length).all()
         left[np.arange(n), partner] -= units
     assert not left.any()
+
+
+def test_slots_are_the_same_without_a_compiler():
+    code = (
+        "import numpy as np; from aurora.algorithms.alltoall.decomposition import slots;"
+        "print([each.tolist() for each in slots(np.random.default_rng(0).integers(0, 9, (6, 6)), 20)])"
+    )
+    compiled, plain = printed(code)
+    assert compiled == plain
 
 
 def test_fattest_matchings_need_few_slots():
