@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from aurora.algorithms.alltoall import split_transfers_core as core
 from aurora.algorithms.alltoall.open_shop import (
     DRAWS,
     MOST_CUTS,
@@ -22,8 +23,7 @@ from aurora.algorithms.alltoall.open_shop import (
 )
 from aurora.algorithms.network.port_bounds import longest_port, pair_rates, pair_seconds
 from aurora.types import Network, Order
-from aurora.types.arrays import FloatArray, IntArray, locked
-from aurora.types.compiled import njit
+from aurora.types.arrays import FloatArray, IntArray
 
 MOST_SPREAD = 3.0  # longest transfer over shortest up to which rounds are tried; beyond, dense schedules are shorter
 LEAST_SLACK = 0.4  # of a port, in standard deviations of the transfers' durations: what a wait is divided by at least
@@ -146,59 +146,12 @@ def shortest_whole(seconds_GG: FloatArray, known_s: float) -> DenseSchedule | No
 
     Source: Giffler & Thompson 1960.
     """
-    n = len(seconds_GG)
-    waits_GG = seconds_GG > 0
-    left_s = np.concatenate([seconds_GG.sum(axis=1), seconds_GG.sum(axis=0)])
-    rows = int(waits_GG.sum())
-    pairs_X2, best_X2 = np.zeros((2, rows, 2), dtype=np.int64)
-    start_s_X, best_s_X = np.zeros((2, rows))
-    best_s = _branch(seconds_GG, waits_GG, np.zeros(2 * n), left_s, pairs_X2, start_s_X, 0, best_X2, best_s_X, known_s)
-    if best_s >= known_s:
+    pairs_X2, start_s_X, makespan_s = core.shortest_active(np.array(seconds_GG, np.float64, order="C"), known_s)
+    if makespan_s >= known_s:
         return None
-    by_start = np.argsort(best_s_X, kind="stable")
-    pairs_X2, start_s_X = best_X2[by_start], best_s_X[by_start]
-    return DenseSchedule(pairs_X2, np.stack([start_s_X, start_s_X + seconds_GG[*pairs_X2.T]], axis=1), float(best_s))
-
-
-@njit(cache=True, nogil=True)
-def _branch(took_GG, waits_GG, free_s, left_s, pairs_X2, start_s_X, depth, best_X2, best_s_X, best_s):
-    """Extends the first `depth` transfers in pairs_X2 in every way; returns the best makespan, and fills best_X2 and best_s_X.
-
-    free_s (2 n,) is when each port is free, and left_s (2 n,) the seconds that it still has to carry; senders first.
-    """
-    n = took_GG.shape[0]
-    lower_s = 0.0
-    for port in range(2 * n):
-        lower_s = max(lower_s, free_s[port] + left_s[port])
-    if lower_s >= best_s * (1 - 1e-12):
-        return best_s
-    if depth == len(pairs_X2):
-        best_X2[:] = pairs_X2
-        best_s_X[:] = start_s_X
-        return lower_s
-    first_s = np.inf
-    src = dst = -1
-    for i in range(n):
-        for j in range(n):
-            if waits_GG[i, j] and max(free_s[i], free_s[n + j]) + took_GG[i, j] < first_s:
-                first_s = max(free_s[i], free_s[n + j]) + took_GG[i, j]
-                src, dst = i, j
-    for i in range(n):
-        for j in range(n):
-            start_s = max(free_s[i], free_s[n + j])
-            if waits_GG[i, j] and (i == src or j == dst) and start_s < first_s:  # conflicts with the transfer that ends first
-                took = took_GG[i, j]
-                before = free_s[i], free_s[n + j], left_s[i], left_s[n + j]
-                pairs_X2[depth] = i, j
-                start_s_X[depth] = start_s
-                waits_GG[i, j] = False
-                free_s[i] = free_s[n + j] = start_s + took
-                left_s[i] -= took
-                left_s[n + j] -= took
-                best_s = _branch(took_GG, waits_GG, free_s, left_s, pairs_X2, start_s_X, depth + 1, best_X2, best_s_X, best_s)
-                waits_GG[i, j] = True
-                free_s[i], free_s[n + j], left_s[i], left_s[n + j] = before
-    return best_s
+    by_start = np.argsort(start_s_X, kind="stable")
+    pairs_X2, start_s_X = pairs_X2[by_start], start_s_X[by_start]
+    return DenseSchedule(pairs_X2, np.stack([start_s_X, start_s_X + seconds_GG[*pairs_X2.T]], axis=1), makespan_s)
 
 
 WORTH = 0.002  # time that a further message must save, as a share of the bound
@@ -262,7 +215,7 @@ class CutShop:
             startup_s, rate_Bps = self._startups[src][dst], self._rates[src][dst]
             rest = self._bytes[src][dst] - first
             cut_C4[at] = src, dst, startup_s + first / rate_Bps, startup_s + rest / rate_Bps
-        return DenseSchedule(*dense(self.seconds_GG, bias_s, locked(cut_C4), limit_s))  # locked as NO_CUTS: compiled once
+        return dense(self.seconds_GG, bias_s, cut_C4, limit_s)
 
     def useful_cuts(self, schedule: DenseSchedule, cuts: Sequence[Cut]) -> list[Cut]:
         """Returns further cuts for a schedule with `cuts`; each would remove a wait of a port that ends last.
@@ -272,7 +225,7 @@ class CutShop:
         """
         cut_pairs = {cut[:2] for cut in cuts}
         more: list[Cut] = []
-        for src, dst, into_s in _blocking_transfers(self.ranks, schedule.pairs_X2, schedule.span_s_X2, 1e-9 * self.bound_s):
+        for src, dst, into_s in core.blocking_transfers(self.ranks, schedule.pairs_X2, schedule.span_s_X2, 1e-9 * self.bound_s):
             first = math.ceil((into_s - self._startups[src][dst]) * self._rates[src][dst] - 1e-6)
             if 0 < first < self._bytes[src][dst] and (src, dst) not in cut_pairs:
                 more.append((src, dst, first))
@@ -349,28 +302,3 @@ def best_split(shop: CutShop, whole: DenseSchedule, tries: int, rng: np.random.G
             if now.makespan_s + len(cuts) * price_s < best_s:
                 best, best_s, best_cuts = now, now.makespan_s + len(cuts) * price_s, list(cuts)
     return best, best_cuts
-
-
-@njit(cache=True)
-def _blocking_transfers(n, pairs_X2, span_s_X2, least_s):
-    """The transfers that make the last ports to end wait for least_s or longer.
-
-    Each is (source, destination, seconds into the transfer at which the wait begins).
-    """
-    blocking = []
-    last = np.argmax(span_s_X2[:, 1])
-    for side in range(2):
-        own_X, other_X = pairs_X2[:, side], pairs_X2[:, 1 - side]
-        port = own_X[last]
-        latest_s = np.full(n, -1.0)  # when the port begins its last transfer with each partner
-        for row in np.flatnonzero(own_X == port):
-            latest_s[other_X[row]] = span_s_X2[row, 0]
-        free_s = 0.0
-        for row in np.flatnonzero(own_X == port):
-            if span_s_X2[row, 0] - free_s > least_s:
-                for busy in range(row):
-                    begun = span_s_X2[busy, 0] < free_s < span_s_X2[busy, 1]
-                    if begun and own_X[busy] != port and latest_s[other_X[busy]] > free_s:
-                        blocking.append((pairs_X2[busy, 0], pairs_X2[busy, 1], free_s - span_s_X2[busy, 0]))
-            free_s = span_s_X2[row, 1]
-    return blocking
