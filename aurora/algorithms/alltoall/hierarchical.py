@@ -1,6 +1,6 @@
 """Hierarchical all-to-alls: counts the rows that travel from rank to rank in each step, and chooses the ranks that carry them.
 
-Levelling: ranks of a server hand rows to each other, so that its NICs carry equally many. Compiled.
+Levelling: ranks of a server hand rows to each other, so that its NICs carry equally many.
 """
 
 import math
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aurora.algorithms.alltoall import hierarchical_core as core
 from aurora.types import Hierarchy, Network
-from aurora.types.arrays import IntArray, read_only
-from aurora.types.compiled import njit
+from aurora.types.arrays import IntArray
 from aurora.types.schedule import MOST_ROWS
 
 
@@ -35,7 +35,7 @@ def carriers(sent_GN: IntArray, hierarchy: Hierarchy) -> IntArray:
     if hierarchy.parts > 1:
         assert hierarchy.level_from is not None
         sent_GN = np.ascontiguousarray(sent_GN)
-        _hand_over(carrier_GNC, sent_GN, hierarchy.member_G, hierarchy.first_N, hierarchy.chunks, hierarchy.level_from)
+        core.hand_over(carrier_GNC, sent_GN, hierarchy.member_G, hierarchy.first_N, hierarchy.chunks, hierarchy.level_from)
     return carrier_GNC
 
 
@@ -52,43 +52,6 @@ def level_from(chunks: int, row_bytes: int, network: Network) -> int | None:
     assert network.servers is not None
     row_s = row_bytes / network.servers.nic_Bps - row_bytes / float(network.out_Bps_G.min())
     return math.ceil(np.clip(chunks * float(network.startup_s_G.max()) / row_s, 1, MOST_ROWS)) if row_s > 0 else None
-
-
-@njit(cache=True)
-def _hand_over(carrier_GNC, sent_GN, member_G, first_N, chunks, level_from):
-    """Sets the carriers of parts that are handed over."""
-    servers, pieces = sent_GN.shape[1], carrier_GNC.shape[2]
-    parts = pieces // chunks
-    carried_M, giver_M = np.zeros(len(member_G), np.int64), np.zeros(len(member_G), np.int64)
-    for home in range(servers):
-        members = member_G[first_N[home] : first_N[home + 1]]
-        for server in range(servers):
-            total, givers = 0, 0
-            for rank in members:
-                total += sent_GN[rank, server]
-            for local in range(len(members)):
-                carried_M[local] = 0
-                if server != home and len(members) * (sent_GN[members[local], server] - level_from) >= total:
-                    giver_M[givers] = local
-                    givers += 1
-            for chunk in range(chunks if givers else 0):
-                for local in range(len(members)):
-                    rows = sent_GN[members[local], server]
-                    carried_M[local] += rows * (chunk + 1) // chunks - rows * chunk // chunks
-                handed, piece = True, (chunk + 1) * parts
-                while handed and piece > chunk * parts:
-                    handed, piece = False, piece - 1
-                    for giver in giver_M[:givers]:
-                        rows, least = sent_GN[members[giver], server], server % len(members)
-                        size = rows * (piece + 1) // pieces - rows * piece // pieces
-                        for local in range(len(members)):
-                            if carried_M[local] < carried_M[least]:
-                                least = local
-                        if size > 0 and carried_M[least] + size < carried_M[giver]:
-                            carried_M[least] += size
-                            carried_M[giver] -= size
-                            carrier_GNC[members[giver], server, piece] = members[least]
-                            handed = True
 
 
 class HierarchicalRows(NamedTuple):
@@ -155,8 +118,8 @@ def hop_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> HopRows:
     carrier_GNC = carriers(rows.sent_GN, hierarchy)
     carried_SGG, forwarded_SGG = np.zeros((2, hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
     sent_GN, needed_GCG = np.ascontiguousarray(rows.sent_GN), np.ascontiguousarray(rows.needed_GCG)
-    servers = map(read_only, (hierarchy.server_G, hierarchy.member_G, hierarchy.first_N, hierarchy.gateway_GN))
-    _add_hops(carried_SGG, forwarded_SGG, sent_GN, needed_GCG, carrier_GNC, *servers, hierarchy.parts)
+    servers = hierarchy.server_G, hierarchy.member_G, hierarchy.first_N, hierarchy.gateway_GN
+    core.add_hops(carried_SGG, forwarded_SGG, sent_GN, needed_GCG, carrier_GNC, *servers, hierarchy.parts)
     return HopRows(carrier_GNC, carried_SGG, forwarded_SGG)
 
 
@@ -173,30 +136,3 @@ def step_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> IntArray:
         (steps, G, G) int64, rows from rank (row) to rank (column) in each step.
     """
     return hop_rows(rows, hierarchy).total_SGG
-
-
-@njit(cache=True)
-def _add_hops(carried_SGG, forwarded_SGG, sent_GN, needed_GCG, carrier_GNC, server_G, member_G, first_N, gateway_GN, parts):
-    """Adds the rows of every piece: to its carrier, from there to the gateway, and from there to the ranks that need them."""
-    ranks, servers, pieces = carrier_GNC.shape
-    for source in range(ranks):
-        for server in range(servers):
-            whole, remainder = sent_GN[source, server] // pieces, sent_GN[source, server] % pieces
-            passed = 0  # of the rows that are left, in parts of a row
-            for piece in range(pieces):
-                passed += remainder
-                more = passed >= pieces
-                rows, passed = whole + more, passed - pieces * more
-                if rows == 0:
-                    continue
-                step, at = piece // parts, source
-                if server != server_G[source]:
-                    carrier = carrier_GNC[source, server, piece]
-                    if carrier != source:
-                        carried_SGG[step, source, carrier] += rows
-                        step += 1
-                    at = gateway_GN[carrier, server]
-                    carried_SGG[step, carrier, at] += rows
-                    step += 1
-                for rank in member_G[first_N[server] : first_N[server + 1]]:
-                    forwarded_SGG[step, at, rank] += needed_GCG[source, piece, rank]

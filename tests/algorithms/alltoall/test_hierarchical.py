@@ -9,6 +9,7 @@ from aurora.algorithms.alltoall.hierarchical import carriers, hierarchical_rows,
 from aurora.errors import BadInput
 from aurora.types import Hierarchy, Network, Servers
 from aurora.types.schedule import MOST_ROWS
+from tests.without_compiler import printed
 
 
 @st.composite
@@ -121,3 +122,15 @@ def test_a_hierarchy_has_a_rank_on_each_server_and_a_chunk():
     for rows in (0, 10**30):
         with pytest.raises(BadInput, match=f"expected to level from one row to {MOST_ROWS} on, found {rows}"):
             Hierarchy(np.array([0, 0]), 1, rows)
+
+
+def test_rows_are_the_same_without_a_compiler():
+    code = (
+        "import numpy as np; from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, hop_rows;"
+        "from aurora.types import Hierarchy;"
+        "hierarchy, rng = Hierarchy(np.array([0, 0, 0, 1, 1, 2]), 2, 1), np.random.default_rng(0);"
+        "rows = hierarchical_rows(rng.integers(0, 6, (60, 2)), np.minimum(rng.integers(0, 9, 60), 5), hierarchy);"
+        "print([each.tolist() for each in hop_rows(rows, hierarchy)])"
+    )
+    compiled, plain = printed(code)
+    assert compiled == plain
