@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AggregationJob:
-    """Arguments with which workers are started: the computation of a batch, the codes (one per round), and delays for tests."""
+    """Arguments with which workers are started: the computation of a batch, the code, and delays for tests."""
 
     work: Work
-    codes: tuple[GradientCode, ...]
+    code: GradientCode
     delay_s: Delay | None
 
 
@@ -45,12 +45,10 @@ class Round(Generic[T]):
 
     Attributes:
         number: the round's number.
-        code: index of the code that it uses.
         arguments: arguments of the computation, by name: arrays at a worker, pickled arrays at the master.
     """
 
     number: int
-    code: int
     arguments: Mapping[str, T]
 
 
@@ -71,7 +69,7 @@ def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> No
     Args:
         connection: pipe to the master.
         worker: the worker's number.
-        job: the work and the codes.
+        job: the work and the code.
 
     Raises:
         EOFError: once the master has closed the pipe.
@@ -82,12 +80,12 @@ def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> No
         delay_s = job.delay_s(worker, newest.number) if job.delay_s else 0.0
         if connection.poll(delay_s):
             continue
-        code, total, error = job.codes[newest.code], None, ""
+        total, error = None, ""
         try:
-            total = partial_sum(job.work, code, worker, newest.arguments, connection.poll)
+            total = partial_sum(job.work, job.code, worker, newest.arguments, connection.poll)
         except Exception as failure:
             error = f"{type(failure).__name__}: {first_line(failure)}"
-        if not connection.poll() and code.holds_WB[worker].any():
+        if not connection.poll() and job.code.holds_WB[worker].any():
             connection.send(Answer(newest.number, total, error))
 
 
@@ -117,10 +115,10 @@ def partial_sum(work: Work, code: GradientCode, worker: int, arguments: Argument
 
 def _receive_round(connection: Connection, received: dict[str, Array]) -> Round[Array]:
     """Receives one round from `_Workers`; `received` keeps arguments, by name, for later rounds."""
-    number, code, names, new = connection.recv()
+    number, names, new = connection.recv()
     for name in new:
         received[name] = connection.recv()
-    return Round(number, code, {name: received[name] for name in names})
+    return Round(number, {name: received[name] for name in names})
 
 
 Watch = Callable[[Sequence[str]], None]
@@ -250,7 +248,7 @@ class _Workers(RankProcesses):
 
         def send(message: Round[bytes]) -> None:
             new = {name: packed for name, packed in message.arguments.items() if sent.get(name) is not packed}
-            connection.send((message.number, message.code, tuple(message.arguments), tuple(new)))
+            connection.send((message.number, tuple(message.arguments), tuple(new)))
             for packed in new.values():
                 connection.send_bytes(packed)
             sent.update(new)
@@ -266,7 +264,7 @@ class CodedAggregator:
 
     Args:
         work: picklable; called with a batch's number and the round's arguments; returns an array, always of one shape and type.
-        codes: gradient codes, all for the same number of workers; each round uses one of them.
+        code: assigns batches to workers.
         timeout_s: seconds without any arrival after which a round fails.
         delay_s: called with (worker, round); returns seconds by which the worker is delayed, to simulate stragglers.
         watch: called with the states of all workers whenever one of them changes.
@@ -277,24 +275,22 @@ class CodedAggregator:
     def __init__(
         self,
         work: Work,
-        codes: Sequence[GradientCode],
+        code: GradientCode,
         *,
         timeout_s: float = 300.0,
         delay_s: Delay | None = None,
         watch: Watch = lambda _states: None,
     ) -> None:
-        workers = len(codes[0].holds_WB)
-        assert all(len(code.holds_WB) == workers for code in codes)
-        self._job = AggregationJob(work, tuple(codes), delay_s)
+        self._job = AggregationJob(work, code, delay_s)
         self._timeout_s, self._watch = timeout_s, watch
-        self._workers = _Workers(run_worker, (self._job,), workers, ("", 0), timeout_s)
+        self._workers = _Workers(run_worker, (self._job,), len(code.holds_WB), ("", 0), timeout_s)
         self._lost: dict[int, str] = {}  # how each lost worker ended
         self._pickled: dict[str, tuple[Array, bytes]] = {}  # by name the newest version of an argument
         self._number, self._last_arrival_s = 0, 0.0
 
     def __enter__(self) -> Self:
         try:
-            for worker in range(len(self._job.codes[0].holds_WB)):
+            for worker in range(len(self._job.code.holds_WB)):
                 self._workers.start(worker)
             while self._workers.starting:
                 self._handle_events(self._timeout_s)
@@ -316,20 +312,19 @@ class CodedAggregator:
         """{worker: process id} of the workers that were not lost."""
         return {worker: process.pid for worker, process in self._workers.running.items()}
 
-    def aggregate(self, like: Array, arguments: Arguments | None = None, code: int = 0) -> AggregationResult:
+    def aggregate(self, like: Array, arguments: Arguments | None = None) -> AggregationResult:
         """Runs one round: returns the sum of work(batch, arguments) over all batches, and the workers' states.
 
         Args:
             like: an array with the sum's shape and type.
             arguments: arrays for all workers, by name; an array that is the same object as in the last round is not sent again.
-            code: index of the code of this round.
 
         Raises:
             RankFailed: if the remaining workers cannot determine the sum, or nothing arrives for timeout_s.
         """
         self._number += 1
-        self._workers.tell(Round(self._number, code, self._pickle(arguments or {})))
-        current = AggregationRound(self._number, self._job.codes[code], like, self._watch)
+        self._workers.tell(Round(self._number, self._pickle(arguments or {})))
+        current = AggregationRound(self._number, self._job.code, like, self._watch)
         for worker, reason in self._lost.items():
             current.set_state(worker, reason)
         current.check_recoverable()

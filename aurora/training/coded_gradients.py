@@ -193,7 +193,7 @@ def train_coded(
     loaded = load_trainer(path, "cpu", samples_NT, options)
     transport = MemoryTransport(Memory(1, options.timeout_s), 0)
     work = PartGradients(path, samples_NT, options, options.ranks)
-    with CodedAggregator(work, [code_of(options)], timeout_s=options.timeout_s, delay_s=delay_s) as aggregator:
+    with CodedAggregator(work, code_of(options), timeout_s=options.timeout_s, delay_s=delay_s) as aggregator:
         coded = CodedGradients(loaded[0], aggregator, options.router_loss)
 
         def tell(step: CommittedStep) -> CommittedStep:

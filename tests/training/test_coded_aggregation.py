@@ -65,7 +65,7 @@ def misbehave(how, workers, batch, _arguments=None):
 def coded_sum(work, batches, workers, redundancy, scheme, like, **options):
     """The sum by one round of a new aggregator."""
     code = make_code(scheme, workers, batches, load_of(scheme, workers, batches, redundancy), options.pop("rng"))
-    with CodedAggregator(work, [code], **options) as aggregator:
+    with CodedAggregator(work, code, **options) as aggregator:
         return aggregator.aggregate(like)
 
 
@@ -134,7 +134,7 @@ def test_workers_that_misbehave_change_nothing_and_nobody_is_left(tmp_path):
     code = GradientCode("balanced", np.ones((6, 2)))
     start_fork_server()
     before = children()
-    with CodedAggregator(functools.partial(by_fate, known), [code], watch=telling(known, range(1, 5))) as aggregator:
+    with CodedAggregator(functools.partial(by_fate, known), code, watch=telling(known, range(1, 5))) as aggregator:
         found = aggregator.aggregate(COUNTS)
         assert children() > before
     assert (found.total == serial(counts, 2)).all()
@@ -156,7 +156,7 @@ def nan_of_one(known, batch, _arguments):
 def test_nan_is_refused(tmp_path):
     known = tmp_path / "known"
     code = GradientCode("balanced", np.ones((2, 1)))
-    with CodedAggregator(functools.partial(nan_of_one, known), [code], watch=telling(known, [0])) as aggregator:
+    with CodedAggregator(functools.partial(nan_of_one, known), code, watch=telling(known, [0])) as aggregator:
         found = aggregator.aggregate(REALS)
     assert found.states[0] == "refused: expected finite numbers, found NaN or infinity"
     assert found.total == pytest.approx(reals(0))
@@ -202,12 +202,12 @@ def sometimes_late(worker, number):
     return 0.1 if (worker + number) % 3 == 0 else 0.0
 
 
-def test_round_after_round_with_late_workers():
-    seen = []
-    codes = [make_code(scheme, 4, 4, 2, rng()) for scheme in ("balanced", "bcc")]
-    with CodedAggregator(scaled, codes, delay_s=sometimes_late, watch=lambda states: seen.append(list(states))) as aggregator:
+@pytest.mark.parametrize("scheme", ["balanced", "bcc"])
+def test_round_after_round_with_late_workers(scheme):
+    seen, code = [], make_code(scheme, 4, 4, 2, rng())
+    with CodedAggregator(scaled, code, delay_s=sometimes_late, watch=lambda states: seen.append(list(states))) as aggregator:
         for number in range(6):
-            found = aggregator.aggregate(REALS, {"factor": np.full(5, float(number))}, code=number % 2)
+            found = aggregator.aggregate(REALS, {"factor": np.full(5, float(number))})
             assert found.total == pytest.approx(number * serial(reals, 4))
     assert {state for states in seen for state in states} <= {"working", "used", "not needed", "not waited for"}
 
@@ -224,16 +224,17 @@ def noted(path, batch, arguments):
 
 def test_a_stopped_worker_delays_nobody_and_takes_the_newest_round_and_its_arguments(tmp_path):
     """Worker 1 is stopped before it has read the first arguments, which its pipe does not hold, and goes on four rounds later."""
-    codes = [GradientCode("balanced", np.ones((2, 1))), GradientCode("uncoded", np.array([[0.0], [1.0]]))]
-    with CodedAggregator(functools.partial(noted, tmp_path), codes, timeout_s=60.0) as aggregator:
+    code = GradientCode("balanced", np.ones((2, 1)))
+    with CodedAggregator(functools.partial(noted, tmp_path), code, timeout_s=60.0) as aggregator:
         os.kill(aggregator.pids[1], signal.SIGSTOP)
         kept = np.full(5, 9.0)
         for number in range(4):
             found = aggregator.aggregate(REALS, {"factor": np.full(1 << 20, float(number)), "kept": kept})
             assert found.arrived == (0,)
             assert found.total == pytest.approx(number * reals(0))
+        os.kill(aggregator.pids[0], signal.SIGSTOP)
         os.kill(aggregator.pids[1], signal.SIGCONT)
-        found = aggregator.aggregate(REALS, {"factor": np.full(1 << 20, 5.0), "kept": kept}, code=1)
+        found = aggregator.aggregate(REALS, {"factor": np.full(1 << 20, 5.0), "kept": kept})
     assert found.arrived == (1,)
     assert found.total == pytest.approx(5 * reals(0))
     assert (tmp_path / "0").read_text().split() == ["0", "1", "2", "3"]

@@ -46,10 +46,10 @@ class DrawnAggregator:
     def aggregate(self, like, arguments):
         self._rounds += 1
         job = self._job
-        current = AggregationRound(self._rounds, job.codes[0], like, lambda _: None)
-        for worker in self._rng.permutation(len(job.codes[0].holds_WB)).tolist():
+        current = AggregationRound(self._rounds, job.code, like, lambda _: None)
+        for worker in self._rng.permutation(len(job.code.holds_WB)).tolist():
             if not current.determined and worker != self._slow:
-                total = partial_sum(job.work, job.codes[0], worker, arguments, lambda: False)
+                total = partial_sum(job.work, job.code, worker, arguments, lambda: False)
                 current.take(worker, Answer(self._rounds, total))
         return current.result()
 
@@ -60,7 +60,7 @@ def trained(folder, options, rng, slow=None, steps=3):
     trainer = Trainer(model, GlobalBatches(SAMPLES_NT, options.batch, options.seed), options)
     trainer.join(MemoryTransport(Memory(1, 10.0), 0), alike_ranks([0]))
     trainer.place(trainer.planned())
-    job = AggregationJob(PartGradients(str(folder), SAMPLES_NT, options, options.ranks), (code_of(options),), None)
+    job = AggregationJob(PartGradients(str(folder), SAMPLES_NT, options, options.ranks), code_of(options), None)
     coded = CodedGradients(trainer, DrawnAggregator(job, rng, slow), options.router_loss)
     found = []
     for _ in range(steps):
