@@ -16,7 +16,6 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_plan, check_schedule
 from aurora.algorithms.network.switch import timed
 from aurora.algorithms.placement.grouping import PLACE
-from aurora.algorithms.replicas.failure_resilient import SURVIVE, warm_up
 from aurora.algorithms.replicas.per_batch import split_least_largest
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.registry import REPLICAS
@@ -66,7 +65,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     simulate,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     partial(split_least_largest, np.ones((1, 2)), np.array([[0], [1]])),
-    *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),
     layouts,
     partial(plan, models=2),

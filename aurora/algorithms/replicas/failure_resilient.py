@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,13 +23,13 @@ from aurora.algorithms.replicas.node_placements import BASELINES, NodePlacement,
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.survival_probability import (
     MAX_LISTED_DOMAINS,
-    SurvivalAim,
     minimal_holders,
     recoverable_odds,
     relative_odds,
     survival,
     swap_local_search,
 )
+from aurora.algorithms.replicas.survival_probability_core import SurvivalAim
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import FailureDomains, GpuSlots, PlanOptions, ReplicaPlacement, ResilientPlacement
 from aurora.types.arrays import FloatArray, IntArray, counts
@@ -254,7 +253,6 @@ def place_for_failures(
     if min_replicas > failure_domains.nodes:
         raise InfeasiblePlan(f"`min_replicas` {min_replicas}: expected as many nodes, found {failure_domains.nodes}")
     aim = aim_of(min_replicas, failure_domains, alive)
-    warm_up(method)
     began = time.perf_counter()
     held_LEN = []
     for load_E in load_LE:
@@ -288,13 +286,6 @@ def _deal_to_nodes(count_ED: IntArray, failure_domains: FailureDomains) -> IntAr
                 empty_X[most] -= 1
                 left_E[expert] -= len(most)
     return held_EN
-
-
-@cache
-def warm_up(method: str) -> None:
-    """Compiles the code of `method`, a name of SURVIVE, now rather than in its first placement; numba caches it on disk."""
-    failure_domains = FailureDomains.equal(3, 1)
-    SURVIVE[method](np.ones(3, dtype=np.int64), failure_domains, aim_of(1, failure_domains), np.random.default_rng(0))
 
 
 def _by_domain(held_EN: IntArray, failure_domains: FailureDomains) -> IntArray:
