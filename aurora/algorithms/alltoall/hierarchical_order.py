@@ -1,4 +1,4 @@
-"""Orders hierarchical all-to-alls: an open shop of servers; all NICs of a server follow the same sequence. Compiled."""
+"""Orders hierarchical all-to-alls: an open shop of servers; all NICs of a server follow the same sequence."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -8,8 +8,7 @@ import numpy as np
 from aurora.algorithms.alltoall.open_shop import all_pairs, search
 from aurora.algorithms.network.port_bounds import longest_port
 from aurora.types import Hierarchy, Network, Order
-from aurora.types.arrays import IntArray, locked
-from aurora.types.compiled import njit
+from aurora.types.arrays import FloatArray, IntArray, locked
 
 RAILS = 0  # the tier of rows from ranks to gateways; those inside servers follow, and last those that never carry bytes
 FEW_SERVERS = 4  # up to so many, a single priority can be far from the bound
@@ -39,10 +38,10 @@ def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Networ
     nic_Bps = network.out_Bps_G.min(initial=np.inf) if nics is None else nics.nic_Bps
     nic_G = np.arange(network.gpus) if nics is None else np.array(nics.nic_G)
     startup_s = network.startup_s_G.max(initial=0.0)
-    seconds_NN = _server_seconds(bytes_GG, rows.pairs_X2, rows.first_A, servers, nic_Bps, startup_s, nic_G)
+    seconds_NN = _server_seconds(bytes_GG, rows, servers, nic_Bps, startup_s, nic_G)
     bound_s = longest_port(seconds_NN) * (1 + 1e-12)
     schedule = search(seconds_NN, TRIES if servers <= FEW_SERVERS else 0, bound_s, rng)
-    return Order("hierarchical", _in_sequence(schedule.pairs_X2, rows.pairs_X2, rows.first_A, servers), tier_X=rows.tier_X)
+    return Order("hierarchical", _in_sequence(schedule.pairs_X2, rows, servers), tier_X=rows.tier_X)
 
 
 def hierarchical(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
@@ -58,7 +57,7 @@ class _OrderRows(NamedTuple):
     """The rows of all hierarchical orders of some servers."""
 
     pairs_X2: IntArray  # (X, 2), first those from ranks to gateways, by pair of servers
-    first_A: IntArray  # (N * N + 1,), where the rows of each pair of servers begin, and after the last of them
+    pair_R: IntArray  # (R,), the pair of servers of each row from a rank to a gateway, rising
     tier_X: IntArray  # (X,), of each row
 
 
@@ -79,44 +78,25 @@ def _rows(hierarchy: Hierarchy) -> _OrderRows:
     pair_X = server_G[src_X] * servers + server_G[dst_X]
     in_rails_X = np.where(rail_X, pair_X, distance_X)
     sequence = np.lexsort((in_rails_X, ~rail_X))
-    count_A = np.bincount(pair_X[rail_X], minlength=servers * servers)
-    first_A = np.append(0, count_A.cumsum())
-    return _OrderRows(*map(locked, (np.stack([src_X, dst_X], axis=1)[sequence], first_A, tier_X[sequence])))
+    return _OrderRows(*map(locked, (np.stack([src_X, dst_X], axis=1)[sequence], np.sort(pair_X[rail_X]), tier_X[sequence])))
 
 
-@njit(cache=True, error_model="numpy")
-def _server_seconds(bytes_GG, pairs_X2, first_A, servers, nic_Bps, startup_s, nic_G):
+def _server_seconds(
+    bytes_GG: IntArray, rows: _OrderRows, servers: int, nic_Bps: float, startup_s: float, nic_G: IntArray
+) -> FloatArray:
     """(N, N) seconds from each server to each other: of the busiest NIC at either end."""
-    seconds_NN = np.zeros((servers, servers))
-    sent_G, got_G = np.zeros((2, len(bytes_GG)), np.int64)
-    for pair in range(servers * servers):
-        most = 0
-        for row in range(first_A[pair], first_A[pair + 1]):
-            src, dst = pairs_X2[row, 0], pairs_X2[row, 1]
-            sent_G[nic_G[src]] += bytes_GG[src, dst]
-            got_G[nic_G[dst]] += bytes_GG[src, dst]
-            most = max(most, sent_G[nic_G[src]], got_G[nic_G[dst]])
-        for row in range(first_A[pair], first_A[pair + 1]):
-            sent_G[nic_G[pairs_X2[row, 0]]] = got_G[nic_G[pairs_X2[row, 1]]] = 0
-        if most > 0:
-            seconds_NN[pair // servers, pair % servers] = most / nic_Bps + startup_s
-    return seconds_NN
+    ends_2R = rows.pairs_X2[: len(rows.pair_R)].T
+    bytes_R, most_A = bytes_GG[*ends_2R], np.zeros(servers * servers)
+    for nic_R, far_R in zip(nic_G[ends_2R], divmod(rows.pair_R, servers)[::-1], strict=True):
+        busy_R = nic_R * servers + far_R  # a NIC, with the server at the other end
+        np.maximum.at(most_A, rows.pair_R, np.bincount(busy_R, bytes_R)[busy_R])
+    return np.where(most_A > 0, most_A / nic_Bps + startup_s, 0.0).reshape(servers, servers)
 
 
-@njit(cache=True)
-def _in_sequence(pair_Y2, pairs_X2, first_A, servers):
+def _in_sequence(pairs_Y2: IntArray, rows: _OrderRows, servers: int) -> IntArray:
     """The rows of some pairs of servers in sequence, then those of all other pairs, then the rows of other tiers."""
-    made_X2 = np.empty_like(pairs_X2)
-    last = first_A[servers * servers]
-    made_X2[last:] = pairs_X2[last:]
-    seen_A = np.zeros(servers * servers, np.bool_)
-    at = 0
-    for number in range(len(pair_Y2) + servers * servers):
-        listed = number < len(pair_Y2)
-        pair = pair_Y2[number, 0] * servers + pair_Y2[number, 1] if listed else number - len(pair_Y2)
-        if not seen_A[pair]:
-            seen_A[pair] = True
-            for row in range(first_A[pair], first_A[pair + 1]):
-                made_X2[at, 0], made_X2[at, 1] = pairs_X2[row, 0], pairs_X2[row, 1]
-                at += 1
+    place_A = np.full(servers * servers, len(pairs_Y2))
+    place_A[pairs_Y2[::-1] @ (servers, 1)] = np.arange(len(pairs_Y2))[::-1]  # the first of a pair that is listed again
+    made_X2 = rows.pairs_X2.copy()
+    made_X2[: len(rows.pair_R)] = made_X2[np.argsort(place_A[rows.pair_R], kind="stable")]
     return made_X2
