@@ -4,9 +4,9 @@ import cython
 from cython import cfunc, exceptval, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import Floats1, Index, Ints1
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import Floats1, Index, Ints1
+    from aurora.algorithms.core_arrays import *
 
 
 @cfunc

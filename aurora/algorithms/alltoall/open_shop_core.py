@@ -9,32 +9,10 @@ import numpy as np
 from cython import cast, cclass, cfunc, declare, exceptval, final, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import (
-        ConstFloats1,
-        ConstFloats2,
-        ConstInts1,
-        Float,
-        Floats1,
-        Floats2,
-        Index,
-        Int,
-        Ints1,
-        Ints2,
-    )
+    from cython.cimports.aurora.algorithms.core_arrays import *
     from cython.cimports.aurora.algorithms.sorting_core import descending
 else:
-    from aurora.algorithms.core_arrays import (
-        ConstFloats1,
-        ConstFloats2,
-        ConstInts1,
-        Float,
-        Floats1,
-        Floats2,
-        Index,
-        Int,
-        Ints1,
-        Ints2,
-    )
+    from aurora.algorithms.core_arrays import *
     from aurora.algorithms.sorting_core import descending
 
 DE_BRUIJN = declare(Int, 0x077CB531)  # times a power of two below 2^32: bits 27 to 31 differ for each
@@ -112,11 +90,10 @@ class Workspace:
         self.ring_G, self.end_s = np.arange(n), np.zeros(2 * n)
 
 
+@cython.locals(dense_s=Float, ring_s=Float)
 def plain(work: Workspace, seconds_GG: ConstFloats2):
     """Returns the shorter of the dense schedule and the ring that need no draws: pairs, spans, and both makespans."""
     ports, best, around = work.ports, work.best, work.rows
-    dense_s: Float
-    ring_s: Float
     _begin(work)
     with nogil:
         dense_s = dense(seconds_GG, ports, INF, best)
@@ -125,6 +102,7 @@ def plain(work: Workspace, seconds_GG: ConstFloats2):
     return pairs_X2, span_s_X2, dense_s, ring_s
 
 
+@cython.locals(took_s=Float, amplitude=Float)
 def drawn(
     work: Workspace,
     seconds_GG: ConstFloats2,
@@ -145,8 +123,6 @@ def drawn(
     first_s: Float = best_s
     found_s: Float = INF
     is_ring: cython.bint = False
-    took_s: Float
-    amplitude: Float
     best.count = 0
     _begin(work)
     with nogil:
@@ -170,12 +146,11 @@ def drawn(
     return pairs_X2, span_s_X2, found_s
 
 
+@cython.locals(best_s=Float, took_s=Float)
 def relieved(work: Workspace, seconds_GG: ConstFloats2, bound_s: Float):
     """Returns the shortest schedule of squeaky-wheel optimisation: pairs, spans, makespan."""
     n: Index = seconds_GG.shape[0]
     ports, best, rows, end_s = work.ports, work.best, work.rows, work.end_s
-    best_s: Float
-    took_s: Float
     _begin(work)
     end_s[:] = 0.0
     with nogil:
@@ -193,22 +168,22 @@ def relieved(work: Workspace, seconds_GG: ConstFloats2, bound_s: Float):
     return pairs_X2, span_s_X2, best_s
 
 
+@cython.locals(took_s=Float)
 def dense_of(work: Workspace, seconds_GG: ConstFloats2, bias_s: ConstFloats1, cut_C4: ConstFloats2, limit_s: Float):
     """Returns a dense schedule: pairs, spans, makespan. See `open_shop.dense`."""
     ports, rows = work.ports, work.rows
     ports.bias_s[:] = bias_s
     ports.cuts = cut_C4.shape[0]
     ports.cut_C4[: ports.cuts] = cut_C4
-    took_s: Float
     with nogil:
         took_s = dense(seconds_GG, ports, limit_s, rows)
     pairs_X2, span_s_X2 = rows.arrays()
     return pairs_X2, span_s_X2, took_s
 
 
+@cython.locals(took_s=Float)
 def ring_of(work: Workspace, seconds_GG: ConstFloats2, ring_G: ConstInts1, limit_s: Float):
     """Returns a ring schedule, its rows by step: pairs, spans, makespan. See `open_shop.ring`."""
-    took_s: Float
     with nogil:
         took_s = ring(seconds_GG, ring_G, work.ports.load_s, limit_s, work.rows)
     pairs_X2, span_s_X2 = work.rows.arrays()
@@ -243,6 +218,7 @@ def _copy(rows: Rows, to: Rows) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(src=Index, dst=Index, port=Index, partner=Index, took=Float, end=Float)
 def dense(seconds_GG: ConstFloats2, ports: Ports, limit_s: Float, rows: Rows) -> Float:
     """Fills `rows` with a dense schedule, and returns its makespan; infinite if a port cannot end before limit_s.
 
@@ -250,12 +226,6 @@ def dense(seconds_GG: ConstFloats2, ports: Ports, limit_s: Float, rows: Rows) ->
     other.
     """
     n: Index = ports.n
-    src: Index
-    dst: Index
-    port: Index
-    partner: Index
-    took: Float
-    end: Float
     _load(seconds_GG, ports)
     _add_cuts(seconds_GG, ports)
     arrivals: Index = 0
@@ -369,13 +339,12 @@ def _release(ports: Ports, port: Index, arrivals: Index) -> Index:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(at=Index, port=Int)
 def _busiest_first(ports: Ports, arrivals: Index) -> cython.void:
     """Sorts the fresh ports by load: insertion sort for the few of an event, merge sort for the many at the start."""
     if arrivals > 32:
         descending(ports.load_s, ports.fresh, ports.spare, arrivals)
         return
-    at: Index
-    port: Int
     for k in range(1, arrivals):
         port = ports.fresh[k]
         at = k - 1
@@ -388,16 +357,13 @@ def _busiest_first(ports: Ports, arrivals: Index) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(other=Index, bits=Int, lowest=Int, load=Float)
 def _busiest_partner(ports: Ports, port: Index) -> Index:
     """The free partner of a port with the largest load; -1 if there is none or the port is busy."""
     n: Index = ports.n
     side: Index = 1 if port >= n else 0
     i: Index = port - side * n
     partner: Index = -1
-    other: Index
-    bits: Int
-    lowest: Int
-    load: Float
     if ports.free[side, i >> 5] >> (i & 31) & 1 == 0:
         return partner
     most: Float = -INF
@@ -497,16 +463,13 @@ def _drop(ports: Ports, last: Index) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(src=Index, dst=Index, start_s=Float, end_s=Float)
 def ring(seconds_GG: ConstFloats2, ring_G: ConstInts1, free_s: Floats1, limit_s: Float, rows: Rows) -> Float:
     """Fills `rows` with a ring schedule, by step; returns its makespan, infinite once a port is busy until limit_s.
 
     The i-th rank of the ring sends to the ranks i + 1, i + 2, ... of it, in this sequence. free_s is working memory.
     """
     n: Index = seconds_GG.shape[0]
-    src: Index
-    dst: Index
-    start_s: Float
-    end_s: Float
     most_s: Float = 0.0
     free_s[:] = 0.0
     rows.count = 0

@@ -22,22 +22,11 @@ import numpy as np
 from cython import cclass, cfunc, declare, exceptval, final, inline, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import (
-        EMPTY,
-        ConstInts2,
-        Flags2,
-        Float,
-        Floats1,
-        Index,
-        Int,
-        Ints1,
-        Ints2,
-        larger,
-    )
+    from cython.cimports.aurora.algorithms.core_arrays import *
     from cython.cimports.aurora.algorithms.search.slots_core import Layer, Slots, overwrite, swap
     from cython.cimports.aurora.algorithms.sorting_core import descending
 else:
-    from aurora.algorithms.core_arrays import EMPTY, ConstInts2, Flags2, Float, Floats1, Index, Int, Ints1, Ints2, larger
+    from aurora.algorithms.core_arrays import *
     from aurora.algorithms.search.slots_core import Layer, Slots, overwrite, swap
     from aurora.algorithms.sorting_core import descending
 
@@ -158,10 +147,9 @@ def largest_time(load_E, cost_G, held_GP):
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(e=Index, free=Index)
 def _keep_slots(start_GP: ConstInts2, slots: Slots, made_GP: Ints2) -> cython.void:
     """Fills made_GP: experts that a GPU held at the start are in the slots that they had there; the others take the rest."""
-    e: Index
-    free: Index
     for g in range(made_GP.shape[0]):
         for p in range(made_GP.shape[1]):
             e, made_GP[g, p] = start_GP[g, p], EMPTY
@@ -180,11 +168,10 @@ def _keep_slots(start_GP: ConstInts2, slots: Slots, made_GP: Ints2) -> cython.vo
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(slowest=Index, top=Float)
 def _search(state: Rebalancing, slots: Slots, most: Int) -> cython.void:
     """Takes steps until the largest time is 1, the target, or no step helps, with at most `most` moves in all."""
     moves: Int = _moved(state)
-    slowest: Index
-    top: Float
     state.target = 1.0
     for _ in range(STEPS_PER_SLOT * slots.held_GP.shape[0] * slots.held_GP.shape[1]):
         slowest = 0
@@ -226,16 +213,9 @@ def _moved(state: Rebalancing) -> Int:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(e=Index, x=Index, to=Index, slot=Index, size=Float, least=Float, after=Float, lighter=cython.bint)
 def _divide(state: Rebalancing, slots: Slots) -> cython.void:
     """Gives experts with large replicas further ones, whatever the GPUs' times, in place of those that are needed least."""
-    e: Index
-    x: Index
-    to: Index
-    slot: Index
-    size: Float
-    least: Float
-    after: Float
-    lighter: cython.bint
     for _ in range(slots.held_GP.shape[0] * slots.held_GP.shape[1]):
         e, size = 0, -INF
         for other in range(state.layer.experts):
@@ -279,24 +259,26 @@ def _find_best_step(state: Rebalancing, g: Index) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(
+    a=Index,
+    b=Index,
+    h=Index,
+    least=Int,
+    moves_a=Int,
+    moves=Int,
+    equal=Float,
+    most=Float,
+    fewest=Float,
+    less=Float,
+    slower=Float,
+    relief=Float,
+    size=Float,
+    time_h=Float,
+    cost_h=Float,
+    over_gh=Float,
+)
 def _try_swaps(state: Rebalancing, slots: Slots, g: Index) -> cython.void:
     """An expert of GPU g swaps with one of a faster GPU, or moves to an empty slot."""
-    a: Index
-    b: Index
-    h: Index
-    least: Int
-    moves_a: Int
-    moves: Int
-    equal: Float
-    most: Float
-    fewest: Float
-    less: Float
-    slower: Float
-    relief: Float
-    size: Float
-    time_h: Float
-    cost_h: Float
-    over_gh: Float
     cost_g: Float = state.cost_G[g]
     top: Float = state.time_G[g]
     limit: Float = top * (1 - LEAST_RELIEF)
@@ -346,25 +328,27 @@ def _try_swaps(state: Rebalancing, slots: Slots, g: Index) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(
+    a=Index,
+    x=Index,
+    h=Index,
+    q=Index,
+    k=Index,
+    more=Float,
+    slowest=Float,
+    worse=Float,
+    size=Float,
+    shed=Float,
+    relief_a=Float,
+    alone=Float,
+    slower=Float,
+    slowed=Float,
+)
 def _try_further(state: Rebalancing, slots: Slots, g: Index) -> cython.void:
     """An expert of GPU g gets a further replica, in an empty slot or in place of a shared expert."""
     width: Index = slots.held_GP.shape[1]
     limit: Float = state.time_G[g] * (1 - LEAST_RELIEF)
     candidates: Index = 0  # slots that may be given up, what that costs, and the load that comes to g
-    a: Index
-    x: Index
-    h: Index
-    q: Index
-    k: Index
-    more: Float
-    slowest: Float
-    worse: Float
-    size: Float
-    shed: Float
-    relief_a: Float
-    alone: Float
-    slower: Float
-    slowed: Float
     for gpu in range(state.layer.gpus):
         if gpu == g:
             continue
@@ -411,19 +395,12 @@ def _try_further(state: Rebalancing, slots: Slots, g: Index) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(
+    a=Index, k=Index, less=Float, more=Float, slowest=Float, worse=Float, size=Float, shed=Float, slower=Float, relief=Float
+)
 def _try_instead(state: Rebalancing, slots: Slots, g: Index) -> cython.void:
     """Another expert takes the place of a shared one of GPU g."""
     limit: Float = state.time_G[g] * (1 - LEAST_RELIEF)
-    a: Index
-    k: Index
-    less: Float
-    more: Float
-    slowest: Float
-    worse: Float
-    size: Float
-    shed: Float
-    slower: Float
-    relief: Float
     for p in range(state.layer.slots_G[g]):
         a = slots.held_GP[g, p]
         if a == EMPTY or slots.count_E[a] == 1 or not _keeps(state, a, g, EMPTY):
@@ -461,12 +438,11 @@ def _take_replacement(state: Rebalancing, h: Index, q: Index, e: Index, moves: I
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(slower=Float, k=Index)
 def _without(state: Rebalancing, e: Index, more: Float, h: Index, g: Index) -> tuple[Float, Float]:
     """Largest time of expert e's GPUs but h and g, with `more` load each, and how far their `_over` rises."""
     slowest: Float = 0.0
     worse: Float = 0.0
-    slower: Float
-    k: Index
     for i in range(state.slots.count_E[e]):
         k = state.slots.gpu_EG[e, i]
         if k != h and k != g:
@@ -506,12 +482,10 @@ def _stays_apart(state: Rebalancing, e: Index, g: Index, to: Index) -> cython.bi
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(at=Index, other=Index, first=cython.bint)
 def _domains(state: Rebalancing, e: Index, g: Index, to: Index) -> Index:
     """Number of failure domains that hold expert e once GPU g has given its replica to `to`, or to none (EMPTY)."""
     domains: Index = 0
-    at: Index
-    other: Index
-    first: cython.bint
     for i in range(state.slots.count_E[e]):
         at = state.slots.gpu_EG[e, i]
         if at == g:

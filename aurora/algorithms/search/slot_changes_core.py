@@ -7,7 +7,7 @@ import cython
 from cython import cfunc, declare, exceptval, inline, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import EMPTY, Float, Floats3, Index, Int, larger
+    from cython.cimports.aurora.algorithms.core_arrays import *
     from cython.cimports.aurora.algorithms.search.slots_core import (
         Layer,
         Slots,
@@ -18,7 +18,7 @@ if cython.compiled:
         objective,
     )
 else:
-    from aurora.algorithms.core_arrays import EMPTY, Float, Floats3, Index, Int, larger
+    from aurora.algorithms.core_arrays import *
     from aurora.algorithms.search.slots_core import (
         Layer,
         Slots,
@@ -58,21 +58,23 @@ def with_share(
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(
+    h=Index,
+    a=Index,
+    b=Index,
+    share_a=Float,
+    share_b=Float,
+    first_s=Float,
+    second_s=Float,
+    least_s=Float,
+    value_s=Float,
+    moved=cython.bint,
+)
 def best_swap(layer: Layer, slots: Slots, g: Index, best_s: Float) -> SwapFound:
     """Finds the best swap of an expert of GPU g with another GPU's, or move to another GPU's empty slot."""
     found = declare(SwapFound)
     found.p = found.h = found.q = EMPTY
     found.priced = 0
-    h: Index
-    a: Index
-    b: Index
-    share_a: Float
-    share_b: Float
-    first_s: Float
-    second_s: Float
-    least_s: Float
-    value_s: Float
-    moved: cython.bint
     for p in range(layer.slots_G[g]):
         if slots.held_GP[g, p] != EMPTY:
             copy_with_share(layer, slots.sum_s_GXW, slots.ours_PXW, p, g, slots.held_GP[g, p], -slots.share_GP[g, p])
@@ -124,11 +126,11 @@ def best_swap(layer: Layer, slots: Slots, g: Index, best_s: Float) -> SwapFound:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(value_s=Float)
 def best_exchange(layer: Layer, slots: Slots, g: Index, best_s: Float) -> tuple[Index, Int]:
     """Finds the best GPU with which GPU g could exchange all experts, EMPTY if there is none; and how many it priced."""
     best_gpu: Index = EMPTY
     priced: Int = 0
-    value_s: Float
     for h in range(layer.gpus):
         if h == g or _held(slots, g) > layer.slots_G[h] or _held(slots, h) > layer.slots_G[g]:
             continue
@@ -166,15 +168,13 @@ def _add_all(layer: Layer, slots: Slots, at: Index, gpu: Index, source: Index) -
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(a=Index, e=Index, value_s=Float)
 def best_count_change(layer: Layer, slots: Slots, g: Index, best_s: Float) -> CountFound:
     """Finds the change of replica counts that lowers the objective most by taking load from GPU g."""
     found = declare(CountFound)
     place = declare(SwapFound)
     found.to = found.place = found.come = EMPTY
     found.priced = 0
-    a: Index
-    e: Index
-    value_s: Float
     for p in range(layer.slots_G[g]):
         a = slots.held_GP[g, p]
         if a == EMPTY:
@@ -206,12 +206,10 @@ def best_count_change(layer: Layer, slots: Slots, g: Index, best_s: Float) -> Co
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(g=Index, share=Float, more=Float)
 def count_changed(layer: Layer, slots: Slots, h: Index, x: Index, e: Index, best_s: Float) -> Float:
     """The objective if GPU h loses its replica of expert x and gets a replica of expert e; see slot_search."""
     rows: Index = 0
-    g: Index
-    share: Float
-    more: Float
     if e != EMPTY:
         share = 1.0 / (slots.count_E[e] + 1)
         for at in range(slots.count_E[e]):
@@ -241,21 +239,15 @@ def count_changed(layer: Layer, slots: Slots, h: Index, x: Index, e: Index, best
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(
+    gone=Float, more=Float, relief=Float, value_s=Float, h=Index, x=Index, k=Index, emptied=cython.bint, copied=cython.bint
+)
 def _best_place(layer: Layer, slots: Slots, a: Index, best_s: Float) -> SwapFound:
     """The best place of a further replica of expert a: (objective, GPU h, slot q, changes priced), if below best_s."""
     found = declare(SwapFound)
     found.p = found.h = found.q = EMPTY
     found.priced = 0
     share: Float = 1.0 / (slots.count_E[a] + 1)
-    gone: Float
-    more: Float
-    relief: Float
-    value_s: Float
-    h: Index
-    x: Index
-    k: Index
-    emptied: cython.bint
-    copied: cython.bint
     for step in range(layer.gpus):
         h = (slots.gpu_EG[a, 0] + step) % layer.gpus
         if step > ENOUGH_GPUS and found.h != EMPTY:

@@ -8,7 +8,7 @@ import numpy as np
 from cython import cast, cfunc, declare, exceptval, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import EMPTY, Float, Floats1, Floats2, Floats3, Index, Int, Ints1, Ints2
+    from cython.cimports.aurora.algorithms.core_arrays import *
     from cython.cimports.aurora.algorithms.search.slot_changes_core import (
         CountFound,
         SwapFound,
@@ -29,7 +29,7 @@ if cython.compiled:
     )
     from cython.cimports.aurora.algorithms.sorting_core import descending
 else:
-    from aurora.algorithms.core_arrays import EMPTY, Float, Floats1, Floats2, Floats3, Index, Int, Ints1, Ints2
+    from aurora.algorithms.core_arrays import *
     from aurora.algorithms.search.slot_changes_core import (
         CountFound,
         SwapFound,
@@ -60,6 +60,7 @@ DESCENT = 10  # so many times that may the first descent price
 INF = declare(Float, float("inf"))
 
 
+@cython.locals(best_s=Float, value_s=Float)
 def search(
     sums,
     held_GP: Ints2,
@@ -72,8 +73,6 @@ def search(
     layer = Layer(sums)
     slots = Slots(layer, held_GP, share_GP)
     least_s: Float = ROUNDING * max(np.abs(sums.base_s_GXW).max(), np.abs(sums.part_s_GEXW).max())
-    best_s: Float
-    value_s: Float
     first_effort: Int = DESCENT * effort
     with nogil:
         best_s, first_effort = descend(layer, slots, replicas, first_effort, least_s)
@@ -93,6 +92,7 @@ def search(
     return best_s
 
 
+@cython.locals(value_s=Float)
 def fill(sums, held_GP: Ints2, share_GP: Floats2) -> float:
     """Fills empty slots in place; returns the objective."""
     layer = Layer(sums)
@@ -101,7 +101,6 @@ def fill(sums, held_GP: Ints2, share_GP: Floats2) -> float:
     key_E: Floats1 = np.zeros(layer.experts)
     order_E: Ints1 = np.zeros(layer.experts, np.int64)
     spare_E: Ints1 = np.zeros(layer.experts, np.int64)
-    value_s: Float
     with nogil:
         value_s = _fill(layer, slots, busy_E, key_E, order_E, spare_E)
         held_GP[:, :] = slots.held_GP
@@ -112,15 +111,11 @@ def fill(sums, held_GP: Ints2, share_GP: Floats2) -> float:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(g=Index, h=Index, best_s=Float, now_s=Float, priced=Int)
 def descend(layer: Layer, slots: Slots, replicas: cython.bint, effort: Int, least_s: Float) -> tuple[Float, Int]:
     """Takes the best change of a critical GPU until none gains least_s; returns (the objective, what is left of the effort)."""
-    g: Index
-    h: Index
-    best_s: Float
-    now_s: Float
     found = declare(SwapFound)
     count = declare(CountFound)
-    priced: Int
     slots.tried_G[:] = 0
     now_s = price(layer, slots)
     find_gains(slots)
@@ -187,6 +182,19 @@ def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(
+    e=Index,
+    to=Index,
+    come=Index,
+    helps=cython.bint,
+    lowers=cython.bint,
+    first_s=Float,
+    second_s=Float,
+    now_s=Float,
+    best_s=Float,
+    below_s=Float,
+    value_s=Float,
+)
 def _fill(
     layer: Layer,
     slots: Slots,
@@ -203,17 +211,6 @@ def _fill(
         room -= slots.count_E[i]
     if room == 0:
         return price(layer, slots)
-    e: Index
-    to: Index
-    come: Index
-    helps: cython.bint
-    lowers: cython.bint
-    first_s: Float
-    second_s: Float
-    now_s: Float
-    best_s: Float
-    below_s: Float
-    value_s: Float
     extremes: Index = max(EXTREMES, slots.held_GP.shape[1])  # more than a GPU with an empty slot holds
     for i in range(layer.experts):
         for g in range(layer.gpus):

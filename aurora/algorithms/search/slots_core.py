@@ -18,19 +18,9 @@ import numpy as np
 from cython import cclass, cfunc, declare, exceptval, final, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import (
-        EMPTY,
-        ConstFloats3,
-        Float,
-        Floats1,
-        Floats2,
-        Floats3,
-        Index,
-        Ints2,
-        larger,
-    )
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import EMPTY, ConstFloats3, Float, Floats1, Floats2, Floats3, Index, Ints2, larger
+    from aurora.algorithms.core_arrays import *
 
 TOP = declare(Index, 4)  # slowest GPUs that are kept, so that the slowest one that a change leaves alone is mostly among them
 INF = declare(Float, float("inf"))
@@ -119,9 +109,9 @@ def copy_with_share(
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(e=Index)
 def load_slots(layer: Layer, slots: Slots, held_GP: Ints2, share_GP: Floats2) -> cython.void:
     """Sets all slots to held_GP and share_GP; if an expert is in two slots of a GPU, as in EPLB, only the first counts."""
-    e: Index
     slots.held_GP[:, :] = EMPTY
     slots.share_GP[:, :] = share_GP
     slots.count_E[:] = 0
@@ -221,9 +211,9 @@ def overwrite(layer: Layer, slots: Slots, h: Index, q: Index, e: Index) -> cytho
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(g=Index)
 def even_out(layer: Layer, slots: Slots, e: Index) -> cython.void:
     """Divides the tokens of expert e evenly over its replicas."""
-    g: Index
     share: Float = 1.0 / slots.count_E[e]
     for at in range(slots.count_E[e]):
         g = slots.gpu_EG[e, at]
@@ -259,10 +249,9 @@ def price(layer: Layer, slots: Slots) -> Float:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(g=Index, over_s=Float)
 def find_gains(slots: Slots) -> cython.void:
     """Fills gain_G: seconds by which the objective falls if a critical GPU takes no time; -1 for GPUs not critical."""
-    g: Index
-    over_s: Float
     slots.gain_G[:] = -1.0
     for y in range(2):
         for w in range(slots.seconds_W.shape[0]):
@@ -276,10 +265,9 @@ def find_gains(slots: Slots) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(value_s=Float, at=Index)
 def _find_slowest(slots: Slots) -> cython.void:
     """Fills top_YWR and top_s_YWR from the sums of all GPUs."""
-    value_s: Float
-    at: Index
     slots.top_YWR[:, :, :] = EMPTY
     slots.top_s_YWR[:, :, :] = -INF
     for g in range(slots.sum_s_GXW.shape[0]):
@@ -300,9 +288,9 @@ def _find_slowest(slots: Slots) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(at=Index)
 def find_rest(slots: Slots) -> cython.void:
     """Fills rest_YW with the seconds of each phase on the slowest of the GPUs whose row_G is EMPTY."""
-    at: Index
     for y in range(2):
         for w in range(slots.rest_YW.shape[1]):
             at = 0
@@ -322,9 +310,9 @@ def find_rest(slots: Slots) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(at=Index)
 def find_rest_of_two(slots: Slots, g: Index, h: Index) -> cython.void:
     """Fills rest_YW with the seconds of each phase on the slowest GPU other than g and h."""
-    at: Index
     for y in range(2):
         for w in range(slots.rest_YW.shape[1]):
             at = 0
@@ -349,10 +337,9 @@ def objective(layer: Layer, slots: Slots, best_s: Float) -> Float:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(value=Float, at=Index)
 def _tail_mean(seconds_W: Floats1, ranked_W: Floats1, worst: Index) -> Float:
     """The mean of the `worst` largest of seconds_W; writes all of them into ranked_W, largest first."""
-    value: Float
-    at: Index
     for w in range(seconds_W.shape[0]):
         value = seconds_W[w]
         at = w
