@@ -124,8 +124,8 @@ def test_what_changes_slowly_drifts():
     tokens_TLSE = np.rint(np.repeat(share_RLE, 5, axis=0)[:, :, None] * 1000).astype(np.int64)
     config = CONFIG | {"num_local_experts": 16, "num_hidden_layers": 16}
     split = imbalance_split(Shape.of(config).profile(tokens_TLSE, {}), 4)
-    assert abs(split.stable.value) < 0.1 * split.whole.value
-    assert split.drifting.value > 0.35 * split.whole.value  # windows between two spells see half of the other
+    assert abs(split.stable.value) < 0.15 * split.whole.value
+    assert split.drifting.value > 0.3 * split.whole.value  # windows between two spells see half of the other
     assert split.drifting.low > 0
 
 

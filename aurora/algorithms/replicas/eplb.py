@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from aurora.algorithms.replicas.slot_packing import eplb_counts
+from aurora.algorithms.replicas.packing_core import eplb_counts
 from aurora.errors import BadInput
 from aurora.types import GpuSlots
 from aurora.types.arrays import FloatArray, IntArray

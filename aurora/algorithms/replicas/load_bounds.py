@@ -98,8 +98,8 @@ def _certified(share_E: FloatArray, gpus: int, slots: int) -> bool:
     """
     smallest = float(share_E.min())
     width = 1 - (slots - 1) * smallest
-    if width < smallest:
-        return False
+    if width < smallest:  # so a group on k GPUs has k slots - 1 experts at most; there are E + G - G slots groups at least
+        return slots * smallest > 1 + SLACK and 2 * len(share_E) + gpus > 2 * gpus * slots
     y_E = (share_E - smallest) / width
     whole_E = np.maximum(np.floor(y_E - SLACK), 0.0)
     bad_E = (y_E - whole_E > 1 - smallest / width + SLACK) & (2 * smallest < width)

@@ -10,8 +10,7 @@ A new placement takes one such function and one line in REPLICAS.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,32 +18,35 @@ from numpy.typing import ArrayLike
 from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import eplb
 from aurora.algorithms.replicas.failure_resilient import checked_counts
-from aurora.algorithms.replicas.slot_packing import fill_slots, greedy_max_time, pack, pack_with_best_counts
+from aurora.algorithms.replicas.packing_core import eplb_counts, packed
+from aurora.algorithms.search.phase_sums import PARTS, PhaseSums
+from aurora.algorithms.search.slot_search import slot_search
 from aurora.errors import InfeasiblePlan, check_one_of
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.placement import EMPTY, expert_loads
+from aurora.types.placement import expert_loads
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
 ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
 
 ENOUGH = 1e-3  # relative: a search stops when it is this close to the mean load
-SIZES = np.array([0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95])  # replica loads over a GPU's mean load, best first
-WALK_OPERATIONS = 4e5  # budget of a walk over counts: steps x slots x GPUs
-MOST_STEPS = 3000  # of a walk over counts
+SIZES = np.array([0.65, 0.8, 1.0])  # of replicas, over a GPU's mean load
+TINY = 1e-300  # in place of a mean load of zero
+KICKS = 1500  # restarts of a search that is not close enough
+EFFORT = 200_000  # changes that these price at most
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
     """Places replicas that each take the same part of their expert's load.
 
-    If count_E is None, replica counts come from several rules and a random walk over counts. Replicas with each of these counts
-    are packed into slots and improved by swaps; the best packing is kept.
+    If count_E is None, EPLB's replica counts are the start. Replicas are packed, longest processing time first; then a slot
+    search swaps and moves them, and changes counts.
 
     Args:
         load_E: (E,) float64, the load of each expert.
         slots: the slots of the GPUs.
         count_E: (E,) int64, the number of replicas of each expert; None: the function chooses it.
-        rng: for the random walk.
+        rng: for the search.
 
     Returns:
         (held_GP, part_GP): the expert in each slot, (G, P) int64 with -1 for none, and the part of its load there, (G, P).
@@ -52,25 +54,66 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     Raises:
         InfeasiblePlan: if given counts do not fit into the slots.
     """
-    useful_G = slots.useful_G(len(load_E))
-    held_GP = np.full((slots.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
+    useful_G, replicas = slots.useful_G(len(load_E)), count_E is None
+    held_GP, top = np.zeros((0, 0), dtype=np.int64), np.inf
     enough = (1 + ENOUGH) * load_bounds.mean_load(load_E, slots)
+    layer = _times(load_E, slots)
+    for start_E in _starts(load_E, slots) if count_E is None else [count_E]:
+        start_GP = packed(load_E, start_E, useful_G, slots.cost_G)
+        found_GP, found = slot_search(layer, start_GP, rng, 0, replicas, enough_s=enough)
+        if found < top:
+            held_GP, top = found_GP, found
+        if top <= enough:
+            break
+    if top > enough:
+        held_GP, _ = slot_search(layer, held_GP, rng, KICKS, replicas, EFFORT, enough)
+    now_E = np.bincount(held_GP[held_GP >= 0], minlength=len(load_E))
     if count_E is None:
-        enough = min(enough, greedy_max_time(load_E, slots.slots_G, slots.cost_G)) if slots.alike else enough
-        count_E = np.ones(len(load_E), dtype=np.int64)
-        draws_X3 = rng.random((int(min(MOST_STEPS, WALK_OPERATIONS / (useful_G.sum() * slots.gpus))), 3))
-        sizes_X = SIZES * (load_E.sum() / slots.gpus)
-        top = pack_with_best_counts(load_E, useful_G, slots.cost_G, sizes_X, draws_X3, enough, count_E, held_GP)
-        fill_slots(load_E, useful_G, slots.cost_G, top, count_E, held_GP)
-    else:
-        target_E, count_E = count_E, count_E.copy()
-        pack(load_E, count_E, useful_G, slots.cost_G, enough, held_GP)
-        if (target_E != count_E).any():
-            raise InfeasiblePlan(
-                f"{int(target_E.sum())} replicas on distinct GPUs: no place found for {int((target_E - count_E).sum())} "
-                f"of them in {int(useful_G.sum())} slots"
-            )
-    return held_GP, np.where(held_GP >= 0, 1 / count_E[held_GP], 0.0)
+        _fill(load_E, useful_G, slots.cost_G, now_E, held_GP)
+    elif (now_E != count_E).any():
+        raise InfeasiblePlan(
+            f"{int(count_E.sum())} replicas on distinct GPUs: no place found for {int((count_E - now_E).sum())} "
+            f"of them in {int(useful_G.sum())} slots"
+        )
+    return held_GP, np.where(held_GP >= 0, 1 / now_E[held_GP], 0.0)
+
+
+def _times(load_E: FloatArray, slots: GpuSlots) -> PhaseSums:
+    """The time of each expert on each GPU, its load times the GPU's cost, as the only sum that is not zero."""
+    time_GEXW = np.zeros((slots.gpus, len(load_E), PARTS, 1))
+    time_GEXW[:, :, 0, 0] = np.multiply.outer(slots.cost_G, load_E)
+    return PhaseSums(time_GEXW, np.zeros((slots.gpus, PARTS, 1)), np.zeros(1), slots.useful_G(len(load_E)), 1)
+
+
+def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:
+    """Replica counts to start from: EPLB's; no replica larger than a part of a GPU's mean load; few experts divided often.
+
+    The last are for equal experts. 128 of them on 6 GPUs of 22 slots: 2 have 3 replicas each, and each GPU a third and 21 whole
+    experts.
+    """
+    experts, gpus, slots_in_all = len(load_E), slots.gpus, int(slots.useful_G(len(load_E)).sum())
+    yield eplb_counts(load_E, slots_in_all, gpus)
+    for size in SIZES * load_bounds.mean_load(load_E, slots) / slots.cost_G.min():
+        count_E = np.ceil(load_E / max(size, TINY)).clip(1, gpus).astype(np.int64)
+        if count_E.sum() <= slots_in_all:
+            yield count_E
+    spare = slots_in_all - experts
+    for count in range(2, gpus + 1):
+        divided = spare // (count - 1)
+        if spare == divided * (count - 1) and 0 < divided < experts and divided * count % gpus == 0:
+            yield 1 + (count - 1) * (np.argsort(np.argsort(-load_E, kind="stable")) < divided)
+
+
+def _fill(load_E: FloatArray, slots_G: IntArray, cost_G: FloatArray, count_E: IntArray, held_GP: IntArray) -> None:
+    """Fills each empty slot with the expert of the largest load per replica that does not raise the largest time."""
+    for gpu, slot in np.argwhere((held_GP < 0) & (np.arange(held_GP.shape[1]) < slots_G[:, None])):
+        time_GP = np.where(held_GP >= 0, (load_E / count_E)[held_GP], 0.0) * cost_G[:, None]
+        after_E = time_GP[gpu].sum() + load_E / (count_E + 1) * cost_G[gpu]
+        fits_E = after_E <= time_GP.sum(axis=1).max()
+        fits_E[held_GP[gpu, held_GP[gpu] >= 0]] = False
+        if fits_E.any():
+            held_GP[gpu, slot] = expert = int(np.where(fits_E, load_E / count_E, -1.0).argmax())
+            count_E[expert] += 1
 
 
 REPLICAS: dict[str, ReplicaStrategy] = {"equal-split": equal_split, "eplb": eplb}
@@ -111,7 +154,6 @@ def place(
         raise InfeasiblePlan(
             f"expert {count_E.argmax()} has {count_E.max()} replicas for {slots.gpus} GPUs, one on each at most"
         )
-    warm_up(method)
     began = time.perf_counter()
     tables = slot_tables(load_LE, slots, method, count_E, seed)
     seconds = time.perf_counter() - began
@@ -159,18 +201,11 @@ def slot_tables(
     experts = load_LE.shape[1]
     if experts > slots.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
-    # Copies, since locked arrays would compile a second version of the code.
-    return [REPLICAS[method](load_E.copy(), slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
+    return [REPLICAS[method](load_E, slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
 
 
 def _placement(tables: Sequence[SlotTables]) -> Placement:
     return Placement.of_slots(*(np.stack(table) for table in zip(*tables, strict=True)))
-
-
-@cache
-def warm_up(method: str) -> None:
-    """Compiles the code of `method`, a name of REPLICAS, now rather than in its first placement; numba caches it on disk."""
-    REPLICAS[method](np.array([3.0, 1.0, 1.0, 1.0]), GpuSlots.equal(2, 2), None, np.random.default_rng(0))
 
 
 def _max_time(part_GP: FloatArray, slots: GpuSlots) -> float:

@@ -31,6 +31,7 @@ def slot_search(
     kicks: int,
     replicas: bool = True,
     effort: int = EFFORT,
+    enough_s: float = 0.0,
 ) -> tuple[IntArray, float]:
     """Changes the experts in slots by local search, to lower Aurora's Eq. 1, averaged over the traffic cases that count.
 
@@ -44,6 +45,7 @@ def slot_search(
         kicks: number of restarts.
         replicas: whether counts of replicas may change; otherwise slots only swap and move.
         effort: maximum of changes evaluated x cases in the restarts; the first descent may take ten times as many.
+        enough_s: an objective in seconds at which the search ends.
 
     Returns:
         ((G, P) int64, the expert in each slot; the objective in seconds). Never worse than the start.
@@ -51,7 +53,7 @@ def slot_search(
     assert held_GP.shape[1] >= layer.slots_G.max(), "compiled code reads every slot"
     held_GP = np.ascontiguousarray(held_GP, dtype=np.int64).copy()
     draws_KXD = rng.random((kicks, SHAKES, 4))
-    value_s = core.search(layer, held_GP, _even_shares(held_GP), draws_KXD, replicas, effort)
+    value_s = core.search(layer, held_GP, _even_shares(held_GP), draws_KXD, replicas, effort, enough_s)
     return held_GP, value_s
 
 

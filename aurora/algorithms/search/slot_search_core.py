@@ -51,11 +51,10 @@ else:
     from aurora.algorithms.sorting_core import descending
 
 SHAKES = declare(Index, 8)  # random changes of a kick: first one, then two, ..., up to this number, then one again
+DROPS = declare(Float, 0.9)  # share of random changes of replicated experts that are no drops
 LEAST_GAIN = declare(Float, 1e-9)  # relative: a smaller gain is none
 ROUNDING = 1e-12  # share of the largest summand: smaller gains are rounding, also where the objective is zero
-EXTREMES = declare(
-    Index, 16
-)  # busiest and idlest experts that are tried in an empty slot where no replica lowers the objective
+EXTREMES = declare(Index, 16)  # busiest and idlest experts that are tried where no replica in an empty slot helps
 DESCENT = 10  # so many times that may the first descent price
 INF = declare(Float, float("inf"))
 
@@ -68,23 +67,24 @@ def search(
     draws_KXD: Floats3,
     replicas: cython.bint,
     effort: Int,
+    enough_s: Float,
 ) -> float:
-    """The descent and its restarts, in place; returns the objective."""
+    """The descent and its restarts, in place; returns the objective. It ends once that is enough_s or less."""
     layer = Layer(sums)
     slots = Slots(layer, held_GP, share_GP)
     least_s: Float = ROUNDING * max(np.abs(sums.base_s_GXW).max(), np.abs(sums.part_s_GEXW).max())
     first_effort: Int = DESCENT * effort
     with nogil:
-        best_s, first_effort = descend(layer, slots, replicas, first_effort, least_s)
+        best_s, first_effort = descend(layer, slots, replicas, first_effort, least_s, enough_s)
         held_GP[:, :] = slots.held_GP
         share_GP[:, :] = slots.share_GP
         for k in range(draws_KXD.shape[0]):
-            if effort <= 0:
+            if effort <= 0 or best_s <= enough_s:
                 break
             load_slots(layer, slots, held_GP, share_GP)
             for x in range(1 + k % SHAKES):
                 _shake(layer, slots, replicas, draws_KXD, k, x)
-            value_s, effort = descend(layer, slots, replicas, effort, least_s)
+            value_s, effort = descend(layer, slots, replicas, effort, least_s, enough_s)
             if value_s < best_s * (1 - 1e-12):
                 best_s = value_s
                 held_GP[:, :] = slots.held_GP
@@ -112,14 +112,19 @@ def fill(sums, held_GP: Ints2, share_GP: Floats2) -> float:
 @nogil
 @exceptval(check=False)
 @cython.locals(g=Index, h=Index, best_s=Float, now_s=Float, priced=Int)
-def descend(layer: Layer, slots: Slots, replicas: cython.bint, effort: Int, least_s: Float) -> tuple[Float, Int]:
-    """Takes the best change of a critical GPU until none gains least_s; returns (the objective, what is left of the effort)."""
+def descend(
+    layer: Layer, slots: Slots, replicas: cython.bint, effort: Int, least_s: Float, enough_s: Float
+) -> tuple[Float, Int]:
+    """Takes the best change of a critical GPU until none gains least_s, or the objective is enough_s or less.
+
+    Returns (the objective, what is left of the effort).
+    """
     found = declare(SwapFound)
     count = declare(CountFound)
     slots.tried_G[:] = 0
     now_s = price(layer, slots)
     find_gains(slots)
-    while effort > 0:
+    while effort > 0 and now_s > enough_s:
         g = EMPTY
         for other in range(layer.gpus):
             if slots.gain_G[other] >= 0 and not slots.tried_G[other] and (g == EMPTY or slots.gain_G[other] > slots.gain_G[g]):
@@ -155,7 +160,7 @@ def descend(layer: Layer, slots: Slots, replicas: cython.bint, effort: Int, leas
 @nogil
 @exceptval(check=False)
 def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3, k: Index, x: Index) -> cython.void:
-    """Swaps a random slot with a random one of another GPU, or puts its expert there as a further replica, if allowed."""
+    """Swaps a random slot with a random one of another GPU; or, if allowed, replicates its expert there, or drops it."""
     a: Index = min(cast(Index, draws_KXD[k, x, 0] * layer.experts), layer.experts - 1)
     count: Index = slots.count_E[a]
     g: Index = slots.gpu_EG[a, min(cast(Index, draws_KXD[k, x, 1] * count), count - 1)]
@@ -168,15 +173,18 @@ def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3
         at -= layer.slots_G[h]
         h += 1
     b: Index = slots.held_GP[h, at]
+    p: Index = 0
+    while slots.held_GP[g, p] != a:
+        p += 1
+    if replicas and draws_KXD[k, x, 3] > DROPS and count > 1:
+        overwrite(layer, slots, g, p, EMPTY)
+        return
     if h == g or slots.holds_GE[h, a] or (b != EMPTY and slots.holds_GE[g, b]):
         return
     if replicas and draws_KXD[k, x, 3] < 0.5 and (b == EMPTY or slots.count_E[b] > 1):
         overwrite(layer, slots, h, at, a)
-        return
-    for p in range(layer.slots_G[g]):
-        if slots.held_GP[g, p] == a:
-            swap(layer, slots, g, p, h, at)
-            return
+    else:
+        swap(layer, slots, g, p, h, at)
 
 
 @cfunc

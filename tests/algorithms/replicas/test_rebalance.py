@@ -106,7 +106,7 @@ def test_a_large_model_is_rebalanced_by_few_moves():
     slots = GpuSlots.equal(32, 9)
     held = place(before_LE, slots).placement
     made = rebalance(load_LE, held)
-    assert (made.before_L > 1.2 * made.mean_load_L).all()
+    assert (made.before_L > 1.15 * made.mean_load_L).all()
     assert (made.max_load_L <= 1.01 * made.mean_load_L).all()
     assert (made.moves_L < 288 / 3).all()
     assert made.moves_L.mean() < 30  # of 14 GPUs above the target; 41 where each step went by the slowest GPU's relief alone

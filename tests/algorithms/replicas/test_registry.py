@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from aurora.algorithms.check.plans import check_layout
 from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import balanced
+from aurora.algorithms.replicas.packing_core import eplb_counts
 from aurora.algorithms.replicas.registry import REPLICAS, place
-from aurora.algorithms.replicas.slot_packing import eplb_counts
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import GpuSlots
 
