@@ -26,7 +26,7 @@ INF = declare(Float, float("inf"))
 
 @final
 @cclass
-class Rows:
+class ScheduleRows:
     """A schedule: rows by start. (X, 2) source and destination, (X, 2) start and end in seconds; X is how many there are."""
 
     pair: Ints2
@@ -79,14 +79,14 @@ class Workspace:
     """Arrays for the schedules of n ranks with up to most_cuts cuts, made once; one thread at a time uses them."""
 
     ports: Ports
-    best: Rows
-    rows: Rows
+    best: ScheduleRows
+    rows: ScheduleRows
     ring_G: Ints1
     end_s: Floats1
 
     def __init__(self, n: Index, most_cuts: Index):
         self.ports = Ports(n, most_cuts)
-        self.best, self.rows = Rows(n * n + most_cuts), Rows(n * n + most_cuts)
+        self.best, self.rows = ScheduleRows(n * n + most_cuts), ScheduleRows(n * n + most_cuts)
         self.ring_G, self.end_s = np.arange(n), np.zeros(2 * n)
 
 
@@ -190,7 +190,7 @@ def ring_of(work: Workspace, seconds_GG: ConstFloats2, ring_G: ConstInts1, limit
     return pairs_X2, span_s_X2, took_s
 
 
-def _by_start(rows: Rows):
+def _by_start(rows: ScheduleRows):
     pairs_X2, span_s_X2 = rows.arrays()
     by_start = np.argsort(span_s_X2[:, 0], kind="stable")
     return pairs_X2[by_start], span_s_X2[by_start]
@@ -208,7 +208,7 @@ def _begin(work: Workspace) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _copy(rows: Rows, to: Rows) -> cython.void:
+def _copy(rows: ScheduleRows, to: ScheduleRows) -> cython.void:
     to.count = rows.count
     for row in range(rows.count):
         to.pair[row, 0], to.pair[row, 1] = rows.pair[row, 0], rows.pair[row, 1]
@@ -219,7 +219,7 @@ def _copy(rows: Rows, to: Rows) -> cython.void:
 @nogil
 @exceptval(check=False)
 @cython.locals(src=Index, dst=Index, port=Index, partner=Index, took=Float, end=Float)
-def dense(seconds_GG: ConstFloats2, ports: Ports, limit_s: Float, rows: Rows) -> Float:
+def dense(seconds_GG: ConstFloats2, ports: Ports, limit_s: Float, rows: ScheduleRows) -> Float:
     """Fills `rows` with a dense schedule, and returns its makespan; infinite if a port cannot end before limit_s.
 
     Only pairs with a port that has just become free are examined: two ports that were both free before have no traffic for each
@@ -464,7 +464,7 @@ def _drop(ports: Ports, last: Index) -> cython.void:
 @nogil
 @exceptval(check=False)
 @cython.locals(src=Index, dst=Index, start_s=Float, end_s=Float)
-def ring(seconds_GG: ConstFloats2, ring_G: ConstInts1, free_s: Floats1, limit_s: Float, rows: Rows) -> Float:
+def ring(seconds_GG: ConstFloats2, ring_G: ConstInts1, free_s: Floats1, limit_s: Float, rows: ScheduleRows) -> Float:
     """Fills `rows` with a ring schedule, by step; returns its makespan, infinite once a port is busy until limit_s.
 
     The i-th rank of the ring sends to the ranks i + 1, i + 2, ... of it, in this sequence. free_s is working memory.

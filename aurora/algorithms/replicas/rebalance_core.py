@@ -23,11 +23,11 @@ from cython import cclass, cfunc, declare, exceptval, final, inline, nogil
 
 if cython.compiled:
     from cython.cimports.aurora.algorithms.core_arrays import *
-    from cython.cimports.aurora.algorithms.search.slots_core import Layer, Slots, overwrite, swap
+    from cython.cimports.aurora.algorithms.search.slots_core import *
     from cython.cimports.aurora.algorithms.sorting_core import descending
 else:
     from aurora.algorithms.core_arrays import *
-    from aurora.algorithms.search.slots_core import Layer, Slots, overwrite, swap
+    from aurora.algorithms.search.slots_core import *
     from aurora.algorithms.sorting_core import descending
 
 from aurora.algorithms.search.phase_sums import PhaseSums

@@ -1,4 +1,4 @@
-"""Swaps of replicas between GPUs that lower the largest time of a GPU, compiled; `server_search` levels the GPUs of servers by them."""
+"""Swaps of replicas between GPUs that lower the largest time of a GPU, compiled; `server_search` levels servers by them."""
 
 import numpy as np
 

@@ -8,26 +8,10 @@ from cython import cfunc, declare, exceptval, inline, nogil
 
 if cython.compiled:
     from cython.cimports.aurora.algorithms.core_arrays import *
-    from cython.cimports.aurora.algorithms.search.slots_core import (
-        Layer,
-        Slots,
-        add_share,
-        copy_with_share,
-        find_rest,
-        find_rest_of_two,
-        objective,
-    )
+    from cython.cimports.aurora.algorithms.search.slots_core import *
 else:
     from aurora.algorithms.core_arrays import *
-    from aurora.algorithms.search.slots_core import (
-        Layer,
-        Slots,
-        add_share,
-        copy_with_share,
-        find_rest,
-        find_rest_of_two,
-        objective,
-    )
+    from aurora.algorithms.search.slots_core import *
 
 if not cython.compiled:
     SwapFound = cython.struct(value_s=Float, p=Index, h=Index, q=Index, priced=Int)

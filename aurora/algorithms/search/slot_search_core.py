@@ -9,45 +9,13 @@ from cython import cast, cfunc, declare, exceptval, nogil
 
 if cython.compiled:
     from cython.cimports.aurora.algorithms.core_arrays import *
-    from cython.cimports.aurora.algorithms.search.slot_changes_core import (
-        CountFound,
-        SwapFound,
-        best_count_change,
-        best_exchange,
-        best_swap,
-        count_changed,
-    )
-    from cython.cimports.aurora.algorithms.search.slots_core import (
-        Layer,
-        Slots,
-        exchange,
-        find_gains,
-        load_slots,
-        overwrite,
-        price,
-        swap,
-    )
+    from cython.cimports.aurora.algorithms.search.slot_changes_core import *
+    from cython.cimports.aurora.algorithms.search.slots_core import *
     from cython.cimports.aurora.algorithms.sorting_core import descending
 else:
     from aurora.algorithms.core_arrays import *
-    from aurora.algorithms.search.slot_changes_core import (
-        CountFound,
-        SwapFound,
-        best_count_change,
-        best_exchange,
-        best_swap,
-        count_changed,
-    )
-    from aurora.algorithms.search.slots_core import (
-        Layer,
-        Slots,
-        exchange,
-        find_gains,
-        load_slots,
-        overwrite,
-        price,
-        swap,
-    )
+    from aurora.algorithms.search.slot_changes_core import *
+    from aurora.algorithms.search.slots_core import *
     from aurora.algorithms.sorting_core import descending
 
 SHAKES = declare(Index, 8)  # random changes of a kick: first one, then two, ..., up to this number, then one again
@@ -212,12 +180,12 @@ def _fill(
     spare_E: Ints1,
 ) -> Float:
     """Fills empty slots; returns the objective."""
-    room: Index = 0
+    unfilled: Index = 0
     for g in range(layer.gpus):
-        room += layer.slots_G[g]
+        unfilled += layer.slots_G[g]
     for i in range(layer.experts):
-        room -= slots.count_E[i]
-    if room == 0:
+        unfilled -= slots.count_E[i]
+    if unfilled == 0:
         return price(layer, slots)
     extremes: Index = max(EXTREMES, slots.held_GP.shape[1])  # more than a GPU with an empty slot holds
     for i in range(layer.experts):
