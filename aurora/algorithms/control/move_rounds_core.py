@@ -16,7 +16,7 @@ RECEIVES = declare(cython.int, 2)
 
 @final
 @cclass
-class Slots:
+class MovedSlots:
     """The slots while moves are put in sequence. In a round, slots are emptied at once, and filled when it ends.
 
     Axes: R the experts of all layers, L * E; N the GPUs of all layers, L * G; X the moves to make.
@@ -57,7 +57,7 @@ class Slots:
         self.work_5G = np.zeros((5, gpus), np.int64)
 
 
-def sequence(slots: Slots):
+def sequence(slots: MovedSlots):
     """Returns the moves round by round (X, 4), with the fields of `move_X4`, and those that cannot be made."""
     before: Index = -1
     with nogil:
@@ -70,7 +70,7 @@ def sequence(slots: Slots):
 @cfunc
 @nogil
 @exceptval(check=False)
-def _one_round(slots: Slots) -> cython.void:
+def _one_round(slots: MovedSlots) -> cython.void:
     """Adds the moves of a round, and fills their slots."""
     before: Index = slots.moves
     slots.busy_G[:] = 0
@@ -95,7 +95,7 @@ def _one_round(slots: Slots) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _sort_by_need(slots: Slots) -> cython.void:
+def _sort_by_need(slots: MovedSlots) -> cython.void:
     """Sorts the moves that are left: first those of the GPUs that must receive most, or send most that no other GPU holds."""
     most: Index = 0
     need_X, begin_X, sorted_X = slots.sort_3X[0], slots.sort_3X[1], slots.sort_3X[2]
@@ -126,7 +126,7 @@ def _sort_by_need(slots: Slots) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _source(slots: Slots, expert: Index) -> Index:
+def _source(slots: MovedSlots, expert: Index) -> Index:
     """A GPU that holds the expert and does not send in this round, or EMPTY."""
     for g in range(slots.domain_G.shape[0]):
         if slots.holds_RG[expert, g] and not slots.busy_G[g] & SENDS:
@@ -137,7 +137,7 @@ def _source(slots: Slots, expert: Index) -> Index:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _free_slot(slots: Slots, place: Index, g: Index) -> Index:
+def _free_slot(slots: MovedSlots, place: Index, g: Index) -> Index:
     """A slot of the GPU that may be filled when the round ends, empty or with an expert that it may give up; or EMPTY."""
     for p in range(slots.held_NP.shape[1]):
         held = slots.held_NP[place, p]
@@ -149,7 +149,7 @@ def _free_slot(slots: Slots, place: Index, g: Index) -> Index:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _keeps(slots: Slots, expert: Index, g: Index, to: Index) -> cython.bint:
+def _keeps(slots: MovedSlots, expert: Index, g: Index, to: Index) -> cython.bint:
     """Returns whether an expert keeps enough replicas and failure domains, once GPU g gives its to `to`, or to none (EMPTY)."""
     domains: Index = 0
     if slots.count_R[expert] - (to == EMPTY) < slots.least_2R[0, expert]:
@@ -167,7 +167,7 @@ def _keeps(slots: Slots, expert: Index, g: Index, to: Index) -> cython.bint:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _move(slots: Slots, x: Index, source: Index, slot: Index) -> cython.void:
+def _move(slots: MovedSlots, x: Index, source: Index, slot: Index) -> cython.void:
     """Adds a move to the round, and empties the slot that it takes."""
     g, held = slots.gpu_X[x], slots.held_NP[slots.place_X[x], slot]
     if held != EMPTY:
@@ -186,7 +186,7 @@ def _move(slots: Slots, x: Index, source: Index, slot: Index) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _circles(slots: Slots) -> cython.void:
+def _circles(slots: MovedSlots) -> cython.void:
     """Adds moves of GPUs that wait for each other: each sends an expert to the next, in place of what that sends."""
     gpus: Index = slots.domain_G.shape[0]
     g: Index

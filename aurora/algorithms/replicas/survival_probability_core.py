@@ -31,7 +31,7 @@ class SurvivalAim:
 
 @final
 @cclass
-class Slots:
+class DomainSlots:
     """The placement that `swap_local_search` changes. The last entry of arrays by expert stands for empty slots."""
 
     aim: SurvivalAim
@@ -59,7 +59,7 @@ def search(aim: SurvivalAim, expert_X, domain_X, experts: Index, kick_R4: Ints2,
 
     kick_R4: (R, 4), the slots of the two swaps of each restart.
     """
-    slots = Slots(aim, expert_X, domain_X, experts)
+    slots = DomainSlots(aim, expert_X, domain_X, experts)
     best_X: Ints1 = expert_X.copy()
     best_V: Floats1 = np.zeros(len(slots.now_V))
     evaluations: Index = 0
@@ -85,7 +85,7 @@ def search(aim: SurvivalAim, expert_X, domain_X, experts: Index, kick_R4: Ints2,
 @cfunc
 @nogil
 @exceptval(check=False)
-def _refresh(slots: Slots) -> cython.void:
+def _refresh(slots: DomainSlots) -> cython.void:
     """Computes what follows from the experts in the slots."""
     slots.held_ED[:, :] = 0
     for x in range(slots.expert_X.shape[0]):
@@ -97,7 +97,7 @@ def _refresh(slots: Slots) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _update(slots: Slots, expert: Index) -> cython.bint:
+def _update(slots: DomainSlots, expert: Index) -> cython.bint:
     """Computes an expert's domains and what it lacks; returns whether either has changed."""
     mask: Int = 0
     on_domains: Index = 0
@@ -116,7 +116,7 @@ def _update(slots: Slots, expert: Index) -> cython.bint:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _measure(slots: Slots, value_V: Floats1) -> cython.void:
+def _measure(slots: DomainSlots, value_V: Floats1) -> cython.void:
     """Evaluates the measure of a placement into value_V; it counts different sets of domains if there are too many to list."""
     at: Index
     bit: Index = 1
@@ -170,7 +170,7 @@ def _is_less(a_V: Floats1, b_V: Floats1) -> cython.bint:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _descend(slots: Slots, evaluations: Index, most: Index) -> Index:
+def _descend(slots: DomainSlots, evaluations: Index, most: Index) -> Index:
     """Tries all pairs of slots again and again; keeps each swap that lowers the measure.
 
     Returns the evaluations of the measure so far; `evaluations` are those before.
@@ -194,7 +194,7 @@ def _descend(slots: Slots, evaluations: Index, most: Index) -> Index:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _swap(slots: Slots, x: Index, y: Index) -> cython.bint:
+def _swap(slots: DomainSlots, x: Index, y: Index) -> cython.bint:
     """Exchanges the experts of two slots. Returns whether that changed any expert's domains or what it lacks."""
     a, b, domain_a, domain_b = slots.expert_X[x], slots.expert_X[y], slots.domain_X[x], slots.domain_X[y]
     if domain_a == domain_b or a == b:
