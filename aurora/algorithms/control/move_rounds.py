@@ -87,7 +87,7 @@ def move_sequence(
     held_NP = np.concatenate(np.where(now_LGP >= 0, now_LGP + experts * np.arange(layers)[:, None, None], EMPTY))
     held_NP[np.concatenate((held_LGP == EMPTY) & (wanted_LGP == EMPTY))] = NO_SLOT
     expert_R, gpu_N = layer_X * experts + expert_X, layer_X * gpus + gpu_X
-    state = core.Slots(held_NP, wants_RG, holds_RG, least_2R, domain_G, expert_R, gpu_X, gpu_N)
+    state = core.MovedSlots(held_NP, wants_RG, holds_RG, least_2R, domain_G, expert_R, gpu_X, gpu_N)
     move_X4, left_X = core.sequence(state)
     if len(left_X):
         assert min_replicas > 1, "each expert of `wanted_LGP` is held"
