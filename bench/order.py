@@ -25,7 +25,7 @@ from aurora.algorithms.alltoall.hierarchical_order import RAILS, hierarchical_or
 from aurora.algorithms.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, dense, search
 from aurora.algorithms.alltoall.registry import ORDER, birkhoff
 from aurora.algorithms.alltoall.schedule import DEFAULT_BPS
-from aurora.algorithms.alltoall.split_transfers import MOST_RANKS, CutShop, best_whole, search_tries
+from aurora.algorithms.alltoall.split_transfers import CutShop, best_whole, search_tries
 from aurora.algorithms.network.port_bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds
 from aurora.algorithms.network.switch import timed
 from aurora.types import Hierarchy, Network, Order
@@ -121,8 +121,8 @@ def ratios(values: list[float]) -> str:
 
 def equal_ports() -> list[str]:
     about = (
-        f"`openshop` and `whole` send one message a pair; `openshop-best` starts from `whole`, the optimum up to {MOST_RANKS} "
-        "ranks. `messages more`: mean, and most, of what `openshop-best` adds by splitting."
+        "`openshop` and `whole` send one message a pair; `openshop-best` starts from `whole`. "
+        "`messages more`: mean, and most, of what `openshop-best` adds by splitting."
     )
     table = Table(
         "Equal ports: makespan / bound, mean / worst",

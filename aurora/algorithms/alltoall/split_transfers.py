@@ -128,32 +128,6 @@ def _heaviest_rounds(seconds_GG: FloatArray, power: float) -> IntArray:
     return np.concatenate(rounds)
 
 
-MOST_RANKS = 4  # takes well under a millisecond; each further rank takes tens of times as long
-
-
-def shortest_whole(seconds_GG: FloatArray, known_s: float) -> DenseSchedule | None:
-    """Finds the shortest schedule with one message per pair and one partner at a time (non-preemptive open shop).
-
-    It is a branch and bound over active schedules, in which no transfer can start earlier without delaying another; one of
-    them is optimal. Branches are cut by the ports' remaining load.
-
-    Args:
-        seconds_GG: (n, n) float64, seconds of each transfer if it is alone.
-        known_s: makespan to beat, in seconds.
-
-    Returns:
-        The schedule; None if none is shorter than known_s.
-
-    Source: Giffler & Thompson 1960.
-    """
-    pairs_X2, start_s_X, makespan_s = core.shortest_active(np.array(seconds_GG, np.float64, order="C"), known_s)
-    if makespan_s >= known_s:
-        return None
-    by_start = np.argsort(start_s_X, kind="stable")
-    pairs_X2, start_s_X = pairs_X2[by_start], start_s_X[by_start]
-    return DenseSchedule(pairs_X2, np.stack([start_s_X, start_s_X + seconds_GG[*pairs_X2.T]], axis=1), makespan_s)
-
-
 WORTH = 0.002  # time that a further message must save, as a share of the bound
 CUT_RUNS = 4000  # schedules that the search for cuts makes at most
 AMPLITUDE = 0.1  # of drawn priorities, as a share of the bound
@@ -171,9 +145,9 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
 
     If all transfers take nearly equally long, `matched_rounds` are tried too. The search takes tens of milliseconds.
 
-    Up to MOST_RANKS ranks the search starts from the optimum with one message per pair. If that takes longer than the bound, up
-    to open_shop.MOST_CUTS pairs are cut in two messages, as long as each further message saves WORTH of the bound, start-ups
-    included. Cuts never make the result longer, and are seldom more than two. Where `CutShop.tight` is true, nothing is cut.
+    If the shortest with one message per pair takes longer than the bound, up to open_shop.MOST_CUTS pairs are cut in two
+    messages, as long as each further message saves WORTH of the bound, start-ups included. Cuts never make the result longer,
+    and are seldom more than two. Where `CutShop.tight` is true, nothing is cut.
 
     Args: as in `registry.OrderStrategy`.
     """
@@ -241,7 +215,7 @@ class CutShop:
 
 
 def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> DenseSchedule:
-    """Searches for the shortest schedule with one message per pair, and returns it; optimal up to MOST_RANKS ranks.
+    """Searches for the shortest schedule with one message per pair, and returns it.
 
     Args:
         shop: the all-to-all.
@@ -255,9 +229,6 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> DenseSche
         schedule = relieved(shop.seconds_GG, bound_s, schedule)
     elif schedule.makespan_s > bound_s:
         schedule = search(shop.seconds_GG, tries - first, bound_s, rng, schedule)
-    few = shop.ranks <= MOST_RANKS
-    if few and (best := shortest_whole(shop.seconds_GG, schedule.makespan_s)) is not None:
-        return best
     return schedule
 
 
