@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = 1  # of the JSON that subcommands print: docs/json.md
-COMPILING_S = 3.0  # of compilation, after which it is told
-COMPILING = "aurora: functions are compiled when they are first used, once after installation: a minute or two"
 
 
 def terminal() -> Console:
@@ -81,7 +79,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     )
     console = Console(stderr=True)
     bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bars, _compilation_told(console):
+    with bars:
         tasks = {}
 
         def move(what: str, amount: int, total: int) -> None:
@@ -90,23 +88,3 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[what], completed=amount, total=total)
 
         yield move
-
-
-@contextmanager
-def _compilation_told(console: Console) -> Iterator[None]:
-    """Context manager in which COMPILING is printed once if the first use of functions has taken COMPILING_S seconds."""
-    from numba.core import event
-
-    class Told(event.TimingListener):  # type: ignore[misc]
-        """Tells once that compilation has taken so long, of functions that are compiled for others too."""
-
-        told = False
-
-        def on_end(self, ended: object) -> None:
-            super().on_end(ended)
-            if not self.told and self.done and self.duration > COMPILING_S:
-                self.told = True
-                console.print(COMPILING, soft_wrap=True, highlight=False)
-
-    with event.install_listener("numba:compile", Told()):
-        yield

@@ -158,10 +158,6 @@ class EplbMover:
         self._rounds_per_pass = RoundsPerPass()
         self._pass_s = self._piece_s = 0.0  # what a pass without moves takes, and what the last piece took
         self._move_s, self._began_s = 0.0, clock()
-        if facts.rank == 0:
-            from aurora.algorithms.control.controller import compile_decisions  # which other ranks never need
-
-            compile_decisions()
 
     def change_ranks(self, rank: int, ranks: int) -> None:
         """Continues as rank `rank` of `ranks` remaining ranks.

@@ -1,26 +1,13 @@
-"""That functions are compiled is told, and tables fit the terminal."""
+"""Tables fit the terminal, and long commands tell how far they are."""
 
 from dataclasses import replace
 
-import numba
 import pytest
 
 import aurora
 from aurora.advisor.two_models import recommend_for_two
 from aurora.cli import output
-from aurora.cli.output import COMPILING, progress_bars
 from aurora.reports.formatting import table_of, text
-
-
-def test_that_functions_are_compiled_is_told_once(monkeypatch, capsys):
-    monkeypatch.setattr(output, "COMPILING_S", 1e-9)
-    with progress_bars():
-        assert numba.njit(lambda number: number + 1)(1) == 2
-        assert numba.njit(lambda number: number * 2)(1) == 2
-    assert capsys.readouterr() == ("", COMPILING + "\n")
-    with progress_bars():
-        pass
-    assert capsys.readouterr() == ("", "")
 
 
 def test_tables_have_all_they_say_in_80_columns_and_titles_in_one_line(monkeypatch, capsys):

@@ -10,11 +10,9 @@ The controller has no threads and moves nothing itself: its caller reports loads
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -275,9 +273,6 @@ def moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:
     return np.asarray(lacking_LGP.sum(axis=(1, 2)), dtype=np.int64)
 
 
-_COMPILING = threading.Lock()
-
-
 def slots_in_use(placement: Placement, cost_G: ArrayLike) -> GpuSlots:
     """Returns GpuSlots in which each GPU has as many slots as it uses in its fullest layer of a placement.
 
@@ -309,21 +304,3 @@ def slowest_port_Bps(cluster: Cluster) -> float:
     if servers is not None:
         port_Bps = min(port_Bps, servers.nic_Bps / max(map(servers.nic_G.count, servers.nic_G)))
     return port_Bps
-
-
-def compile_decisions() -> None:
-    """Compiles the functions that decisions call, so that the first decision does not take seconds; numba caches them."""
-    with _COMPILING:
-        _compile_decisions()
-
-
-def begin_to_compile_decisions() -> None:
-    """Starts `compile_decisions` in a background thread; a later call of `compile_decisions` waits for it to end."""
-    threading.Thread(target=compile_decisions, name="aurora-compile", daemon=True).start()
-
-
-@cache
-def _compile_decisions() -> None:
-    controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1)
-    while controller.window([[900, 800, 100, 200]]).action == "keep":
-        pass

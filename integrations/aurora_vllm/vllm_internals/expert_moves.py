@@ -168,7 +168,6 @@ def move_in_rounds() -> None:
     def schedule_layers(num_local_experts: int, old_indices: IntArray, new_indices: IntArray) -> list[list[list[Any]]]:
         return [schedule(num_local_experts, *layer) for layer in zip(old_indices, new_indices, strict=True)]
 
-    schedule(1, np.array([0, 1]), np.array([1, 0]))  # compiles what it needs now rather than while serving
     execute.schedule_migration_batches, background.schedule_migration_batches_for_layers = schedule, schedule_layers
     execute.move_to_buffer = _once_for_unchanged(functools.partial(execute.move_to_buffer, enable_migration_batching=True))
 

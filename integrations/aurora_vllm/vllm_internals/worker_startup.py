@@ -97,11 +97,6 @@ class WorkerStartup:
             integration.status.report_disabled(verdict.refusal, verdict.report_here)
         if self._refusal is not None:  # nothing was patched
             return
-        follows = self._settings.adapt and self._config.parallel_config.enable_eplb
-        if follows and integration.rank == 0 and verdict.refusal is None:
-            from aurora.algorithms.control.controller import begin_to_compile_decisions  # which other ranks never need
-
-            begin_to_compile_decisions()  # while vLLM loads the model
         if group is not None:
             cluster = integration.served.cluster
             integration.connect(lambda: _transport(group, cluster))

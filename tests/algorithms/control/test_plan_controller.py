@@ -1,17 +1,12 @@
 """What the controller of a plan takes from the plan's cluster and profile."""
 
-import threading
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 
-from aurora.algorithms.control import controller as module
 from aurora.algorithms.control.controller import (
     Controller,
-    begin_to_compile_decisions,
-    compile_decisions,
     load_cost_G,
     slots_in_use,
     slowest_port_Bps,
@@ -61,24 +56,3 @@ def test_experts_travel_by_ports_and_nics():
     machines = replace(cluster(1e9, 1e9, 1e9, 1e9), servers=Servers.of([0, 1, 0, 1], 1e8))
     assert slowest_port_Bps(machines) == 1e8
     assert slowest_port_Bps(replace(machines, servers=None)) == 1e9
-
-
-def test_decisions_are_compiled_once_by_whom_begins_and_others_wait(monkeypatch):
-    began, ends, by = threading.Event(), threading.Event(), []
-
-    def compiles():
-        by.append(threading.current_thread().name)
-        began.set()
-        assert ends.wait(60)
-
-    monkeypatch.setattr(module, "_compile_decisions", cache(compiles))
-    begin_to_compile_decisions()
-    assert began.wait(60)
-    other = threading.Thread(target=compile_decisions)
-    other.start()
-    other.join(0.05)
-    assert other.is_alive()
-    ends.set()
-    other.join(60)
-    assert not other.is_alive()
-    assert by == ["aurora-compile"]
