@@ -16,7 +16,6 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_plan, check_schedule
 from aurora.algorithms.network.switch import timed
 from aurora.algorithms.placement.grouping import PLACE
-from aurora.algorithms.replicas.per_batch import split_least_largest
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.algorithms.workload.synthetic import draw_profile
@@ -64,7 +63,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     *(partial(order, name) for name in ORDER),
     simulate,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
-    partial(split_least_largest, np.ones((1, 2)), np.array([[0], [1]])),
     partial(profile, 0.5),
     layouts,
     partial(plan, models=2),
