@@ -10,7 +10,6 @@ from aurora.algorithms.replicas.registry import ReplicaStrategy
 from aurora.algorithms.workload.serving_gpus import serving_servers
 from aurora.types import GpuSlots, Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
-from aurora.types.compiled import njit
 
 
 class Homes(NamedTuple):
@@ -59,7 +58,11 @@ class Homes(NamedTuple):
 
     def rows(self, serving_NE: IntArray, server: int) -> int:
         """Returns the number of rows that cross from a server to others; serving_NE as in `shares`."""
-        return int(_rows(self.experts_UK, self.server_U, serving_NE[server], server))
+        return _rows(self.tokens(server), serving_NE[server], server)
+
+    def tokens(self, server: int) -> IntArray:
+        """Returns (V, K) int64, the experts of each token that starts on a server, or on all servers alike."""
+        return np.asarray(self.experts_UK[(self.server_U == server) | (self.server_U == NONE)])
 
 
 def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> FloatArray | None:
@@ -81,10 +84,10 @@ def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> FloatArra
     servers, every_E = len(layer.from_NE), np.arange(len(layer.server_E))
     every_N1, spare_N = np.arange(servers)[:, None], layer.spare_N
     serving_NE, left_N = np.tile(layer.server_E, (servers, 1)), np.minimum(most_N, spare_N)
+    own_N = [layer.tokens(server) for server in range(servers)]
 
     def saved(server: int) -> FloatArray:
-        saved_E: FloatArray = _rows_saved(layer.experts_UK, layer.server_U, serving_NE[server], server)
-        return saved_E
+        return _rows_saved(own_N[server], serving_NE[server], server)
 
     for _ in range(least - 1):
         saved_NE = np.stack([saved(server) for server in range(servers)])
@@ -104,14 +107,15 @@ def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> FloatArra
         for _ in range(int(left_N[server])):
             if (saved_E := saved(server)).any():
                 serving_NE[server, saved_E.argmax()] = server
-    return _within_limit(layer, serving_NE, least_NE)
+    return _within_limit(layer, own_N, serving_NE, least_NE)
 
 
-def _within_limit(layer: Homes, serving_NE: IntArray, kept_NE: BoolArray) -> FloatArray:
+def _within_limit(layer: Homes, own_N: list[IntArray], serving_NE: IntArray, kept_NE: BoolArray) -> FloatArray:
     """Shares (N, E) by which no server is above its limit, if that can be reached; kept_NE are held in any case.
 
     Args:
         layer: the experts' homes.
+        own_N: the tokens of each server, as `Homes.tokens` returns them.
         serving_NE: (N, E) int64, the server that serves each server's tokens of each expert.
         kept_NE: (N, E) bool, experts that a server keeps.
     """
@@ -127,8 +131,11 @@ def _within_limit(layer: Homes, serving_NE: IntArray, kept_NE: BoolArray) -> Flo
                 eased_s = np.maximum(server_s_N - limit_s, 0).sum() - np.maximum(then_s_N - limit_s, 0).sum()
                 if eased_s <= TINY * limit_s:
                     continue
-                changed = np.flatnonzero(then_NE[:, expert] != serving_NE[:, expert]).tolist()
-                cost = sum(layer.rows(then_NE, server) - layer.rows(serving_NE, server) for server in changed) / eased_s
+                rows = 0
+                for server in np.flatnonzero(then_NE[:, expert] != serving_NE[:, expert]).tolist():
+                    own_VK = own_N[server][(own_N[server] == expert).any(axis=1)]
+                    rows += _rows(own_VK, then_NE[server], server) - _rows(own_VK, serving_NE[server], server)
+                cost = rows / eased_s
                 if cost < least_cost:
                     best, least_cost = (expert, then_N, then_NE), cost
         if best is None:
@@ -185,41 +192,25 @@ def levelled(layer: Homes, share_NE: FloatArray, make: ReplicaStrategy, rng: np.
     return Placement.divided(tuple(tuple(np.flatnonzero(split_G).tolist()) for split_G in split_EG.T), split_EG)
 
 
-@njit(cache=True, nogil=True)
-def _rows_saved(experts_UK: IntArray, server_U: IntArray, serving_E: IntArray, server: int) -> FloatArray:
+def _rows_saved(own_VK: IntArray, serving_E: IntArray, server: int) -> FloatArray:
     """(E,) rows of a server's tokens that a replica of each expert there saves.
 
     A row that several experts of a token need counts in equal parts for each of them.
 
     Args:
-        experts_UK: (U, K) int64, the experts of each token.
-        server_U: (U,) int64, the server that each token starts on, or NONE.
+        own_VK: (V, K) int64, the experts of each token that may start on the server.
         serving_E: (E,) int64, the server that serves this server's tokens of each expert.
         server: the server.
     """
-    saved_E = np.zeros(len(serving_E))
-    for u in range(len(experts_UK)):
-        if server_U[u] != NONE and server_U[u] != server:
-            continue
-        for e in experts_UK[u]:
-            if serving_E[e] == server:
-                continue
-            together = 0
-            for f in experts_UK[u]:
-                together += serving_E[f] == serving_E[e]
-            saved_E[e] += 1 / together
-    return saved_E
+    serving_VK, servers = serving_E[own_VK], int(serving_E.max()) + 1
+    needed_X = (serving_VK + servers * np.arange(len(own_VK))[:, None]).ravel()
+    part_X = np.where(serving_VK.ravel() == server, 0.0, 1 / np.bincount(needed_X)[needed_X])
+    return np.bincount(own_VK.ravel(), part_X, len(serving_E)).astype(np.float64)
 
 
-@njit(cache=True, nogil=True)
-def _rows(experts_UK: IntArray, server_U: IntArray, serving_E: IntArray, server: int) -> int:
+def _rows(own_VK: IntArray, serving_E: IntArray, server: int) -> int:
     """Rows of a server's tokens that cross; arguments as in `_rows_saved`."""
-    rows, visited_N = 0, np.full(serving_E.max() + 1, -1)
-    for u in range(len(experts_UK)):
-        if server_U[u] != NONE and server_U[u] != server:
-            continue
-        for e in experts_UK[u]:
-            if serving_E[e] != server and visited_N[serving_E[e]] != u:
-                visited_N[serving_E[e]] = u
-                rows += 1
-    return rows
+    needs_VN = np.zeros((len(own_VK), max(int(serving_E.max()), server) + 1), dtype=np.bool_)
+    needs_VN[np.arange(len(own_VK))[:, None], serving_E[own_VK]] = True
+    needs_VN[:, server] = False
+    return int(np.count_nonzero(needs_VN))
