@@ -5,16 +5,15 @@ that each GPU holds.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from aurora.algorithms.placement import assignment_core as core
 from aurora.algorithms.placement.cost_model import GroupCosts
 from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.compiled import njit
 
 
 def bottleneck_matching(weight_GJ: FloatArray) -> IntArray:
@@ -64,108 +63,7 @@ def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray) -> IntA
     Returns:
         (n,) int64, the column matched to each row; -1 everywhere if finite entries allow no perfect matching.
     """
-    _, match_G = _least_sum(first_GJ, second_GJ, np.inf)
-    return np.asarray(match_G)
-
-
-class Matching(NamedTuple):
-    """A partial matching; -1 where a row or column is free.
-
-    Attributes:
-        column_G: (n,) int64, the column of each row.
-        row_J: (n,) int64, the row of each column.
-    """
-
-    column_G: IntArray
-    row_J: IntArray
-
-
-@njit(cache=True)
-def _least_sum(first_GJ: FloatArray, second_GJ: FloatArray, best: float) -> tuple[float, IntArray]:
-    """(sum, match) of the best matching whose sum of bottlenecks is below `best`; (inf, undefined) if there is none.
-
-    The first threshold only rises, so the second one, best - first, only falls. Edges above the second leave the matching. The
-    rows that become free are matched again along the path whose largest entry of first_GJ is smallest.
-    """
-    n = len(first_GJ)
-    matching = Matching(np.full(n, -1), np.full(n, -1))
-    best_G, value, threshold = np.full(n, -1), np.inf, 0.0
-    while True:
-        free_row = _drop_edges(second_GJ, matching, best, threshold)
-        if free_row < 0:
-            value = best = _bottleneck_sum(first_GJ, second_GJ, matching)
-            best_G[:] = matching.column_G
-            continue
-        threshold, end, via_J = _bottleneck_path(first_GJ, second_GJ, matching, free_row, threshold, best)
-        if end < 0:
-            return value, best_G
-        _augment(matching, via_J, free_row, end)
-
-
-@njit(cache=True)
-def _drop_edges(second_GJ: FloatArray, matching: Matching, best: float, threshold: float) -> int:
-    """Removes the edges with which the sum would reach `best`; returns a free row, -1 if there is none."""
-    column_G, row_J = matching
-    free_row = -1
-    for i in range(len(column_G)):
-        if column_G[i] >= 0 and threshold + second_GJ[i, column_G[i]] >= best:
-            row_J[column_G[i]] = -1
-            column_G[i] = -1
-        if column_G[i] < 0:
-            free_row = i
-    return free_row
-
-
-@njit(cache=True)
-def _bottleneck_sum(first_GJ: FloatArray, second_GJ: FloatArray, matching: Matching) -> float:
-    """Returns the sum of the largest entries that the matching uses of each matrix."""
-    first, second = 0.0, 0.0
-    for i in range(len(first_GJ)):
-        first = max(first, first_GJ[i, matching.column_G[i]])
-        second = max(second, second_GJ[i, matching.column_G[i]])
-    return first + second
-
-
-@njit(cache=True)
-def _bottleneck_path(
-    first_GJ: FloatArray, second_GJ: FloatArray, matching: Matching, start: int, threshold: float, best: float
-) -> tuple[float, int, IntArray]:
-    """The augmenting path from row `start` whose largest entry of first_GJ is smallest, by edges whose sum is below `best`.
-
-    Returns the first threshold that it takes, its last column (-1 if there is no path) and the row before each column.
-    Dijkstra's algorithm with maxima in place of sums.
-    """
-    n, row_J = len(first_GJ), matching.row_J
-    slack_J, via_J, done_J = np.full(n, np.inf), np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.bool_)
-    limit, i = threshold, start
-    while True:
-        for j in range(n):
-            if not done_J[j] and first_GJ[i, j] < slack_J[j] and limit + second_GJ[i, j] < best:
-                slack_J[j] = first_GJ[i, j]
-                via_J[j] = i
-        nearest = -1
-        for j in range(n):
-            if not done_J[j] and slack_J[j] < np.inf and (nearest < 0 or slack_J[j] < slack_J[nearest]):
-                nearest = j
-        if nearest < 0:
-            return threshold, -1, via_J
-        threshold = max(threshold, slack_J[nearest])
-        done_J[nearest] = True
-        if row_J[nearest] < 0:
-            return threshold, nearest, via_J
-        i = row_J[nearest]
-
-
-@njit(cache=True)
-def _augment(matching: Matching, via_J: IntArray, start: int, end: int) -> None:
-    """Changes the matching along the path from row `start` to column `end`."""
-    column_G, row_J = matching
-    while end >= 0:
-        i = via_J[end]
-        following = column_G[i]
-        column_G[i] = end
-        row_J[end] = i
-        end = following if i != start else -1
+    return np.asarray(core.least_sum(*(np.ascontiguousarray(each_GJ, np.float64) for each_GJ in (first_GJ, second_GJ))))
 
 
 AssignmentStrategy = Callable[[GroupCosts, np.random.Generator], IntArray]

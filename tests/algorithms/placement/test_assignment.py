@@ -17,6 +17,7 @@ from tests.algorithms.placement.coupled_requests import coupled_s
 from tests.conftest import cluster
 from tests.planner.test_plan import profile
 from tests.strategies import clusters, profiles
+from tests.without_compiler import printed
 
 MATRICES = st.integers(1, 5).flatmap(lambda n: arrays(np.float64, (2, n, n), elements=st.integers(0, 12).map(float)))
 
@@ -44,6 +45,15 @@ def test_the_first_threshold_rises_where_the_second_pays_for_it():
     """The identity is best for the first matrix (1 against 3) and loses 9 by the second."""
     first, second = np.array([[1.0, 3], [3, 1]]), np.array([[9.0, 0], [0, 9]])
     assert bottleneck_sum_matching(first, second).tolist() == [1, 0]
+
+
+def test_the_matching_is_the_same_without_a_compiler():
+    code = (
+        "import numpy as np; from aurora.algorithms.placement.assignment import bottleneck_sum_matching;"
+        "print(bottleneck_sum_matching(*np.random.default_rng(0).random((2, 9, 9))).tolist())"
+    )
+    compiled, plain = printed(code)
+    assert compiled == plain
 
 
 @pytest.mark.full
