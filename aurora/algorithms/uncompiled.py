@@ -8,6 +8,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from aurora.errors import AuroraError
+
 VARIABLE = "AURORA_UNCOMPILED"  # set: plain Python, a hundred times slower, which needs Cython to be installed
 
 
@@ -19,7 +21,7 @@ class CoreFinder:
         """Returns the spec of a `*_core` module's source, or None if another finder has to find the module.
 
         Raises:
-            ImportError: if the module's extension is missing.
+            AuroraError: if the module's extension is missing.
         """
         if not (name.startswith("aurora.") and name.endswith("_core")):
             return None
@@ -27,7 +29,7 @@ class CoreFinder:
         if VARIABLE in os.environ:
             return importlib.util.spec_from_file_location(name, source)
         if source.exists() and not source.with_suffix(".abi3.so").exists():
-            raise ImportError(f"{name} is not compiled: `pip install .`, or `python hatch_build.py` in a checkout, needs gcc")
+            raise AuroraError(f"{name} is not compiled: `pip install .`, or `python hatch_build.py` in a checkout, needs gcc")
         return None
 
 
