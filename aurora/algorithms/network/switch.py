@@ -5,29 +5,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aurora.algorithms.network.max_min_fair import (
-    DONE,
-    LOGGED,
-    RECVS,
-    SENDS,
-    UNDER_WAY,
-    FlowRows,
-    PortQueues,
-    RateLog,
-    SharedResources,
-    join,
-    perform,
-    run,
-    set_event,
-)
+from aurora.algorithms.network import max_min_fair_core as core
+from aurora.algorithms.network.one_to_one_core import one_after_the_other
 from aurora.algorithms.network.port_bounds import fluid_bound, one_to_one_bound, pair_rates
 from aurora.algorithms.network.routes import cut_bound, route, rows_to_send
 from aurora.types import Network, Order, Schedule
-from aurora.types.arrays import FloatArray, IntArray, locked, read_only
-from aurora.types.compiled import njit
+from aurora.types.arrays import FloatArray, IntArray, locked
 
 FIRST_LOG = 4096  # rows that a log holds before it grows
 
@@ -69,28 +57,32 @@ class Switch:
     """
 
     def __init__(self, network: Network, logging: bool = False, rows: int = 0) -> None:
-        routes = route(network)
-        n, resources = network.gpus, len(routes.capacity_Bps_R)
-        self._network, self._routes, self._ranks, self._logging = network, routes, n, logging
+        routes, n = route(network), network.gpus
+        kinds = routes.use_GGK.shape[2]
+        nics = (len(routes.capacity_Bps_R) - 2 * n) // 2
+        resources = np.zeros(len(routes.capacity_Bps_R), core.RESOURCE)
+        resources["capacity_Bps"], resources["head"] = routes.capacity_Bps_R, -1
+        resources["kind"] = np.repeat(np.arange(kinds), [n, n, nics, nics][:kinds])
+        self._network, self._routes = network, routes
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
-        self._rows = _rows(0, routes.use_GGK.shape[2])
-        self._queues = PortQueues(_whole(2, 0), *_whole(3, 0, 2, n, 1), *_whole(1, 0, 2, n), *_whole(2, 0, n))
-        resource_columns = [np.full(resources, -1), *_whole(5, resources), np.zeros(resources)]
-        scratch = [np.full(2, np.inf), _whole(0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(network.incast)])]
-        self._net = SharedResources(routes.capacity_Bps_R, routes.use_GGK, *resource_columns, *scratch)
-        self._log = _log(FIRST_LOG if logging else 0)
-        if rows:
-            self._grow(rows)
+        self._rows = np.zeros(0, core.ROW)
+        self._turns = np.zeros((3, 0), np.int64)
+        self._queues = np.zeros((0, 2, n, 1), core.QUEUE)
+        self._members = np.zeros((0, n), core.MEMBER)
+        self._done, self._event_s = np.zeros((0, 2), np.int64), np.full(2, np.inf)
+        self._log = np.zeros(FIRST_LOG if logging else 0, core.PART)
+        self._state = core.SwitchState(resources, kinds, network.incast, logging)
+        self._grow(rows, 1, 1)
 
     @property
     def now_s(self) -> float:
         """The present simulated time in seconds."""
-        return float(self._net.now_s[0])
+        return float(self._state.now_s)
 
     @property
     def busy(self) -> bool:
         """True while a transfer has started and not ended."""
-        return bool(self._net.counter[UNDER_WAY])
+        return bool(self._state.under_way)
 
     def open(self, order: Order, bytes_GG: IntArray, staged: bool = False) -> int:
         """Adds an all-to-all, which ranks can `join`; returns its number.
@@ -106,30 +98,28 @@ class Switch:
         """
         row_X, size_X, limit_Bps_X = rows_to_send(order, bytes_GG, self._routes)
         slot, first = self._allocate(len(row_X), order.tiers)
-        block = slice(first, first + len(row_X))
-        src_X, dst_X = order.pairs_X2[row_X].T
-        rows, queues = self._rows, self._queues
-        rows.src[block], rows.dst[block], rows.bytes[block], rows.slot[block] = src_X, dst_X, size_X, slot
-        rows.left_bytes[block], rows.limit_Bps[block] = size_X, limit_Bps_X
-        rows.startup_s[block] = self._network.pair_startup_s_GG[src_X, dst_X]
-        rows.stage[block] = order.stage_X[row_X] if staged else 0
-        rows.tier[block] = 0 if order.tier_X is None else order.tier_X[row_X]
-        rows.admitted[block] = rows.stamp[block] = 0
-        queues.free[slot, SENDS], queues.free[slot, RECVS] = order.sends_open, order.recvs_open
-        for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
-            port_X = rank_X * queues.at.shape[3] + rows.tier[block]
-            queues.row[side, block] = first + np.lexsort((rows.stage[block], port_X))
-            queues.unfinished[slot, side] = np.bincount(rank_X, minlength=self._ranks)
-            count_GT = np.bincount(port_X, minlength=queues.at[slot, side].size).reshape(self._ranks, -1)
-            queues.stop[slot, side] = first + count_GT.cumsum().reshape(count_GT.shape)
-            queues.at[slot, side] = queues.stop[slot, side] - count_GT
-        queues.stage[slot] = queues.under_way[slot] = 0
+        block, pairs_X2 = slice(first, first + len(row_X)), order.pairs_X2[row_X]
+        ends, rows, queues, members = (*pairs_X2.T,), self._rows[block], self._queues[slot], self._members[slot]
+        rows["rank"], rows["use"][:, : self._routes.use_GGK.shape[2]] = pairs_X2, self._routes.use_GGK[ends]
+        rows["slot"], rows["bytes"], rows["left_bytes"], rows["limit_Bps"] = slot, size_X, size_X, limit_Bps_X
+        rows["startup_s"] = self._network.pair_startup_s_GG[ends]
+        rows["stage"] = order.stage_X[row_X] if staged else 0
+        rows["tier"] = 0 if order.tier_X is None else order.tier_X[row_X]
+        rows["admitted"] = rows["stamp"] = 0
+        members["stage"] = members["under_way"] = 0
+        for side, rank_X in enumerate(ends):
+            port_X = rank_X * queues.shape[2] + rows["tier"]
+            self._turns[side, block] = first + np.lexsort((rows["stage"], port_X))
+            members["unfinished"][:, side] = np.bincount(rank_X, minlength=len(members))
+            count_GT = np.bincount(port_X, minlength=queues[side].size).reshape(len(members), -1)
+            queues["stop"][side] = first + count_GT.cumsum().reshape(count_GT.shape)
+            queues["at"][side] = queues["stop"][side] - count_GT
+            queues["free"][side] = (order.sends_open, order.recvs_open)[side]
         return slot
 
     def join(self, number: int, rank: int) -> bool:
         """Adds a rank to an all-to-all, from the present time on. Returns True if it has nothing to send or receive."""
-        join(self._rows, self._queues, self._net, number, rank)
-        return not self._queues.unfinished[number, :, rank].any()
+        return not core.join(self._state, number, rank)
 
     def run(self, until_s: float = float("inf")) -> list[tuple[int, int]]:
         """Advances the simulated time until an all-to-all ends on some rank, or to until_s if that is earlier.
@@ -137,44 +127,42 @@ class Switch:
         An all-to-all ends on a rank when the rank has sent and received everything. Returns (number of the all-to-all, rank)
         for every end at that time; empty if until_s came first.
         """
-        while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
+        ends: list[tuple[int, int]] | None = core.run(self._state, until_s)
+        while ends is None:
             self._grow_log()
-        count = self._net.counter
-        ends = [(int(number), int(rank)) for number, rank in self._net.done[: count[DONE]]]
-        count[DONE] = 0
+            ends = core.run(self._state, until_s)
         return ends
 
     def perform(self, numbers: Sequence[int]) -> None:
         """Simulates all-to-alls in sequence until all have ended; a rank joins the next when the previous ends on it."""
-        step_G = np.full(self._ranks, -1)
-        while not perform(self._rows, self._queues, self._net, self._log, self._logging, np.array(numbers), step_G):
+        step_G = np.full(self._network.gpus, -1)
+        while not core.perform(self._state, np.array(numbers, np.int64), step_G):
             self._grow_log()
 
     def close(self, number: int) -> Transfers:
         """Removes an all-to-all that all ranks have finished, and returns its transfers; its number may be used again."""
-        assert not self._queues.unfinished[number].any(), "an all-to-all is closed before its end"
+        assert not self._members[number]["unfinished"].any(), "an all-to-all is closed before its end"
         span = self._spans[number]
         assert span is not None
         self._spans[number] = None
-        block, rows = slice(*span), self._rows
-        src_X, dst_X, bytes_X = (column[block].copy() for column in (rows.src, rows.dst, rows.bytes))
-        return Transfers(src_X, dst_X, bytes_X, rows.start_s[block].copy(), rows.end_s[block].copy())
+        rows = self._rows[slice(*span)]
+        src_X, dst_X = rows["rank"].T.copy()
+        return Transfers(src_X, dst_X, *(rows[column].copy() for column in ("bytes", "start_s", "end_s")))
 
     def pieces(self) -> Pieces:
         """Returns all parts of transfers so far, each of constant rate, with whole bytes that sum to each transfer's bytes.
 
         Needs `logging`, and that no all-to-all has been closed.
         """
-        count, log = int(self._net.counter[LOGGED]), self._log
-        row_X = log.row[:count]
+        log = self._log[: self._state.logged]
+        row_X = log["row"]
         by_row = np.argsort(row_X, kind="stable")
-        upto_X = np.rint(log.carried_bytes[:count]).astype(np.int64)[by_row]
+        upto_X = np.rint(log["carried_bytes"]).astype(np.int64)[by_row]
         again_X = np.diff(row_X[by_row], prepend=-1) == 0
         bytes_X = np.empty_like(upto_X)
         bytes_X[by_row] = upto_X - np.where(again_X, np.roll(upto_X, 1), 0)
-        rows = self._rows
-        start_s_X, end_s_X, rate_Bps_X = log.start_s[:count], log.end_s[:count], log.rate_Bps[:count]
-        return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, start_s_X, end_s_X, rate_Bps_X, rows.slot[row_X])
+        src_X, dst_X = self._rows["rank"][row_X].T
+        return Pieces(src_X, dst_X, bytes_X, log["start_s"], log["end_s"], log["rate_Bps"], self._rows["slot"][row_X])
 
     def _allocate(self, length: int, tiers: int) -> tuple[int, int]:
         """Allocates a slot of so many tiers, and `length` rows that no all-to-all uses; returns the slot and the first row."""
@@ -183,56 +171,42 @@ class Switch:
             if start - first >= length:
                 break
             first = max(first, stop)
-        if (more := first + length - len(self._rows.src)) > 0:
-            self._grow(max(more, len(self._rows.src)))
-        if (more := tiers - self._queues.at.shape[3]) > 0:
-            queues = self._queues
-            firsts, stops, free = (
-                np.pad(column, [(0, 0)] * 3 + [(0, more)]) for column in (queues.at, queues.stop, queues.free)
-            )
-            self._queues = queues._replace(at=firsts, stop=stops, free=free)
-        if None in self._spans:
-            slot = self._spans.index(None)
-        else:
-            slot = len(self._spans)
+        if None not in self._spans:
             self._spans.append(None)
-            arrays = (np.concatenate([array, np.zeros_like(array, shape=(1, *array.shape[1:]))]) for array in self._queues[1:])
-            self._queues = PortQueues(self._queues.row, *arrays)
-            self._net = self._net._replace(done=_whole(len(self._spans) * self._ranks, 2))
+        slot = self._spans.index(None)
         self._spans[slot] = (first, first + length)
+        self._grow(first + length, len(self._spans), tiers)
         return slot, first
 
     def _grow_log(self) -> None:
         """Doubles the log."""
-        self._log = RateLog(*(np.concatenate([column, np.zeros_like(column)]) for column in self._log))
+        self._log = _enlarged(self._log, 2 * len(self._log))
+        self._hold()
 
-    def _grow(self, more: int) -> None:
-        """Adds `more` rows."""
-        fresh = _rows(more, self._routes.use_GGK.shape[2])
-        self._rows = FlowRows(*(np.concatenate(columns) for columns in zip(self._rows, fresh, strict=True)))
-        self._queues = self._queues._replace(row=np.concatenate([self._queues.row, _whole(2, more)], axis=1))
-        before_s, places = self._net.event_s, 1 << (len(self._rows.src) - 1).bit_length()
-        if len(before_s) < 2 * places:
-            event_s = np.full(2 * places, np.inf)
-            for row in np.flatnonzero(before_s[len(before_s) // 2 :] < np.inf):
-                set_event(event_s, row, before_s[len(before_s) // 2 + row])
-            self._net = self._net._replace(event_s=event_s)
-        self._net = self._net._replace(rows=np.concatenate([self._net.rows, _whole(more)]))
+    def _grow(self, *sizes: int) -> None:
+        """Makes room for so many rows, all-to-alls and tiers: twice as many of each as there are, if there are too few."""
+        now = len(self._rows), len(self._members), self._queues.shape[3]
+        if all(size <= have for size, have in zip(sizes, now, strict=True)):
+            return
+        rows, slots, tiers = (have if size <= have else max(size, 2 * have) for size, have in zip(sizes, now, strict=True))
+        n, before_s, places = self._network.gpus, self._event_s, 1 << (rows - 1).bit_length()
+        self._rows, self._turns = _enlarged(self._rows, rows), _enlarged(self._turns, 3, rows)
+        self._queues, self._members = _enlarged(self._queues, slots, 2, n, tiers), _enlarged(self._members, slots, n)
+        self._done = _enlarged(self._done, slots * n, 2)
+        self._event_s = np.full(2 * places, np.inf)
+        self._event_s[places : places + now[0]] = before_s[len(before_s) // 2 :][: now[0]]
+        self._hold()
 
-
-def _whole(*shape: int) -> IntArray:
-    """Zeros, int64."""
-    return np.zeros(shape, dtype=np.int64)
-
-
-def _rows(length: int, width: int) -> FlowRows:
-    """`length` empty rows that use up to `width` resources each."""
-    return FlowRows(*_whole(8, length), *np.zeros((7, length)), *_whole(2, length, width))
+    def _hold(self) -> None:
+        """Has the simulation use the present arrays."""
+        self._state.hold(self._rows, self._turns, self._queues, self._members, self._done, self._event_s, self._log)
 
 
-def _log(length: int) -> RateLog:
-    """An empty log of `length` rows."""
-    return RateLog(_whole(length), *(np.zeros(length) for _ in range(4)))
+def _enlarged(array: NDArray[Any], *shape: int) -> NDArray[Any]:
+    """A larger array with another in its first corner and zeros elsewhere."""
+    larger = np.zeros(shape, array.dtype)
+    larger[tuple(map(slice, array.shape))] = array
+    return larger
 
 
 def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = False) -> Schedule:
@@ -313,52 +287,16 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
     The order must have one tier and not be paced; no GPUs may share a NIC. A transfer starts when both of its ports have ended
     their previous transfer; its rate is constant, as it shares neither port.
     """
-    src_X, dst_X = (rank_X.copy() for rank_X in order.pairs_X2.T)
-    size_X = np.empty(len(src_X), np.int64)
-    _sizes(src_X, dst_X, read_only(bytes_GG), size_X)
+    size_X, bytes_GG = None, np.ascontiguousarray(bytes_GG, np.int64)
     if order.share_X2 is not None:
-        first_X, end_X = order.cuts(size_X).T
+        first_X, end_X = order.cuts(bytes_GG[*order.pairs_X2.T]).T
         size_X = end_X - first_X
-    if np.count_nonzero(size_X) < len(size_X):
-        src_X, dst_X, size_X = (column_X[size_X > 0] for column_X in (src_X, dst_X, size_X))
-    columns = (src_X, dst_X, size_X, *(np.empty(len(size_X)) for _ in range(3)))
-    if not _one_after_the_other(*columns, pair_rates(network), network.pair_startup_s_GG):
-        row_X = np.lexsort((src_X, columns[3]))
-        columns = tuple(column_X[row_X] for column_X in columns)
-    return Pieces(*map(locked, (*columns, np.zeros(len(size_X), np.int64))))
-
-
-@njit(cache=True)
-def _sizes(src_X, dst_X, bytes_GG, size_X):
-    """Writes the bytes of each row's pair."""
-    for row in range(len(src_X)):
-        size_X[row] = bytes_GG[np.uint64(src_X[row]), np.uint64(dst_X[row])]  # unsigned indexes are quicker
-
-
-@njit(cache=True, error_model="numpy")
-def _one_after_the_other(src_X, dst_X, size_X, start_s_X, end_s_X, rate_Bps_X, Bps_GG, startup_s_GG):
-    """Writes the seconds and rates of rows of some bytes each, and puts rows that start together in the sequence of sources.
-
-    Returns whether the rows are by start; if not, those that start together are left as they are.
-    """
-    free_out_s, free_in_s = np.zeros((2, len(Bps_GG)))
-    by_start, last_s = True, 0.0
-    for row in range(len(size_X)):
-        src, dst = np.uint64(src_X[row]), np.uint64(dst_X[row])
-        start_s = max(free_out_s[src], free_in_s[dst]) + startup_s_GG[src, dst]
-        rate_Bps_X[row] = Bps_GG[src, dst]
-        free_out_s[src] = free_in_s[dst] = end_s_X[row] = start_s + size_X[row] / Bps_GG[src, dst]
-        by_start &= start_s >= last_s
-        last_s = start_s_X[row] = start_s
-    for row in range(1, len(size_X) if by_start else 0):
-        at = row
-        while at > 0 and start_s_X[at] == start_s_X[at - 1] and src_X[at] < src_X[at - 1]:
-            for whole_X in (src_X, dst_X, size_X):
-                whole_X[at], whole_X[at - 1] = whole_X[at - 1], whole_X[at]
-            for real_X in (end_s_X, rate_Bps_X):
-                real_X[at], real_X[at - 1] = real_X[at - 1], real_X[at]
-            at -= 1
-    return by_start
+    pairs_X2, Bps_GG = np.ascontiguousarray(order.pairs_X2), pair_rates(network)
+    columns, by_start = one_after_the_other(pairs_X2, bytes_GG, Bps_GG, network.pair_startup_s_GG, size_X)
+    if not by_start:
+        row_X = np.lexsort((columns[0], columns[3]))
+        columns = [column_X[row_X] for column_X in columns]
+    return Pieces(*map(locked, (*columns, np.zeros(len(columns[0]), np.int64))))
 
 
 def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Pieces:

@@ -21,8 +21,6 @@ def fair_rates(src, dst, network):
 
 def rates_of(switch):
     """The bytes per second of each transfer under way, by (source, destination), as of the last `run`."""
-    rows = switch._rows
-    event_s = switch._net.event_s
-    flowing = np.flatnonzero(event_s[len(event_s) // 2 :] < np.inf)
-    pairs = zip(rows.src[flowing].tolist(), rows.dst[flowing].tolist(), strict=True)
-    return dict(zip(pairs, rows.rate_Bps[flowing].tolist(), strict=True))
+    events_s = switch._event_s[len(switch._event_s) // 2 :]
+    rows = switch._rows[np.flatnonzero(events_s < np.inf)]
+    return dict(zip(map(tuple, rows["rank"].tolist()), rows["rate_Bps"].tolist(), strict=True))

@@ -15,6 +15,7 @@ from aurora.types.network import Servers
 from tests.algorithms.network.rates import fair_rates, rates_of
 from tests.algorithms.network.reference_switch import slow_rows
 from tests.strategies import RATES, servers, traffics_on_ports
+from tests.without_compiler import printed
 
 PAIRS = np.array([[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]])
 TENS_GG = np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]])
@@ -257,3 +258,37 @@ def test_a_stage_ends_as_a_whole():
     at_once = ORDER["all-at-once"](bytes_GG, Network.equal(3), rng=np.random.default_rng(0))
     assert not at_once.stage_X.any()
     assert timed(at_once, bytes_GG, Network.equal(3, 1.0), staged=True).makespan_s == pytest.approx(3)
+
+
+def test_the_switch_is_the_same_in_plain_python():
+    """Shared NICs, incast, start-ups, tiers, stages, paced rows, steps; a log and rows that grow; ranks that join late."""
+    code = """
+import numpy as np
+from dataclasses import replace
+from aurora.algorithms.network import switch
+from aurora.types import Network, Order, Servers
+
+switch.FIRST_LOG = 4
+rng = np.random.default_rng(0)
+steps_SGG = rng.integers(0, 9, (2, 5, 5)) * (1 - np.eye(5, dtype=int))
+servers = Servers.of([0, 0, 1, 1, 2], 2.5, shared_nic=True)
+network = Network(np.array([1.0, 2, 3, 4, 5]), np.full(5, 3.0), np.full(5, 0.25), servers, 0.1)
+pairs_X2 = rng.permutation(np.argwhere(~np.eye(5, dtype=bool)))
+order = Order("any", pairs_X2, tier_X=pairs_X2.sum(axis=1) % 2)
+for made in (order, replace(order, sends_open=4, recvs_open=4), replace(order, sends_open=4, recvs_open=4, paced=True)):
+    for staged in (False, True):
+        pieces = switch.fluid_pieces(made, steps_SGG, network, staged)
+        print(*(column.tolist() for column in vars(pieces).values()))
+print(*(column.tolist() for column in vars(switch.one_to_one_pieces(order, steps_SGG[0], network)).values()))
+late = switch.Switch(network)
+for bytes_GG in steps_SGG:
+    number = late.open(order, bytes_GG)
+    for rank in range(5):
+        print(late.join(number, rank), late.run(late.now_s + 0.5), late.now_s)
+while late.busy:
+    print(late.run(), late.now_s)
+print(late.close(1).end_s_X.tolist())
+"""
+    compiled, plain = printed(code)
+    assert compiled == plain
+    assert compiled.count("\n") > 18
