@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.network.switch import timed
 from aurora.algorithms.workload.serving_gpus import serving_gpus
 from aurora.moe.transport import Transport
 from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan
@@ -92,8 +94,6 @@ def planned_method(plan: Plan) -> str | Order:
     If the plan uses several, the first by name is returned; if it uses only methods in UNORDERED, UNORDERED[0]. If the method
     is not in ORDER or its order is hierarchical, the Order itself is returned, because it cannot be computed for other traffic.
     """
-    from aurora.algorithms.alltoall.registry import ORDER
-
     orders = {order.method: order for model in plan.models for order in model.dispatch_L}
     method = min(orders.keys() - set(UNORDERED), default=UNORDERED[0])
     return method if method not in orders or (method in ORDER and orders[method].tier_X is None) else orders[method]
@@ -143,8 +143,6 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
         planned: name of the planned method, or its order if the method is not in ORDER.
         device: device of the tensors.
     """
-    from aurora.algorithms.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
-
     ranks, rng = transport.ranks, np.random.default_rng(0)
     name = planned if isinstance(planned, str) else planned.method
     strategies = {**ORDER, **({} if isinstance(planned, str) else {name: lambda *_, **__: planned})}
@@ -334,9 +332,6 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
 
 def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray, device: str) -> tuple[float, float]:
     """The start-up seconds of an exchange between some pairs of ranks, and the share of the cluster's rates that it reaches."""
-    from aurora.algorithms.alltoall.registry import ORDER
-    from aurora.algorithms.network.switch import timed  # which compiles: seconds that other runs shall not pay
-
     network, network_s, took_s = cluster.network.without_startup, [], []
     for size in MESSAGE_SIZES:
         bytes_GG = pairs_GG * size
