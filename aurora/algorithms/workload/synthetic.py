@@ -1,21 +1,22 @@
 """Synthetic profiles for planning before traffic is recorded: routing is drawn by a named skew, compute times are computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aurora.algorithms.layers_in_threads import map_layers
+from aurora.algorithms.workload import synthetic_core as core
 from aurora.algorithms.workload.attention import known_kv_bytes
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput
 from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.compiled import njit
 from aurora.types.read_numbers import finite_number
 
 BUCKETS = 1 << 12  # parts of 0 to 1, a power of two
+CELLS = 1 << 14  # random numbers that are drawn at once: they stay in a core's cache
 SYNTHETIC_TOOL = "aurora synthetic"  # in the provenance of drawn traffic
 MOST_CELLS = 1 << 28  # counts of a profile: 2 GB
 MOST_DRAWS = 10**11  # tokens x layers x experts: a quarter of an hour
@@ -96,98 +97,66 @@ def draw(
     Source:
         Yellott 1977; Efraimidis & Spirakis 2006; group-limited routing: DeepSeek-V2 (arXiv:2405.04434) §2.2.2.
     """
-    counted_TSE, chosen_UK = np.zeros_like(counts_TSE, order="C"), np.zeros_like(kept_UK, order="C")
+    experts, all_tokens = len(rarity_E), tokens * counts_TSE[..., 0].size
     share_E = 1.0 / rarity_E
     share_E /= share_E.sum()
     limited, token_groups = groups if groups[1] < groups[0] else (1, 1)
     left_J = np.sort(share_E.reshape(limited, -1))[:, :-top_k].sum(axis=1)
     remaining = np.sort(left_J)[:token_groups].sum()  # at least, when a token draws its last expert
-    if correlation or remaining * len(share_E) < 2 * top_k:
-        paired_E = rng.permutation(len(share_E))
-        _race(rarity_E, paired_E, correlation, tokens, counted_TSE, chosen_UK, top_k, rng, *groups)
+    if correlation or remaining * experts < 2 * top_k:
+        blocks = _race(rarity_E, correlation, all_tokens, top_k, rng, limited, token_groups)
     else:
-        upto_E = share_E.cumsum()
-        upto_E[-1] = 1.0
-        first_B = np.searchsorted(upto_E, np.arange(BUCKETS) / BUCKETS, side="right")
-        _reject(upto_E, first_B, tokens, counted_TSE, chosen_UK, top_k, rng, limited, token_groups)
-    counts_TSE += counted_TSE
-    kept_UK[:] = chosen_UK
+        blocks = _reject(share_E, all_tokens, top_k, rng, limited, token_groups)
+    counted_XE, first = np.zeros((counts_TSE[..., 0].size, experts), dtype=np.int64), 0
+    for chosen_UK in blocks:
+        last = first + len(chosen_UK)
+        core.count(chosen_UK, first, tokens, counted_XE)
+        if len(kept_UK):
+            kept_UK[first:last] = chosen_UK
+        first = last
+    counts_TSE += counted_XE.reshape(counts_TSE.shape)
 
 
-@njit(cache=True, nogil=True)
-def _race(rarity_E, paired_E, correlation, tokens, counts_TSE, kept_UK, top_k, rng, groups, token_groups):
-    """The race of `draw`. Experts are paired as they stand in paired_E (E,): the first two, the next two, and so on."""
-    time_K, chosen_K = np.empty(top_k), np.empty(top_k, np.int64)
-    time_E, first_J = np.empty(len(rarity_E)), np.empty(groups)
-    token = 0
-    luck = 0.0
-    for t in range(counts_TSE.shape[0]):
-        for s in range(counts_TSE.shape[1]):
-            for _ in range(tokens):
-                for number, expert in enumerate(paired_E):
-                    if number % 2 == 0 or correlation == 0.0 or rng.random() >= correlation:
-                        luck = rng.standard_exponential()
-                    time_E[expert] = luck * rarity_E[expert]
-                if token_groups < groups:
-                    first_J[:] = np.inf
-                    for expert in range(len(time_E)):
-                        group = expert * groups // len(time_E)
-                        first_J[group] = min(first_J[group], time_E[expert])
-                    latest = np.sort(first_J)[token_groups - 1]
-                    for expert in range(len(time_E)):
-                        if first_J[expert * groups // len(time_E)] > latest:
-                            time_E[expert] = np.inf
-                for number, expert in enumerate(paired_E):
-                    time = time_E[expert]
-                    at = min(number, top_k)
-                    while at > 0 and time < time_K[at - 1]:
-                        if at < top_k:
-                            time_K[at], chosen_K[at] = time_K[at - 1], chosen_K[at - 1]
-                        at -= 1
-                    if at < top_k:
-                        time_K[at], chosen_K[at] = time, expert
-                for k in range(top_k):
-                    counts_TSE[t, s, chosen_K[k]] += 1
-                    if len(kept_UK):
-                        kept_UK[token, k] = chosen_K[k]
-                token += 1
+def _race(
+    rarity_E: FloatArray, correlation: float, tokens: int, top_k: int, rng: np.random.Generator, groups: int, token_groups: int
+) -> Iterator[IntArray]:
+    """The race of `draw`: yields (U, K) the experts of the next tokens, the fastest first."""
+    experts = len(rarity_E)
+    paired_E = rng.permutation(experts)  # the first two, the next two, and so on
+    place_E = np.argsort(paired_E)
+    for first in range(0, tokens, block := max(1, CELLS // experts)):
+        luck_UE = rng.standard_exponential((min(block, tokens - first), experts))
+        if correlation:
+            even_UP, odd_UP = luck_UE[:, : experts // 2 * 2 : 2], luck_UE[:, 1::2]
+            np.copyto(odd_UP, even_UP, where=rng.random(odd_UP.shape) < correlation)
+        time_UE = luck_UE[:, place_E] * rarity_E
+        if groups > 1:
+            time_UJE = time_UE.reshape(len(time_UE), groups, -1)
+            first_UJ = time_UJE.min(axis=2)
+            time_UJE[first_UJ > np.sort(first_UJ)[:, token_groups - 1, None]] = np.inf
+        chosen_UK = np.argpartition(time_UE, top_k - 1)[:, :top_k]
+        fastest_UK = np.argsort(np.take_along_axis(time_UE, chosen_UK, axis=1))
+        yield np.take_along_axis(chosen_UK, fastest_UK, axis=1)
 
 
-@njit(cache=True, nogil=True)
-def _reject(upto_E, first_B, tokens, counts_TSE, kept_UK, top_k, rng, groups, token_groups):
-    """Draws with replacement, and again whatever the token has chosen already; faster than `_race` while that is rare.
+def _reject(
+    share_E: FloatArray, tokens: int, top_k: int, rng: np.random.Generator, groups: int, token_groups: int
+) -> Iterator[IntArray]:
+    """Draws with replacement, and again whatever a token has chosen already; faster than `_race` while that is rare.
 
     Experts are drawn in the sequence of the race. So a token's groups are the first that it draws from, and it draws again when
-    another comes.
-
-    Args:
-        upto_E: (E,) running sum of the experts' shares.
-        first_B: (B,) the first expert that a random number in each of B equal parts of 0 to 1 can mean.
-        tokens, counts_TSE, kept_UK, top_k, rng, groups, token_groups: as in `draw`.
+    another comes. Yields as `_race` does.
     """
-    token = 0
-    last_E, last_J = np.full(len(upto_E), -1), np.full(groups, -1)  # the last token that chose each expert, and each group
-    group_E = np.arange(len(upto_E)) * groups // len(upto_E)
-    for t in range(counts_TSE.shape[0]):
-        for s in range(counts_TSE.shape[1]):
-            for _ in range(tokens):
-                k = opened = 0
-                while k < top_k:
-                    at = rng.random()
-                    expert = first_B[int(at * len(first_B))]
-                    while upto_E[expert] <= at:
-                        expert += 1
-                    group = group_E[expert]
-                    if last_J[group] != token and opened < token_groups:
-                        last_J[group] = token
-                        opened += 1
-                    if last_E[expert] != token and last_J[group] == token:
-                        last_E[expert] = token
-                        counts_TSE[t, s, expert] += 1
-                        if len(kept_UK):
-                            kept_UK[token, k] = expert
-                        k += 1
-                token += 1
+    upto_E = share_E.cumsum()
+    upto_E[-1] = 1.0
+    first_B = np.searchsorted(upto_E, np.arange(BUCKETS) / BUCKETS, side="right")
+    group_E = np.arange(len(share_E)) * groups // len(share_E)
+    chosen_UK, draws_D = np.empty((-(-CELLS // top_k), top_k), dtype=np.int64), np.empty(0)
+    while tokens > 0:
+        draws_D = np.concatenate([draws_D, rng.random(min(CELLS, 2 * top_k * tokens))])
+        made, used = core.choose(draws_D, upto_E, first_B, group_E, token_groups, chosen_UK[:tokens])
+        yield chosen_UK[:made]
+        draws_D, tokens = draws_D[used:], tokens - made
 
 
 def _exponent(skew: str) -> float:
