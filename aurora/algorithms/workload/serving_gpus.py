@@ -7,8 +7,8 @@ share the tokens as in flat all-to-alls.
 
 import numpy as np
 
-from aurora.types.arrays import FloatArray, IntArray, read_only
-from aurora.types.compiled import njit
+from aurora.algorithms.workload import serving_gpus_core as core
+from aurora.types.arrays import FloatArray, IntArray
 
 DIGITS = 9  # of a server's share that are compared; sums of shares differ beyond them
 
@@ -139,28 +139,7 @@ def replica_tokens(
         inside_EG, serving_NE = _served_inside(split_EG, server_G)
         share_NP = np.where(serving_NE[:, expert_P] == server_G[gpu_P], inside_EG[expert_P, gpu_P], 0.0)
         server_S = server_G
-    inputs = map(read_only, (tokens_SE, share_NP, server_S, expert_P))
-    return np.asarray(_replica_tokens(*inputs)), expert_P, gpu_P
-
-
-@njit(cache=True, nogil=True)
-def _replica_tokens(tokens_SE: IntArray, share_NP: FloatArray, server_S: IntArray, expert_P: IntArray) -> IntArray:
-    """(S, P) tokens of each expert and source, cut at the running sum of its replicas' shares."""
-    sources, replicas = len(tokens_SE), len(expert_P)
-    tokens_SP = np.empty((sources, replicas), np.int64)
-    for s in range(sources):
-        share_P, stop = share_NP[server_S[s]], 0
-        while stop < replicas:
-            first, whole = stop, 0.0
-            while stop < replicas and expert_P[stop] == expert_P[first]:
-                whole += share_P[stop]
-                stop += 1
-            upto, before = 0.0, 0
-            for p in range(first, stop):
-                upto += share_P[p]
-                cut = int(np.floor(tokens_SE[s, expert_P[first]] * (upto / whole) + (s + 0.5) / sources))
-                tokens_SP[s, p], before = cut - before, cut
-    return tokens_SP
+    return core.replica_tokens(*map(np.ascontiguousarray, (tokens_SE, share_NP, server_S, expert_P))), expert_P, gpu_P
 
 
 def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatArray:
