@@ -260,23 +260,9 @@ def _find_best_step(state: Rebalancing, g: Index) -> cython.void:
 @nogil
 @exceptval(check=False)
 @cython.locals(
-    a=Index,
-    b=Index,
-    h=Index,
-    least=Int,
-    moves_a=Int,
-    moves=Int,
-    equal=Float,
-    most=Float,
-    fewest=Float,
-    less=Float,
-    slower=Float,
-    relief=Float,
-    size=Float,
-    time_h=Float,
-    cost_h=Float,
-    over_gh=Float,
-)
+    a=Index, b=Index, h=Index, least=Int, moves_a=Int, moves=Int, equal=Float, most=Float, fewest=Float, less=Float,
+    slower=Float, relief=Float, size=Float, time_h=Float, cost_h=Float, over_gh=Float
+)  # fmt: skip
 def _try_swaps(state: Rebalancing, slots: Slots, g: Index) -> cython.void:
     """An expert of GPU g swaps with one of a faster GPU, or moves to an empty slot."""
     cost_g: Float = state.cost_G[g]
@@ -329,21 +315,9 @@ def _try_swaps(state: Rebalancing, slots: Slots, g: Index) -> cython.void:
 @nogil
 @exceptval(check=False)
 @cython.locals(
-    a=Index,
-    x=Index,
-    h=Index,
-    q=Index,
-    k=Index,
-    more=Float,
-    slowest=Float,
-    worse=Float,
-    size=Float,
-    shed=Float,
-    relief_a=Float,
-    alone=Float,
-    slower=Float,
-    slowed=Float,
-)
+    a=Index, x=Index, h=Index, q=Index, k=Index, more=Float, slowest=Float, worse=Float, size=Float, shed=Float,
+    relief_a=Float, alone=Float, slower=Float, slowed=Float
+)  # fmt: skip
 def _try_further(state: Rebalancing, slots: Slots, g: Index) -> cython.void:
     """An expert of GPU g gets a further replica, in an empty slot or in place of a shared expert."""
     width: Index = slots.held_GP.shape[1]

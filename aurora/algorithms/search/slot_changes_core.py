@@ -43,17 +43,9 @@ def with_share(
 @nogil
 @exceptval(check=False)
 @cython.locals(
-    h=Index,
-    a=Index,
-    b=Index,
-    share_a=Float,
-    share_b=Float,
-    first_s=Float,
-    second_s=Float,
-    least_s=Float,
-    value_s=Float,
-    moved=cython.bint,
-)
+    h=Index, a=Index, b=Index, share_a=Float, share_b=Float, first_s=Float, second_s=Float, least_s=Float, value_s=Float,
+    moved=cython.bint
+)  # fmt: skip
 def best_swap(layer: Layer, slots: Slots, g: Index, best_s: Float) -> SwapFound:
     """Finds the best swap of an expert of GPU g with another GPU's, or move to another GPU's empty slot."""
     found = declare(SwapFound)

@@ -159,18 +159,9 @@ def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3
 @nogil
 @exceptval(check=False)
 @cython.locals(
-    e=Index,
-    to=Index,
-    come=Index,
-    helps=cython.bint,
-    lowers=cython.bint,
-    first_s=Float,
-    second_s=Float,
-    now_s=Float,
-    best_s=Float,
-    below_s=Float,
-    value_s=Float,
-)
+    e=Index, to=Index, come=Index, helps=cython.bint, lowers=cython.bint, first_s=Float, second_s=Float, now_s=Float,
+    best_s=Float, below_s=Float, value_s=Float
+)  # fmt: skip
 def _fill(
     layer: Layer,
     slots: Slots,
