@@ -3,35 +3,31 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
+from aurora.algorithms.placement import colocation_problem_core as core
 from aurora.algorithms.placement.cost_model import GroupCosts
 from aurora.algorithms.placement.objective import Formula, Part, formula
 from aurora.algorithms.placement.phase_times import PhaseTimes, exclusive_s
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.compiled import njit
 
 
 class Arrays(NamedTuple):
     """A colocation problem as arrays, for compiled code.
 
-    Part, term and path are those of `objective.Formula`; a moved term is one that the assignment changes. Index n runs over
-    (part, model) pairs, sorted by part.
+    Part, term and path are those of `objective.Formula`; a moved term is one that the assignment changes.
 
     Attributes:
-        seconds_GNJ: (G, N, J) seconds that group j of the pair's model adds to the pair's part on GPU g.
-        model_N: (N,) int64, the model of each pair.
-        start_K: (K + 1,) int64; part k has the pairs start_K[k] to start_K[k + 1] - 1.
+        seconds_GKMJ: (G, K, M, J) seconds that group j of model m adds to part k on GPU g.
         term_K: (K,) int64, the moved term of each part.
         base_Z: (Z,) seconds of each path's terms that are not moved.
         count_ZX: (Z, X) float64, how often each moved term occurs in each path.
     """
 
-    seconds_GNJ: FloatArray
-    model_N: IntArray
-    start_K: IntArray
+    seconds_GKMJ: FloatArray
     term_K: IntArray
     base_Z: FloatArray
     count_ZX: FloatArray
@@ -61,7 +57,7 @@ class ColocationProblem:
     @property
     def movers_M(self) -> IntArray:
         """Indices of the models whose groups may move."""
-        return np.array([m for m in range(len(self.costs_M)) if self.movable or m not in self.held])
+        return np.array([m for m in range(len(self.costs_M)) if self.movable or m not in self.held], dtype=np.int64)
 
     @property
     def formula(self) -> Formula:
@@ -83,22 +79,13 @@ class ColocationProblem:
     @cached_property
     def arrays(self) -> Arrays:
         """The problem as arrays, for compiled code."""
-        rows: list[tuple[int, FloatArray]] = []
-        start_K, term_K = [0], []
-        for term, name in enumerate(self.formula.moved):
-            for by_model in self._by_model(self.formula.parts[name]):
-                rows += by_model.items()
-                start_K.append(len(rows))
-                term_K.append(term)
-        model_N, seconds_NGJ = zip(*rows, strict=True)
-        return Arrays(
-            np.stack(seconds_NGJ, axis=1),
-            np.array(model_N),
-            np.array(start_K),
-            np.array(term_K),
-            self.base_Z,
-            np.array(self.count_ZX, dtype=np.float64, order="C"),
-        )
+        parts_X = [self._by_model(self.formula.parts[name]) for name in self.formula.moved]
+        seconds_GKMJ = np.zeros((self.gpus, sum(map(len, parts_X)), len(self.costs_M), self.gpus))
+        for k, by_model in enumerate(chain.from_iterable(parts_X)):
+            for model, seconds_GJ in by_model.items():
+                seconds_GKMJ[:, k, model] = seconds_GJ
+        term_K = np.repeat(np.arange(len(parts_X)), [len(by_K) for by_K in parts_X])
+        return Arrays(seconds_GKMJ, term_K, self.base_Z, np.array(self.count_ZX, dtype=np.float64, order="C"))
 
     def _by_model(self, parts: tuple[Part, ...]) -> list[dict[int, FloatArray]]:
         """For each part of a term, the seconds (G, J) that each model adds. Parts of a single model become their maximum."""
@@ -125,6 +112,7 @@ class ColocationProblem:
 
 
 STEPS_PER_PAIR = 80  # for every pair of GPUs, 0.2 us each
+DRAWS = 1 << 16  # steps whose random numbers are drawn at once
 HOT, COLD = 0.03, 0.0003  # first and last temperature, as shares of the start's time
 
 
@@ -142,91 +130,12 @@ def anneal(problem: ColocationProblem, group_MG: IntArray, rng: np.random.Genera
     Returns:
         (M, G) int64, as `group_MG`.
     """
-    group_GM = group_MG.T.copy()
-    value_s = problem.value_s(group_MG)
+    group_GM, value_s = group_MG.T.copy(), problem.value_s(group_MG)
     if problem.gpus > 1 and value_s > 0:
         steps = STEPS_PER_PAIR * problem.gpus**2
-        _anneal(problem.arrays, group_GM, problem.movers_M, steps, HOT * value_s, COLD * value_s, rng)
+        cooling = (COLD / HOT) ** (1 / steps)
+        annealing = core.ColocationAnnealing(problem.arrays, group_GM, problem.movers_M)
+        for begin in range(0, steps, DRAWS):
+            draws_S4 = rng.random((min(DRAWS, steps - begin), 4))
+            group_GM, _ = core.anneal(annealing, draws_S4, HOT * value_s * cooling**begin, cooling)
     return group_GM.T.copy()
-
-
-@njit(cache=True)
-def gpu_terms(arrays, g, group_M, out_X):
-    """Writes the seconds of each moved term on GPU g, if it holds the groups group_M (M,), to out_X (X,)."""
-    out_X[:] = 0.0
-    for k in range(len(arrays.term_K)):
-        seconds = 0.0
-        for n in range(arrays.start_K[k], arrays.start_K[k + 1]):
-            seconds += arrays.seconds_GNJ[g, n, group_M[arrays.model_N[n]]]
-        out_X[arrays.term_K[k]] = max(out_X[arrays.term_K[k]], seconds)
-
-
-@njit(cache=True)
-def longest_path(arrays, most_X):
-    """Returns the seconds of the longest path; most_X (X,) are the seconds of each moved term on its slowest GPU."""
-    value = 0.0
-    for z in range(len(arrays.base_Z)):
-        total = arrays.base_Z[z]
-        for x in range(len(most_X)):
-            total += arrays.count_ZX[z, x] * most_X[x]
-        value = max(value, total)
-    return value
-
-
-@njit(cache=True)
-def _anneal(arrays, group_GM, movers_M, steps, hot, cold, rng):
-    """Runs simulated annealing from group_GM and writes the best assignment seen into it.
-
-    movers_M: the models whose groups move. hot, cold: first and last temperature in seconds; it falls geometrically.
-    """
-    gpus, terms = len(group_GM), arrays.term_K.max() + 1
-    held_GX, most_X = np.empty((gpus, terms)), np.zeros(terms)
-    for g in range(gpus):
-        gpu_terms(arrays, g, group_GM[g], held_GX[g])
-        most_X = np.maximum(most_X, held_GX[g])
-    value = best = longest_path(arrays, most_X)
-    best_GM = group_GM.copy()
-    at_g, at_h, after_X = np.empty(terms), np.empty(terms), np.empty(terms)
-    heat, cooling = hot, (cold / hot) ** (1.0 / steps)
-    for _ in range(steps):
-        heat *= cooling
-        g = rng.integers(0, gpus)
-        h = rng.integers(0, gpus - 1)
-        h += h >= g
-        mover = rng.integers(0, len(movers_M) + 1) if len(movers_M) > 1 else 0  # the last number: all of them
-        _swap(group_GM, movers_M, mover, g, h)
-        gpu_terms(arrays, g, group_GM[g], at_g)
-        gpu_terms(arrays, h, group_GM[h], at_h)
-        _maxima_after(held_GX, most_X, g, h, at_g, at_h, after_X)
-        after = longest_path(arrays, after_X)
-        if after > value and rng.random() >= np.exp((value - after) / heat):
-            _swap(group_GM, movers_M, mover, g, h)
-            continue
-        value = after
-        held_GX[g], held_GX[h], most_X[:] = at_g, at_h, after_X
-        if value < best:
-            best, best_GM[:] = value, group_GM
-    group_GM[:] = best_GM
-
-
-@njit(cache=True)
-def _swap(group_GM, movers_M, mover, g, h):
-    """Swaps the groups of movers_M[mover] between GPUs g and h; those of all movers_M if there is no such mover."""
-    for i in range(len(movers_M)):
-        if mover in (i, len(movers_M)):
-            m = movers_M[i]
-            group_GM[g, m], group_GM[h, m] = group_GM[h, m], group_GM[g, m]
-
-
-@njit(cache=True)
-def _maxima_after(held_GX, most_X, g, h, at_g, at_h, after_X):
-    """Writes the maxima after GPUs g and h change to at_g and at_h; looks at other GPUs only where g or h had the maximum."""
-    for x in range(len(most_X)):
-        top = max(at_g[x], at_h[x])
-        if top < most_X[x] and held_GX[g, x] < most_X[x] and held_GX[h, x] < most_X[x]:
-            top = most_X[x]
-        elif top < most_X[x]:
-            for i in range(len(held_GX)):
-                if i != g and i != h:
-                    top = max(top, held_GX[i, x])
-        after_X[x] = top

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from aurora.algorithms.placement import colocation_problem_core as core
 from aurora.algorithms.placement.colocation import COLOCATE
-from aurora.algorithms.placement.colocation_problem import ColocationProblem, anneal, gpu_terms, longest_path
+from aurora.algorithms.placement.colocation_problem import ColocationProblem, anneal
 from aurora.algorithms.placement.cost_model import GroupCosts, layer_costs
 from aurora.algorithms.placement.linear_program import PathProgram
 from aurora.algorithms.placement.objective import objectives
@@ -64,10 +65,7 @@ def exact(problem):
     """(M, G) groups of the best of all assignments of movable models, by a program of whole shares."""
     arrays, models, n = problem.arrays, len(problem.costs_M), problem.gpus
     model_V, gpu_V, group_V = (each.ravel() for each in np.indices((models, n, n)))
-    cost_KV = np.zeros((len(arrays.term_K), len(model_V)))
-    part_N = np.repeat(np.arange(len(arrays.term_K)), np.diff(arrays.start_K))
-    for row, (model, part) in enumerate(zip(arrays.model_N, part_N, strict=True)):
-        cost_KV[part, model_V == model] = arrays.seconds_GNJ[:, row].ravel()
+    cost_KV = arrays.seconds_GKMJ.transpose(1, 2, 0, 3).reshape(-1, len(model_V))
     once_EV = [model_V * n + at_V == np.arange(models * n)[:, None] for at_V in (gpu_V, group_V)]
     program = PathProgram(
         cost_KV, gpu_V, np.zeros((len(cost_KV), n)), arrays.term_K, problem.count_ZX, problem.base_Z,
@@ -91,10 +89,8 @@ def optimum(problem):
 @given(problems())
 def test_the_compiled_price_is_the_objective(problem):
     group_MG = next(iter(assignments(problem)))
-    held_GX = np.zeros((problem.gpus, len(problem.formula.moved)))
-    for g in range(problem.gpus):
-        gpu_terms(problem.arrays, g, group_MG[:, g], held_GX[g])
-    found = longest_path(problem.arrays, held_GX.max(axis=0))
+    annealing = core.ColocationAnnealing(problem.arrays, group_MG.T.copy(), problem.movers_M)
+    _, found = core.anneal(annealing, np.zeros((0, 4)), 1.0, 1.0)
     assert found == pytest.approx(problem.value_s(group_MG))
 
 
