@@ -1,11 +1,12 @@
 """Cluster TOML files, with the servers of a cluster, given or derived from links; datasheet figures of kinds of GPU (TOML)."""
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from aurora.algorithms.network.servers_of_links import Link, servers_of_links
 from aurora.errors import BadInput, shown
@@ -101,32 +102,14 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
         path: exact path of the file.
         remarks: comments for the top of the file, one per line.
     """
+    import tomli_w  # which reading need not
+
     table, defaults = cluster_table(cluster), {field.name: field.default for field in fields(Gpu)}
-    lines = [*(f"# {_plain(remark)}" for remark in remarks), "schema = 1"]
-    lines += [f"{key} = {_inline(table[key])}" for key in ("name", "incast") if key in table]
-    for gpu in table["gpu"]:
-        lines += ["", "[[gpu]]", *(f"{key} = {_inline(value)}" for key, value in gpu.items() if value != defaults[key])]
-    if "fabric" in table:
-        lines += ["", "[fabric]", *(f"{key} = {_inline(value)}" for key, value in table["fabric"].items())]
-    write_text(path, "\n".join(lines) + "\n")
-
-
-def _inline(value: Any) -> str:
-    """A value in TOML's inline notation."""
-    if isinstance(value, list):
-        return "[\n" + "".join(f"    {_inline(member)},\n" for member in value) + "]"
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_inline(member)}" for key, member in value.items()) + " }"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # names have no control characters, so that TOML reads it
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(float(value) if isinstance(value, float) else int(value))  # numpy's too
-
-
-def _plain(remark: str) -> str:
-    """A remark on one line, without control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in remark).split())
+    table["gpu"] = [
+        {key: np.asarray(value).item() for key, value in gpu.items() if value != defaults[key]} for gpu in table["gpu"]
+    ]
+    remarks = [" ".join("".join(c if c.isprintable() else " " for c in remark).split()) for remark in remarks]
+    write_text(path, "".join(f"# {remark}\n" for remark in remarks) + tomli_w.dumps({"schema": 1, **table}))
 
 
 def _gpus(path: str, row: dict[str, Any], index: int) -> list[Gpu]:
