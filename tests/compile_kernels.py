@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 
 import numpy as np
 
@@ -53,10 +52,6 @@ def order(name: str) -> None:
     check_schedule(timed(made, BYTES_GG, CLUSTER.network), BYTES_GG, CLUSTER.network)
 
 
-def layouts() -> None:
-    import_module("aurora.moe.permutation_cpu")  # compiled where it is imported
-
-
 # The first takes longest, and what it compiles last (orders, the simulator) others compile before it gets there.
 TASKS: tuple[Callable[[], object], ...] = (
     plan_over_servers,
@@ -64,7 +59,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     simulate,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     partial(profile, 0.5),
-    layouts,
     partial(plan, models=2),
     *(partial(plan, place=place, slots_per_gpu=3) for place in (*REPLICAS, "swap-search", *PLACE)),
 )

@@ -22,7 +22,7 @@ from aurora.moe.permutation import (
     permutation_by_rank,
     weighted_sum,
 )
-from aurora.moe.permutation_cpu import sum_by_rank
+from aurora.moe.permutation_core import sum_by_rank
 from aurora.moe.transport import ExchangeStep
 from aurora.types.arrays import IntArray
 

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from aurora.moe import permutation_cpu
+from aurora.moe import permutation_core as core
 from aurora.types.profile import ALIGNED_BYTES  # so that a device can read each part in whole words
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -35,8 +35,10 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
         row = torch.full_like(physical, -1)
         row[choice_X] = torch.arange(len(choice_X), device=physical.device)
         return counts_P, choice_X // top_k, row.view(physical_NK.shape)
-    counts, token, row = permutation_cpu.permutation_by_expert(physical_NK.numpy(), num_physical)
-    return torch.from_numpy(counts), torch.from_numpy(token), torch.from_numpy(row)
+    counts_P, token_X, row_NK = map(
+        torch.from_numpy, core.permutation_by_expert(physical_NK.contiguous().numpy(), num_physical)
+    )
+    return counts_P, token_X, row_NK
 
 
 def permutation_by_rank(
@@ -55,7 +57,7 @@ def permutation_by_rank(
     """
     if rank_NK.is_cuda:
         return _permutation_by_rank(rank_NK, ranks, pairs)
-    counts_R, token_X, row_NK = map(torch.from_numpy, permutation_cpu.permutation_by_rank(rank_NK.numpy(), ranks))
+    counts_R, token_X, row_NK = map(torch.from_numpy, core.permutation_by_rank(rank_NK.contiguous().numpy(), ranks))
     return counts_R, token_X, row_NK
 
 

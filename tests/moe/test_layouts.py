@@ -28,6 +28,7 @@ from aurora.runtime.distributed.launcher import launch_threads
 from aurora.types import Curve, Hierarchy, Profile
 from aurora.types.profile import ALIGNED_BYTES
 from tests.moe.reference_token_split import local_first
+from tests.without_compiler import printed
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 LAYOUTS = (RowPerExpert, RowPerRank, RowPerServer)
@@ -364,3 +365,15 @@ def test_plans_count_the_bytes_of_a_packed_row(width, top_k, dtype):
     curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), Curve([1.0], [0.0]))}
     size = width * dtype.itemsize
     assert Profile("m", "", [[[[0] * 9]]], top_k, size, size, 1, 1, curves).row_bytes(deduplicated=True) == packing.row_bytes
+
+
+def test_permutations_are_the_same_without_a_compiler():
+    code = (
+        "import numpy as np; from aurora.moe import permutation_core as core;"
+        "chosen_NK = np.random.default_rng(0).integers(0, 6, (9, 3));"
+        "sorted_by = core.permutation_by_expert(chosen_NK, 5), core.permutation_by_rank(chosen_NK, 5);"
+        "print([[each.tolist() for each in found] for found in sorted_by]);"
+        "print(core.sum_by_rank(np.ascontiguousarray(chosen_NK.T), np.array([0, 4, 4, 9])).tolist())"
+    )
+    compiled, plain = printed(code)
+    assert compiled == plain
