@@ -27,7 +27,7 @@ class RankFailed(AuroraError):
 
 
 class MissingDependency(AuroraError):
-    """An optional package is needed; the message holds the pip command that installs it."""
+    """An optional package, or a driver, is needed; for a package the message holds the pip command that installs it."""
 
 
 def first_line(error: BaseException) -> str:

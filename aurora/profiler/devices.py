@@ -50,7 +50,7 @@ def open_nvml() -> Iterator[Nvml]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise BadInput(f"NVML: expected an NVIDIA driver on this machine, found none: {error}") from None
+        raise MissingDependency(f"NVML: expected an NVIDIA driver on this machine, found none: {error}") from None
     try:
         yield pynvml
     finally:

@@ -6,21 +6,19 @@ import platform
 import re
 import shutil
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.errors import BadInput, MissingDependency, RankFailed, first_line, network_reason
-
-if TYPE_CHECKING:
-    from aurora.runtime.distributed.launcher import RankInfo
+from aurora.errors import BadInput, MissingDependency, first_line, need, network_reason
+from aurora.profiler.devices import inventory, open_nvml
+from aurora.runtime.distributed.launcher import RankInfo, launch, start_fork_server
 
 WORKS, MISSING, BROKEN = "works", "missing", "broken"
-OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "numba": (0, 60)}
 ALLOW = "where VLLM_PLUGINS is set, add aurora to it"
 SERVER_S, SILENT_S = 10.0, 6.0  # in which a server answers, and its watchdogs look, at least
 SAMPLE = re.compile(r"aurora_(\w+)\{(.*)\} (\S+)")
@@ -34,9 +32,7 @@ MEND = {  # by the cause that the watchdog of the vLLM plugin gives
     "balancer": "restart; --eplb-config.use_async false moves experts without a background thread",
 }
 RENDEZVOUS_S = 30.0  # how long two ranks wait for each other
-TRIPS = 20
 MPS_FOLDER = "/tmp/nvidia-mps"  # CUDA's default
-SHARED = "for two vLLM servers on the same GPUs: --gpu-memory-utilization 0.45 each"
 GROUPS = ["torch.distributed", "aurora.runtime.transports.gloo", "aurora.runtime.transports.process_groups"]  # not models
 
 
@@ -52,22 +48,28 @@ class Finding:
 
 
 def examine(progress: Progress = no_progress) -> list[Finding]:
-    """Checks every part of the installation, basic parts first, even if others fail. Returns one Finding per part.
+    """Checks every part of the installation, even if others fail. Returns one Finding per part.
 
     Args:
         progress: called with ("examining", parts examined, all parts) before each part.
     """
-    ready = _begin_ranks()
-    parts: list[Callable[[], Finding]] = [_python]
-    parts += [partial(_library, name, basic=True) for name in ("numpy", "scipy")]
-    parts += [_numba, *(partial(_library, name, "run") for name in ("torch", "transformers"))]
-    parts += [_cuda, _gpus, partial(_ranks, ready), partial(_library, "jinja2", "report")]
-    parts += [_vllm, _compiler]
+    start_fork_server(GROUPS)  # imports torch for the two ranks meanwhile
     findings = []
-    for number, part in enumerate(parts):
-        progress("examining", number, len(parts))
-        findings.append(part())
+    for number, name in enumerate(PARTS):
+        progress("examining", number, len(PARTS))
+        findings.append(_examined(name))
     return findings
+
+
+def _examined(name: str) -> Finding:
+    """Returns the Finding of one of PARTS."""
+    check, mend = PARTS[name]
+    try:
+        return Finding(name, WORKS, check(), basic=name in BASIC)
+    except Exception as error:  # whatever a broken installation raises
+        state = MISSING if isinstance(error, MissingDependency | ModuleNotFoundError) else BROKEN
+        found = "not installed" if isinstance(error, metadata.PackageNotFoundError) else first_line(error)
+        return Finding(name, state, found, mend, name in BASIC)
 
 
 def examine_server(url: str) -> list[Finding]:
@@ -89,23 +91,19 @@ def examine_server(url: str) -> list[Finding]:
         why = network_reason(error)
         raise BadInput(f"--vllm: expected the address of a vLLM server that answers, found {url}: {why}") from None
     now_s = time.time() if date is None else parsedate_to_datetime(date).timestamp()
-    matches = [match for line in lines if (match := SAMPLE.fullmatch(line)) is not None]
-    shown = [(match[1], dict(LABEL.findall(match[2])), float(match[3])) for match in matches]
-    engaged = {labels["ep_rank"] for name, labels, value in shown if name == "engaged" and value}
-    refused = {labels["reason"] for name, labels, value in shown if name == "engaged" and not value}
-    if not engaged and not refused:
+    shown = [(match[1], dict(LABEL.findall(match[2])), float(match[3])) for match in map(SAMPLE.fullmatch, lines) if match]
+    plugins = [(labels["ep_rank"], labels["reason"], value) for name, labels, value in shown if name == "engaged"]
+    if not plugins:
         start = f"start with --additional-config '{{\"aurora\": {{}}}}'; {ALLOW}"
         return [Finding("plugin", MISSING, "no metrics of it", start)]
-    findings = [Finding("plugin", BROKEN, reason, "see the server's log") for reason in sorted(refused)]
-    findings += [] if refused else [Finding("plugin", WORKS, f"engaged on {len(engaged)} ranks")]
+    refused = sorted({reason for _, reason, value in plugins if not value})
+    findings = [Finding("plugin", BROKEN, reason, "see the server's log") for reason in refused]
+    findings += [] if refused else [Finding("plugin", WORKS, f"engaged on {len({rank for rank, _, _ in plugins})} ranks")]
     looked = {labels["ep_rank"]: now_s - value for name, labels, value in shown if name == "watchdog_timestamp_seconds"}
-    silent = [rank for rank, ago_s in looked.items() if ago_s > SILENT_S]
-    if not looked:
-        findings.append(Finding("watchdog", MISSING, "none", "it is there for several expert-parallel ranks"))
-    elif silent:
-        said = f"silent on rank {', '.join(sorted(silent, key=int))}"
+    if silent := sorted((rank for rank, ago_s in looked.items() if ago_s > SILENT_S), key=int):
+        said = f"silent on rank {', '.join(silent)}"
         findings.append(Finding("watchdog", BROKEN, said, "these ranks are stopped, or have ended"))
-    else:
+    elif looked:
         findings.append(Finding("watchdog", WORKS, f"looked {max(looked.values()):.0f} s ago or less, on {len(looked)} ranks"))
     for name, labels, value in shown:
         if name == "stuck_rank" and value:
@@ -119,167 +117,86 @@ def healthy(findings: list[Finding]) -> bool:
     return all(finding.state == WORKS for finding in findings if finding.basic)
 
 
-def _python() -> Finding:
-    """The interpreter and the machine."""
-    version = f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
-    return Finding("python", WORKS, version, basic=True)
+def _compiled() -> str:
+    """Imports one of the modules that are compiled when aurora is installed, and returns the name of its file."""
+    core = importlib.import_module("aurora.algorithms.search.slots_core")
+    return f"such as {os.path.basename(str(core.__file__))}"
 
 
-def _present(name: str, mend: str, basic: bool = False) -> Finding:
-    """Examines if a library is installed and new enough."""
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return Finding(name, MISSING, "not installed", mend, basic)
-    oldest = OLDEST.get(name)
-    parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-    if oldest is not None and parts < oldest:
-        return Finding(name, BROKEN, f"{version}, expected {'.'.join(map(str, oldest))} or newer", mend, basic)
-    return Finding(name, WORKS, version, "", basic)
+def _library(name: str, *oldest: int) -> str:
+    """Returns the version of a library that is present, new enough and imports; of vLLM, that it may load the plugin."""
+    version, allowed = metadata.version(name), os.environ.get("VLLM_PLUGINS", "aurora")
+    if tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()) < oldest:
+        raise BadInput(f"{version}, expected {'.'.join(map(str, oldest))} or newer")
+    if name != "vllm":
+        importlib.import_module(name)
+    elif "aurora" not in allowed.split(","):  # vLLM leaves it out in silence
+        raise BadInput(f"{version}, VLLM_PLUGINS={allowed} leaves the plugin out")
+    return version
 
 
-def _vllm() -> Finding:
-    """Examines if vLLM is present and may load the plugin, which an allow-list that lacks it would leave out in silence."""
-    finding = _present("vllm", "pip install vllm, to serve with vLLM")
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if finding.state != WORKS or allowed is None or "aurora" in allowed.split(","):
-        return finding
-    return Finding("vllm", BROKEN, f"{finding.found}, VLLM_PLUGINS={allowed} leaves the plugin out", ALLOW)
+def _cuda() -> str:
+    """Computes with torch on a GPU."""
+    import torch
 
-
-def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
-    """Examines if a library is present, new enough and imports."""
-    mend = f'pip install --upgrade "aurora-moe{f"[{extra}]" if extra else ""}"'
-    finding = _present(name, mend, basic)
-    if finding.state == WORKS:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # whatever a broken installation raises
-            return Finding(name, BROKEN, f"{finding.found} does not import: {first_line(error)}", mend, basic)
-    return finding
-
-
-def _numba() -> Finding:
-    """Examines if numba compiles, and where it keeps what it has compiled."""
-    finding = _library("numba", basic=True)
-    if finding.state != WORKS:
-        return finding
-    from aurora.types.compiled import VARIABLE, cache_folder, njit
-
-    try:
-        compiled = njit(cache=True)(_next)
-        value, folder = compiled(1), cache_folder(compiled)
-    except Exception as error:
-        return Finding("numba", BROKEN, f"{finding.found} does not compile: {first_line(error)}", finding.mend, basic=True)
-    assert value == 2
-    place = "nowhere, so that every command compiles anew for a minute or two" if folder is None else f"in {folder}"
-    mend = f"name a folder that can be written in {VARIABLE}" if folder is None else ""
-    return Finding("numba", WORKS, f"{finding.found}, compiles; its code is kept {place}", mend, basic=True)
-
-
-def _next(x: int) -> int:
-    return x + 1
-
-
-def _cuda() -> Finding:
-    """Examines if torch computes on a GPU."""
-    try:
-        import torch
-    except Exception:
-        return Finding("CUDA", MISSING, "no torch", 'pip install "aurora-moe[run]"')
-    if torch.version.cuda is None and torch.version.hip is None:
-        return Finding(
-            "CUDA", MISSING, "torch is built for the CPU", "on a GPU machine, install torch for its CUDA: pytorch.org"
-        )
     if not torch.cuda.is_available():
-        return Finding(
-            "CUDA", BROKEN, f"torch is built for {torch.version.cuda}, no device answers", "install the NVIDIA driver"
-        )
-    nccl = "no NCCL"
-    if torch.distributed.is_nccl_available():
-        nccl = "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    device = torch.ones(2, device="cuda").sum().item()
-    assert device == 2
-    return Finding(
-        "CUDA", WORKS, f"{torch.version.cuda or torch.version.hip}, NCCL {nccl}, {torch.cuda.device_count()} devices"
-    )
+        raise MissingDependency(f"torch {torch.__version__} finds no GPU")
+    torch.ones(2, device="cuda").sum().item()
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return f"{torch.version.cuda}, NCCL {nccl}, {torch.cuda.device_count()} devices"
 
 
-def _gpus() -> Finding:
-    """The GPUs that NVML finds."""
-    from aurora.profiler.devices import inventory, open_nvml
-
-    try:
-        with open_nvml() as nvml:
-            try:
-                machine = inventory(nvml)
-            except BadInput as error:
-                return Finding("GPUs", BROKEN, str(error), "aurora needs whole GPUs that answer")
-    except MissingDependency:
-        return Finding("GPUs", MISSING, "not looked for: no pynvml", 'pip install "aurora-moe[gpu]"')
-    except BadInput as error:
-        return Finding("GPUs", MISSING, str(error), "on a GPU machine, install the NVIDIA driver")
+def _gpus() -> str:
+    """Returns the GPUs that NVML finds, and whether processes share them by MPS."""
+    with open_nvml() as nvml:
+        machine = inventory(nvml)
     kinds = [device.kind for device in machine.devices]
     said = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     connections = ", ".join(sorted({link for row in machine.connections_GG for link in row if link})) or "alone"
     mps = os.path.exists(os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_FOLDER), "control"))
-    summary = f"{said}; driver {machine.driver}; {connections}; {'MPS' if mps else 'no MPS'}"
-    return Finding("GPUs", WORKS, summary, SHARED if mps else f"{SHARED}, and nvidia-cuda-mps-control -d before them")
+    return f"{said}; driver {machine.driver}; {connections}; {'MPS' if mps else 'no MPS'}"
 
 
-def _begin_ranks() -> bool:
-    """Start importing torch for the two ranks in the background. Returns whether torch is installed."""
-    try:
-        from aurora.runtime.distributed.launcher import start_fork_server
-
-        metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return False
-    start_fork_server(GROUPS)
-    return True
-
-
-def _ranks(ready: bool) -> Finding:
-    """Examines if two local ranks reach each other over gloo."""
-    name = "ranks over gloo"
-    if not ready:
-        return Finding(name, MISSING, "no torch", 'pip install "aurora-moe[run]"')
-    from aurora.runtime.distributed.launcher import launch
-
+def _ranks() -> str:
+    """Connects two local ranks over gloo."""
+    need("torch")
     began_s = time.perf_counter()
-    try:
-        trip_s = max(launch(rendezvous, 2, timeout_s=RENDEZVOUS_S))
-    except Exception as error:
-        return Finding(
-            name, BROKEN, first_line(error), "ranks need TCP on loopback: look at GLOO_SOCKET_IFNAME and the firewall"
-        )
-    return Finding(
-        name, WORKS, f"two connect in {time.perf_counter() - began_s:.1f} s, a round trip takes {trip_s * 1e6:.0f} us"
-    )
+    trip_s = max(launch(rendezvous, 2, timeout_s=RENDEZVOUS_S))
+    return f"two connect in {time.perf_counter() - began_s:.1f} s, a round trip takes {trip_s * 1e6:.0f} us"
 
 
-def rendezvous(rank_info: "RankInfo") -> float:
-    """Checks by gathers over gloo that ranks reach each other; all ranks call it. Returns the median seconds of a gather."""
+def rendezvous(rank_info: RankInfo) -> float:
+    """Gathers over gloo, twenty times; all ranks call it. Returns the seconds of the fastest gather."""
     import torch
 
     from aurora.runtime.transports.gloo import GlooTransport
     from aurora.runtime.transports.process_groups import default_process_group
 
     with default_process_group(rank_info):
-        transport = GlooTransport()
-        took_s: list[float] = []
-        for _ in range(TRIPS):
-            began_s = time.perf_counter()
-            ranks = transport.gather(torch.tensor([rank_info.rank])).flatten().tolist()
-            took_s.append(time.perf_counter() - began_s)
-            if ranks != list(range(rank_info.ranks)):
-                raise RankFailed(f"rank {rank_info.rank}: expected every rank's number, found {ranks}")
-    return sorted(took_s)[TRIPS // 2]
+        transport, number = GlooTransport(), torch.tensor([rank_info.rank])
+        return min(timeit.repeat(lambda: transport.gather(number), number=1, repeat=20))
 
 
-def _compiler() -> Finding:
-    """Looks for a C compiler."""
-    path = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if path is None:
-        return Finding("C compiler", MISSING, "none on the path", "needed by Triton's kernels on GPUs: install gcc")
-    return Finding("C compiler", WORKS, path)
+def _compiler() -> str:
+    """Returns the path of a C compiler."""
+    if (path := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")) is None:
+        raise MissingDependency("none on the path")
+    return path
+
+
+BASIC = ("python", "compiled modules", "numpy", "scipy")  # parts that planning needs
+UPGRADE = 'pip install --upgrade "aurora-moe%s"'
+PARTS: dict[str, tuple[Callable[[], str], str]] = {  # what examines each part, and what mends it
+    "python": (lambda: f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores", ""),
+    "compiled modules": (_compiled, "install aurora again; from its sources this needs a C compiler, such as gcc"),
+    "numpy": (partial(_library, "numpy", 2, 0), UPGRADE % ""),
+    "scipy": (partial(_library, "scipy", 1, 13), UPGRADE % ""),
+    "torch": (partial(_library, "torch", 2, 11), UPGRADE % "[run]"),
+    "transformers": (partial(_library, "transformers", 5, 19), UPGRADE % "[run]"),
+    "CUDA": (_cuda, "on a GPU machine, install the NVIDIA driver, and torch for its CUDA: pytorch.org"),
+    "GPUs": (_gpus, f"on a GPU machine, install the NVIDIA driver, and {UPGRADE % '[gpu]'}"),
+    "ranks over gloo": (_ranks, "ranks need torch, and TCP on loopback: look at GLOO_SOCKET_IFNAME and the firewall"),
+    "jinja2": (partial(_library, "jinja2", 3, 1), UPGRADE % "[report]"),
+    "vllm": (partial(_library, "vllm", 0, 30), f"to serve with vLLM, {UPGRADE % '[vllm]'}; {ALLOW}"),
+    "C compiler": (_compiler, "Triton's kernels on GPUs need it: install gcc"),
+}

@@ -12,7 +12,7 @@ PARTS = [Finding("numpy", WORKS, "2.4", basic=True), Finding("vllm", MISSING, "n
 
 @pytest.mark.parametrize(("basic", "code", "says"), [(WORKS, 0, "planning works"), (BROKEN, 1, "planning does not work")])
 def test_exit_code_and_table(aurora, monkeypatch, basic, code, says):
-    monkeypatch.setattr(doctor, "examine", lambda _: [*PARTS, Finding("numba", basic, "0.6", "", basic=True)])
+    monkeypatch.setattr(doctor, "examine", lambda _: [*PARTS, Finding("scipy", basic, "1.17", "", basic=True)])
     found, out, _ = aurora("doctor")
     assert found == code
     assert says in out
@@ -22,7 +22,7 @@ def test_exit_code_and_table(aurora, monkeypatch, basic, code, says):
 def test_long_paths_are_whole_in_80_columns(aurora, monkeypatch):
     path = "/a" * 60
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(doctor, "examine", lambda _: [Finding("compiled functions", WORKS, path)])
+    monkeypatch.setattr(doctor, "examine", lambda _: [Finding("C compiler", WORKS, path)])
     _, out, _ = aurora("doctor")
     assert "".join(line.split("│")[3].strip() for line in out.splitlines() if line.count("│") > 3) == path
 

@@ -83,7 +83,7 @@ def test_a_machine_without_nvml_says_what_it_lacks(monkeypatch):
         raise NVMLError("NVML_ERROR_NOT_SUPPORTED")
 
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=no_driver))
-    with pytest.raises(BadInput, match="expected an NVIDIA driver on this machine"), open_nvml():
+    with pytest.raises(MissingDependency, match="expected an NVIDIA driver on this machine"), open_nvml():
         pass
     here = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, nvmlShutdown=lambda: shut.append(True))
     monkeypatch.setitem(sys.modules, "pynvml", here)

@@ -12,6 +12,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.profiler import doctor
 from aurora.profiler.doctor import BROKEN, MISSING, WORKS, Finding, examine, healthy
 from tests.profiler.nvml import Replay
+from tests.test_compiled import run_without as run_without_extensions
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def findings():
 
 
 def test_what_these_tests_run_on_works(findings):
-    for name in ("python", "numpy", "scipy", "numba", "torch", "transformers", "ranks over gloo", "jinja2"):
+    for name in ("python", "compiled modules", "numpy", "scipy", "torch", "transformers", "ranks over gloo", "jinja2"):
         assert findings[name].state == WORKS, findings[name]
         assert findings[name].mend == ""
     assert healthy(list(findings.values()))
@@ -37,18 +38,29 @@ def test_versions_that_are_missing_or_too_old(monkeypatch):
         raise metadata.PackageNotFoundError
 
     monkeypatch.setattr(metadata, "version", none)
-    found = doctor._library("torch", "run")
-    assert (found.state, found.mend) == (MISSING, 'pip install --upgrade "aurora-moe[run]"')
+    upgrade = 'pip install --upgrade "aurora-moe[run]"'
+    assert doctor._examined("torch") == Finding("torch", MISSING, "not installed", upgrade)
     monkeypatch.setattr(metadata, "version", lambda _: "2.3.1+cu121")
-    assert doctor._library("torch", "run").found == "2.3.1+cu121, expected 2.11 or newer"
-    assert doctor._library("torch", "run").state == BROKEN
-    monkeypatch.setattr(metadata, "version", lambda _: "99.0")
+    assert doctor._examined("torch") == Finding("torch", BROKEN, "2.3.1+cu121, expected 2.11 or newer", upgrade)
+
+
+def test_planning_needs_scipy_and_not_vllm(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    broken = doctor._library("scipy", basic=True)
-    assert broken.state == BROKEN
-    assert "does not import" in broken.found
-    assert not healthy([broken])
+    without = doctor._examined("scipy")
+    assert (without.state, without.mend) == (MISSING, 'pip install --upgrade "aurora-moe"')
+    assert "scipy" in without.found
+    assert not healthy([without])
     assert healthy([Finding("vllm", MISSING, "")])
+
+
+def test_modules_that_are_not_compiled_are_found(tmp_path):
+    code = (
+        "from aurora.profiler import doctor\nfound = doctor._examined('compiled modules')\n"
+        "print(found.state, found.basic, found.found, found.mend)"
+    )
+    said = run_without_extensions(tmp_path, "-c", code)[1]
+    assert said.startswith("broken True aurora.algorithms.search.slots_core is not compiled: `pip install .`, or ")
+    assert "needs a C compiler" in said
 
 
 def test_gpus_by_nvml(monkeypatch, tmp_path):
@@ -58,43 +70,40 @@ def test_gpus_by_nvml(monkeypatch, tmp_path):
         nvml = Replay(machine)
         nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
-        return doctor._gpus()
+        return doctor._examined("GPUs")
 
     alone = at("h100-sxm-8")
-    assert alone.found == "8 x NVIDIA H100 80GB HBM3; driver 580.65.06; NVLink; no MPS"
-    assert "--gpu-memory-utilization 0.45" in alone.mend
-    assert "nvidia-cuda-mps-control -d" in alone.mend
+    assert (alone.state, alone.found) == (WORKS, "8 x NVIDIA H100 80GB HBM3; driver 580.65.06; NVLink; no MPS")
     (tmp_path / "control").touch()
     assert at("h100-sxm-8").found.endswith("NVLink; MPS")
-    assert "nvidia-cuda-mps-control" not in at("h100-sxm-8").mend
     assert at("a100-t4").found.startswith("1 x NVIDIA A100 80GB PCIe, 1 x Tesla T4")
     split = at("a100-mig")
     assert split.state == BROKEN
     assert "MIG" in split.found
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert doctor._gpus().mend == 'pip install "aurora-moe[gpu]"'
+    assert doctor._examined("GPUs").state == MISSING
+    assert "aurora-moe[gpu]" in doctor._examined("GPUs").mend
 
 
 def test_ranks_that_do_not_meet(monkeypatch):
-    from aurora.runtime.distributed import launcher
-
     def lost(*_, **__):
         raise RankFailed("rank 1 of 2 died (exit code 1); the others were stopped")
 
-    monkeypatch.setattr(launcher, "launch", lost)
-    found = doctor._ranks(True)
+    monkeypatch.setattr(doctor, "launch", lost)
+    found = doctor._examined("ranks over gloo")
     assert found.state == BROKEN
     assert "rank 1 of 2 died" in found.found
     assert "loopback" in found.mend
-    assert doctor._ranks(False).state == MISSING
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert doctor._examined("ranks over gloo").state == doctor._examined("CUDA").state == MISSING
 
 
 def test_an_allow_list_without_the_plugin_is_found(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.32.0")
     for allowed, state in (("lora,aurora", WORKS), ("lora", BROKEN), ("", BROKEN)):
         monkeypatch.setenv("VLLM_PLUGINS", allowed)
-        assert doctor._vllm().state == state
-    assert doctor._vllm().mend == "where VLLM_PLUGINS is set, add aurora to it"
+        assert doctor._examined("vllm").state == state
+    assert "where VLLM_PLUGINS is set, add aurora to it" in doctor._examined("vllm").mend
 
 
 METRICS = """# HELP aurora_engaged x
@@ -141,7 +150,7 @@ def test_a_server_is_examined_by_its_metrics(server):
     stuck = said(30, 1.0)
     assert stuck[1:] == [("watchdog", BROKEN, "silent on rank 1"), ("rank 1", BROKEN, 'is stopped: "it"')]
     server.shown = 'aurora_engaged{ep_rank="0",model_name="m",reason="no plan"} 0.0'
-    assert [finding.state for finding in doctor.examine_server(server.url)] == [BROKEN, MISSING]
+    assert [finding.state for finding in doctor.examine_server(server.url)] == [BROKEN]
     server.shown = "vllm:num_requests_running 0.0"
     (missing,) = doctor.examine_server(server.url)
     assert (missing.state, "VLLM_PLUGINS" in missing.mend) == (MISSING, True)
