@@ -211,7 +211,7 @@ def test_flat_plans_take_at_least_what_their_nics_take(options, shared_nic):
     """Their dispatch, as it is timed on the NICs, is part of their objective, so that it compares with hierarchical plans."""
     plan = make_plan(slow_nics(shared_nic=shared_nic), [traffic()], options)
     dispatch_s = plan.models[0].bound_s_L.sum()
-    assert dispatch_s < plan.objective_s < 4 * dispatch_s
+    assert 0.98 * dispatch_s < plan.objective_s < 4 * dispatch_s  # of whole tokens; the objective divides those of replicas
     assert evaluate(plan, [traffic()]).served_s_L.sum() == pytest.approx(plan.objective_s)
     assert plan.bound_s <= plan.objective_s
     assert plan.bound_s > 0.5 * plan.objective_s  # it counts NICs too

@@ -20,7 +20,7 @@ def least_sum(first_GJ: ConstFloats2, second_GJ: ConstFloats2):
     """
     n: Index = first_GJ.shape[0]
     slack_J: Floats1 = np.empty(n)
-    room_J: Floats1 = np.empty(n)
+    free_slots_J: Floats1 = np.empty(n)
     match_4G: Ints2 = np.full((4, n), -1)
     column_G, row_J, via_J, best_G = match_4G[0], match_4G[1], match_4G[2], match_4G[3]
     best: Float = INF
@@ -47,7 +47,7 @@ def least_sum(first_GJ: ConstFloats2, second_GJ: ConstFloats2):
                 best = first + second
                 best_G[:] = column_G
                 continue
-            j = _path_end(first_GJ, second_GJ, row_J, slack_J, room_J, via_J, free_row, threshold, best)
+            j = _path_end(first_GJ, second_GJ, row_J, slack_J, free_slots_J, via_J, free_row, threshold, best)
             if j < 0:
                 break
             i = -1
@@ -68,7 +68,7 @@ def _path_end(
     second_GJ: ConstFloats2,
     row_J: Ints1,
     slack_J: Floats1,
-    room_J: Floats1,
+    free_slots_J: Floats1,
     via_J: Ints1,
     start: Index,
     threshold: Float,
@@ -86,11 +86,11 @@ def _path_end(
     via: Int
     inf: Float = INF
     slack_J[:] = inf
-    room_J[:] = best
+    free_slots_J[:] = best
     while True:
         for j in range(row_J.shape[0]):
             first, slack, via = first_GJ[i, j], slack_J[j], via_J[j]
-            first = first if threshold + second_GJ[i, j] < room_J[j] else inf
+            first = first if threshold + second_GJ[i, j] < free_slots_J[j] else inf
             via_J[j] = i if first < slack else via
             slack_J[j] = first if first < slack else slack
         least, nearest = inf, 0
@@ -103,5 +103,5 @@ def _path_end(
             nearest += 1
         if row_J[nearest] < 0:
             return nearest
-        slack_J[nearest], room_J[nearest] = inf, -inf
+        slack_J[nearest], free_slots_J[nearest] = inf, -inf
         i = row_J[nearest]
