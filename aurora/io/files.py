@@ -6,7 +6,6 @@
 import fcntl
 import io
 import json
-import math
 import os
 import re
 import tempfile
@@ -14,7 +13,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any, TypeVar
@@ -24,16 +23,13 @@ from numpy.typing import NDArray
 
 from aurora.errors import AuroraError, BadInput, shown
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
 _Value = TypeVar("_Value")
-MOST_BYTES = 1 << 32  # largest array that a file may declare
+MOST_BYTES = 1 << 32  # of an archive when it is unpacked
 MOST_TEXT = 1 << 30  # bytes of a file that is read as one text
-MOST_UNPACKED = 200  # times its packed size that an archive of more than LEAST_BOMB may have; counts have ten to fifty times
-LEAST_BOMB = 1 << 28
-MOST_HEADER_BYTES = 1 << 26  # largest header
 DAMAGED = (  # what zipfile raises, and numpy for a damaged header
     *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError),
-    *(SyntaxError, TokenError),
+    *(SyntaxError, TokenError, MemoryError),
 )
 _Kind = TypeVar("_Kind")
 SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
@@ -54,10 +50,6 @@ KINDS = {  # of files, by their first bytes
     "a gzip archive": (b"\x1f\x8b",),
     "UTF-16 text": (b"\xff\xfe", b"\xfe\xff"),
     "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
-    "an SQLite database": (b"SQLite",),
-    "a GGUF model": (b"GGUF",),
-    "an HDF5 file": (b"\x89HDF",),
-    "a Parquet file": (b"PAR1",),
 }
 MADE_BY = {  # the command that makes a file of a format
     "aurora plan": "aurora plan",
@@ -134,8 +126,7 @@ def kind_of(path: Path, own: str = "") -> str:
         with path.open("rb") as file:
             start = file.read(512)
         if start.startswith(b"PK"):
-            with zipfile.ZipFile(path) as archive:
-                return f"an {NpzArrays(archive).header()['format']} (.npz)"
+            return f"an {json.loads(str(_unpacked(path)['about']))['format']} (.npz)"
         if start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{"):
             return f"an {json.loads(read_text(path))['format']} (JSON)"
     if start[8:10] == b'{"':
@@ -330,66 +321,37 @@ def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[st
     write_whole(path, lambda file: np.savez_compressed(file, about=header, **arrays))
 
 
-class NpzArrays(Mapping[str, NDArray[Any]]):
-    """Mapping from names to the arrays of an open npz archive; an array is read when it is looked up. Refuses pickled objects.
+def check_archive(path: Path) -> None:
+    """Raises BadInput if an archive unpacks to more than MOST_BYTES, by its directory. Nothing is unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        check_size("the archive", sum(info.file_size for info in archive.infolist()))
 
-    Before an array is read, its size in the archive must agree with its shape and type, and be below MOST_BYTES.
+
+def _unpacked(path: Path) -> Arrays:
+    """The arrays of an .npz file by name."""
+    check_archive(path)
+    arrays: Arrays = {}
+    with np.load(path, allow_pickle=False) as archive:
+        for name in archive.files:
+            try:
+                arrays[name] = np.asarray(archive[name])
+            except (*MALFORMED, *DAMAGED) as error:
+                raise BadInput(f"{name}: {reason(error)}") from None
+    return arrays
+
+
+def read_npz(path: Path, what: str = "an .npz archive") -> Arrays:
+    """Returns the arrays of an .npz file by name, without unpickling. Raises BadInput if it holds anything else.
 
     Args:
-        archive: the open archive.
+        path: the file.
+        what: the expected contents in words, for messages.
     """
-
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive = archive
-        check_archive(archive)
-        self._members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        self.unread = set(self._members)
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        info = self._members[name]
-        check_size(name, info.file_size)
-        with self._archive.open(info) as file:
-            version = np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = header(file)
-            declared, stored = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
-        check_size(name, declared)
-        if dtype.hasobject or declared != stored:
-            raise BadInput(f"{name}: expected {declared} bytes of numbers or text, as its shape says, found {stored}")
-        self.unread.discard(name)
-        with self._archive.open(info) as file:
-            array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-        return array
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._members
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def header(self) -> dict[str, Any]:
-        """Returns the scalars `about` that `save_npz` wrote."""
-        if self._members["about"].file_size > MOST_HEADER_BYTES:
-            raise BadInput("the header is too large")
-        about: dict[str, Any] = json.loads(str(self["about"]))
-        return about
-
-
-def check_archive(archive: zipfile.ZipFile) -> None:
-    """Raises BadInput if two members of an archive have the same name, or if it is a zip bomb.
-
-    A bomb unpacks to more than MOST_UNPACKED times its size and more than LEAST_BOMB bytes. Nothing is unpacked for the check.
-    """
-    infos = archive.infolist()
-    names = [info.filename.removesuffix(".npy") for info in infos]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadInput(f"expected each of its arrays once, found {', '.join(twice)[:200]} twice")
-    packed, unpacked = sum(info.compress_size for info in infos), sum(info.file_size for info in infos)
-    if unpacked > max(LEAST_BOMB, MOST_UNPACKED * packed):
-        raise BadInput(f"unpacks from {packed} bytes to {unpacked}, expected at most {MOST_UNPACKED} times as many")
+    with naming(path):
+        try:
+            return _unpacked(path)
+        except (*MALFORMED, *DAMAGED):  # numpy's advice is to unpickle
+            raise BadInput(f"expected {what}, found {kind_of(path, 'a zip')}") from None
 
 
 def check_size(what: str, declared: int, most: int | None = None) -> None:
@@ -402,13 +364,20 @@ def load_npy(path: Path) -> NDArray[Any]:
     """Open the array of an .npy file as a memory map. Raises BadInput if the file holds anything else."""
     with naming(path):
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (*MALFORMED, *DAMAGED):  # numpy's advice is to unpickle
+            return np.lib.format.open_memmap(path, mode="r")
+        except (*MALFORMED, *DAMAGED):
             raise BadInput(f"expected an .npy array of numbers, found {kind_of(path, 'an .npy')}") from None
-    if not isinstance(array, np.ndarray):
-        raise BadInput(f"{path}: expected one array")
-    check_size("the array", array.nbytes)
-    return array
+
+
+def load_csv(path: Path, dtype: type) -> NDArray[Any]:
+    """Read the numbers of a CSV without a header, rows by columns. Raises BadInput if a cell is not of `dtype`."""
+    if not (text := read_text(path)).strip():
+        raise BadInput(f"{path}: expected rows of numbers, found none")
+    try:
+        return np.loadtxt(io.StringIO(text), dtype, delimiter=",", comments=None, ndmin=2)
+    except ValueError as error:
+        numbers = "whole numbers" if dtype is np.int64 else "numbers"
+        raise BadInput(f"{path}: expected rows of {numbers}: {str(error).partition(';')[0]}") from None
 
 
 def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays], _Value]]) -> _Value:
@@ -416,36 +385,31 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
 
     Args:
         path: the file.
-        readers: dict from the name of each accepted format to a function (header's scalars, arrays) -> value.
+        readers: dict from the name of each accepted format to a function (header's scalars, arrays) -> value,
+            which takes what it reads out of both.
 
     Returns:
         The value that the reader returned.
 
     Raises:
-        BadInput: if the file is missing, damaged, of another format or schema, or holds an array that the reader did not read.
+        BadInput: if the file is missing, damaged, of another format or schema, or holds an array that the reader left.
     """
     what = " or ".join(form if form.endswith("s") else f"an {form}" for form in readers)
-    with naming(path), ExitStack() as stack:
-        try:
-            arrays = NpzArrays(stack.enter_context(zipfile.ZipFile(path)))
-            about = arrays.header()
-            form = str(about.pop("format"))
-        except (OSError, BadInput):
-            raise
-        except Exception:  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
-            raise BadInput(f"expected {what}, found {kind_of(path, 'a zip')}") from None
-        if form not in readers:
-            raise BadInput(f"{path}: expected {what}, found format {form!r}")
-        check_schema(path, about, form)
-        about.pop("schema")
-        with naming(path, f"a whole {form}"):
-            try:
-                value = readers[form](about, arrays)
-            except DAMAGED:
-                raise BadInput("damaged or cut short") from None
-        if arrays.unread:
-            raise BadInput(f"{path}: unknown arrays {', '.join(sorted(arrays.unread))[:200]} in an {form}")
-        return value
+    arrays = read_npz(path, what)
+    try:
+        about: dict[str, Any] = json.loads(str(arrays.pop("about")))
+        form = str(about.pop("format"))
+    except MALFORMED:
+        raise BadInput(f"{path}: expected {what}, found {kind_of(path, 'a zip')}") from None
+    if form not in readers:
+        raise BadInput(f"{path}: expected {what}, found format {form!r}")
+    check_schema(path, about, form)
+    about.pop("schema")
+    with naming(path, f"a whole {form}"):
+        value = readers[form](about, arrays)
+    if arrays:
+        raise BadInput(f"{path}: unknown arrays {', '.join(sorted(arrays))[:200]} in an {form}")
+    return value
 
 
 def open_locked(path: Path, shared: bool = False) -> io.FileIO:

@@ -111,7 +111,7 @@ def load_record(path: Path) -> EngineRecord:
 
 def _record_from_arrays(about: dict[str, Any], arrays: Arrays) -> EngineRecord:
     names = [field.name for field in fields(EngineRecord)]
-    values: dict[str, Any] = {name: (about if name in _SCALARS else arrays)[name] for name in names}
+    values: dict[str, Any] = {name: (about if name in _SCALARS else arrays).pop(name) for name in names}
     return EngineRecord(**values)
 
 

@@ -41,16 +41,16 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
     """Returns the profile in a file's header `about` and arrays."""
-    if not arrays["tokens_TLSE"].any():
+    if not (tokens_TLSE := arrays.pop("tokens_TLSE")).any():
         raise BadInput("expected traffic, found no token")
     curves = kinds_from_arrays(about.pop("kinds"), arrays)
     routing = None
     if any(name in arrays for name in _ROUTING):
-        experts_ULK, source_U, window_U = (arrays[name] for name in _ROUTING)
-        routing = TokenRouting(experts_ULK, source_U, window_U, arrays.get("sequence_U"))
+        experts_ULK, source_U, window_U = (arrays.pop(name) for name in _ROUTING)
+        routing = TokenRouting(experts_ULK, source_U, window_U, arrays.pop("sequence_U", None))
     if "stage_T" in about:
         about["stage_T"] = tuple(about["stage_T"])
-    profile = Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, routing=routing, **about)
+    profile = Profile(tokens_TLSE=tokens_TLSE, curves=curves, routing=routing, **about)
     check_counts(profile.load_LE, profile.top_k)
     return profile
 
@@ -94,11 +94,11 @@ def kinds_from_arrays(kinds: list[str], arrays: Arrays) -> CurvesByKind:
 
     Args:
         kinds: the kinds of GPUs, in the order of their indices.
-        arrays: arrays by name; arrays with other names are not read.
+        arrays: arrays by name, from which the curves are taken.
     """
     return {
         kind: {
-            phase: Curve(*arrays[f"curve_{index}_{phase}"])
+            phase: Curve(*arrays.pop(f"curve_{index}_{phase}"))
             for phase in (*PHASES, OVERHEAD)
             if f"curve_{index}_{phase}" in arrays
         }

@@ -26,15 +26,16 @@ from aurora.io.files import (
     DAMAGED,
     MALFORMED,
     MOST_TEXT,
-    NpzArrays,
     check_archive,
     check_size,
     kind_of,
+    load_csv,
     load_json,
     load_npy,
     naming,
     numbered_lines,
     open_text,
+    read_npz,
     reason,
 )
 from aurora.types.arrays import BoolArray, IntArray, as_array, counts
@@ -265,13 +266,12 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """A bare array of loads, as EPLB's `weight`."""
     if path.suffix == ".csv":
-        rows = [[whole_number(cell) for cell in line.split(",")] for _, line in numbered_lines(path)]
-        return RecordedRouting(_steps(np.array(rows), shape))
+        return RecordedRouting(_steps(load_csv(path, np.int64), shape))
     if path.suffix == ".npy":
         return RecordedRouting(_steps(load_npy(path), shape))
     if path.suffix == ".pt":
         return RecordedRouting(_steps(_tensor("the file", _load_pt(path)), shape))
-    arrays = _load_npz(path)
+    arrays = read_npz(path)
     if len(arrays) != 1:
         raise BadInput(f"expected one array, found {', '.join(arrays) or 'none'}")
     return RecordedRouting(_steps(arrays.popitem()[1], shape))
@@ -279,7 +279,9 @@ def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 def _tokens(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """A token-level file: the experts of every token, and the lengths of sequences."""
-    arrays = _load_npz(path, "experts", "seq_len")
+    arrays = read_npz(path)
+    if missing := [name for name in ("experts", "seq_len") if name not in arrays]:
+        raise BadInput(f"expected arrays {', '.join(missing)}, found {', '.join(arrays)[:200] or 'none'}")
     experts_ULK, lengths_Q = arrays["experts"], counts("seq_len", arrays["seq_len"], 1)
     if experts_ULK.ndim != 3 or experts_ULK.dtype.kind not in "iu" or 0 in experts_ULK.shape:
         raise BadInput(f"experts: expected whole numbers, tokens by layers by choices, found shape {experts_ULK.shape}")
@@ -425,33 +427,15 @@ def _whole(line: int, name: str, cell: str | None) -> int:
     return value
 
 
-def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file with these names, or all."""
-    _check_zip(path, "an .npz archive")
-    with zipfile.ZipFile(path) as archive:
-        arrays = NpzArrays(archive)
-        if missing := [name for name in names if name not in arrays]:
-            raise BadInput(f"expected arrays {', '.join(missing)}, found {', '.join(arrays)[:200] or 'none'}")
-        return {name: arrays[name] for name in names or arrays}
-
-
-def _check_zip(path: Path, what: str) -> None:
-    """Raises BadInput unless a file is a zip archive."""
-    with path.open("rb") as file:
-        whole = zipfile.is_zipfile(file)
-    if not whole:
-        raise BadInput(f"expected {what}, found {kind_of(path, 'a zip')}")
-
-
 def _load_pt(path: Path) -> Any:
     """The contents of a .pt file, loaded with `weights_only`."""
     need("torch")
     import torch
 
-    _check_zip(path, "the zip format of torch.save")
-    with zipfile.ZipFile(path) as archive:
-        check_archive(archive)
-        check_size("the archive", sum(info.file_size for info in archive.infolist()))
+    try:
+        check_archive(path)
+    except zipfile.BadZipFile:
+        raise BadInput(f"expected the zip format of torch.save, found {kind_of(path, 'a zip')}") from None
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and its unpickler raise many kinds

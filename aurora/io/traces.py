@@ -23,6 +23,5 @@ def save_trace(trace: Trace, path: Path) -> None:
 
 def trace_from_arrays(about: dict[str, Any], arrays: Arrays) -> Trace:
     """Returns the trace in a file's header `about` and arrays."""
-    columns = {name: arrays[name] for name in Trace.COLUMNS}
-    arrays.get("epoch_X")  # of earlier versions: the set of ranks in force
+    columns = {name: arrays.pop(name) for name in Trace.COLUMNS}
     return Trace(str(about["kind"]), tuple(about["names_M"]), whole_number(about["ranks"]), **columns)
