@@ -5,11 +5,12 @@ import numpy as np
 from cython import nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import ConstInts1, ConstInts2, Flags2, Index, Ints1, Ints2
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import ConstInts1, ConstInts2, Flags2, Index, Ints1, Ints2
+    from aurora.algorithms.core_arrays import *
 
 
+@cython.locals(physical=Index, rows=Index)
 def permutation_by_expert(physical_NK: ConstInts2, num_physical: Index):
     """Sorts the choices of tokens by physical expert; see `aurora.moe.permutation.permutation_by_expert`."""
     tokens: Index = physical_NK.shape[0]
@@ -19,8 +20,7 @@ def permutation_by_expert(physical_NK: ConstInts2, num_physical: Index):
     next_P: Ints1 = np.empty(num_physical, np.int64)
     row = np.empty((tokens, top_k), np.int64)
     row_NK: Ints2 = row
-    physical: Index
-    rows: Index = 0
+    rows = 0
     with nogil:
         for n in range(tokens):
             for k in range(top_k):
@@ -44,6 +44,7 @@ def permutation_by_expert(physical_NK: ConstInts2, num_physical: Index):
     return counts, token, row
 
 
+@cython.locals(rank=Index, found=Index, rows=Index)
 def permutation_by_rank(rank_NK: ConstInts2, ranks: Index):
     """Sorts (token, rank) pairs by rank; see `aurora.moe.permutation.permutation_by_rank`."""
     tokens: Index = rank_NK.shape[0]
@@ -54,9 +55,7 @@ def permutation_by_rank(rank_NK: ConstInts2, ranks: Index):
     next_R: Ints1 = np.empty(ranks, np.int64)
     row = np.empty((tokens, min(ranks, top_k)), np.int64)
     row_NK: Ints2 = row
-    rank: Index
-    found: Index
-    rows: Index = 0
+    rows = 0
     with nogil:
         for n in range(tokens):
             for k in range(top_k):

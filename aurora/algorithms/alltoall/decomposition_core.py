@@ -5,9 +5,9 @@ import numpy as np
 from cython import cfunc, exceptval, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import Index, Int, Ints1, Ints2
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import Index, Int, Ints1, Ints2
+    from aurora.algorithms.core_arrays import *
 
 
 def fill_slots(left_GG: Ints2, total_GG: Ints2, length_X: Ints1, partner_XG: Ints2, units_XG: Ints2):
@@ -45,6 +45,7 @@ def fill_slots(left_GG: Ints2, total_GG: Ints2, length_X: Ints1, partner_XG: Int
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(dst=Index, widest=Index, sender=Index)
 def _augment(total_GG: Ints2, partner_G: Ints1, sender_G: Ints1, src: Index, length: Int, width_G: Ints1, from_G: Ints1) -> Int:
     """Gives a sender a partner along an augmenting path; returns the path's smallest entry or `length`, whichever is less.
 
@@ -53,9 +54,6 @@ def _augment(total_GG: Ints2, partner_G: Ints1, sender_G: Ints1, src: Index, len
     largest entry on a path to it, -1 once it has been seen, and the last sender of that path.
     """
     n: Index = total_GG.shape[0]
-    dst: Index
-    widest: Index
-    sender: Index
     for receiver in range(n):
         width_G[receiver], from_G[receiver] = total_GG[src, receiver], src
     while True:

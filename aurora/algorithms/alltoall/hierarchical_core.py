@@ -5,27 +5,19 @@ import numpy as np
 from cython import nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import ConstInts1, ConstInts2, ConstInts3, Index, Int, Ints1, Ints3
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import ConstInts1, ConstInts2, ConstInts3, Index, Int, Ints1, Ints3
+    from aurora.algorithms.core_arrays import *
 
 
+@cython.locals(first=Index, members=Index, givers=Index, giver=Index, least=Index, piece=Index)
+@cython.locals(total=Int, rows=Int, size=Int, handed=cython.bint)
 def hand_over(
     carrier_GNC: Ints3, sent_GN: ConstInts2, member_G: ConstInts1, first_N: ConstInts1, chunks: Index, level_from: Int
 ):
     """Sets the carriers of parts that are handed over."""
     carried_M: Ints1 = np.empty(len(member_G), np.int64)
     giver_M: Ints1 = np.empty(len(member_G), np.int64)
-    first: Index
-    members: Index
-    givers: Index
-    giver: Index
-    least: Index
-    piece: Index
-    total: Int
-    rows: Int
-    size: Int
-    handed: cython.bint
     pieces: Index = carrier_GNC.shape[2]
     parts: Index = pieces // chunks
     with nogil:
@@ -61,6 +53,7 @@ def hand_over(
                                 handed = True
 
 
+@cython.locals(step=Index, at=Index, carrier=Index, rows=Int)
 def add_hops(
     carried_SGG: Ints3,
     forwarded_SGG: Ints3,
@@ -75,10 +68,6 @@ def add_hops(
 ):
     """Adds the rows of every piece: to its carrier, from there to the gateway, and from there to the ranks that need them."""
     pieces: Index = carrier_GNC.shape[2]
-    step: Index
-    at: Index
-    carrier: Index
-    rows: Int
     with nogil:
         for source in range(sent_GN.shape[0]):
             for server in range(sent_GN.shape[1]):

@@ -9,13 +9,12 @@ else:
     from aurora.algorithms.core_arrays import *
 
 
+@cython.locals(free_s=Float, port=Index)
 def blocking_transfers(n: Index, pairs_X2: ConstInts2, span_s_X2: ConstFloats2, least_s: Float):
     """Returns the transfers that make the last ports to end wait for least_s or longer.
 
     Each is (source, destination, seconds into the transfer at which the wait begins).
     """
-    free_s: Float
-    port: Index
     blocking = []
     latest_s: Floats1 = np.empty(n)  # when the port begins its last transfer with each partner
     last: Index = np.argmax(np.asarray(span_s_X2)[:, 1])

@@ -5,13 +5,14 @@ import numpy as np
 from cython import cfunc, declare, exceptval, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import ConstFloats2, Float, Floats1, Index, Int, Ints1, Ints2
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import ConstFloats2, Float, Floats1, Index, Int, Ints1, Ints2
+    from aurora.algorithms.core_arrays import *
 
 INF = declare(Float, float("inf"))
 
 
+@cython.locals(first=Float, second=Float, free_row=Index, i=Index, j=Index, after=Index)
 def least_sum(first_GJ: ConstFloats2, second_GJ: ConstFloats2):
     """Returns (n,) the column of each row in the matching whose sum of bottlenecks is smallest; -1 if there is none.
 
@@ -25,12 +26,6 @@ def least_sum(first_GJ: ConstFloats2, second_GJ: ConstFloats2):
     column_G, row_J, via_J, best_G = match_4G[0], match_4G[1], match_4G[2], match_4G[3]
     best: Float = INF
     threshold: Float = 0.0
-    first: Float
-    second: Float
-    free_row: Index
-    i: Index
-    j: Index
-    after: Index
     with nogil:
         while True:
             free_row = -1
@@ -63,6 +58,7 @@ def least_sum(first_GJ: ConstFloats2, second_GJ: ConstFloats2):
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(nearest=Index, first=Float, slack=Float, least=Float, via=Int)
 def _path_end(
     first_GJ: ConstFloats2,
     second_GJ: ConstFloats2,
@@ -79,11 +75,6 @@ def _path_end(
     Edges have a sum below `best`. Sets via_J, the row before each column. Dijkstra's algorithm with maxima in place of sums.
     """
     i: Index = start
-    nearest: Index
-    first: Float
-    slack: Float
-    least: Float
-    via: Int
     inf: Float = INF
     slack_J[:] = inf
     free_slots_J[:] = best

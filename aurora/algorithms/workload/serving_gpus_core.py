@@ -5,23 +5,17 @@ import numpy as np
 from cython import cast, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import ConstFloats2, ConstInts1, ConstInts2, Float, Index, Int, Ints2
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import ConstFloats2, ConstInts1, ConstInts2, Float, Index, Int, Ints2
+    from aurora.algorithms.core_arrays import *
 
 
+@cython.locals(server=Index, first=Index, stop=Index, before=Int, cut=Int, whole=Float, upto=Float)
 def replica_tokens(tokens_SE: ConstInts2, share_NP: ConstFloats2, server_S: ConstInts1, expert_P: ConstInts1):
     """Returns (S, P) tokens of each expert and source, cut at the running sum of its replicas' shares."""
     sources: Index = tokens_SE.shape[0]
     replicas: Index = expert_P.shape[0]
     tokens_SP: Ints2 = np.empty((sources, replicas), np.int64)
-    server: Index
-    first: Index
-    stop: Index
-    before: Int
-    cut: Int
-    whole: Float
-    upto: Float
     with nogil:
         for s in range(sources):
             server, stop = server_S[s], 0

@@ -5,9 +5,9 @@ import numpy as np
 from cython import nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import ConstFloats1, ConstInts1, ConstInts2, Float, Index, Ints1, Ints2
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import ConstFloats1, ConstInts1, ConstInts2, Float, Index, Ints1, Ints2
+    from aurora.algorithms.core_arrays import *
 
 
 def count(chosen_UK: ConstInts2, first: Index, tokens: Index, counted_XE: Ints2):
@@ -18,6 +18,7 @@ def count(chosen_UK: ConstInts2, first: Index, tokens: Index, counted_XE: Ints2)
                 counted_XE[(first + u) // tokens, chosen_UK[u, k]] += 1
 
 
+@cython.locals(at=Index, used=Index, token=Index, k=Index, opened=Index, expert=Index, group=Index, draw=Float)
 def choose(
     draws_D: ConstFloats1, upto_E: ConstFloats1, first_B: ConstInts1, group_E: ConstInts1, token_groups: Index, chosen_UK: Ints2
 ):
@@ -33,14 +34,7 @@ def choose(
     """
     last_E: Ints1 = np.full(len(upto_E), -1)  # the last token that chose each expert
     last_J: Ints1 = np.full(group_E[group_E.shape[0] - 1] + 1, -1)  # and each group
-    at: Index = 0
-    used: Index = 0
-    token: Index = 0
-    k: Index
-    opened: Index
-    expert: Index
-    group: Index
-    draw: Float
+    at = used = token = 0
     with nogil:
         while token < chosen_UK.shape[0]:
             k = opened = 0
