@@ -43,13 +43,12 @@ def cluster_from_table(path: str, table: Mapping[str, Any], name: str) -> Cluste
     Raises:
         BadInput: if a key is unknown, missing or has a wrong value.
     """
-    check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast", "link_curve"})
+    check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast"})
     gpus: list[Gpu] = []
     for _, row in _gpu_rows(path, table):
         gpus.extend(_gpus(path, row, len(gpus)))
         if len(gpus) > MOST_GPUS:
             raise BadInput(f"{path}: expected at most {MOST_GPUS} GPUs, found {len(gpus)} or more")
-    gpus = _fitted(path, table.get("link_curve", []), gpus)
     servers = _fabric(path, table["fabric"], gpus) if "fabric" in table else None
     incast = typed(path, "the file", table, "incast", float, 0.0)
     with naming(path):
@@ -256,30 +255,6 @@ FABRIC_KINDS: dict[str, Callable[[str, dict[str, Any], Sequence[Gpu]], Servers |
     "graph": _graph,
     "leaf-spine": _leaf_spine,
 }
-
-
-def _fitted(path: str, rows: Any, gpus: list[Gpu]) -> list[Gpu]:
-    """The GPUs with a start-up and a rate fitted to [[link_curve]] tables: seconds of exchanges, by bytes of a port.
-
-    The curve of the most partners counts.
-    """
-    from aurora.algorithms.network.measured_links import fit_link  # scipy's clustering, which files without curves need not
-
-    curves = _rows(path, "[[link_curve]]", rows)
-    for where, row in curves:
-        check_keys(path, where, row, {"partners", "bytes", "seconds"})
-        if missing := [key for key in ("partners", "bytes", "seconds") if key not in row]:
-            raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
-    if not curves:
-        return gpus
-    where, curve = max(curves, key=lambda each: typed(path, each[0], each[1], "partners", int))
-    with naming(f"{path}: {where}", "lists of bytes and seconds"):
-        fit = fit_link([round(size) for size in curve["bytes"]], curve["seconds"])
-        rates = [(min(gpu.out_Bps, fit.rate_Bps), min(gpu.in_Bps, fit.rate_Bps)) for gpu in gpus]
-        return [
-            replace(gpu, out_Bps=out_Bps, in_Bps=in_Bps, startup_s=fit.startup_s)
-            for gpu, (out_Bps, in_Bps) in zip(gpus, rates, strict=True)
-        ]
 
 
 def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:

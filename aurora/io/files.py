@@ -8,7 +8,7 @@ import io
 import json
 import os
 import re
-import tempfile
+import secrets
 import tomllib
 import zipfile
 import zlib
@@ -230,22 +230,16 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """
     check_regular(path)
     path = path.resolve()
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             write(file)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def shipped(name: str) -> Path:

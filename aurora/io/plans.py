@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -279,15 +278,7 @@ def _order_from_json(table: Mapping[str, Any]) -> Order:
 
 def _pairs_to_text(pairs_X2: IntArray) -> str:
     """Pairs as text such as "0>1 1>0"."""
-    ranks = 1 + int(pairs_X2.max(initial=-1))
-    texts = _pair_texts(ranks)
-    return " ".join([texts[pair] for pair in (pairs_X2 @ (ranks, 1)).tolist()])
-
-
-@lru_cache(maxsize=1)
-def _pair_texts(ranks: int) -> tuple[str, ...]:
-    """The text of each pair of ranks, by source and destination."""
-    return tuple(f"{src}>{dst}" for src in range(ranks) for dst in range(ranks))
+    return " ".join(f"{src}>{dst}" for src, dst in pairs_X2.tolist())
 
 
 def _pairs_from_text(text: str) -> IntArray:

@@ -43,40 +43,6 @@ def test_any_servers_of_any_nodes_come_back(tmp_path_factory, drawn, nodes):
     assert load_cluster(file) == written
 
 
-def test_link_curves_become_a_start_up_and_a_rate(tmp_path):
-    """Files of measured exchanges had curves; the one of most partners counts: 1 ms, and 10 MB in each further 10 ms."""
-    file = tmp_path / "measured.toml"
-    save(cluster(2e9, 5e8), file)
-    few = "[[link_curve]]\npartners = 1\nbytes = [1e6, 1e7]\nseconds = [0.1, 0.2]\n"
-    many = "[[link_curve]]\npartners = 3\nbytes = [1e6, 1e7, 2e7]\nseconds = [0.002, 0.011, 0.021]\n"
-    file.write_text(f"{file.read_text()}\n{few}\n{many}")
-    found = load_cluster(file)
-    assert found.startup_s_G == pytest.approx([0.001, 0.001])
-    assert found.out_Bps_G == pytest.approx([1e9, 5e8])  # a port is no faster than it was
-    assert found.in_Bps_G == pytest.approx([1e9, 5e8])
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ("link_curve = 3", "expected [[link_curve]] tables, found 3"),
-        ("[[link_curve]]\npartners = 1\nbytes = [1]", "[[link_curve]] 0: lacks seconds"),
-        ("[[link_curve]]\npartners = 1\nbytes = 1\nseconds = [1]", "[[link_curve]] 0: not lists of bytes and seconds"),
-        ("[[link_curve]]\npartners = 1.5\nbytes = [1]\nseconds = [1]", "partners must be a whole number"),
-        ("[[link_curve]]\npartners = 1\nbytes = [1]\nseconds = [nan]", "expected finite numbers, found nan"),
-        ("[[link_curve]]\npartners = 1\nbytes = [1]\nseconds = [1]\nrate = 3", "rate"),
-    ],
-)
-def test_wrong_link_curves_are_refused_by_name(tmp_path, table, said):
-    file = tmp_path / "written.toml"
-    save(cluster(1.0, 2.0), file)
-    text = file.read_text()
-    file.write_text(f"{table}\n{text}" if table.startswith("link") else f"{text}\n{table}\n")
-    with pytest.raises(BadInput, match=re.escape(said)) as error:
-        load_cluster(file)
-    assert str(file) in str(error.value)
-
-
 def test_other_servers_than_one_for_each_gpu_are_refused(tmp_path):
     file = tmp_path / "written.toml"
     save(replace(cluster(1.0, 2.0, 3.0, 4.0), servers=Servers.of([0, 1, 0, 1], 0.5)), file)

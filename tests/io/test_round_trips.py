@@ -68,7 +68,7 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert made.models[0].dense_layers == (0, 2)
 
 
-def test_plans_with_links_and_curves_become_plans_for_servers_and_ports(tmp_path):
+def test_plans_with_links_become_plans_for_servers_and_ports(tmp_path):
     """Plans that were made for a graph of links, or with measured curves, name both."""
     source = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8))
     made = make_plan(replace(cluster(4.0, 4.0, 4.0, 4.0), servers=Servers.of("aabb", 4.0, shared_nic=True)), [source])
@@ -87,11 +87,10 @@ def test_plans_with_links_and_curves_become_plans_for_servers_and_ports(tmp_path
     table["cluster"]["fabric"]["links"] = [
         {"from": src, "to": dst, "Bps": 4.0} for gpu in range(4) for src, dst in ((gpu, "hub"), ("hub", gpu))
     ]
-    table["cluster"]["link_curve"] = [{"partners": 3, "bytes": [4.0, 12.0], "seconds": [2.0, 6.0]}]
     (tmp_path / "plan.json").write_text(json.dumps(table | {"digest": _digest(table)}))
     back = load_plan(tmp_path / "plan.json")
     assert (back.cluster.servers, back.models[0].cut_L) == (None, ())
-    assert [(gpu.out_Bps, gpu.startup_s) for gpu in back.cluster.gpus] == [(2.0, 0.0)] * 4
+    assert [(gpu.out_Bps, gpu.startup_s) for gpu in back.cluster.gpus] == [(4.0, 0.0)] * 4
 
 
 @pytest.mark.parametrize("tiers", [1, 3])
