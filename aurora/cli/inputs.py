@@ -8,7 +8,7 @@ from pathlib import Path
 from aurora.cli.options import RUNNING
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_json, load_profile
-from aurora.io.files import check_regular, path_exists
+from aurora.io.files import check_regular
 from aurora.types import Plan, Profile
 
 
@@ -75,7 +75,7 @@ def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
     """Yields the files that the command line names, all parameters `but` these, and how they are named if not by themselves."""
     for name, value in RUNNING.get().params.items():
         for argument in value if isinstance(value, list | tuple) else [value]:
-            if name in but or not isinstance(argument, str | Path) or not path_exists(path := Path(argument)):
+            if name in but or not isinstance(argument, str | Path) or not os.path.exists(path := Path(argument)):
                 continue
             yield path, ""
             inside = [*path.rglob("*")] if path.is_dir() else _profiles_named_by(path)

@@ -136,14 +136,6 @@ def kind_of(path: Path, own: str = "") -> str:
     return f"{kind} of other contents, or one cut short" if own and kind.startswith(own) else kind
 
 
-def path_exists(path: Path) -> bool:
-    """Returns whether a path exists; False for a name that no file can have."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
 def open_text(path: Path, newline: str | None = None) -> IO[str]:
     """Opens a UTF-8 text file, with or without a byte order mark. Call it inside `naming`, which names the file in errors."""
     return path.open(encoding="utf-8-sig", newline=newline)

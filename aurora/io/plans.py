@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import numpy as np
 
 from aurora.errors import BadInput, BrokenPlan
 from aurora.io.clusters import cluster_from_table, cluster_table
-from aurora.io.files import check_schema, load_json, naming, schema_of, write_text
+from aurora.io.files import check_keys, check_schema, load_json, naming, schema_of, write_text
 from aurora.types import Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions
 from aurora.types.arrays import FloatArray, IntArray, counts
 from aurora.types.read_numbers import finite_number, whole_number
@@ -113,10 +112,10 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
     with naming(path, "a whole aurora plan"):
         plan = _plan_from_json(table)
     with naming(path):
-        if checked:
-            _check(plan)
         if table.get(DIGEST) != _digest(table):
             raise BrokenPlan("was changed after it was made, so that its seconds and bounds are not its own; make it anew")
+        if checked:
+            _check(plan)
     return plan
 
 
@@ -181,7 +180,7 @@ def _plan_from_json(table: Mapping[str, Any]) -> Plan:
     for m in table["models"]:
         layers = m["layers"]
         dispatches = tuple(_order_from_json(layer["dispatch"]) for layer in layers)
-        figures: dict[str, Any] = {name: _whole(m, name) for name in _SIZES}
+        figures: dict[str, Any] = {name: whole_number(m[name]) for name in _SIZES}
         figures |= {f"{name}_L": np.array([finite_number(layer[name]) for layer in layers]) for name in _TIMES}
         models.append(
             ModelPlan(
@@ -221,28 +220,9 @@ def _number_or_none(table: Mapping[str, Any], name: str) -> float | None:
 
 
 def _options_from_json(table: Mapping[str, Any]) -> PlanOptions:
-    """The options, or BadInput if one is unknown or of a wrong type."""
-    kinds = {field.name: _json_types(field.type) for field in fields(PlanOptions)}
     table = {name: value for name, value in table.items() if name not in FORMER or value is True}
-    for name, value in table.items():
-        if name not in kinds:
-            raise BadInput(f"options: expected one of {', '.join(kinds)}, found {name!r}")
-        if type(value) not in kinds[name]:
-            raise BadInput(f"options, {name}: expected {kinds[name][0].__name__}, found {value!r}")
+    check_keys("options", "of the plan", table, {field.name for field in fields(PlanOptions)})
     return PlanOptions(**table)
-
-
-def _whole(table: Mapping[str, Any], name: str) -> int:
-    """A whole number of the JSON object, or BadInput."""
-    if type(table[name]) is not int:
-        raise BadInput(f"{name}: expected a whole number, found {table[name]!r}")
-    return int(table[name])
-
-
-def _json_types(hint: Any) -> tuple[Any, ...]:
-    """The types of JSON values of a field with this type."""
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    return (*({tuple: list}.get(get_origin(kind), kind) for kind in kinds), *((int,) if float in kinds else ()))
 
 
 def by_failures(p_K: FloatArray) -> dict[str, float]:
@@ -304,8 +284,8 @@ def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:
 
 
 def _hierarchy_from_json(table: Mapping[str, Any]) -> Hierarchy:
-    level_from = _whole(table, "level_from") if "level_from" in table else None
-    return Hierarchy(table["servers"], _whole(table, "chunks"), level_from)
+    level_from = whole_number(table["level_from"]) if "level_from" in table else None
+    return Hierarchy(table["servers"], whole_number(table["chunks"]), level_from)
 
 
 def _cut_from_json(table: Mapping[str, Any]) -> Cut:

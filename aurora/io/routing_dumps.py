@@ -239,9 +239,7 @@ def spoken_layers(layers: Sequence[int]) -> str:
 
 
 def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
-    """vLLM's JSON lines, or a bare array of logical experts' loads."""
-    if path.suffix in (".npy", ".npz", ".pt"):
-        return _eplb(path, shape, where)
+    """vLLM's JSON lines."""
     steps = []
     for number, line in numbered_lines(path):
         try:
@@ -265,16 +263,8 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """A bare array of loads, as EPLB's `weight`."""
-    if path.suffix == ".csv":
-        return RecordedRouting(_steps(load_csv(path, np.int64), shape))
-    if path.suffix == ".npy":
-        return RecordedRouting(_steps(load_npy(path), shape))
-    if path.suffix == ".pt":
-        return RecordedRouting(_steps(_tensor("the file", _load_pt(path)), shape))
-    arrays = read_npz(path)
-    if len(arrays) != 1:
-        raise BadInput(f"expected one array, found {', '.join(arrays) or 'none'}")
-    return RecordedRouting(_steps(arrays.popitem()[1], shape))
+    loads = load_csv(path, np.int64) if path.suffix == ".csv" else load_npy(path)
+    return RecordedRouting(_steps(loads, shape))
 
 
 def _tokens(path: Path, shape: Shape, where: Where) -> RecordedRouting:

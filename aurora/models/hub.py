@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, need
-from aurora.io.files import check_ends, path_exists
+from aurora.io.files import check_ends
 from aurora.io.model_configs import HUB_NAME
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
         BadInput: if there is no such folder, and no such model in the cache.
         MissingDependency: if huggingface_hub is not installed.
     """
-    if str(name) and path_exists(Path(name)):
+    if str(name) and os.path.exists(Path(name)):
         check_ends(*Path(name).glob("*"))
         return Path(name)
     if HUB_NAME.fullmatch(str(name)):

@@ -339,7 +339,11 @@ def gpu(plan):
         (lambda p: model(p).update(top_k=9), BadInput, "expected top_k from 1 to 8"),
         (lambda p: model(p).update(dispatch_bytes=0), BadInput, "dispatch_bytes above zero"),
         (lambda p: gpu(p).update(node=-3), BadInput, "node must be a whole number from zero on, found -3"),
-        (lambda p: p["options"].update(coactivation=True), BadInput, "options: expected one of .*, found 'coactivation'"),
+        (
+            lambda p: p["options"].update(coactivation=True),
+            BadInput,
+            "options: of the plan: unknown coactivation; expected aim, ",
+        ),
         (
             lambda p: model(p).update(hierarchy={"servers": [0, 1.5], "chunks": 1}),
             BadInput,
@@ -351,6 +355,8 @@ def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message
     save(plan, tmp_path / "p.json")
     found = json.loads((tmp_path / "p.json").read_text())
     edit(found)
+    if error is BrokenPlan and "changed" not in message:
+        found["digest"] = _digest(found)
     (tmp_path / "p.json").write_text(json.dumps(found))
     with pytest.raises(error, match=message):
         load_plan(tmp_path / "p.json")
