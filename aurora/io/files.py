@@ -27,22 +27,13 @@ Arrays = dict[str, NDArray[Any]]
 _Value = TypeVar("_Value")
 MOST_BYTES = 1 << 32  # of an archive when it is unpacked
 MOST_TEXT = 1 << 30  # bytes of a file that is read as one text
-DAMAGED = (  # what zipfile raises, and numpy for a damaged header
-    *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError),
-    *(SyntaxError, TokenError, MemoryError),
-)
 _Kind = TypeVar("_Kind")
 SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
 SCHEMAS = {"aurora plan": 5, "aurora profile": 2, "aurora record": 2}
-MALFORMED = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-)  # by contents of another form
+MALFORMED = (  # what readers, numpy, json and zipfile raise for contents of another form, or damaged ones
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError, EOFError),
+    *(zipfile.BadZipFile, zlib.error, RuntimeError, SyntaxError, TokenError),
+)
 SPOKEN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 KINDS = {  # of files, by their first bytes
     "a zip archive (as .npz and .pt are)": (b"PK",),
@@ -97,7 +88,8 @@ def reason(error: Exception) -> str:
     said = " ".join(str(error).split())[:200]
     if isinstance(error, KeyError) and isinstance(error.args[0], str):
         return f"{said} is missing"
-    return said if isinstance(error, (*DAMAGED, ValueError)) else "a value in it is missing, or of another kind"
+    other = isinstance(error, (TypeError, AttributeError, LookupError, OverflowError, RecursionError))
+    return "a value in it is missing, or of another kind" if other else said
 
 
 def check_ends(*paths: Path | str) -> None:
@@ -129,8 +121,6 @@ def kind_of(path: Path, own: str = "") -> str:
             return f"an {json.loads(str(_unpacked(path)['about']))['format']} (.npz)"
         if start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{"):
             return f"an {json.loads(read_text(path))['format']} (JSON)"
-    if start[8:10] == b'{"':
-        return "a file of safetensors"
     text = "text" if start.isascii() and b"\0" not in start else "text of another encoding, or no text"
     kind = next((name for name, signs in KINDS.items() if start.startswith(signs)), text if start else "an empty file")
     return f"{kind} of other contents, or one cut short" if own and kind.startswith(own) else kind
@@ -321,7 +311,7 @@ def _unpacked(path: Path) -> Arrays:
         for name in archive.files:
             try:
                 arrays[name] = np.asarray(archive[name])
-            except (*MALFORMED, *DAMAGED) as error:
+            except MALFORMED as error:
                 raise BadInput(f"{name}: {reason(error)}") from None
     return arrays
 
@@ -336,7 +326,7 @@ def read_npz(path: Path, what: str = "an .npz archive") -> Arrays:
     with naming(path):
         try:
             return _unpacked(path)
-        except (*MALFORMED, *DAMAGED):  # numpy's advice is to unpickle
+        except MALFORMED:  # numpy's advice is to unpickle
             raise BadInput(f"expected {what}, found {kind_of(path, 'a zip')}") from None
 
 
@@ -351,7 +341,7 @@ def load_npy(path: Path) -> NDArray[Any]:
     with naming(path):
         try:
             return np.lib.format.open_memmap(path, mode="r")
-        except (*MALFORMED, *DAMAGED):
+        except MALFORMED:
             raise BadInput(f"expected an .npy array of numbers, found {kind_of(path, 'an .npy')}") from None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.files import json_of_line, read_text
+from aurora.io.files import json_of_line, numbered_lines, read_text
 from aurora.types.read_numbers import finite_number, whole_number
 from aurora.types.requests import MOST_REQUESTS, Requests
 
@@ -53,7 +53,7 @@ def load_requests(path: str | Path) -> Requests:
     """
     path = Path(path)
     text = read_text(path)
-    rows = _json_rows(path, text) if text.lstrip()[:1] == "{" else _csv_rows(path, text)
+    rows = _json_rows(path) if text.lstrip()[:1] == "{" else _csv_rows(path, text)
     requests: list[tuple[float, int, int]] = []
     for number, row in rows:
         requests.append(_request(path, number, row))
@@ -67,10 +67,8 @@ def load_requests(path: str | Path) -> Requests:
     return Requests(at_s_Q - at_s_Q[0], tokens_Q2[:, 0], tokens_Q2[:, 1])
 
 
-def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in numbered_lines(path):
         row = json_of_line(line)
         if not isinstance(row, dict):
             raise BadInput(f"{path}, line {number}: expected a JSON object, found {line[:60]!r}")

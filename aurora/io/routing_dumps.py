@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import (
-    DAMAGED,
     MALFORMED,
     MOST_TEXT,
     check_archive,
@@ -111,7 +110,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
             routing = ROUTING_FORMATS[form].read(path, shape, where)
         except UnicodeDecodeError:
             raise
-        except (*MALFORMED, *DAMAGED) as error:  # torch raises RuntimeError, too
+        except MALFORMED as error:  # torch raises RuntimeError, too
             raise BadInput(f"not of {form}: {reason(error)}") from None
         if routing.rank is None and not routing.counts_TLE.any():
             raise BadInput("expected tokens, found none")

@@ -99,7 +99,7 @@ def _content(value):
         ('{"a": 1}'.encode("utf-16"), "UTF-16 text"),
         (b"\x1f\x8b\x08\x00\xff", "a gzip archive"),
         (b"\x80\x04K\x01.\xff", "a pickle"),
-        (b"\xff" * 8 + b'{"a":', "a file of safetensors"),
+        (b"\xff" * 8 + b'{"a":', "text of another encoding, or no text"),
         ("café".encode("latin-1"), "text of another encoding, or no text"),
     ],
 )
