@@ -20,7 +20,7 @@ LIMIT = 500  # lines of a file
 BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite a package bring it
     "aurora": (140, 120),
     "aurora/types": (1940, 1700),
-    "aurora/io": (1830, 1250),
+    "aurora/io": (1665, 1250),
     "aurora/models": (580, 500),
     "aurora/profiler": (1174, 900),
     "aurora/planner": (1550, 1550),

@@ -239,7 +239,7 @@ def _order_to_json(order: Order) -> dict[str, Any]:
         "method": order.method,
         "sends_open": order.sends_open,
         "recvs_open": order.recvs_open,
-        "pairs": _pairs_to_text(order.pairs_X2),
+        "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
         **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
         **({"paced": True} if order.paced else {}),
         **({} if order.tier_X is None else {"tiers": " ".join(map(str, order.tier_X.tolist()))}),
@@ -256,13 +256,8 @@ def _order_from_json(table: Mapping[str, Any]) -> Order:
     return Order(str(table["method"]), pairs, *windows, shares, table.get("paced") is True, tier_X)
 
 
-def _pairs_to_text(pairs_X2: IntArray) -> str:
-    """Pairs as text such as "0>1 1>0"."""
-    return " ".join(f"{src}>{dst}" for src, dst in pairs_X2.tolist())
-
-
 def _pairs_from_text(text: str) -> IntArray:
-    """(X, 2) int64, the pairs of `_pairs_to_text`."""
+    """(X, 2) int64, the pairs of text such as "0>1 1>0"."""
     if not _PAIRS.fullmatch(text):
         raise BadInput(f"pairs: expected text such as '0>1 1>0', found {text[:40]!r}")
     return np.fromstring(text.replace(">", " "), dtype=np.int64, sep=" ").reshape(-1, 2)
