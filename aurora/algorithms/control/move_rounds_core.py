@@ -186,11 +186,10 @@ def _move(slots: MovedSlots, x: Index, source: Index, slot: Index) -> cython.voi
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(g=Index, onward=Index)
 def _circles(slots: MovedSlots) -> cython.void:
     """Adds moves of GPUs that wait for each other: each sends an expert to the next, in place of what that sends."""
     gpus: Index = slots.domain_G.shape[0]
-    g: Index
-    onward: Index
     begun_G, slot_G, sent_G = slots.work_5G[2], slots.work_5G[3], slots.work_5G[4]
     slots.at_R[:] = EMPTY
     for x in range(slots.gpu_X.shape[0]):

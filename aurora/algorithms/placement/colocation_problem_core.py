@@ -40,18 +40,14 @@ class ColocationAnnealing:
         self.value_s = self.best_s = _longest_path(self, self.step_4X[0])
 
 
+@cython.locals(gpus=Index, movers=Index, g=Index, h=Index, mover=Index, after_s=Float)
 def anneal(problem: ColocationAnnealing, draws_S4: ConstFloats2, heat: Float, cooling: Float):
     """Makes a step for each row of draws, which are from 0 to 1; returns the best assignment so far (G, M) and its seconds.
 
     heat is the temperature in seconds, which falls by the factor `cooling` in each step.
     """
-    movers: Index = problem.movers_M.shape[0]
-    gpus: Index = problem.group_GM.shape[0]
+    gpus, movers = problem.group_GM.shape[0], problem.movers_M.shape[0]
     most_X, at_g, at_h, after_X = problem.step_4X[0], problem.step_4X[1], problem.step_4X[2], problem.step_4X[3]
-    g: Index
-    h: Index
-    mover: Index
-    after_s: Float
     with nogil:
         for step in range(draws_S4.shape[0]):
             heat *= cooling
@@ -85,9 +81,9 @@ def anneal(problem: ColocationAnnealing, draws_S4: ConstFloats2, heat: Float, co
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(seconds=Float)
 def _price(problem: ColocationAnnealing, g: Index, out_X: Floats1) -> cython.void:
     """Writes the seconds of each moved term on GPU g."""
-    seconds: Float
     out_X[:] = 0.0
     for k in range(problem.term_K.shape[0]):
         seconds = 0.0
@@ -99,10 +95,10 @@ def _price(problem: ColocationAnnealing, g: Index, out_X: Floats1) -> cython.voi
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(path_s=Float)
 def _longest_path(problem: ColocationAnnealing, most_X: Floats1) -> Float:
     """Returns the seconds of the longest path; most_X are the seconds of each moved term on its slowest GPU."""
     longest_s: Float = 0.0
-    path_s: Float
     for z in range(problem.base_Z.shape[0]):
         path_s = problem.base_Z[z]
         for x in range(most_X.shape[0]):

@@ -43,6 +43,7 @@ class Replicas:
         self.queue_G, self.from_G, self.into_G = np.zeros((3, len(held_GP)), np.int64)
 
 
+@cython.locals(start=Index, end=Index, g=Index, moved=Float, reached=Float)
 def split(replicas: Replicas, part_GP: Floats2, load_G: Floats1, target: Float, most: Float):
     """Splits experts' loads over their replicas so that the largest load of a GPU is the least possible.
 
@@ -50,10 +51,6 @@ def split(replicas: Replicas, part_GP: Floats2, load_G: Floats1, target: Float, 
     """
     from_G, into_G = replicas.from_G, replicas.into_G
     width: Index = part_GP.shape[1]
-    start: Index
-    g: Index
-    moved: Float
-    reached: Float
     replicas.load_G = load_G
     with nogil:
         while True:

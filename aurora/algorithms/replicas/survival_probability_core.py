@@ -116,12 +116,10 @@ def _update(slots: DomainSlots, expert: Index) -> cython.bint:
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(at=Index, size=Index, rest=Int)
 def _measure(slots: DomainSlots, value_V: Floats1) -> cython.void:
     """Evaluates the measure of a placement into value_V; it counts different sets of domains if there are too many to list."""
-    at: Index
     bit: Index = 1
-    size: Index
-    rest: Int
     value_V[:] = 0.0
     for expert in range(slots.experts):
         value_V[0] += slots.lack_E[expert]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.algorithms.placement import server_search as search
+from aurora.algorithms.placement import server_search_core as core
 
 
 def routed(rng, tokens, experts, top_k):
@@ -46,30 +47,25 @@ def problems(draw):
     return (experts_UK, server_U), limits, gpu_E, rng
 
 
-@given(problems())
-def test_moves_and_swaps_are_priced_and_counted_as_they_are(problem):
+def above_s(limits, gpu_E):
+    """Seconds of all GPUs and servers above their limits."""
+    own, server_E = np.arange(len(gpu_E)), limits.server_G[gpu_E]
+    gpu_s_G = limits.beside_s_G + np.bincount(gpu_E, limits.gpu_s_GE[gpu_E, own], len(limits.beside_s_G))
+    server_s_N = limits.beside_s_N + np.bincount(server_E, limits.server_s_NE[server_E, own], len(limits.beside_s_N))
+    return np.maximum(gpu_s_G - limits.most_gpu_s, 0).sum() + np.maximum(server_s_N - limits.most_server_s, 0).sum()
+
+
+@given(problems(), st.sampled_from((0.1, 3.0, 1e9)))
+def test_moves_and_swaps_are_priced_and_counted_as_they_are(problem, heat):
     (experts_UK, server_U), limits, gpu_E, rng = problem
-    tables = search._tables(experts_UK, server_U, limits, gpu_E.copy())
+    now_E = gpu_E.copy()
+    tables = core.ServerTables(experts_UK, server_U, limits, 0.0, 0.0, now_E)
     for _ in range(12):
-        before_E = tables.gpu_E.copy()
-        a, other = rng.integers(0, len(gpu_E)), rng.integers(0, len(gpu_E) + len(limits.slots_G))
-        b = other if other < len(gpu_E) else search.NONE
-        h = before_E[b] if b != search.NONE else other - len(gpu_E)
-        if h == before_E[a]:
-            continue
-        rows, excess_s = search._rows_changed(limits, tables, a, b, h), search._excess_changed(limits, tables, a, b, h)
-        over = [search._over(tables.gpu_s_G, limits.most_gpu_s) + search._over(tables.server_s_N, limits.most_server_s)]
-        search._shift(limits, tables, a, h)
-        if b != search.NONE:
-            search._shift(limits, tables, b, before_E[a])
-        crossed = [crossing(experts_UK, server_U, limits.server_G[each_E]) for each_E in (before_E, tables.gpu_E)]
-        assert rows == crossed[1] - crossed[0]
-        over.append(search._over(tables.gpu_s_G, limits.most_gpu_s) + search._over(tables.server_s_N, limits.most_server_s))
-        np.testing.assert_allclose(excess_s, over[1] - over[0], atol=1e-9)
-        fresh = search._tables(experts_UK, server_U, limits, tables.gpu_E.copy())._asdict()
-        for name, kept in tables._asdict().items():
-            if name != "carry_W":  # which is left over from the last count
-                np.testing.assert_allclose(kept, fresh[name], atol=1e-9)
+        best_E, (over_s, rows) = core.anneal(tables, rng.random((2, 3)), heat, 1.0, 1.0, 1.0)
+        before, after, best = (crossing(experts_UK, server_U, limits.server_G[each_E]) for each_E in (gpu_E, now_E, best_E))
+        assert (tables.change, rows) == (after - before, best - before)
+        np.testing.assert_allclose((tables.over_s, over_s), (above_s(limits, now_E), above_s(limits, best_E)), atol=1e-9)
+    assert (np.bincount(now_E, minlength=len(limits.slots_G)) <= limits.slots_G).all()
 
 
 @given(problems())
