@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE = 1
 export NO_MKDOCS_2_WARNING = 1
 unexport PYTHONDONTWRITEBYTECODE  # set, it would have each of hundreds of processes compile all that it imports, torch as well
 
-.PHONY: demo papers test test-rest test-all types kernels test-vllm vllm-versions docs dist install clean
+.PHONY: demo papers test test-rest test-all types test-vllm vllm-versions docs dist install clean
 
 demo: install
 	$(BIN)/aurora demo -o demo
@@ -21,7 +21,7 @@ papers: install
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --no-print-directory -j 2 types kernels
+	$(MAKE) --no-print-directory types
 	$(PYTEST) -m "not full"
 
 # What `make test` leaves out: more of each kind, longer runs, every page's commands.
@@ -30,13 +30,10 @@ test-rest: install
 
 test-all: test test-rest
 
-# What takes a minute or more before the tests, beside each other.
+# Types, and which package imports which.
 types: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-
-kernels: install
-	$(BIN)/python -m tests.compile_kernels
 
 # The site, in site/. A link or heading that is missing is an error.
 docs: install
@@ -48,11 +45,11 @@ dist: install
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 
-# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. TESTS='tests/integrations/test_vllm.py tests/integrations/test_vllm_runners.py tests/integrations/test_vllm_command.py tests/integrations/test_vllm_survive.py' are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
+# A CPU build of vLLM in an environment of its own (3.5 GB). TESTS='tests/integrations/test_vllm.py tests/integrations/test_vllm_runners.py tests/integrations/test_vllm_command.py tests/integrations/test_vllm_survive.py' are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
 TESTS ?= tests/integrations
 SELECT ?=
 test-vllm: $(VENV)-vllm/installed
-	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)-vllm/numba $(VENV)-vllm/bin/pytest $(TESTS) $(SELECT)
+	$(VENV)-vllm/bin/pytest $(TESTS) $(SELECT)
 
 # Which published versions of vLLM have what the plugin relies on: the table in docs/reference/vllm-limits.md, from their source distributions (45 MB each), which are imported with the installed vLLM's dependencies.
 vllm-versions: $(VENV)-vllm/installed

@@ -12,7 +12,7 @@ def printed(code: str) -> tuple[str, str]:
     compiled, plain = (
         subprocess.run(
             [sys.executable, "-c", code],
-            env=os.environ | {"NUMBA_DISABLE_JIT": flag} | ({VARIABLE: flag} if flag == "1" else {}),
+            env=os.environ | ({VARIABLE: flag} if flag == "1" else {}),
             capture_output=True,
             text=True,
             check=True,

@@ -14,7 +14,6 @@ from aurora.errors import BadInput
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, as_array, check_arrays, counts, gap, locked, numbers
 
 EMPTY = -1  # in place of an expert, a GPU or a slot: none
-EMPTY_INT64: Any = np.int64(EMPTY)  # for compiled code: numba compiles a function anew for each constant that it is given
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,6 +10,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
@@ -17,7 +18,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from aurora_vllm import serve_command
 from aurora_vllm.client_paths import CLIENT_PATHS
-from aurora_vllm.rank_servers import free_ports, process_groups
+from aurora_vllm.rank_servers import free_ports
 from aurora_vllm.settings import SECRET
 from aurora_vllm.vllm_internals.fault_tolerance import require_secret
 from aurora_vllm.whole_streams import ResumingProxy, ServingChanges
@@ -190,4 +191,6 @@ def test_a_key_that_the_command_does_not_know_is_one_sentence(tmp_path, monkeypa
     monkeypatch.setenv("VLLM_API_KEY", "k1")
     with pytest.raises(RankFailed, match="--api-key: expected the key that vLLM asks for"):
         served(tmp_path, monkeypatch, None, None)
-    assert not [group for group in process_groups().values() if any(name == "VLLM::Engine" for name, _ in group.values())]
+    assert not [
+        line for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in (line := " ".join(each.info["cmdline"] or []))
+    ]

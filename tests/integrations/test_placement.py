@@ -1,6 +1,5 @@
 """How the plugin has vLLM place a plan's experts: through EPLB, through an expert map where that is honoured, or not at all."""
 
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -18,9 +17,7 @@ from aurora_vllm.vllm_internals.patches import PatchedWorker, check_all_fused, c
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
 from aurora.errors import BadInput
-from aurora.io import save
-from aurora.planner.plan import make_plan
-from aurora.types import Cluster, Curve, Gpu, Hierarchy, Placement, PlanOptions, Profile, Servers
+from aurora.types import Hierarchy, Placement, Servers
 
 LOAD_LE = np.array([[9, 1, 1, 1], [1, 5, 1, 5]])
 UNEVEN = Placement((((0, 1, 2), (3,)), ((0, 1), (2, 3))))
@@ -361,22 +358,6 @@ def test_experts_that_are_loaded_together_move_to_the_plan_at_the_first_rearrang
     for held_LP in (map_LP, torch.from_numpy(planned_LP)):
         next_LP = policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, held_LP)
         assert next_LP.tolist() == planned_LP.tolist()
-
-
-def test_what_reads_a_plan_before_vllm_begins_loads_no_compiler(tmp_path):
-    """vLLM's search for its kernels goes through all modules, and fails at llvmlite's."""
-    gpus = tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**10) for rank in range(2))
-    curves = {"cpu": dict.fromkeys(("gate", "expert", "aggregate"), Curve([1.0], [1e-6]))}
-    tokens_TLSE = np.repeat(LOAD_LE[None, :, None, :], 2, axis=2)
-    profile = Profile("tiny", "", tokens_TLSE, 1, 64, 64, 100, 0, curves)
-    save(make_plan(Cluster("two", gpus), [profile], PlanOptions()), tmp_path / "plan.json")
-    script = (
-        "import sys; from pathlib import Path; from aurora_vllm.settings import Settings, check_files;"
-        "from aurora_vllm.vllm_internals import hooks;"
-        "check_files(Settings(plan=Path(sys.argv[1]))); hooks.load_plan(Path(sys.argv[1]), checked=False);"
-        "assert not {'numba', 'llvmlite'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json")], check=True)
 
 
 def test_weights_of_several_experts_and_of_one_do_not_mix():

@@ -18,7 +18,7 @@ import numpy as np
 from aurora.algorithms.alltoall.decomposition import slots
 from aurora.algorithms.control import move_rounds_core as core
 from aurora.types.arrays import BoolArray, IntArray
-from aurora.types.placement import EMPTY_INT64 as EMPTY
+from aurora.types.placement import EMPTY
 
 NO_SLOT = -2  # in place of an expert: a GPU has fewer slots than the tables
 Flow = tuple[int, int, tuple[int, ...]]  # sender, receiver, experts

@@ -16,7 +16,8 @@ ROUNDING = 1e-12  # relative error of a sum of floats that cancel
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """Returns (G,) float64 seconds in which each GPU sends or receives all its bytes, whichever takes longer."""
-    return np.maximum(bytes_GG.sum(axis=1) / network.out_Bps_G, bytes_GG.sum(axis=0) / network.in_Bps_G)
+    seconds_G: FloatArray = np.maximum(bytes_GG.sum(axis=1) / network.out_Bps_G, bytes_GG.sum(axis=0) / network.in_Bps_G)
+    return seconds_G
 
 
 def fluid_bound(bytes_GG: IntArray, network: Network) -> float:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from aurora.algorithms.placement import server_search_core as core
-from aurora.algorithms.replicas.slot_packing import swap_descent
+from aurora.algorithms.search.phase_sums import PhaseSums
+from aurora.algorithms.search.slot_search import slot_search
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_TOKENS = 8192  # that the search sees; of more, it takes some
@@ -105,16 +106,14 @@ def gpu_seconds(gpu_s_GE: FloatArray, gpu_E: IntArray) -> FloatArray:
 
 def _level(limits: Limits, gpu_E: IntArray) -> None:
     """Swaps and moves experts between the GPUs of each server as long as that shortens its fullest GPU; changes gpu_E."""
-    part_GX = np.pad(limits.gpu_s_GE, ((0, 0), (0, 1)))  # the last is of an empty slot
-    gpu_s_G = limits.beside_s_G + gpu_seconds(limits.gpu_s_GE, gpu_E)
     slots_G = np.minimum(limits.slots_G, len(gpu_E))
-    held_GP = np.full((len(slots_G), slots_G.max()), NONE)
-    for gpu, held_P in enumerate(held_GP):
-        own_E = np.flatnonzero(gpu_E == gpu)
-        held_P[: len(own_E)] = own_E
     for server in range(len(limits.server_s_NE)):
         gpu_X = np.flatnonzero(limits.server_G == server)
-        held_XP = held_GP[gpu_X]
-        swap_descent(part_GX[gpu_X], slots_G[gpu_X], held_XP, gpu_s_G[gpu_X], 0.0)
+        held_XP = np.full((len(gpu_X), slots_G[gpu_X].max()), NONE)
+        for held_P, gpu in zip(held_XP, gpu_X, strict=True):
+            own_E = np.flatnonzero(gpu_E == gpu)
+            held_P[: len(own_E)] = own_E
+        layer = PhaseSums.of_times(limits.gpu_s_GE[gpu_X], slots_G[gpu_X], limits.beside_s_G[gpu_X])
+        held_XP, _ = slot_search(layer, held_XP, np.random.default_rng(0), 0, replicas=False)
         at_X, slot_X = np.nonzero(held_XP != NONE)
         gpu_E[held_XP[at_X, slot_X]] = gpu_X[at_X]

@@ -19,7 +19,7 @@ from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import eplb
 from aurora.algorithms.replicas.failure_resilient import checked_counts
 from aurora.algorithms.replicas.packing_core import eplb_counts, packed
-from aurora.algorithms.search.phase_sums import PARTS, PhaseSums
+from aurora.algorithms.search.phase_sums import PhaseSums
 from aurora.algorithms.search.slot_search import slot_search
 from aurora.errors import InfeasiblePlan, check_one_of
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
@@ -57,7 +57,8 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     useful_G, replicas = slots.useful_G(len(load_E)), count_E is None
     held_GP, top = np.zeros((0, 0), dtype=np.int64), np.inf
     enough = (1 + ENOUGH) * load_bounds.mean_load(load_E, slots)
-    layer = _times(load_E, slots)
+    times_GE = np.multiply.outer(slots.cost_G, load_E)
+    layer = PhaseSums.of_times(times_GE, useful_G, np.zeros(slots.gpus))
     for start_E in _starts(load_E, slots) if count_E is None else [count_E]:
         start_GP = packed(load_E, start_E, useful_G, slots.cost_G)
         found_GP, found = slot_search(layer, start_GP, rng, 0, replicas, enough_s=enough)
@@ -76,13 +77,6 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
             f"of them in {int(useful_G.sum())} slots"
         )
     return held_GP, np.where(held_GP >= 0, 1 / now_E[held_GP], 0.0)
-
-
-def _times(load_E: FloatArray, slots: GpuSlots) -> PhaseSums:
-    """The time of each expert on each GPU, its load times the GPU's cost, as the only sum that is not zero."""
-    time_GEXW = np.zeros((slots.gpus, len(load_E), PARTS, 1))
-    time_GEXW[:, :, 0, 0] = np.multiply.outer(slots.cost_G, load_E)
-    return PhaseSums(time_GEXW, np.zeros((slots.gpus, PARTS, 1)), np.zeros(1), slots.useful_G(len(load_E)), 1)
 
 
 def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:

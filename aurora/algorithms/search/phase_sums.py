@@ -8,6 +8,8 @@ the aggregation.
 
 from typing import NamedTuple
 
+import numpy as np
+
 from aurora.types.arrays import FloatArray, IntArray
 
 SUMS = (("gate", "send"), ("gate", "recv"), ("expert", "csend"), ("expert", "crecv"))  # phases of each sum of a GPU
@@ -30,3 +32,13 @@ class PhaseSums(NamedTuple):
     aggregate_s_W: FloatArray
     slots_G: IntArray
     worst: int
+
+    @staticmethod
+    def of_times(time_s_GE: FloatArray, slots_G: IntArray, beside_s_G: FloatArray) -> "PhaseSums":
+        """Returns the sums of one case in which a GPU takes a time for each of its experts, and `beside_s_G` (G,) without any.
+
+        time_s_GE (G, E) is the time of each expert on each GPU. The first sum is that time; the others are zero.
+        """
+        part_s_GEXW, base_s_GXW = np.zeros((*time_s_GE.shape, PARTS, 1)), np.zeros((len(time_s_GE), PARTS, 1))
+        part_s_GEXW[:, :, 0, 0], base_s_GXW[:, 0, 0] = time_s_GE, beside_s_G
+        return PhaseSums(part_s_GEXW, base_s_GXW, np.zeros(1), slots_G, 1)

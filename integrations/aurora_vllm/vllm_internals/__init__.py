@@ -11,6 +11,5 @@
     cpu             additions that vLLM needs for expert parallelism on CPUs
 
 The hook wraps `WorkerWrapperBase.init_device`, which every worker calls when its configuration is known and before
-communicators and model are built. Everything else is installed when the settings ask for it. What needs numba is imported
-then too, because vLLM's earlier search for Triton kernels fails once llvmlite is loaded.
+communicators and model are built. Everything else is installed when the settings ask for it.
 """

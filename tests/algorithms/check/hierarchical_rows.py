@@ -8,7 +8,6 @@ import numpy as np
 from aurora.errors import BrokenPlan
 from aurora.types import Hierarchy
 from aurora.types.arrays import FloatArray, IntArray, read_only
-from aurora.types.compiled import njit
 
 SLACK = 1e-9  # relative, for sums of float seconds
 
@@ -143,7 +142,6 @@ def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarc
     return np.asarray(_moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, hierarchy.parts))
 
 
-@njit(cache=True)
 def _visits(rank_UK, source_U, server_G, servers):
     """(G, N) how many tokens of each rank need each server."""
     visits_GN = np.zeros((len(server_G), servers), np.int64)
@@ -156,7 +154,6 @@ def _visits(rank_UK, source_U, server_G, servers):
     return visits_GN
 
 
-@njit(cache=True)
 def _moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, parts):
     """The rows of a dispatch: of each token to the carrier and the gateway of each server, and from there to each rank."""
     ranks, servers, pieces = len(server_G), gateway_GN.shape[1], starts_GNC.shape[2] - 1

@@ -4,7 +4,6 @@ import numpy as np
 
 from aurora.errors import BrokenPlan
 from aurora.types.arrays import read_only
-from aurora.types.compiled import njit
 
 
 def check_moves(moves_X5, rank_UK, source_U, server_G):
@@ -42,7 +41,6 @@ _ERRORS = (
 )
 
 
-@njit(cache=True)
 def _replay(moves_X5, rank_UK, source_U, server_G):
     """(error, token, rank) of the first thing that is wrong, by number in _ERRORS; moves are by token, server and step."""
     ranks, servers = len(server_G), server_G.max() + 1
