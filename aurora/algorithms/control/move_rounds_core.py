@@ -5,11 +5,10 @@ import numpy as np
 from cython import cclass, cfunc, declare, exceptval, final, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import ConstInts1, Flags1, Flags2, Index, Ints1, Ints2
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import ConstInts1, Flags1, Flags2, Index, Ints1, Ints2
+    from aurora.algorithms.core_arrays import *
 
-EMPTY = declare(Index, -1)
 SENDS = declare(cython.int, 1)
 RECEIVES = declare(cython.int, 2)
 

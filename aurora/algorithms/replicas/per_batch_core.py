@@ -5,18 +5,9 @@ import numpy as np
 from cython import cclass, cfunc, declare, exceptval, final, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import (
-        ConstInts1,
-        ConstInts2,
-        Flags1,
-        Float,
-        Floats1,
-        Floats2,
-        Index,
-        Ints1,
-    )
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import ConstInts1, ConstInts2, Flags1, Float, Floats1, Floats2, Index, Ints1
+    from aurora.algorithms.core_arrays import *
 
 CLOSE = declare(Float, 1e-12)  # relative: loads that differ by less count as equal
 UNREACHED = declare(Index, -1)

@@ -5,9 +5,9 @@ import numpy as np
 from cython import cast, cclass, cfunc, declare, exceptval, final, nogil
 
 if cython.compiled:
-    from cython.cimports.aurora.algorithms.core_arrays import ConstInts1, Flags1, Floats1, Index, Int, Ints1, Ints2
+    from cython.cimports.aurora.algorithms.core_arrays import *
 else:
-    from aurora.algorithms.core_arrays import ConstInts1, Flags1, Floats1, Index, Int, Ints1, Ints2
+    from aurora.algorithms.core_arrays import *
 
 CLOSE = declare(cython.double, 1e-12)  # relative: sums of float odds
 

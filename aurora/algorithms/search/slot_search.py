@@ -127,5 +127,5 @@ def search_in_rounds(
 
 def _even_shares(held_GP: IntArray) -> FloatArray:
     """(G, P): one over the number of replicas of the expert in each slot, 0 for an empty slot."""
-    count_E = np.bincount(held_GP[held_GP >= 0])
-    return np.where(held_GP >= 0, 1 / count_E[held_GP], 0.0)
+    count_E = np.bincount(held_GP[held_GP >= 0], minlength=1)
+    return np.where(held_GP >= 0, 1 / np.maximum(count_E, 1)[held_GP], 0.0)
