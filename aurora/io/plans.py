@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aurora.algorithms.check.plans import check_plan
 from aurora.errors import BadInput, BrokenPlan
 from aurora.io.clusters import cluster_from_table, cluster_table
 from aurora.io.files import check_keys, check_schema, load_json, naming, schema_of, write_text
@@ -93,12 +94,11 @@ _OBJECTIVE = ("objective", "objective_s", "bound_s", "assignment_bound_s", "unse
 _TIMES = ("dispatch_s", "fluid_bound_s", "one_to_one_bound_s")  # of a layer
 
 
-def load_plan(path: str | Path, checked: bool = True) -> Plan:
+def load_plan(path: str | Path) -> Plan:
     """Read a plan and check it from first principles (`check_plan`).
 
     Args:
         path: the JSON file. Plans of older schemas are refused; they must be made again from their profiles.
-        checked: False skips `check_plan`, whose compiled code takes time to load; for callers that check the plan later.
 
     Raises:
         BadInput: if the file is missing, damaged, or of another format or schema.
@@ -114,21 +114,13 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
     with naming(path):
         if table.get(DIGEST) != _digest(table):
             raise BrokenPlan("was changed after it was made, so that its seconds and bounds are not its own; make it anew")
-        if checked:
-            _check(plan)
+        check_plan(plan)
     return plan
-
-
-def _check(plan: Plan) -> None:
-    """The checker, whose compiled code is imported only where it is needed."""
-    from aurora.algorithms.check.plans import check_plan
-
-    check_plan(plan)
 
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
-    _check(plan)
+    check_plan(plan)
     table = _plan_to_json(plan)
     write_text(path, _readable(table | {DIGEST: _digest(table)}) + "\n")
 

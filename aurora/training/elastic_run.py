@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +24,7 @@ from aurora.models.hub import model_digest
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.training.data import samples_digest
 from aurora.training.member_training import MemberTraining
-from aurora.training.trainer import Trainer, load_trainer
+from aurora.training.trainer import load_trainer
 from aurora.training.training_run import (
     LOG,
     FinalStep,
@@ -201,11 +202,7 @@ def train_member(
     try:
         gpu = gpu_of_rank(options.transport, local_rank + rank_info.local_rank, options.lighthouse is not None)
 
-        def load() -> tuple[Trainer, dict[str, Any]]:
-            trainer, about = load_trainer(path, "cpu" if gpu is None else gpu.device, samples_NT, options)
-            trainer.warm_up(options.ranks)
-            return trainer, about
-
+        load = partial(load_trainer, path, "cpu" if gpu is None else gpu.device, samples_NT, options)
         digest = model_digest(path)
         work = MemberTraining(load, path, options, output, lambda: member.transport(), connection.send, digest=digest)
         member = Member(

@@ -18,7 +18,6 @@ from aurora.moe.transport import Transport
 from aurora.training.data import GlobalBatches, samples_digest
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
 from aurora.training.migration import (
-    HeldL,
     end_window,
     held_by_all,
     move_experts,
@@ -128,15 +127,6 @@ class Trainer:
         slots, min_replicas = self.slots_among(transport.ranks)
         placement = next_placement(held_R, load_LE, self._cluster, slots, min_replicas) if transport.rank == 0 else None
         return tell_placement(placement, slots, transport, len(load_LE))
-
-    def warm_up(self, ranks: int) -> None:
-        """Computes and discards a placement for `ranks` ranks, so that later calls need not load and compile code."""
-        load_LE, cluster = self._load_LE(), alike_ranks(range(ranks))
-        slots, min_replicas = self.slots_among(ranks)
-        held_R: list[HeldL] = [[()] * len(load_LE)] * ranks
-        for _ in range(2):  # first from the files, then from what ranks hold
-            placement = next_placement(held_R, load_LE, cluster, slots, min_replicas)
-            held_R = [[slots_G[rank] for slots_G in placement.slots_LG] for rank in range(ranks)]
 
     def slots_among(self, ranks: int) -> tuple[int, int]:
         """Returns (slots of each rank in a layer, least replicas of each expert) for training on `ranks` ranks."""

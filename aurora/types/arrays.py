@@ -167,15 +167,6 @@ def locked(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns a read-only view of an array, copied first if it is not in C order.
-
-    Numba compiles a function again for each memory layout and writability of its arguments; so these are made the same.
-    """
-    view = np.ascontiguousarray(array).view()
-    return locked(view)
-
-
 def square_bytes(what: str, value: ArrayLike) -> IntArray:
     """Returns a traffic matrix as a locked (G, G) int64 array; the diagonal becomes zero, because local tokens are not sent.
 

@@ -159,7 +159,7 @@ def check_files(settings: Settings) -> None:
         from aurora.io import load_plan
 
         try:
-            load_plan(settings.plan, checked=False)  # workers check it
+            load_plan(settings.plan)
         except AuroraError as error:
             raise BadInput(f"plan: {error}") from None
     if settings.record is not None:

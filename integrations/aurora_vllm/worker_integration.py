@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from aurora.moe.transport import Transport
-from aurora.types import Network, Plan
+from aurora.types import Plan
 from aurora.types.arrays import IntArray
 from aurora.types.plan import with_servers
 from aurora_vllm.engine_alltoall import MESSAGES, PUSH, STOCK
-from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
+from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.rank_progress import RankFiles, RankProgress
@@ -148,7 +148,7 @@ class WorkerIntegration:
         choices: ChoiceCounter | KeptCounter | None,
         engine: EngineAllToAll | None = None,
     ) -> None:  # fmt: skip
-        """Starts records and metrics, compiles code for serving, and times orders. Called once the model is loaded.
+        """Starts records and metrics, and times orders. Called once the model is loaded.
 
         A collective call if the order of all-to-alls is measured.
 
@@ -160,8 +160,6 @@ class WorkerIntegration:
             engine: vLLM's own all-to-all, to be timed against aurora's; None: it is not timed.
         """
         self._clock = PhaseClock(torch.cuda.is_available())
-        if self.served.order == "online":  # compiled now, not in the first batch
-            order_of_batch(np.ones((self.ranks, self.ranks), dtype=np.int64), self.served.hierarchy, Network.equal(self.ranks))
         self._choose_way(engine)
         self._choices = choices
         if self.served.order != "stock" or choices is not None:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 
 import numpy as np
 
@@ -10,7 +9,6 @@ from aurora.types import Cut, Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
 NONE = -1  # where a pair uses fewer resources than others
-_ROUTING = Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +32,9 @@ class Routes:
         return float((self.load_R(bytes_GG) / self.capacity_Bps_R).max(initial=0.0))
 
 
-def route(network: Network) -> Routes:
-    """Returns the routes of a network; the result is cached for all threads."""
-    with _ROUTING:
-        return _routed(network)
-
-
 @lru_cache(maxsize=4)
-def _routed(network: Network) -> Routes:
-    """The routes of a network: a flow uses its two ports, and between servers its two NICs too."""
+def route(network: Network) -> Routes:
+    """Returns the routes of a network: a flow uses its two ports, and between servers its two NICs too."""
     n, servers = network.gpus, network.servers
     use_GGK = np.stack(np.broadcast_arrays(np.arange(n)[:, None], n + np.arange(n)[None, :]), axis=2)
     capacity_Bps_R = np.concatenate([network.out_Bps_G, network.in_Bps_G])

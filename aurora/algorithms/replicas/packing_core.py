@@ -72,7 +72,7 @@ def packed(load_E: ConstFloats1, count_E: ConstInts1, slots_G: ConstInts1, cost_
 @cython.locals(e=Index, chosen=Index, best=Float, ends=Float)
 def _pack(
     size_E: Floats1, order_E: Ints1, count_E: ConstInts1, slots_G: ConstInts1, cost_G: ConstFloats1, held_GP: Ints2,
-    time_G: Floats1, used_G: Ints1,
+    time_G: Floats1, used_G: Ints1
 ) -> cython.void:  # fmt: skip
     for at in range(size_E.shape[0]):
         e = order_E[at]

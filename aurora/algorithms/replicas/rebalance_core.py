@@ -84,20 +84,15 @@ class Rebalancing:
         gpus, experts, width = len(cost_G), len(load_E), held_GP.shape[1]
         part_GEXW = np.multiply.outer(cost_G, load_E)[:, :, None, None]
         self.layer = Layer(PhaseSums(part_GEXW, np.zeros((gpus, 1, 1)), np.zeros(1), slots_G, 1))
-        held = np.asarray(held_GP)
-        holds_GE = np.zeros((gpus, experts + 1), np.int64)
-        holds_GE[np.arange(gpus)[:, None], held] = 1  # the last column is of empty slots
-        count_E = holds_GE[:, :experts].sum(axis=0)
-        share_GP = np.where(held != -1, 1.0 / np.maximum(count_E, 1)[held], 0.0)
-        self.slots = Slots(self.layer, held_GP, share_GP)
+        self.slots, size = Slots(self.layer, held_GP), gpus * width
         self.load_E, self.cost_G, self.domain_G = load_E, cost_G, domain_G
         self.was_GE = np.array(self.slots.holds_GE)
-        self.least_E = np.minimum(count_E, min_replicas)
+        self.least_E = np.minimum(self.slots.count_E, min_replicas)
         self.least_domains_E = np.full(experts, min_replicas)
         self.time_G, self.over_G, self.key_G = np.zeros(gpus), np.zeros(gpus), np.zeros(gpus)
         self.fastest_G, self.spare_G = np.zeros(gpus, np.int64), np.zeros(gpus, np.int64)
         self.size_P, self.moves_P = np.zeros(width), np.zeros(width, np.int64)
-        self.at_X, self.worse_X, self.more_X = np.zeros(held.size, np.int64), np.zeros(held.size), np.zeros(held.size)
+        self.at_X, self.worse_X, self.more_X = np.zeros(size, np.int64), np.zeros(size), np.zeros(size)
         if min_replicas > 1:
             for e in range(experts):
                 self.least_domains_E[e] = min(_domains(self, e, EMPTY, EMPTY), min_replicas)

@@ -16,6 +16,5 @@ ctypedef struct CountFound:
     Int priced
 
 cdef SwapFound best_swap(Layer layer, Slots slots, Index g, Float best_s) noexcept nogil
-cdef (Index, Int) best_exchange(Layer layer, Slots slots, Index g, Float best_s) noexcept nogil
 cdef CountFound best_count_change(Layer layer, Slots slots, Index g, Float best_s) noexcept nogil
 cdef Float count_changed(Layer layer, Slots slots, Index h, Index x, Index e, Float best_s) noexcept nogil

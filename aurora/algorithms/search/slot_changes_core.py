@@ -24,16 +24,7 @@ ENOUGH_GPUS = declare(Index, 8)  # a change that helps is taken when it is the b
 @inline
 @nogil
 @exceptval(check=False)
-def with_share(
-    layer: Layer,
-    row_GXW: Floats3,
-    at: Index,
-    g: Index,
-    e: Index,
-    share: Float,
-    y: Index,
-    w: Index,
-) -> Float:
+def with_share(layer: Layer, row_GXW: Floats3, at: Index, g: Index, e: Index, share: Float, y: Index, w: Index) -> Float:
     """The seconds of phase y in case w for row_GXW[at] plus `share` of expert e's seconds on GPU g."""
     one_s: Float = row_GXW[at, 2 * y, w] + share * layer.part_s_GEXW[g, e, 2 * y, w]
     return larger(one_s, row_GXW[at, 2 * y + 1, w] + share * layer.part_s_GEXW[g, e, 2 * y + 1, w])
@@ -97,48 +88,6 @@ def best_swap(layer: Layer, slots: Slots, g: Index, best_s: Float) -> SwapFound:
                     best_s, found.p, found.h, found.q = value_s, p, h, q
     found.value_s = best_s
     return found
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-@cython.locals(value_s=Float)
-def best_exchange(layer: Layer, slots: Slots, g: Index, best_s: Float) -> tuple[Index, Int]:
-    """Finds the best GPU with which GPU g could exchange all experts, EMPTY if there is none; and how many it priced."""
-    best_gpu: Index = EMPTY
-    priced: Int = 0
-    for h in range(layer.gpus):
-        if h == g or _held(slots, g) > layer.slots_G[h] or _held(slots, h) > layer.slots_G[g]:
-            continue
-        priced += 1
-        _add_all(layer, slots, 0, g, h)
-        _add_all(layer, slots, 1, h, g)
-        find_rest_of_two(slots, g, h)
-        for w in range(layer.cases):
-            slots.after_s_W[w] = layer.aggregate_s_W[w]
-            for y in range(2):
-                slots.after_s_W[w] += larger(
-                    slots.rest_YW[y, w],
-                    larger(
-                        larger(slots.row_GXW[0, 2 * y, w], slots.row_GXW[0, 2 * y + 1, w]),
-                        larger(slots.row_GXW[1, 2 * y, w], slots.row_GXW[1, 2 * y + 1, w]),
-                    ),
-                )
-        value_s = objective(layer, slots, best_s)
-        if value_s < best_s:
-            best_s, best_gpu = value_s, h
-    return best_gpu, priced
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _add_all(layer: Layer, slots: Slots, at: Index, gpu: Index, source: Index) -> cython.void:
-    """Sets row `at` to the sums of a GPU that holds all experts of the GPU `source`."""
-    copy_with_share(layer, layer.base_s_GXW, slots.row_GXW, at, gpu, 0, 0.0)
-    for p in range(layer.slots_G[source]):
-        if slots.held_GP[source, p] != EMPTY:
-            add_share(layer, slots.row_GXW, at, gpu, slots.held_GP[source, p], slots.share_GP[source, p])
 
 
 @cfunc
@@ -281,14 +230,3 @@ def _change_row(layer: Layer, slots: Slots, rows: Index, g: Index, e: Index, sha
     slots.row_G[g], slots.gpu_G[rows] = rows, g
     copy_with_share(layer, slots.sum_s_GXW, slots.row_GXW, rows, g, e, share)
     return rows + 1
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _held(slots: Slots, g: Index) -> Index:
-    """Number of experts on GPU g."""
-    experts: Index = 0
-    for p in range(slots.held_GP.shape[1]):
-        experts += slots.held_GP[g, p] != EMPTY
-    return experts

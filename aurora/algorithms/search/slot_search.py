@@ -4,7 +4,7 @@ The objective is the mean over the cases that count, each by Aurora's Eq. 1 (`Ph
 
 A GPU is critical if it is slowest in a phase of a case that counts. Each step takes the best change of a critical GPU: it
 swaps one of its slots with another GPU's, moves an expert to an empty slot, gives one of its experts a further replica
-elsewhere, or puts another expert in the place of a replica. If none of these helps, two GPUs exchange all their experts.
+elsewhere, or puts another expert in the place of a replica.
 The loops are in slot_search_core, slot_changes_core and slots_core, which are compiled.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from aurora.algorithms.search import slot_search_core as core
 from aurora.algorithms.search.phase_sums import PhaseSums
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import IntArray
 from aurora.types.placement import EMPTY
 
 SHAKES = 8  # most random changes of a kick
@@ -53,7 +53,7 @@ def slot_search(
     assert held_GP.shape[1] >= layer.slots_G.max(), "compiled code reads every slot"
     held_GP = np.ascontiguousarray(held_GP, dtype=np.int64).copy()
     draws_KXD = rng.random((kicks, SHAKES, 4))
-    value_s = core.search(layer, held_GP, _even_shares(held_GP), draws_KXD, replicas, effort, enough_s)
+    value_s = core.search(layer, held_GP, draws_KXD, replicas, effort, enough_s)
     return held_GP, value_s
 
 
@@ -72,7 +72,7 @@ def fill(layer: PhaseSums, held_GP: IntArray) -> tuple[IntArray, float]:
     """
     wide_GP = np.full((len(held_GP), max(held_GP.shape[1], int(layer.slots_G.max()))), EMPTY, dtype=np.int64)
     wide_GP[:, : held_GP.shape[1]] = held_GP
-    value_s = core.fill(layer, wide_GP, _even_shares(wide_GP))
+    value_s = core.fill(layer, wide_GP)
     return wide_GP, value_s
 
 
@@ -123,9 +123,3 @@ def search_in_rounds(
         elif not patient:
             break
     return best_GP
-
-
-def _even_shares(held_GP: IntArray) -> FloatArray:
-    """(G, P): one over the number of replicas of the expert in each slot, 0 for an empty slot."""
-    count_E = np.bincount(held_GP[held_GP >= 0], minlength=1)
-    return np.where(held_GP >= 0, 1 / np.maximum(count_E, 1)[held_GP], 0.0)

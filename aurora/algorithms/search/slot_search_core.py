@@ -23,48 +23,37 @@ DROPS = declare(Float, 0.9)  # share of random changes of replicated experts tha
 LEAST_GAIN = declare(Float, 1e-9)  # relative: a smaller gain is none
 ROUNDING = 1e-12  # share of the largest summand: smaller gains are rounding, also where the objective is zero
 EXTREMES = declare(Index, 16)  # busiest and idlest experts that are tried where no replica in an empty slot helps
-DESCENT = 10  # so many times that may the first descent price
+DESCENT = declare(Int, 10)  # so many times that may the first descent price
 INF = declare(Float, float("inf"))
 
 
 @cython.locals(best_s=Float, value_s=Float)
-def search(
-    sums,
-    held_GP: Ints2,
-    share_GP: Floats2,
-    draws_KXD: Floats3,
-    replicas: cython.bint,
-    effort: Int,
-    enough_s: Float,
-) -> float:
+def search(sums, held_GP: Ints2, draws_KXD: Floats3, replicas: cython.bint, effort: Int, enough_s: Float) -> float:
     """The descent and its restarts, in place; returns the objective. It ends once that is enough_s or less."""
     layer = Layer(sums)
-    slots = Slots(layer, held_GP, share_GP)
+    slots = Slots(layer, held_GP)
     least_s: Float = ROUNDING * max(np.abs(sums.base_s_GXW).max(), np.abs(sums.part_s_GEXW).max())
-    first_effort: Int = DESCENT * effort
     with nogil:
-        best_s, first_effort = descend(layer, slots, replicas, first_effort, least_s, enough_s)
+        best_s, _ = descend(layer, slots, replicas, DESCENT * effort, least_s, enough_s)
         held_GP[:, :] = slots.held_GP
-        share_GP[:, :] = slots.share_GP
         for k in range(draws_KXD.shape[0]):
             if effort <= 0 or best_s <= enough_s:
                 break
-            load_slots(layer, slots, held_GP, share_GP)
+            load_slots(layer, slots, held_GP)
             for x in range(1 + k % SHAKES):
                 _shake(layer, slots, replicas, draws_KXD, k, x)
             value_s, effort = descend(layer, slots, replicas, effort, least_s, enough_s)
             if value_s < best_s * (1 - 1e-12):
                 best_s = value_s
                 held_GP[:, :] = slots.held_GP
-                share_GP[:, :] = slots.share_GP
     return best_s
 
 
 @cython.locals(value_s=Float)
-def fill(sums, held_GP: Ints2, share_GP: Floats2) -> float:
+def fill(sums, held_GP: Ints2) -> float:
     """Fills empty slots in place; returns the objective."""
     layer = Layer(sums)
-    slots = Slots(layer, held_GP, share_GP)
+    slots = Slots(layer, held_GP)
     busy_E: Floats1 = np.zeros(layer.experts)
     key_E: Floats1 = np.zeros(layer.experts)
     order_E: Ints1 = np.zeros(layer.experts, np.int64)
@@ -72,14 +61,13 @@ def fill(sums, held_GP: Ints2, share_GP: Floats2) -> float:
     with nogil:
         value_s = _fill(layer, slots, busy_E, key_E, order_E, spare_E)
         held_GP[:, :] = slots.held_GP
-        share_GP[:, :] = slots.share_GP
     return value_s
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-@cython.locals(g=Index, h=Index, best_s=Float, now_s=Float, priced=Int)
+@cython.locals(g=Index, best_s=Float, now_s=Float)
 def descend(
     layer: Layer, slots: Slots, replicas: cython.bint, effort: Int, least_s: Float, enough_s: Float
 ) -> tuple[Float, Int]:
@@ -113,11 +101,7 @@ def descend(
         elif found.p != EMPTY:
             swap(layer, slots, g, found.p, found.h, found.q)
         else:
-            h, priced = best_exchange(layer, slots, g, best_s)
-            effort -= priced * layer.cases
-            if h == EMPTY:
-                continue
-            exchange(layer, slots, g, h)
+            continue
         now_s = price(layer, slots)
         find_gains(slots)
         slots.tried_G[:] = 0
@@ -162,14 +146,7 @@ def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3
     e=Index, to=Index, come=Index, helps=cython.bint, lowers=cython.bint, first_s=Float, second_s=Float, now_s=Float,
     best_s=Float, below_s=Float, value_s=Float
 )  # fmt: skip
-def _fill(
-    layer: Layer,
-    slots: Slots,
-    busy_E: Floats1,
-    key_E: Floats1,
-    order_E: Ints1,
-    spare_E: Ints1,
-) -> Float:
+def _fill(layer: Layer, slots: Slots, busy_E: Floats1, key_E: Floats1, order_E: Ints1, spare_E: Ints1) -> Float:
     """Fills empty slots; returns the objective."""
     unfilled: Index = 0
     for g in range(layer.gpus):

@@ -36,14 +36,11 @@ cdef class Slots:
     cdef Floats1 ranked_W
     cdef Floats1 gain_G
     cdef Flags1 tried_G
-    cdef Ints2 spare_4P
-    cdef Floats2 spare_share_2P
 
 cdef void add_share(Layer layer, Floats3 row_GXW, Index at, Index g, Index e, Float share) noexcept nogil
 cdef void copy_with_share(Layer layer, ConstFloats3 sum_s_GXW, Floats3 row_GXW, Index at, Index g, Index e, Float share) noexcept nogil
-cdef void load_slots(Layer layer, Slots slots, Ints2 held_GP, Floats2 share_GP) noexcept nogil
+cdef void load_slots(Layer layer, Slots slots, Ints2 held_GP) noexcept nogil
 cdef void swap(Layer layer, Slots slots, Index g, Index p, Index h, Index q) noexcept nogil
-cdef void exchange(Layer layer, Slots slots, Index g, Index h) noexcept nogil
 cdef void overwrite(Layer layer, Slots slots, Index h, Index q, Index e) noexcept nogil
 cdef Float price(Layer layer, Slots slots) noexcept nogil
 cdef void find_gains(Slots slots) noexcept nogil

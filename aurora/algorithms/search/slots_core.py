@@ -8,7 +8,7 @@ Example: 2 GPUs of 3 slots, 4 experts, one case, one sum. Expert 0 adds 8 s, the
 
 1. `load_slots` sets the slots; `price` finds the slowest GPUs of each phase and case, and the objective.
 2. A search asks slot_changes_core for the objective after each change: only rows of GPUs that it alters are added up.
-3. `swap`, `overwrite` and `exchange` make the change.
+3. `swap` and `overwrite` make the change.
 
 Objective: see `phase_sums`. A search with one sum a GPU in place of four, such as `rebalance_core`, uses slots and moves alone.
 """
@@ -55,12 +55,11 @@ class Slots:
         ours_PXW, theirs_QXW: (P, X, W) sums of one GPU, and of another, without the expert in each slot.
         rest_YW, most_YW: (2, W) seconds of each phase on the slowest GPU that a change leaves alone; and with altered ones.
         after_s_W, ranked_W: (W,) seconds of each case after a change; the same, longest first.
-        spare_4P, spare_share_2P: slots that are put aside.
     """
 
-    def __init__(self, layer: Layer, held_GP: Ints2, share_GP: Floats2):
+    def __init__(self, layer: Layer, held_GP: Ints2):
         gpus, experts, cases, width = layer.gpus, layer.experts, layer.cases, held_GP.shape[1]
-        self.held_GP, self.share_GP = np.empty((gpus, width), np.int64), np.empty((gpus, width))
+        self.held_GP, self.share_GP = np.empty((gpus, width), np.int64), np.zeros((gpus, width))
         self.count_E, self.gpu_EG = np.zeros(experts, np.int64), np.zeros((experts, gpus), np.int64)
         self.holds_GE, self.sum_s_GXW = np.zeros((gpus, experts), np.uint8), np.zeros((gpus, layer.sums, cases))
         self.top_YWR, self.top_s_YWR = np.zeros((2, cases, TOP), np.int64), np.zeros((2, cases, TOP))
@@ -74,8 +73,7 @@ class Slots:
         self.rest_YW, self.most_YW = np.zeros((2, cases)), np.zeros((2, cases))
         self.after_s_W, self.ranked_W = np.zeros(cases), np.zeros(cases)
         self.gain_G, self.tried_G = np.zeros(gpus), np.zeros(gpus, np.uint8)
-        self.spare_4P, self.spare_share_2P = np.zeros((4, width), np.int64), np.zeros((2, width))
-        load_slots(layer, self, held_GP, share_GP)
+        load_slots(layer, self, held_GP)
 
 
 @cfunc
@@ -92,13 +90,7 @@ def add_share(layer: Layer, row_GXW: Floats3, at: Index, g: Index, e: Index, sha
 @nogil
 @exceptval(check=False)
 def copy_with_share(
-    layer: Layer,
-    sum_s_GXW: ConstFloats3,
-    row_GXW: Floats3,
-    at: Index,
-    g: Index,
-    e: Index,
-    share: Float,
+    layer: Layer, sum_s_GXW: ConstFloats3, row_GXW: Floats3, at: Index, g: Index, e: Index, share: Float
 ) -> cython.void:
     """Sets row_GXW[at] to the sums of GPU g plus `share` of expert e's seconds there."""
     for x in range(layer.sums):
@@ -110,10 +102,9 @@ def copy_with_share(
 @nogil
 @exceptval(check=False)
 @cython.locals(e=Index)
-def load_slots(layer: Layer, slots: Slots, held_GP: Ints2, share_GP: Floats2) -> cython.void:
-    """Sets all slots to held_GP and share_GP; if an expert is in two slots of a GPU, as in EPLB, only the first counts."""
+def load_slots(layer: Layer, slots: Slots, held_GP: Ints2) -> cython.void:
+    """Sets all slots, with even shares; if an expert is in two slots of a GPU, as in EPLB, only the first counts."""
     slots.held_GP[:, :] = EMPTY
-    slots.share_GP[:, :] = share_GP
     slots.count_E[:] = 0
     slots.holds_GE[:, :] = 0
     slots.sum_s_GXW[:, :, :] = layer.base_s_GXW
@@ -121,7 +112,10 @@ def load_slots(layer: Layer, slots: Slots, held_GP: Ints2, share_GP: Floats2) ->
         for p in range(held_GP.shape[1]):
             e = held_GP[g, p]
             if e != EMPTY and not slots.holds_GE[g, e]:
-                _give(layer, slots, g, p, e, share_GP[g, p])
+                _give(layer, slots, g, p, e, 0.0)
+    for e in range(layer.experts):
+        if slots.count_E[e] > 0:
+            even_out(layer, slots, e)
 
 
 @cfunc
@@ -164,35 +158,6 @@ def swap(layer: Layer, slots: Slots, g: Index, p: Index, h: Index, q: Index) -> 
         b, share_b = _take(layer, slots, h, q)
         _give(layer, slots, g, p, b, share_b)
     _give(layer, slots, h, q, a, share_a)
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def exchange(layer: Layer, slots: Slots, g: Index, h: Index) -> cython.void:
-    """Exchanges all experts of GPUs g and h."""
-    width: Index = slots.held_GP.shape[1]
-    for p in range(width):
-        slots.spare_4P[0, p], slots.spare_4P[1, p] = slots.held_GP[g, p], slots.held_GP[h, p]
-        slots.spare_share_2P[0, p], slots.spare_share_2P[1, p] = slots.share_GP[g, p], slots.share_GP[h, p]
-    for p in range(width):
-        if slots.spare_4P[0, p] != EMPTY:
-            _take(layer, slots, g, p)
-        if slots.spare_4P[1, p] != EMPTY:
-            _take(layer, slots, h, p)
-    _give_all(layer, slots, g, 1)
-    _give_all(layer, slots, h, 0)
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _give_all(layer: Layer, slots: Slots, k: Index, side: Index) -> cython.void:
-    p: Index = 0
-    for at in range(slots.held_GP.shape[1]):
-        if slots.spare_4P[side, at] != EMPTY:
-            _give(layer, slots, k, p, slots.spare_4P[side, at], slots.spare_share_2P[side, at])
-            p += 1
 
 
 @cfunc

@@ -343,7 +343,7 @@ def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: 
         server_s_NE = np.stack([1 / speed_GE[hierarchy.server_G == server].sum(axis=0) for server in range(hierarchy.servers)])
     beside_s_N = np.bincount(hierarchy.server_G, weights=beside_s_G) / np.bincount(hierarchy.server_G)
     return Limits(
-        hierarchy.server_G.copy(),  # locked arrays would compile a second version of the search
+        hierarchy.server_G,
         slots_G.copy(),
         gpu_s_GE,
         server_s_NE,

@@ -120,7 +120,7 @@ def check_ranks(settings: Settings, parallel: Any) -> None:
     """
     if not settings.required or settings.plan is None:
         return
-    planned, ranks = len(load_plan(settings.plan, checked=False).cluster), expert_parallel_ranks(parallel)
+    planned, ranks = len(load_plan(settings.plan).cluster), expert_parallel_ranks(parallel)
     if planned != ranks:
         raise BadInput(
             f"plan: expected a plan for the {ranks} expert-parallel ranks of this server (data parallel times tensor parallel "
@@ -157,7 +157,7 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
     parallel = config.parallel_config
     if not parallel.enable_eplb or parallel.eplb_config.num_redundant_experts:
         return
-    placement = load_plan(plan, checked=False).models[0].placement
+    placement = load_plan(plan).models[0].placement
     ranks, redundant = expert_parallel_ranks(parallel), redundant_experts(placement)
     if redundant and (placement.gpus, placement.experts) == (ranks, config.model_config.get_num_experts()):
         parallel.eplb_config.num_redundant_experts = redundant

@@ -7,7 +7,7 @@ import numpy as np
 
 from aurora.errors import BrokenPlan
 from aurora.types import Hierarchy
-from aurora.types.arrays import FloatArray, IntArray, read_only
+from aurora.types.arrays import FloatArray, IntArray
 
 SLACK = 1e-9  # relative, for sums of float seconds
 
@@ -37,7 +37,7 @@ def check_hierarchical(
     Raises:
         BrokenPlan: if a check fails.
     """
-    rank_UK, source_U = (read_only(np.asarray(array, dtype=np.int64)) for array in (rank_UK, source_U))
+    rank_UK, source_U = (np.asarray(array, dtype=np.int64) for array in (rank_UK, source_U))
     visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
     _check_carriers(carrier_GNC, visits_GN, hierarchy)
     moves_X5 = hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)
@@ -137,7 +137,7 @@ def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarc
         hierarchy: the servers, gateways and pieces.
         carrier_GNC: (G, N, C) int64, the rank whose NIC carries each piece of the rows from each rank to each server.
     """
-    rank_UK, source_U, server_G, gateway_GN = map(read_only, (rank_UK, source_U, hierarchy.server_G, hierarchy.gateway_GN))
+    server_G, gateway_GN = hierarchy.server_G, hierarchy.gateway_GN
     starts_GNC = hierarchy.piece_starts(_visits(rank_UK, source_U, server_G, hierarchy.servers))
     return np.asarray(_moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, hierarchy.parts))
 

@@ -3,7 +3,6 @@
 import numpy as np
 
 from aurora.errors import BrokenPlan
-from aurora.types.arrays import read_only
 
 
 def check_moves(moves_X5, rank_UK, source_U, server_G):
@@ -25,7 +24,7 @@ def check_moves(moves_X5, rank_UK, source_U, server_G):
         BrokenPlan: if any of this fails.
     """
     by_token = np.lexsort((moves_X5[:, 0], moves_X5[:, 4], moves_X5[:, 3]))
-    error, token, rank = _replay(moves_X5[by_token], *map(read_only, (rank_UK, source_U, server_G)))
+    error, token, rank = _replay(moves_X5[by_token], rank_UK, source_U, server_G)
     if error:
         raise BrokenPlan(f"hierarchical all-to-all, token {token}: {_ERRORS[error].format(rank=rank, server=server_G[rank])}")
 

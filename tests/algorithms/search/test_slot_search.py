@@ -141,13 +141,13 @@ def test_search_against_every_placement_without_replicas():
     assert np.mean(ratios) <= 1.002
 
 
-def test_two_gpus_exchange_all_that_they_hold():
+def test_restarts_find_what_no_single_swap_leads_to():
     """Each GPU's own tokens go to what the other holds, and no single swap helps."""
     costs = drawn(np.random.default_rng(0), 2, 4, 1)
     own_WGE = np.array([[[0, 0, 50, 50], [50, 50, 0, 0]]])
     costs = replace(costs, own_WGE=own_WGE, expert_s_WGE=np.zeros((1, 2, 4)), out_Bps=np.ones(2), in_Bps=np.ones(2))
     start_GP = np.array([[0, 1], [2, 3]])
-    found_GP, found_s = slot_search(costs.phase_sums(np.array([2, 2])), start_GP, np.random.default_rng(0), 0)
+    found_GP, found_s = slot_search(costs.phase_sums(np.array([2, 2])), start_GP, np.random.default_rng(0), 16)
     assert found_s < value_s(costs, start_GP)
     assert [sorted(held) for held in found_GP.tolist()] == [[2, 3], [0, 1]]
 
