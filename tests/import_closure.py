@@ -79,7 +79,11 @@ def closures() -> dict[str, dict[str, int]]:
             if done.returncode:
                 raise RuntimeError(f"{case}: {done.stderr}")
             modules = json.loads(done.stdout.rpartition("loaded ")[2])
-            found[case] = {name: Path(file).read_text().count("\n") for name, file in sorted(modules.items()) if file}
+            found[case] = {
+                name: Path(file.replace(".abi3.so", ".py")).read_text().count("\n")
+                for name, file in sorted(modules.items())
+                if file
+            }
     return found
 
 

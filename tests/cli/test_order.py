@@ -109,10 +109,10 @@ def test_the_json_goes_to_a_file(aurora, csv, tmp_path):
 @pytest.mark.parametrize(
     ("content", "args", "message"),
     [
-        ("", [], "expected a matrix with rows of two GPUs or more, found 0"),
+        ("", [], "expected rows of numbers, found none"),
         ("1,2", [], "expected a square matrix, found shape"),
-        ("0,1.5\n2,0", [], "expected a whole number, found '1.5'"),
-        ("0,99999999999999999999\n2,0", [], "too large"),
+        ("0,1.5\n2,0", [], "expected rows of whole numbers: could not convert string '1.5'"),
+        ("0,99999999999999999999\n2,0", [], "could not convert string '99999999999999999999' to int64"),
         (f"0,{2**62}\n{2**62},0", [], "more than 64 bits hold"),
         ("0,1\n1,0", ["--method", "best"], "--method: expected one of auto, openshop"),
         ("0,1\n1,0", ["--startup", "-1"], "--startup: expected seconds of zero or more"),

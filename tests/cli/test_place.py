@@ -65,9 +65,9 @@ def test_the_table(aurora, csv):
         (LOADS, ["--gpus", 5, "--nodes", 2, "--slots", 2], "--nodes: expected a divisor of the 5 GPUs, found 2"),
         (LOADS, ["--gpus", 5, "--slots", 2, "--replicas", "1,1"], "--replicas: expected 8 counts"),
         (LOADS, ["--gpus", 5, "--slots", 2, "--replicas", "1,x"], "--replicas: expected whole numbers"),
-        ("1,nan", ["--gpus", 2, "--slots", 2], "expected a number, found 'nan'"),
-        ("1,a", ["--gpus", 2, "--slots", 2], "expected a number, found 'a'"),
-        ("1,2\n3", ["--gpus", 2, "--slots", 2], "not a table of loads: expected rows of one length, found 1 to 2 cells"),
+        ("1,nan", ["--gpus", 2, "--slots", 2], "expected finite numbers, found nan"),
+        ("1,a", ["--gpus", 2, "--slots", 2], "expected rows of numbers: could not convert string 'a'"),
+        ("1,2\n3", ["--gpus", 2, "--slots", 2], "expected rows of numbers: the number of columns changed from 2 to 1"),
     ],
 )
 def test_what_it_refuses(aurora, tmp_path, content, args, message):
