@@ -184,7 +184,7 @@ def test_experts_follow_the_traffic_only_where_they_can(given, found, monkeypatc
 )
 def test_redundant_experts_are_set_before_workers_start(eplb, given, ranks, experts, found, monkeypatch):
     plan = SimpleNamespace(models=(SimpleNamespace(placement=UNEVEN),))
-    monkeypatch.setattr(hooks, "load_plan", lambda _path, checked: plan)
+    monkeypatch.setattr(hooks, "load_plan", lambda _path: plan)
     parallel = SimpleNamespace(
         enable_expert_parallel=True, enable_eplb=eplb, eplb_config=SimpleNamespace(num_redundant_experts=given), tensor_parallel_size=1, data_parallel_size=ranks
     )  # fmt: skip

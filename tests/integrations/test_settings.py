@@ -168,7 +168,7 @@ def test_null_is_no_settings(engine_args):
 def test_a_required_plan_for_other_ranks_is_refused_before_loading(engine_args, monkeypatch, tmp_path):
     plan = types.SimpleNamespace(cluster=range(2))
     monkeypatch.setattr(hooks, "check_files", lambda _settings: None)
-    monkeypatch.setattr(hooks, "load_plan", lambda _path, checked: plan)
+    monkeypatch.setattr(hooks, "load_plan", lambda _path: plan)
     monkeypatch.setattr(hooks, "set_redundant_experts", lambda *_given: None)
     engine_args(aurora={"plan": "p.json"}).create_engine_config()
     asked = engine_args(aurora={"plan": "p.json", "required": True})
