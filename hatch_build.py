@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -112,15 +113,8 @@ else:
             subprocess.run([sys.executable, __file__], check=True)
             build_data["artifacts"] += [str(extension_of(core).relative_to(ROOT)) for core in cores()]
             build_data["pure_python"] = False
-            platform = os.environ.get("AURORA_PLATFORM") or _platform()
-            build_data["tag"] = f"cp311-abi3-{platform}"
-
-
-def _platform() -> str:
-    """The platform's tag of a wheel that runs on it: cibuildwheel's auditwheel names a wider one."""
-    import sysconfig
-
-    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["tag"] = f"cp311-abi3-{platform}"  # cibuildwheel's auditwheel names a wider platform
 
 
 if __name__ == "__main__":

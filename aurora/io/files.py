@@ -353,7 +353,8 @@ def load_csv(path: Path, dtype: type) -> NDArray[Any]:
         return np.loadtxt(io.StringIO(text), dtype, delimiter=",", comments=None, ndmin=2)
     except ValueError as error:
         numbers = "whole numbers" if dtype is np.int64 else "numbers"
-        raise BadInput(f"{path}: expected rows of {numbers}: {str(error).partition(';')[0]}") from None
+        said = re.sub(r"row (\d+), column (\d+)\.", lambda at: f"row {int(at[1]) + 1}, column {at[2]}", str(error))
+        raise BadInput(f"{path}: expected rows of {numbers}: {said.partition(';')[0]}") from None
 
 
 def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays], _Value]]) -> _Value:

@@ -104,11 +104,8 @@ def relieved(seconds_GG: FloatArray, bound_s: float, known: DenseSchedule) -> De
 
     Source: Joslin & Clements, "Squeaky wheel optimization", JAIR 10 (1999).
     """
-    return min(
-        known,
-        DenseSchedule(*core.relieved(_workspace(len(seconds_GG)), seconds_GG, bound_s)),
-        key=lambda schedule: schedule.makespan_s,
-    )
+    found = DenseSchedule(*core.relieved(_workspace(len(seconds_GG)), seconds_GG, bound_s))
+    return min(known, found, key=lambda schedule: schedule.makespan_s)
 
 
 def dense(seconds_GG: FloatArray, bias_s: FloatArray, cut_C4: FloatArray, limit_s: float) -> DenseSchedule:
