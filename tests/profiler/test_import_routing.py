@@ -159,7 +159,7 @@ def npy_bytes(value):
         ("eplb-load", "w.npy", npy_bytes(LOADS)[:-8], "expected an .npy array of numbers, found an .npy array of other contents, or one cut short"),
         ("eplb-load", "w.npy", b"", "expected an .npy array of numbers, found an empty file"),
         ("eplb-load", "w.csv", b"1,2\n3", "expected rows of whole numbers: the number of columns changed from 2 to 1 at row 2$"),
-        ("eplb-load", "w.csv", b"1,2.5", "expected rows of whole numbers: could not convert string '2.5' to int64 at row 0, column 2"),
+        ("eplb-load", "w.csv", b"1,2.5", "expected rows of whole numbers: could not convert string '2.5' to int64 at row 1, column 2"),
         ("eplb-load", "w.csv", b"caf\xe9", "expected UTF-8 text"),
         ("eplb-load", "w.npz", zipped(a=npy_bytes(LOADS)), "expected an .npy array of numbers, found a zip archive"),
         ("vllm", "v.jsonl", b"", "expected lines of record_type eplb_load_stats, found none"),
