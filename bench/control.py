@@ -108,7 +108,7 @@ def decisions(table: Table) -> None:
             load_LE = rng.multinomial(2_000_000, tasks[task])
             worked_s = time.process_time()
             decision = controller.window(load_LE)
-            found.setdefault(what, []).append((time.process_time() - worked_s, len(decision.moves)))
+            found.setdefault(what, []).append((time.process_time() - worked_s, decision.moves))
             if decision.action != "keep":
                 controller.moved()
     for what, each in found.items():
@@ -141,7 +141,7 @@ def waiting(traffic: TakingTurns, gpus: int, slots: int, port_Bps: float) -> tup
         spent_s += gpu_LG.max(axis=1).sum() / gpu_LG.mean(axis=1).sum()
         if (decision := controller.window(load_LE)).action == "move":
             moving_s = 2 * decision.bytes / (port_Bps * gpus)
-            spent_s, moves = spent_s + moving_s, moves + len(decision.moves)
+            spent_s, moves = spent_s + moving_s, moves + decision.moves
             controller.moved(moving_s)
     return f"{spent_s / len(traffic.load_WLE):.3f}", moves
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from aurora.algorithms.control.controller import Controller
-from aurora.algorithms.control.load_tracker import ReplicaParts, gpu_loads
-from aurora.algorithms.control.move_rounds import move_sequence
+from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.algorithms.control.move_rounds import buffered_rounds
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.registry import place_unbounded
 from aurora.types import ControlOptions, GpuSlots, Placement, Profile
@@ -142,7 +143,6 @@ def follow(
 def _followed(way: _Way, load_WLE: FloatArray, held_LGP: IntArray, slots: GpuSlots, expert_bytes: int) -> Followed:
     """The replay of one way."""
     slowest_W, bytes_W = np.ones(len(load_WLE)), np.zeros(len(load_WLE), dtype=np.int64)
-    split = ReplicaParts(held_LGP)
     placement: Placement | None = None  # of the last change, if it tells the parts of replicas
     for window, load_LE in enumerate(load_WLE):
         target = way(window, held_LGP)
@@ -153,9 +153,8 @@ def _followed(way: _Way, load_WLE: FloatArray, held_LGP: IntArray, slots: GpuSlo
         if next_LGP is not held_LGP:
             bytes_W[window] = moved_G(held_LGP, next_LGP)[0].sum() * expert_bytes
             held_LGP = next_LGP
-            split.change(held_LGP)
         if placement is None:
-            gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G, split.parts(held_LGP))[0]
+            gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G)[0]
         else:
             gpu_LG = np.stack([load_E @ placement.split_EG(layer) for layer, load_E in enumerate(load_LE)]) * slots.cost_G
         if gpu_LG.any():
@@ -168,7 +167,7 @@ def moved_G(held_LGP: IntArray, next_LGP: IntArray) -> IntArray:
     both_G = np.zeros((2, held_LGP.shape[1]), dtype=np.int64)
     for held_GP, next_GP in zip(held_LGP, next_LGP, strict=True):
         if not np.array_equal(held_GP, next_GP):
-            for move in move_sequence(held_GP[None], next_GP[None])[0]:
-                both_G[0, move.dst] += 1
-                both_G[1, move.src] += 1
+            for sender, receiver, experts in chain.from_iterable(buffered_rounds(held_GP, next_GP)):
+                both_G[0, receiver] += len(experts)
+                both_G[1, sender] += len(experts)
     return both_G

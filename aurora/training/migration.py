@@ -186,9 +186,9 @@ def rebalancer(
             been timed.
     """
     slots = slots_in_use(placement, load_cost_G(cluster))
-    domain_G = failure_domains(cluster, slots.slots_G).domain_N
+    held_LGP, domain_N = placement.held_LGP(), failure_domains(cluster, slots.slots_G).domain_N
     return Controller(
-        placement, expert_bytes, ControlOptions(), slots, move_Bps, stalls=True, min_replicas=min_replicas, domain_G=domain_G
+        held_LGP, expert_bytes, ControlOptions(), slots, move_Bps, stalls=True, min_replicas=min_replicas, domain_G=domain_N
     )
 
 

@@ -1,7 +1,7 @@
 """Adapts the placement to traffic through EPLB: rank 0 decides after each of EPLB's windows, and broadcasts expert maps.
 
-EPLB applies one expert map per rebalance window. With synchronous moves a rebalance is split into rounds; between two forward
-passes, as many rounds are run as lengthen a pass by at most a tenth, but at least one.
+EPLB applies one expert map per rebalance window. With synchronous moves a rebalance is split by layers; between two forward
+passes, as many layers change as lengthen a pass by at most a tenth, but at least one.
 
 Example: one layer of 4 experts, whose slots (physical experts) are on 2 ranks, 3 on each.
 
@@ -11,7 +11,7 @@ Example: one layer of 4 experts, whose slots (physical experts) are on 2 ranks, 
 1. `next_map`, after the window: rank 0 hands the loads to the controller, in a thread: Phase.DECIDES. Until it has decided,
    `next_piece` returns the map in force, on all ranks.
 2. The controller wants [[3, 1, 2, 3, 0, 1]], a replica of expert 3 on rank 0: each rank then has 450 + 100 + 50 = 600.
-   Phase.MOVES: each `next_piece` returns the map after the next rounds of moves, here of the only one.
+   Phase.MOVES: each `next_piece` returns the map after the next layers have changed, here the only one.
 3. `next_map`, after the next window: what vLLM holds is compared with what was wanted, and the controller decides again.
 """
 
@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from aurora.algorithms.control.move_rounds import Move, fill, rounds_of
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
 from aurora.types.options import LENGTHENED
@@ -45,8 +44,8 @@ LOG = logging.getLogger("vllm.aurora")
 MOST_PASSES = 1000  # whose times are kept for a window
 RECENT = 8  # passes, of which the shortest tells how long moves between two of them may take
 PATIENCE_S = 2.0  # after which a decision is too late; one takes less than 0.1 s
-MARGIN = 0.7  # of the time that rounds may take that they are meant to take
-GROWTH = 2  # times the last number of rounds that the next one is at most
+MARGIN = 0.7  # of the time that moves may take that they are meant to take
+GROWTH = 2  # times the last number of layers that the next one is at most
 
 
 class Phase(Enum):
@@ -79,15 +78,15 @@ class PassTimes:
         return float(np.diff(began_s_P)[-RECENT:].min()) if len(began_s_P) > 1 else 0.0
 
 
-class RoundsPerPass:
-    """Chooses how many rounds of moves to run between two passes, so that they lengthen a pass by no more than LENGTHENED.
+class LayersPerPass:
+    """Chooses how many layers change between two passes, so that they lengthen a pass by no more than LENGTHENED.
 
     Example:
-        >>> rounds = RoundsPerPass()
-        >>> rounds.next(100, pass_s=1.0)
+        >>> layers = LayersPerPass()
+        >>> layers.next(100, pass_s=1.0)
         1
-        >>> rounds.record(0.01)
-        >>> rounds.next(99, pass_s=1.0)
+        >>> layers.record(0.01)
+        >>> layers.next(99, pass_s=1.0)
         2
     """
 
@@ -95,13 +94,13 @@ class RoundsPerPass:
         self._most, self._last, self._per_s = 1, 1, 0.0
 
     def next(self, left: int, pass_s: float) -> int:
-        """Returns the number of rounds to run next, of those that are left; `pass_s`: seconds of a pass."""
+        """Returns the number of layers to change next, of those that are left; `pass_s`: seconds of a pass."""
         self._most = max(min(int(self._per_s * pass_s * LENGTHENED * MARGIN), GROWTH * self._last), 1)
         self._last = min(self._most, left)
         return self._last
 
     def record(self, seconds: float) -> None:
-        """Records the seconds of the rounds that `next` returned last. If few were left, they tell nothing: they start up."""
+        """Records the seconds of the layers that `next` returned last. If few were left, they tell nothing: they start up."""
         if self._last == self._most or not self._per_s:
             self._per_s = self._last / seconds
 
@@ -153,9 +152,9 @@ class EplbMover:
         self._controller: Controller | None = None  # on rank 0, from the first window on
         self._deciding: Future[Decision] = Future()  # in the phases DECIDES and LATE
         self._asked_s = 0.0  # when it began
-        self._rounds: deque[list[Move]] = deque()  # of moves that are left in the phase MOVES
+        self._left: deque[int] = deque()  # layers that are left to change in the phase MOVES
         self._expected_LGP: IntArray | None = None  # what vLLM holds between two pieces
-        self._rounds_per_pass = RoundsPerPass()
+        self._layers_per_pass = LayersPerPass()
         self._pass_s = self._piece_s = 0.0  # what a pass without moves takes, and what the last piece took
         self._move_s, self._began_s = 0.0, clock()
 
@@ -166,7 +165,7 @@ class EplbMover:
         """
         self._facts, self._cluster = replace(self._facts, rank=rank, ranks=ranks), None
         self._controller, self.phase, self.under_way = None, Phase.RESTS, False
-        self._rounds.clear()
+        self._left.clear()
 
     def next_map(self, load_LE: torch.Tensor, physical_LP: torch.Tensor) -> torch.Tensor:
         """Returns the next expert map, (L, P) int64: the expert that each slot must hold. Call it after each window.
@@ -180,7 +179,7 @@ class EplbMover:
         return self._agreed(lambda held_LGP: self._end_window(load_LE.numpy(), held_LGP), physical_LP)
 
     def next_piece(self, physical_LP: torch.Tensor) -> torch.Tensor:
-        """Returns the expert map, (L, P) int64, after the next rounds of moves of the last decision.
+        """Returns the expert map, (L, P) int64, after the next layers of the last decision have changed.
 
         A collective call, to be made between passes while `under_way`; argument as in `next_map`.
         """
@@ -207,7 +206,7 @@ class EplbMover:
                 except Exception as error:
                     next_LGP = held_LGP
                     self._fail(error, held_LGP)
-                message = torch.from_numpy(np.append(next_LGP, len(self._rounds) + (self.phase is Phase.DECIDES)))
+                message = torch.from_numpy(np.append(next_LGP, len(self._left) + (self.phase is Phase.DECIDES)))
             try:
                 self._broadcast(message)
             except Exception as error:  # the group is broken, so the engine will say more
@@ -219,7 +218,7 @@ class EplbMover:
 
     def _end_window(self, load_LE: IntArray, held_LGP: IntArray) -> IntArray:
         """(L, G, P) the first map after a window, about which a thread decides from now on."""
-        if self.phase is Phase.DECIDES or self._rounds:  # vLLM asks for another reason
+        if self.phase is Phase.DECIDES or self._left:  # vLLM asks for another reason
             return self._next_table(held_LGP)
         if self.phase is Phase.LATE and not self._deciding.done():
             self._metrics.failed()
@@ -265,7 +264,7 @@ class EplbMover:
                 LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
                 return held_LGP
             case Phase.MOVES:
-                return self._next_rounds(held_LGP)
+                return self._next_layers(held_LGP)
             case Phase.DECIDES | Phase.LATE | Phase.RESTS:
                 return held_LGP
 
@@ -284,19 +283,19 @@ class EplbMover:
         _check_all_held(next_LGP, self._facts.experts)
         if not self.in_pieces:
             return next_LGP
-        self._rounds.extend(rounds_of(decision.moves))
+        self._left.extend(decision.layers)
         self._piece_s = 0.0
-        return self._next_rounds(held_LGP)
+        return self._next_layers(held_LGP)
 
-    def _next_rounds(self, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the map after as many rounds of the moves that are left as a pass may wait for."""
+    def _next_layers(self, held_LGP: IntArray) -> IntArray:
+        """(L, G, P) the map after as many of the layers that are left have changed as a pass may wait for."""
         if self._piece_s:
-            self._rounds_per_pass.record(self._piece_s)
+            self._layers_per_pass.record(self._piece_s)
             self.passes.take_shortest_s()  # which had moves between them
-        next_LGP = held_LGP.copy()
-        for _ in range(self._rounds_per_pass.next(len(self._rounds), self._pass_s)):
-            fill(next_LGP, self._rounds.popleft())
-        _check_all_held(next_LGP, self._facts.experts)
+        next_LGP, wanted_LGP = held_LGP.copy(), self._deciding.result().held_LGP
+        for _ in range(self._layers_per_pass.next(len(self._left), self._pass_s)):
+            layer = self._left.popleft()
+            next_LGP[layer] = _filled(wanted_LGP[layer], held_LGP[layer])
         self._expected_LGP = next_LGP
         return next_LGP
 
@@ -313,7 +312,7 @@ class EplbMover:
 
     def _fail(self, error: Exception, held_LGP: IntArray | None) -> None:
         """Gives up a decision or its moves, and says so; experts stay in `held_LGP`, None: where they were before the moves."""
-        self._rounds.clear()
+        self._left.clear()
         if self.phase in (Phase.DECIDES, Phase.LATE) and not self._deciding.done():
             self.phase = Phase.LATE
         elif self._controller is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from aurora_vllm import eplb_mover, plugin_status
-from aurora_vllm.eplb_mover import RECENT, EplbMover, PassTimes, Phase, RoundsPerPass
+from aurora_vllm.eplb_mover import RECENT, EplbMover, LayersPerPass, PassTimes, Phase
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
@@ -236,8 +236,8 @@ def in_pieces(monkeypatch, times=1):
     return ranks
 
 
-def test_between_two_passes_come_as_many_rounds_of_moves_as_a_pass_may_wait_for(monkeypatch):
-    """One at a time, as a round takes as long as a pass; more where passes take long. They end where all at once end."""
+def test_between_two_passes_as_many_layers_change_as_a_pass_may_wait_for(monkeypatch):
+    """One at a time, as its moves take as long as a pass; more where passes take long. They end where all at once end."""
     at_once = Ranks(monkeypatch, LAYERS)
     changed = at_once.window(HOT_LE)
     found = []
@@ -254,7 +254,7 @@ def test_between_two_passes_come_as_many_rounds_of_moves_as_a_pass_may_wait_for(
         assert ranks.value("failures_total") == 0
         found.append(pieces)
     one_by_one, growing = found
-    assert all(count <= RANKS for count in one_by_one), "a rank receives one expert in a round"
+    assert len([count for count in one_by_one if count]) == LAYERS**2
     assert len(one_by_one) > len(growing)
 
 
@@ -267,7 +267,7 @@ def test_experts_stay_between_two_pieces_if_one_fails_and_follow_again(fault, mo
     assert ranks.ranks[1].under_way
     if fault == "planning":
         with monkeypatch.context() as patch:
-            patch.setattr(eplb_mover.RoundsPerPass, "next", lambda *_: 1 / 0)
+            patch.setattr(eplb_mover.LayersPerPass, "next", lambda *_: 1 / 0)
             assert ranks.pieces() == [0]
     else:
         ranks.change(lambda rank: rank.next_piece(ranks.map_LP), arrives=False)
@@ -338,17 +338,17 @@ def test_the_shortest_of_the_recent_passes_tells_and_those_before_are_forgotten(
     assert times.take_shortest_s() == 0.0
 
 
-def test_rounds_of_a_pass_grow_to_a_tenth_of_it():
-    rounds, found = RoundsPerPass(), []
+def test_layers_of_a_pass_grow_to_a_tenth_of_it():
+    layers, found = LayersPerPass(), []
     for _ in range(5):
-        found.append(rounds.next(100, 1.0))
-        rounds.record(0.01 * found[-1])
+        found.append(layers.next(100, 1.0))
+        layers.record(0.01 * found[-1])
     assert found == [1, 2, 4, 7, 7]
-    assert rounds.next(3, 1.0) == 3
-    rounds.record(1.0)  # of few
-    assert rounds.next(100, 1.0) == 6
-    rounds.record(6.0)
-    assert rounds.next(100, 1.0) == 1, "one at least"
+    assert layers.next(3, 1.0) == 3
+    layers.record(1.0)  # of few
+    assert layers.next(100, 1.0) == 6
+    layers.record(6.0)
+    assert layers.next(100, 1.0) == 1, "one at least"
 
 
 def test_the_example_on_top_of_the_file(monkeypatch):

@@ -18,8 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.algorithms.control.load_tracker import LoadTracker, ReplicaParts, gpu_loads
-from aurora.algorithms.control.move_rounds import Move, move_sequence
+from aurora.algorithms.control.load_tracker import LoadTracker, gpu_loads
 from aurora.algorithms.control.move_times import MoveTimes
 from aurora.algorithms.replicas.rebalance import checked_min_replicas, rebalance
 from aurora.errors import BadInput
@@ -47,7 +46,7 @@ class Decision:
             "gain".
         reason: the reason as one sentence.
         held_LGP: (L, G, P) int64, the expert in each slot of the wanted placement, -1 for none.
-        moves: the moves from the placement in force to the wanted one, in sequence; see `move_sequence`.
+        moves: number of experts whose weights GPUs receive.
         bytes: bytes of all moves.
         layers: the layers that change.
         loss: expected time of the slowest GPUs under the placement in force / under the wanted one - 1.
@@ -61,7 +60,7 @@ class Decision:
     kind: Kind
     reason: str
     held_LGP: IntArray
-    moves: tuple[Move, ...]
+    moves: int
     bytes: int
     layers: tuple[int, ...]
     loss: float
@@ -71,7 +70,7 @@ class Decision:
 
     def __str__(self) -> str:
         """One line."""
-        moves = f"; {len(self.moves)} moves, {self.bytes / 1e6:.1f} MB" if self.moves else ""
+        moves = f"; {self.moves} moves, {self.bytes / 1e6:.1f} MB" if self.moves else ""
         balancedness = f"; balancedness {self.balancedness:.3f}, {self.expected_balancedness:.3f} expected"
         return f"{self.action} ({self.kind}): {self.reason}{moves}{'' if math.isnan(self.balancedness) else balancedness}"
 
@@ -80,8 +79,8 @@ class Controller:
     """Decides after each window of traffic whether to change the placement in force, and how.
 
     Args:
-        held: the placement in force, or (L, G, P) int64, the expert in each slot, -1 for none; all experts are held. In
-            layers that change, a placement's split no longer counts: their replicas share evenly.
+        held: the placement in force: (L, G, P) int64, the expert in each slot, -1 for none; all experts are held. Replicas
+            share evenly.
         expert_bytes: bytes of an expert's weights.
         options: the options that users set.
         slots: slots and cost of each GPU; None: equal GPUs with the slots of the table.
@@ -90,14 +89,14 @@ class Controller:
         clock: a function that returns the time in seconds.
         seed: random seed of the draws.
         stalls: True if serving waits while experts move; False if it goes on meanwhile.
-        min_replicas: minimum number of GPUs, and of failure domains, that hold each expert, also while experts move; if the
-            first placement has fewer, as many as there.
+        min_replicas: minimum number of GPUs, and of failure domains, that hold each expert; if the first placement has fewer,
+            as many as there.
         domain_G: (G,) the failure domain of each GPU; None: each GPU is its own.
 
     Example:
         >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
         >>> decision = controller.window([[900, 800, 100, 200]])
-        >>> decision.action, len(decision.moves)
+        >>> decision.action, decision.moves
         ('move', 2)
         >>> controller.moved()
         >>> controller.window([[900, 800, 100, 200]]).action
@@ -106,7 +105,7 @@ class Controller:
 
     def __init__(
         self,
-        held: Placement | ArrayLike,
+        held: ArrayLike,
         expert_bytes: int,
         options: ControlOptions = ControlOptions(),
         slots: GpuSlots | None = None,
@@ -117,9 +116,7 @@ class Controller:
         min_replicas: int = 1,
         domain_G: ArrayLike | None = None,
     ) -> None:
-        table = held.held_LGP() if isinstance(held, Placement) else held
-        self.held_LGP: IntArray = locked(np.array(table, dtype=np.int64))
-        self._split = ReplicaParts(held)
+        self.held_LGP: IntArray = locked(np.array(held, dtype=np.int64))
         layers, gpus, width = self.held_LGP.shape
         self.options = options
         self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
@@ -165,7 +162,6 @@ class Controller:
         if seconds and decision.bytes:
             self._move_times.add(decision.bytes, seconds)
         self.held_LGP = decision.held_LGP
-        self._split.change(self.held_LGP)
 
     def failed(self, held: ArrayLike | None = None) -> None:
         """Reports to the controller that the moves of the last decision were given up.
@@ -176,7 +172,6 @@ class Controller:
         self._wanted = None
         if held is not None:
             self.held_LGP = locked(np.array(held, dtype=np.int64))
-            self._split.change(self.held_LGP)
 
     def _change(self, now: float) -> Decision:
         """The decision to move the layers that gain, or to keep all."""
@@ -198,11 +193,10 @@ class Controller:
         held_LGP = self.held_LGP.copy()
         held_LGP[chosen] = next_LGP[chosen]
         reason = f"{loses}; {len(chosen)} of {len(held_LGP)} layers change"
-        decision = self._decide(reason, held_LGP, now, loss)
-        if not decision.layers:
-            self._wanted = None
-            return self._keep("not-worth", f"{loses}, but no sequence of moves keeps `min_replicas`", now, loss)
-        return decision
+        moves, expected = int(moves_L(self.held_LGP, held_LGP).sum()), self._balancedness(expected_LE, held_LGP)
+        done = reason, locked(held_LGP), moves, moves * self._expert_bytes, tuple(sorted(chosen))
+        self._wanted = Decision("move", "gain", *done, loss, now, expected, self._clock())
+        return self._wanted
 
     def _levelled(self, load_LE: FloatArray) -> IntArray:
         """(L, G, P) the slots that suit loads (L, E) best: all that change, whether that pays or not."""
@@ -243,25 +237,16 @@ class Controller:
         scale_LE = np.divide(variance_LE, expected_LE, out=np.ones_like(expected_LE), where=expected_LE > 0)
         gamma_DLE = self._rng.gamma(np.broadcast_to(expected_LE / scale_LE, (DRAWS, *expected_LE.shape)), scale_LE)
         load_DLE = gamma_DLE * (total_L1[:, 0] / np.maximum(gamma_DLE.sum(axis=2), 1e-300))[:, :, None]
-        loads = [gpu_loads(load_DLE, table, self._slots.cost_G, self._split.parts(table)) for table in tables]
+        loads = [gpu_loads(load_DLE, table, self._slots.cost_G) for table in tables]
         return [load_DLG.max(axis=2).mean(axis=0) for load_DLG in loads]
 
     def _balancedness(self, load_LE: FloatArray, held_LGP: IntArray) -> float:
         """Mean over largest load of the GPUs, the layers' loads summed."""
-        gpu_LG = gpu_loads(load_LE[None], held_LGP, self._slots.cost_G, self._split.parts(held_LGP))[0]
+        gpu_LG = gpu_loads(load_LE[None], held_LGP, self._slots.cost_G)[0]
         return float(gpu_LG.mean(axis=1).sum() / max(gpu_LG.max(axis=1).sum(), 1e-300))
 
     def _keep(self, kind: Kind, reason: str, now: float = math.nan, loss: float = 0.0) -> Decision:
-        return Decision("keep", kind, reason, self.held_LGP, (), 0, (), loss, now, now, self._clock())
-
-    def _decide(self, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
-        """The decision for other slots, whose moves are under way from now on."""
-        moves, held_LGP = move_sequence(self.held_LGP, held_LGP, self._min_replicas, self._domain_G)
-        layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
-        moved, expected = len(moves) * self._expert_bytes, self._balancedness(self.tracker.expected_LE, held_LGP)
-        held_LGP = locked(held_LGP)
-        self._wanted = Decision("move", "gain", reason, held_LGP, moves, moved, layers, loss, now, expected, self._clock())
-        return self._wanted
+        return Decision("keep", kind, reason, self.held_LGP, 0, 0, (), loss, now, now, self._clock())
 
 
 def moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:

@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike
 
 from aurora.algorithms.workload.load_statistics import shrunk_shares
 from aurora.errors import BadInput
-from aurora.types import Placement
-from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY, expert_loads
 
 CHANGE = 5.0  # times what windows usually differ by, above which traffic has changed
@@ -240,38 +239,6 @@ def _statistic(one_LE: FloatArray, other_LE: FloatArray) -> float:
     statistic = float(np.divide(apart_LE, variance_LE, out=np.zeros_like(apart_LE), where=variance_LE > 0).sum())
     freedom = int(np.maximum(np.count_nonzero(variance_LE > 0, axis=1) - 1, 0).sum())
     return statistic / freedom if freedom else 1.0
-
-
-class ReplicaParts:
-    """Computes the part of its expert's load that each slot takes, while experts move between slots.
-
-    A layer whose slots are still those of the first placement keeps its load split; in other layers, replicas take even parts.
-
-    Args:
-        first: the first placement; or a table of its slots, whose replicas take even parts.
-    """
-
-    def __init__(self, first: Placement | ArrayLike) -> None:
-        self._first_LGP: IntArray | None = None
-        if isinstance(first, Placement) and first.split_LG is not None:
-            self._first_LGP, self._part_LGP = first.held_LGP(), np.zeros(first.held_LGP().shape)
-            for layer, split_G in enumerate(first.split_LG):
-                for gpu, split_P in enumerate(split_G):
-                    self._part_LGP[layer, gpu, : len(split_P)] = split_P
-            self._unchanged_L: BoolArray = np.ones(len(self._first_LGP), dtype=np.bool_)
-
-    def parts(self, held_LGP: IntArray) -> FloatArray:
-        """Returns (L, G, P), the part of its expert's load that each slot of held_LGP (L, G, P) takes; -1 is an empty slot."""
-        part_LGP = _even_parts(held_LGP)
-        if self._first_LGP is not None:
-            first_L = self._unchanged_L & (held_LGP == self._first_LGP).all(axis=(1, 2))
-            part_LGP[first_L] = self._part_LGP[first_L]
-        return part_LGP
-
-    def change(self, held_LGP: IntArray) -> None:
-        """Records that the slots held_LGP (L, G, P) are now in force."""
-        if self._first_LGP is not None:
-            self._unchanged_L &= (held_LGP == self._first_LGP).all(axis=(1, 2))
 
 
 def gpu_loads(load_DLE: FloatArray, held_LGP: IntArray, cost_G: FloatArray, part_LGP: FloatArray | None = None) -> FloatArray:

@@ -1,6 +1,6 @@
 """Adapts the placement of vLLM's experts to traffic through its load balancer (EPLB).
 
-EPLB's moves are timed and cut into rounds, of which a few run at a time.
+EPLB's moves are timed and cut into rounds; those of a few layers run at a time.
 """
 
 from __future__ import annotations

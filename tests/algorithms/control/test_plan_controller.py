@@ -43,7 +43,7 @@ def test_a_slow_kind_gets_less_load_than_its_speed_tells():
     load_LE, cost_G, slowest = np.linspace(1e6, 1e5, 16)[None], load_cost_G(machines, traffic), []
     for costs_G in (None, cost_G):
         slots = slots_in_use(placement, load_cost_G(machines) if costs_G is None else costs_G)
-        control = Controller(placement, 1, ControlOptions(loss=0.0), slots)
+        control = Controller(placement.held_LGP(), 1, ControlOptions(loss=0.0), slots)
         if control.window(load_LE).action == "move":
             control.moved()
         slowest.append(gpu_loads(load_LE[None], control.held_LGP, cost_G)[0, 0].max())
