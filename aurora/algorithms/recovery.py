@@ -1,6 +1,6 @@
 """Recovery: the next placement after ranks failed or joined, with GPUs relabelled so that few experts move."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped
 from aurora.errors import InfeasiblePlan
 from aurora.types import FailureDomains, Placement
-from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray
 
 LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or node
 
@@ -61,34 +61,24 @@ def fewest_moves(
     return taker_G
 
 
-Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fewest_moves` without node_G
-
-
 def recover(
     old_LN: Sequence[LayerSlots],
-    alive_N: BoolArray,
     load_LE: FloatArray | IntArray,
     failure_domains: FailureDomains,
     min_replicas: int,
     method: str = DEFAULT,
-    seed: int = 0,
-    relabel: Relabel = fewest_moves,
 ) -> Placement:
-    """Places experts anew on the alive nodes after nodes were lost or joined, so that few replicas move.
+    """Places experts anew on the nodes that are left after others were lost or joined, so that few replicas move.
 
     Args:
-        old_LN: old_LN[l][n] are the experts that node n held in layer l; empty for a node that has joined.
-        alive_N: (N,) bool, whether each node is alive now.
+        old_LN: old_LN[l][n] are the experts that node n holds in layer l; empty for a node that has joined.
         load_LE: (L, E), the load of each expert.
-        failure_domains: all N nodes, their slots and failure domains.
-        min_replicas: minimum replicas of each expert, as far as the slots left allow.
+        failure_domains: the N nodes, their slots and failure domains.
+        min_replicas: minimum replicas of each expert, as far as the slots allow.
         method: a name in SURVIVE.
-        seed: random seed of the placement method.
-        relabel: a function like `fewest_moves` that relabels the nodes if each is a failure domain of its own; otherwise
-            `fewest_moves` is used.
 
     Returns:
-        The experts on the alive nodes, numbered from zero in ascending order.
+        The experts on the nodes.
 
     Raises:
         InfeasiblePlan: if one replica of each expert does not fit.
@@ -96,36 +86,19 @@ def recover(
     Source:
         Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
     """
-    nodes, experts = len(alive_N), np.asarray(load_LE).shape[1]
-    alive = np.flatnonzero(alive_N)
-    remaining = _remaining(failure_domains, alive)
-    slots = int(remaining.slots_N.sum())
+    experts, slots, nodes = np.asarray(load_LE).shape[1], int(failure_domains.slots_N.sum()), failure_domains.nodes
     if slots < experts:
-        raise InfeasiblePlan(f"{experts} experts need {experts} slots; the {len(alive)} nodes left of {nodes} have {slots}")
-    distinct = int(np.minimum(remaining.slots_N, experts).sum()) // experts
+        raise InfeasiblePlan(f"{experts} experts need {experts} slots; the {nodes} nodes left have {slots}")
+    distinct = int(np.minimum(failure_domains.slots_N, experts).sum()) // experts
     kept_min_replicas = max(1, min(min_replicas, slots // experts, distinct))
+    bytes_E, node_N = np.ones(experts, dtype=np.int64), None
+    if failure_domains.domains < nodes:  # which take each other's places as a whole
+        node_N = failure_domains.domain_N
     layers = []
     for old_N, load_E in zip(old_LN, np.asarray(load_LE, dtype=np.float64), strict=True):
-        count_E = capped(allocate(load_E, remaining, kept_min_replicas), load_E, len(alive))
-        rng = np.random.default_rng(seed)
-        made_EN = SURVIVE[method](count_E, remaining, aim_of(kept_min_replicas, remaining), rng)
-        before_NE = holds([old_N[node] for node in alive.tolist()], experts)
-        after_NE = _relabelled(before_NE, (made_EN.T > 0).astype(np.int64), remaining, relabel)
-        layers.append(Placement.held(after_NE.T))
+        count_E = capped(allocate(load_E, failure_domains, kept_min_replicas), load_E, nodes)
+        aim = aim_of(kept_min_replicas, failure_domains)
+        made_NE = (SURVIVE[method](count_E, failure_domains, aim, np.random.default_rng(0)).T > 0).astype(np.int64)
+        taker_N = fewest_moves(holds(old_N, experts), made_NE, bytes_E, failure_domains.slots_N, node_N)
+        layers.append(Placement.held(made_NE[np.argsort(taker_N)].T))
     return Placement.stack(layers)
-
-
-def _remaining(failure_domains: FailureDomains, alive: IntArray) -> FailureDomains:
-    """The nodes `alive`, renumbered, and their failure domains."""
-    domains, domain_N = np.unique(failure_domains.domain_N[alive], return_inverse=True)
-    return FailureDomains(failure_domains.slots_N[alive], domain_N, failure_domains.odds_D[domains])
-
-
-def _relabelled(before_NE: IntArray, made_NE: IntArray, remaining: FailureDomains, relabel: Relabel) -> IntArray:
-    """(N, E) int64: made_NE with nodes of equally many slots relabelled, failure domains as a whole, so that few move."""
-    bytes_E = np.ones(made_NE.shape[1], dtype=np.int64)
-    if remaining.domains < remaining.nodes:
-        taker_N = fewest_moves(before_NE, made_NE, bytes_E, remaining.slots_N, remaining.domain_N)
-    else:
-        taker_N = relabel(before_NE, made_NE, bytes_E, remaining.slots_N)
-    return made_NE[np.argsort(taker_N)]

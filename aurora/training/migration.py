@@ -33,8 +33,7 @@ def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluste
         InfeasiblePlan: if one replica of each expert does not fit.
     """
     domains = failure_domains(cluster, np.full(len(cluster), slots, dtype=np.int64))
-    everyone_N = np.ones(len(cluster), dtype=bool)
-    return recover(list(zip(*held_R, strict=True)), everyone_N, load_LE, domains, min_replicas)
+    return recover(list(zip(*held_R, strict=True)), load_LE, domains, min_replicas)
 
 
 def tell_placement(placement: Placement | None, slots: int, transport: Transport, layers: int) -> Placement:

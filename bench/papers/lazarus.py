@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 
+from aurora.algorithms import recovery
 from aurora.algorithms.alltoall.schedule import scheduled
 from aurora.algorithms.recovery import LayerSlots, fewest_moves, holds, recover
-from aurora.algorithms.replicas.failure_resilient import place_for_failures
+from aurora.algorithms.replicas.failure_resilient import DEFAULT, place_for_failures
 from aurora.algorithms.replicas.survival_probability import all_held
 from aurora.types import Cluster, FailureDomains, Gpu, Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
@@ -217,7 +219,7 @@ def moved_bytes(old_NE: IntArray, new_NE: IntArray, bytes_E: IntArray) -> IntArr
 def recovery_moves(
     old_LN: Sequence[LayerSlots], alive_N: BoolArray, placement: Placement, expert_bytes: int = 1
 ) -> RecoveryMoves:
-    """Returns the weights that move to the placement that `recover` returned for old_LN and alive_N."""
+    """Returns the weights that move to the placement that `recovered` returned for old_LN and alive_N."""
     left, bytes_E = np.flatnonzero(alive_N), np.full(placement.experts, expert_bytes, dtype=np.int64)
     bytes_NN, lost_L, moved = np.zeros((len(alive_N),) * 2, dtype=np.int64), [], 0
     for old_N, slots_G in zip(old_LN, placement.slots_LG, strict=True):
@@ -230,10 +232,25 @@ def recovery_moves(
     return RecoveryMoves(tuple(lost_L), bytes_NN, moved)
 
 
-def greedy_moves(old_NE: IntArray, new_NE: IntArray, bytes_E: IntArray, alike_N: IntArray) -> IntArray:
+def recovered(
+    old_LN: Sequence[LayerSlots],
+    alive_N: BoolArray,
+    load_LE: FloatArray | IntArray,
+    failure_domains: FailureDomains,
+    min_replicas: int,
+    method: str = DEFAULT,
+) -> Placement:
+    """Returns the placement of `recover` on those of the nodes that are alive, numbered from zero."""
+    alive = np.flatnonzero(alive_N)
+    domains, domain_N = np.unique(failure_domains.domain_N[alive], return_inverse=True)
+    left = FailureDomains(failure_domains.slots_N[alive], domain_N, failure_domains.odds_D[domains])
+    return recover([[old_N[node] for node in alive.tolist()] for old_N in old_LN], load_LE, left, min_replicas, method)
+
+
+def greedy_moves(old_NE: IntArray, new_NE: IntArray, bytes_E: IntArray, alike_N: IntArray, _: None = None) -> IntArray:
     """Relabels nodes greedily: each node in turn takes the part of the new placement for which it receives the fewest bytes.
 
-    Arguments and result are as in `fewest_moves`.
+    Arguments and result are as in `fewest_moves`, by single nodes.
 
     Source:
         Lazarus (arXiv:2407.04656) §4.3.
@@ -255,8 +272,8 @@ def moves(name: str, lost: int, method: str, relabel: str) -> tuple[list[float],
     for seed in range(DRAWS):
         alive_N = np.ones(NODES, dtype=bool)
         alive_N[np.random.default_rng(seed).permutation(NODES)[:lost]] = False
-        how = greedy_moves if relabel == "greedy" else fewest_moves
-        made = recover(held_LN, alive_N, job.load_LE, domains, 2, method, relabel=how)
+        with patch.object(recovery, "fewest_moves", greedy_moves if relabel == "greedy" else fewest_moves):
+            made = recovered(held_LN, alive_N, job.load_LE, domains, 2, method)
         found = recovery_moves(held_LN, alive_N, made, job.expert_bytes)
         moved.append(float(found.moved))
         took.append(scheduled(found.bytes_NN, cluster.network, "openshop", rng=np.random.default_rng(0))[1].makespan_s)
