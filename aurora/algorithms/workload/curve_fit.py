@@ -1,4 +1,4 @@
-"""Fits compute-time curves, monotone and piecewise linear with few pieces, to measured seconds by number of tokens.
+"""Fits compute-time curves, monotone and piecewise linear, to measured seconds by number of tokens.
 
 A grouped kernel computes all experts of a rank. Its time is modelled as an overhead plus the sum of its experts' times. An
 expert without tokens takes no time; one with few tokens takes the time to read its weights.
@@ -11,62 +11,30 @@ from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
 from aurora.types import Curve
-from aurora.types.arrays import FloatArray, IntArray, above_zero
-
-TOLERANCE = 0.01  # largest relative distance of the curve from the monotone fit
+from aurora.types.arrays import FloatArray, above_zero
 
 
-def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLERANCE) -> Curve:
-    """Fits a curve that never falls, with the fewest knots among the measured token counts.
+def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike) -> Curve:
+    """Fits a curve that never falls, with the measured token counts as its knots.
 
     For each token count the median of its seconds is used. Isotonic regression makes the logarithms of these monotone, so that
-    residuals are relative. Then knots are dropped while every point of the monotone fit stays within `tolerance` of the curve.
+    residuals are relative.
 
     Args:
         tokens_X: (X,) token counts above zero, in any sequence.
         seconds_X: (X,) measured seconds above zero.
-        tolerance: largest relative distance of the curve from the monotone fit.
 
     Raises:
         BadInput: if the arrays are not numbers above zero, empty, or of different lengths.
 
     Source:
-        Pool adjacent violators (Ayer et al., Ann. Math. Stat. 26, 1955); fewest pieces as a shortest path (Imai and Iri,
-        Computational Morphology, 1988).
+        Pool adjacent violators (Ayer et al., Ann. Math. Stat. 26, 1955).
     """
     at_X, took_X = above_zero("fit_curve", ("tokens", "seconds"), tokens_X, seconds_X)
     points_X, of_X = np.unique(at_X, return_inverse=True)
     median_X = np.array([np.median(took_X[of_X == point]) for point in range(len(points_X))])
     rising_X = np.maximum.accumulate(np.exp(isotonic_regression(np.log(median_X)).x))  # exp may round a tie apart
-    knots_X = fewest_knots(points_X, rising_X, tolerance)
-    return Curve(points_X[knots_X], rising_X[knots_X])
-
-
-def fewest_knots(at_X: FloatArray, height_X: FloatArray, tolerance: float) -> IntArray:
-    """Returns the indices of the fewest points (knots) whose straight connections pass within tolerance of all points.
-
-    The tolerance is `tolerance` x the point's height. The result is a shortest path over all straight pieces within it.
-
-    Args:
-        at_X: (X,) rising positions of the points.
-        height_X: (X,) their heights.
-        tolerance: largest relative distance.
-    """
-    last = len(at_X) - 1
-    pieces_X, before_X = np.full(last + 1, last + 1), np.zeros(last + 1, dtype=np.int64)
-    pieces_X[0] = 0
-    for begin in range(last):
-        apart_X = at_X[begin + 1 :] - at_X[begin]
-        low_X = np.maximum.accumulate((height_X[begin + 1 :] * (1 - tolerance) - height_X[begin]) / apart_X)
-        high_X = np.minimum.accumulate((height_X[begin + 1 :] * (1 + tolerance) - height_X[begin]) / apart_X)
-        slope_X = (height_X[begin + 1 :] - height_X[begin]) / apart_X
-        for end in begin + 1 + np.flatnonzero((low_X <= slope_X) & (slope_X <= high_X)):
-            if pieces_X[begin] + 1 < pieces_X[end]:
-                pieces_X[end], before_X[end] = pieces_X[begin] + 1, begin
-    knots = [last]
-    while knots[-1]:
-        knots.append(int(before_X[knots[-1]]))
-    return np.array(knots[::-1], dtype=np.int64)
+    return Curve(points_X, rising_X)
 
 
 LEAST_POINTS = 3  # with at most one row an expert, to tell overhead from experts

@@ -3,7 +3,6 @@
 import csv
 import os
 from collections import defaultdict
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.workload.curve_fit import fewest_knots, fit_curve
+from aurora.algorithms.workload.curve_fit import fit_curve
 from aurora.errors import BadInput
 
 RECORDED = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gpu_moe_aiconfigurator"
@@ -21,35 +20,19 @@ points = st.lists(
 ).map(lambda rows: (np.array([float(tokens) for tokens, _ in rows]), np.array([seconds for _, seconds in rows])))
 
 
-@given(points, st.sampled_from([0.0, 0.01, 0.3]))
-def test_a_curve_never_falls_and_keeps_to_measured_points(measured, tolerance):
+@given(points)
+def test_a_curve_never_falls_and_keeps_to_measured_points(measured):
     tokens, seconds = measured
-    fit = fit_curve(tokens, seconds, tolerance)
+    fit = fit_curve(tokens, seconds)
     assert (np.diff(fit.seconds_X) >= 0).all()
-    assert set(fit.tokens_X) <= set(tokens)
+    assert set(fit.tokens_X) == set(tokens)
     assert seconds.min() * (1 - 1e-9) <= fit.seconds_X.min()
     assert fit.seconds_X.max() <= seconds.max() * (1 + 1e-9)
 
 
-def within(at, height, knots, tolerance):
-    return (np.abs(np.interp(at, at[knots], height[knots]) / height - 1) <= tolerance).all()
-
-
-@given(points, st.sampled_from([0.01, 0.1, 0.4]))
-def test_no_choice_of_fewer_knots_is_as_close(measured, tolerance):
-    at, height = np.sort(measured[0]), np.sort(measured[1])
-    knots = fewest_knots(at, height, tolerance)
-    assert within(at, height, knots, tolerance + 1e-9)
-    middle = range(1, len(at) - 1)
-    for fewer in range(max(0, len(knots) - 2)):
-        for chosen in combinations(middle, fewer):
-            assert not within(at, height, [0, *chosen, len(at) - 1], tolerance - 1e-9)
-
-
-def test_a_line_keeps_its_ends_and_noise_its_median():
+def test_a_line_is_kept_and_noise_its_median():
     tokens = 2.0 ** np.arange(12)
     exact = fit_curve(tokens, 1e-5 + tokens * 1e-7)
-    assert exact.tokens_X.tolist() == [1.0, 2048.0]
     assert exact(tokens) == pytest.approx(1e-5 + tokens * 1e-7, rel=1e-9)
     repeated = fit_curve(np.repeat(tokens, 3), np.outer(1e-5 + tokens * 1e-7, [1.0, 1.0, 50.0]).ravel())
     assert repeated(tokens) == pytest.approx(1e-5 + tokens * 1e-7, rel=1e-9)
