@@ -281,6 +281,8 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     ),
     "report_format": "aurora.reports.inputs.FORMS",
     "gpu_kind": "aurora.io.load_gpus",
+    "trace_format": "aurora.io.requests.TRACE_FORMATS",
+    "dispatch": "aurora.algorithms.requests.dispatch.DISPATCH",
     "time_slice": lambda: TIME_SLICES,
     "all_to_all": lambda: (*ALL_TO_ALLS, "auto"),
 }

@@ -1,6 +1,7 @@
 """aurora simulate: a plan -> a predicted trace, or how requests are served."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,13 +10,24 @@ from aurora.algorithms.check.fit import check_traffic, without_proof
 from aurora.cli.inputs import check_output, profiles_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import progress_bars, show
+from aurora.errors import BadInput
 from aurora.io import load_plan, load_requests, save
 from aurora.types import BARRIERS, PlanOptions, RequestOptions
 from aurora.types.options import SIMULATED_ORDERS, OptionField
 from aurora.types.run_options import INTERLEAVE
 
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
-REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
+REQUESTED = (
+    "requests",
+    "trace_format",
+    *DRAWN,
+    "duration_s",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "dispatch",
+    "ttft_s",
+    "seed",
+)  # that go with requests
 TRACED = ("interleave", "priorities", "micro_batches", "layers", "output")  # that go without requests
 
 
@@ -31,6 +43,7 @@ def simulate(
     interleave: Annotated[str, OptionField(one_of=INTERLEAVE[:2])] = "on",
     staged: bool = False,
     requests: Path | None = None,
+    trace_format: Annotated[str | None, OptionField(choices="trace_format")] = None,
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -47,8 +60,9 @@ def simulate(
             reduce-scatter instead of all-to-alls, as in vLLM without aurora.
         interleave: run several models at the same time (on) or one after the other (off).
         staged: run transfers in stages, as NCCL's grouped calls do, instead of one by one.
-        requests: serve the requests of a trace instead, and compare with the engine's default (.csv or JSON lines with
-            arrival_s,input_tokens,output_tokens, or the columns of Azure or Mooncake).
+        requests: serve the requests of a trace instead, and compare with the engine's default and with even ranks (.csv or JSON
+            lines with arrival_s,input_tokens,output_tokens, or another of the trace formats).
+        trace_format: format of the trace; default: the one that has its columns.
     """
     served = requests is not None or RUNNING.get().params["rate"] is not None
     if not served:
@@ -56,7 +70,7 @@ def simulate(
     how: dict[str, Any] = {"barriers": barriers, "orders": orders, "staged": staged}
     if served:
         refuse_given(TRACED, "without `requests` and `rate`")
-        _serve(plan, profile, requests, request(), how, as_json)
+        _serve(plan, profile, requests, trace_format, request(), how, as_json)
         return
     from aurora.advisor.sharing import apart_seconds
     from aurora.planner.choice import with_micro_batches
@@ -108,6 +122,7 @@ def _serve(
     path: Path,
     profile: list[Path] | None,
     trace: Path | None,
+    trace_format: str | None,
     options: RequestOptions,
     how: dict[str, Any],
     as_json: bool,
@@ -120,10 +135,14 @@ def _serve(
 
     if trace is not None:
         refuse_given(DRAWN, "without `requests`")
+    else:
+        refuse_given(("trace_format",), "with `requests`")
+    if RUNNING.get().params["ttft_s"] is not None and options.dispatch != "cadence":
+        raise BadInput(f"`ttft_s`: expected with `dispatch` cadence, found {options.dispatch}")
     plan = load_plan(path)
     profiles = profiles_of(plan, path, profile)
     check_traffic(plan, profiles)
-    requests = None if trace is None else load_requests(trace)
+    requests = None if trace is None else load_requests(trace, trace_format)
     plans, missing = {"plan": plan}, None
     if len(plan.models) == 1:
         try:
@@ -133,7 +152,8 @@ def _serve(
     simulated = {}
     for name, candidate in plans.items():
         with progress_bars() as progress:
-            simulated[name] = aurora.simulate_requests(candidate, profiles[0], requests, options, progress=progress, **how)
+            chosen = options if name == "plan" else replace(options, dispatch=RequestOptions.dispatch, ttft_s=None)
+            simulated[name] = aurora.simulate_requests(candidate, profiles[0], requests, chosen, progress=progress, **how)
     show(
         as_json,
         served_requests_json(simulated, ("plan", "default")),

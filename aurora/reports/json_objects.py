@@ -14,7 +14,7 @@ from aurora.planner.evaluate import Drift, Evaluation
 from aurora.reports.trace_tables import percentiles
 from aurora.reports.trace_times import Comparison, Summary
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
-from aurora.types.requests import RequestSimulation
+from aurora.types.requests import RequestSimulation, ServedRequests
 
 JsonObject = dict[str, Any]
 
@@ -168,15 +168,12 @@ def curves_json(curves: Profile | ComputeCurves) -> JsonObject:
     return {**fields_json(curves, "model provenance"), "kinds": table}
 
 
-def requests_json(simulation: RequestSimulation) -> JsonObject:
-    """Returns times and throughput of simulated requests, and the error of interpolated steps against simulated ones."""
-    served, off_C = simulation.served, abs(simulation.off_C)
+def requests_json(served: ServedRequests) -> JsonObject:
+    """Returns times and throughput of served requests, and how uneven their ranks were."""
     return {
-        **fields_json(served, "seconds tokens_per_s queue_grows steps"),
+        **fields_json(served, "seconds tokens_per_s queue_grows steps busiest busiest_p99 cached_tokens"),
         "ttft_s": percentiles(served.ttft_s_Q),
         "tpot_s": percentiles(served.tpot_s_X),
-        "simulated_steps": simulation.points,
-        "error": {"steps": len(off_C), "most": off_C.max(initial=0.0), "mean": simulation.off_C.mean() if len(off_C) else 0.0},
     }
 
 
@@ -185,9 +182,13 @@ def served_requests_json(simulations: Mapping[str, RequestSimulation], names: Se
     first = next(iter(simulations.values()))
     requests = first.served.requests
     tokens = {"input_tokens": requests.input_tokens_Q.sum(), "output_tokens": requests.output_tokens_Q.sum()}
-    head = {"requests": len(requests), **tokens, "arrivals_s": requests.arrival_s_Q[-1]}
-    served = {name: requests_json(simulations[name]) if name in simulations else None for name in names}
-    return {**head, **served, "assumptions": first.assumptions}
+    head = {"requests": len(requests), "source": requests.source, **tokens, "arrivals_s": requests.arrival_s_Q[-1]}
+    served: JsonObject = dict.fromkeys(names)
+    for name, simulation in simulations.items():
+        off_C = simulation.off_C
+        error = {"steps": len(off_C), "most": abs(off_C).max(initial=0.0), "mean": off_C.mean() if len(off_C) else 0.0}
+        served[name] = {**requests_json(simulation.served), "simulated_steps": simulation.points, "error": error}
+    return {**head, **served, "even": requests_json(first.even), "assumptions": first.assumptions}
 
 
 def recommendation_json(recommendation: Recommendation) -> JsonObject:

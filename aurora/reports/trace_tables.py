@@ -26,27 +26,29 @@ def percentiles(seconds_X: FloatArray | Sequence[float]) -> dict[str, float | No
 
 
 def requests_table(simulations: Mapping[str, RequestSimulation]) -> Table:
-    """Returns a table of simulations of the same requests, one column per simulation.
+    """Returns a table of simulations of the same requests: a column for each, one for even ranks, and a speed-up.
 
     Args:
-        found: {name of the plan or engine default: its simulation}; with two, a further column compares the first with the
-            second.
+        simulations: {"plan" or "default": its simulation}, first the one whose speed-up over the other is shown.
     """
-    requests = next(iter(simulations.values())).served.requests
+    first = next(iter(simulations.values()))
+    requests = first.served.requests
     inputs, outputs = (int(tokens_Q.sum()) for tokens_Q in (requests.input_tokens_Q, requests.output_tokens_Q))
-    served = [simulation.served for simulation in simulations.values()]
+    served = [*(simulation.served for simulation in simulations.values()), first.even]
+    both = len(simulations) == 2
     table = Table(
         "",
-        *right(*simulations, *(["speed-up"] if len(simulations) == 2 else [])),
+        *right(*simulations, "even ranks", *(["speed-up"] if both else [])),
         title=f"{len(requests)} requests in {seconds(float(requests.arrival_s_Q[-1]))}: {inputs} tokens in, {outputs} out",
         caption="output tokens/s: from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
-        "output token after it; percentiles of requests",
+        "output token after it; percentiles of requests; busiest rank: its tokens in a step over the mean of the ranks, mean "
+        "and p99 of the time; even ranks: under the plan, if ranks shared every step's tokens evenly",
     )
 
     def add(name: str, values: Sequence[float | None], cells: Sequence[str], larger_is_better: bool = False) -> None:
         factor = []
-        if len(values) == 2:
-            above, below = values if larger_is_better else values[::-1]
+        if both:
+            above, below = values[:2] if larger_is_better else values[1::-1]
             factor = [DASH if above is None or below is None else speedup(above, below)]
         table.add_row(name, *cells, *factor)
 
@@ -57,7 +59,11 @@ def requests_table(simulations: Mapping[str, RequestSimulation]) -> Table:
         for name in times[0]:
             values = [quantiles[name] for quantiles in times]
             add(f"{metric} {name}", values, [DASH if value is None else seconds(value) for value in values])
-    table.add_row("steps", *(str(run.steps) for run in served), *([""] if len(simulations) == 2 else []))
+    blank = [""] if both else []
+    table.add_row("busiest rank", *(f"{run.busiest:.2f}, {run.busiest_p99:.2f}" for run in served), *blank)
+    table.add_row("steps", *(str(run.steps) for run in served), *blank)
+    if requests.blocks_Q:
+        table.add_row("in prefix cache", *(percent(run.cached_tokens / inputs) for run in served), *blank)
     return table
 
 
@@ -67,7 +73,8 @@ def request_lines(simulations: Mapping[str, RequestSimulation]) -> Sequence[str]
     Args:
         found: {name of the plan or engine default: its simulation}.
     """
-    lines = []
+    source = next(iter(simulations.values())).served.requests.source
+    lines = [f"Requests read as {source}."] if source else []
     for name, simulation in simulations.items():
         if simulation.served.queue_grows:
             waiting = (simulation.served.waiting(*part) for part in ((0.25, 0.5), (0.75, 1.0)))

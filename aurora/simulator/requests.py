@@ -1,11 +1,10 @@
-"""Simulates requests under continuous batching with chunked prefill: the ranks' schedulers, and the seconds of each step.
+"""Simulates requests that are served under a plan: prices the steps of data-parallel ranks, and lets them serve.
 
 A step's seconds depend on the number of tokens on each rank. They are simulated for a grid of numbers, and interpolated.
 """
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,69 +16,15 @@ from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.step_traffic import cut_traffic, drawn_windows
 from aurora.errors import BadInput, check_one_of
 from aurora.simulator.interpreter import OrderBatch, batch_orders, simulate
+from aurora.simulator.serving import serve, serve_evenly
 from aurora.types import BARRIERS, Plan, Profile, RequestOptions, Requests
 from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
 from aurora.types.options import GATHERED
-from aurora.types.requests import MOST_REQUESTS, RequestSimulation, ServedRequests
+from aurora.types.requests import MOST_REQUESTS, RequestSimulation
 
-MOST_STEPS = 2_000_000  # in which something begins or ends
 DURATION_S = 60.0  # in which requests arrive, if nothing else is said
-StepSeconds = Callable[[IntArray], float]  # of a step, by the tokens of each rank
-Watch = Callable[[IntArray, int, float], None]  # told of each rank's tokens, for how many steps, and the seconds of one
 CHECKED = 8  # steps of a run that are simulated beside their interpolated seconds
 CHECKED_TRANSFERS = 1_000_000  # in these steps at most, but two steps at least
-
-
-@dataclass
-class RankScheduler:
-    """The scheduler of one data-parallel rank, with vLLM's rules.
-
-    In a step, every generating request first gets one token. Prompts fill the rest of the step's tokens, first come first
-    served. A prompt that does not fit is cut, and goes on in the next step before any other prompt begins.
-
-    Args:
-        max_num_batched_tokens: maximum tokens of a step.
-        max_num_seqs: maximum requests that generate or whose prompt has begun.
-
-    Attributes:
-        generating: number of requests that generate.
-        prompts: (request, tokens left to compute) for each request whose prompt is not yet computed, in sequence.
-        begun: whether part of the first of these prompts is computed.
-
-    Source:
-        vLLM, `v1/core/sched/scheduler.py` and, for `score`, `v1/engine/core_client.py`.
-    """
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    generating: int = 0
-    prompts: deque[tuple[int, int]] = field(default_factory=deque)
-    begun: bool = False
-
-    @property
-    def score(self) -> int:
-        """Load of the rank; a new request is routed to the rank with the lowest score."""
-        return 4 * (len(self.prompts) - self.begun) + self.generating + self.begun
-
-    def prefill(self) -> tuple[int, list[int]]:
-        """Schedules the prompts of the next step; requests whose prompt ends in it count as generating from then on.
-
-        Returns:
-            (tokens, ended): number of prompt tokens in the step, and the requests whose prompt ends in it.
-        """
-        ended: list[int] = []
-        rest = budget = self.max_num_batched_tokens - self.generating
-        while self.prompts and rest and (self.begun or self.generating + len(ended) < self.max_num_seqs):
-            request, tokens = self.prompts.popleft()
-            computed = min(tokens, rest)
-            rest -= computed
-            self.begun = computed < tokens
-            if self.begun:
-                self.prompts.appendleft((request, tokens - computed))
-            else:
-                ended.append(request)
-        self.generating += len(ended)
-        return budget - rest, ended
 
 
 def drawn_requests(options: RequestOptions) -> Requests:
@@ -105,80 +50,6 @@ def drawn_requests(options: RequestOptions) -> Requests:
         )
     arrival_s_Q = np.sort(rng.uniform(0, duration_s, arrivals))
     return Requests(arrival_s_Q, np.full(arrivals, options.isl), np.full(arrivals, options.osl))
-
-
-def serve(
-    requests: Requests,
-    ranks: int,
-    step_s: StepSeconds,
-    options: RequestOptions = RequestOptions(),
-    watch: Watch = lambda _tokens_G, _steps, _seconds: None,
-    progress: Progress = no_progress,
-) -> ServedRequests:
-    """Simulates an engine whose data-parallel ranks step in lockstep, each with its own scheduler; returns the served requests.
-
-    A request goes to the least loaded rank when it arrives, is scheduled from the next step on, and stays there. A rank without
-    requests computes one dummy token per step, because all ranks take part in the all-to-alls.
-
-    Args:
-        requests: the requests.
-        ranks: data-parallel ranks.
-        step_s: a function that returns the seconds of a step from the tokens on each rank, (G,) int64.
-        options: only `max_num_batched_tokens` and `max_num_seqs` are used.
-        watch: called with (tokens of each rank, number of steps, seconds of one step) for each run of steps with the same
-            tokens.
-        progress: called with (name of the work, requests served, requests in all) for each hundredth of the requests.
-
-    Raises:
-        BadInput: if there are more than MOST_STEPS steps in which a request begins or ends.
-    """
-    limits = options.max_num_batched_tokens, options.max_num_seqs
-    schedulers = [RankScheduler(*limits) for _ in range(ranks)]
-    first_s_Q, last_s_Q = np.zeros(len(requests)), np.zeros(len(requests))
-    rank_Q = np.zeros(len(requests), dtype=np.int64)
-    ends: list[tuple[int, int]] = []  # of requests that generate: the step of the last token, and the request
-    arrived, served, step, now_s = 0, 0, 0, 0.0
-    arrival_s, outputs, inputs = (
-        array_Q.tolist() for array_Q in (requests.arrival_s_Q, requests.output_tokens_Q, requests.input_tokens_Q)
-    )
-    waiting: set[int] = set()  # ranks with prompts
-    generating_G = np.zeros(ranks, dtype=np.int64)
-    for _ in range(MOST_STEPS):
-        if not ends and not waiting:
-            if arrived == len(requests):
-                return ServedRequests(requests, first_s_Q, last_s_Q, rank_Q, step)
-            now_s = max(now_s, arrival_s[arrived])
-        while arrived < len(requests) and arrival_s[arrived] <= now_s:
-            rank = min(range(ranks), key=lambda index: schedulers[index].score)
-            schedulers[rank].prompts.append((arrived, inputs[arrived]))
-            waiting.add(rank)
-            rank_Q[arrived], arrived = rank, arrived + 1
-        tokens_G, begin = generating_G.copy(), []
-        for rank in sorted(waiting):
-            tokens, ended = schedulers[rank].prefill()
-            tokens_G[rank] += tokens
-            begin += [(rank, request) for request in ended]
-        seconds = step_s(np.maximum(tokens_G, 1))
-        steps = 1
-        if not waiting:  # all steps are alike until a request ends or one arrives
-            steps = ends[0][0] - step + 1
-            if arrived < len(requests) and seconds > 0:
-                steps = min(steps, max(1, int(np.ceil((arrival_s[arrived] - now_s) / seconds))))
-        now_s, step = now_s + steps * seconds, step + steps
-        watch(tokens_G, steps, seconds)
-        for rank, request in begin:
-            first_s_Q[request] = now_s
-            generating_G[rank] += 1
-            heapq.heappush(ends, (step - 1 + outputs[request] - 1, request))
-        waiting = {rank for rank in waiting if schedulers[rank].prompts}
-        while ends and ends[0][0] < step:
-            _, request = heapq.heappop(ends)
-            last_s_Q[request], served = now_s, served + 1
-            if served * 100 // len(requests) > (served - 1) * 100 // len(requests):
-                progress("requests", served, len(requests))
-            schedulers[rank_Q[request]].generating -= 1
-            generating_G[rank_Q[request]] -= 1
-    raise BadInput(f"`requests`: expected at most {MOST_STEPS} steps in which something begins or ends, found more")
 
 
 PER_OCTAVE = 2  # numbers of tokens that are simulated between one and its double
@@ -399,18 +270,27 @@ def simulate_requests(
     prices = StepPrices(plan, profile, options.max_num_batched_tokens, barriers, ordered, staged, gathered, options.seed)
     most = min(CHECKED, max(2, CHECKED_TRANSFERS // prices.transfers))
     steps = _DrawnSteps(most, np.random.default_rng(options.seed))
-    served = serve(requests, len(plan.cluster), prices, options, steps.add, progress)
+    ranks = len(plan.cluster)
+
+    def step_s(prompt_G: IntArray, generating_G: IntArray) -> float:
+        return prices(np.maximum(prompt_G + generating_G, 1))
+
+    served = serve(requests, ranks, step_s, options, steps.add, progress)
+    even = serve_evenly(requests, ranks, step_s, options, progress)
     off = []
     for _, number, tokens_G, seconds in sorted(steps.drawn, key=lambda draw: draw[1]):
         off.append(seconds / prices.simulated(np.maximum(tokens_G, 1)[None], (number,)) - 1)
-    return RequestSimulation(served, prices.points, np.array(off), _assumptions(plan, profile, steps.most_tokens))
+    return RequestSimulation(
+        served, even, prices.points, np.array(off), _assumptions(plan, profile, requests, steps.most_tokens)
+    )
 
 
-def _assumptions(plan: Plan, profile: Profile, most_tokens: int) -> tuple[str, ...]:
+def _assumptions(plan: Plan, profile: Profile, requests: Requests, most_tokens: int) -> tuple[str, ...]:
     """Returns sentences on costs that the seconds leave out."""
     said = [
         "Attention is priced by the tokens of a step, as the profile's gate curve was measured, whatever a request's context.",
-        "The KV cache holds all requests, and no prompts share a prefix.",
+        "The KV cache holds all requests, and "
+        + ("keeps every prefix that it has computed." if requests.blocks_Q else "no prompts share a prefix."),
         "What the profile's compute curves leave out takes no time: the head, and of synthetic profiles dense layers.",
     ]
     curves = [profile.curves.get(gpu.kind, next(iter(profile.curves.values())))["gate"] for gpu in plan.cluster.gpus]

@@ -1,6 +1,7 @@
 """Requests to a serving engine: arrival times, input and output tokens, and the times at which they were served."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from aurora.types.options import LONGEST_S, MOST_SEED, MOST_TOKENS, check_option
 MOST_REQUESTS = 1_000_000  # of one simulation
 GROWTH = 1.5  # of the queue from the second to the last quarter of the arrivals, above which it is said to grow
 SERVED = "Requests"  # panel of --help-all
+PER_REQUEST = ("arrival_s_Q", "input_tokens_Q", "output_tokens_Q", "session_Q", "delay_s_Q", "blocks_Q")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -18,9 +20,16 @@ class Requests(Value):
     """Requests in the sequence in which they arrive.
 
     Attributes:
-        arrival_s_Q: (Q,) float64, seconds from zero, never falling.
+        arrival_s_Q: (Q,) float64, seconds from zero, never falling. A later turn of a session has the arrival of its first
+            turn, and is sent when the turn before is answered.
         input_tokens_Q: (Q,) int64, tokens of each prompt, one or more.
         output_tokens_Q: (Q,) int64, tokens generated for each request, one or more.
+        session_Q: (Q,) int64, number of each request's session; None: every request is a session of its own.
+        delay_s_Q: (Q,) float64, seconds from the end of the turn before to each request; None: no seconds.
+        blocks_Q: for each request the blocks of its prompt, in sequence: prompts whose first blocks are equal share a prefix.
+            Empty: prompts share none.
+        block_tokens: tokens of a block; the last one of a prompt may have fewer.
+        source: description of the file that they were read from.
 
     Raises:
         BadInput: if there are none or too many, shapes differ, times fall, or a request has no tokens.
@@ -29,6 +38,11 @@ class Requests(Value):
     arrival_s_Q: FloatArray
     input_tokens_Q: IntArray
     output_tokens_Q: IntArray
+    session_Q: IntArray | None = None
+    delay_s_Q: FloatArray | None = None
+    blocks_Q: tuple[tuple[int, ...], ...] = ()
+    block_tokens: int = 0
+    source: str = ""
 
     def __post_init__(self) -> None:
         check_arrays(self, "requests, ")
@@ -39,6 +53,10 @@ class Requests(Value):
         for name in ("input_tokens_Q", "output_tokens_Q"):
             if not (getattr(self, name) > 0).all():
                 raise BadInput(f"requests, {name[:-2]}: expected one or more for each request, found zero")
+        if self.delay_s_Q is not None and (self.delay_s_Q < 0).any():
+            raise BadInput(f"requests, delay_s: expected zero or more seconds, found {self.delay_s_Q.min():g}")
+        if self.blocks_Q and (len(self.blocks_Q) != len(self) or self.block_tokens < 1):
+            raise BadInput(f"requests, blocks: expected blocks for each of {len(self)} requests, and their number of tokens")
 
     def __len__(self) -> int:
         return len(self.arrival_s_Q)
@@ -52,7 +70,13 @@ class Requests(Value):
         upto = int(np.searchsorted(self.arrival_s_Q, seconds))
         if not upto:
             raise BadInput(f"`duration_s`: expected requests in the first {seconds:g} seconds, found none")
-        return Requests(self.arrival_s_Q[:upto], self.input_tokens_Q[:upto], self.output_tokens_Q[:upto])
+        cut: dict[str, Any] = {name: getattr(self, name) for name in PER_REQUEST}
+        cut = {name: None if values is None else values[:upto] for name, values in cut.items()}
+        return replace(self, **cut)
+
+    def at_rate(self, factor: float) -> "Requests":
+        """Returns the same requests, arriving `factor` times as fast."""
+        return replace(self, arrival_s_Q=self.arrival_s_Q / factor)
 
 
 @dataclass(frozen=True)
@@ -66,6 +90,13 @@ class RequestOptions:
         duration_s: seconds in which requests arrive; None: 60, or all requests of a trace.
         max_num_batched_tokens: maximum tokens that a rank computes in one step, as vLLM's option.
         max_num_seqs: maximum requests that a rank serves at the same time, as vLLM's option.
+        dispatch: data-parallel rank of a request, and the steps in which prompts are computed: requests, the rank with the
+            fewest requests (vLLM); round-robin (SGLang); tokens, the rank with the fewest prompt tokens to compute; prefix, the
+            same without the tokens in the rank's prefix cache; aligned:N, by tokens, and prompts wait at most N
+            steps for those of other ranks (TensorRT-LLM); interval:N, by tokens, and prompts are computed in every N-th step
+            (vLLM's --prefill-schedule-interval); cadence, by tokens, and in every k-th step of all ranks, k planned from the
+            load.
+        ttft_s: seconds within which cadence should give a prompt of one step its first token; None: no bound.
         seed: random seed of arrivals and of the tokens' experts.
     """
 
@@ -75,6 +106,8 @@ class RequestOptions:
     duration_s: float | None = option(None, above=0, most=LONGEST_S, flag="--duration", panel=SERVED)
     max_num_batched_tokens: int = option(8192, above=0, most=MOST_TOKENS, panel=SERVED)
     max_num_seqs: int = option(256, above=0, most=MOST_TOKENS, panel=SERVED)
+    dispatch: str = option("requests", choices="dispatch", names="", panel=SERVED)
+    ttft_s: float | None = option(None, above=0, most=LONGEST_S, flag="--ttft", panel=SERVED)
     seed: int = option(0, least=0, most=MOST_SEED, panel=SERVED)
 
     def __post_init__(self) -> None:
@@ -110,25 +143,46 @@ class ServedRequests:
 
     Attributes:
         requests: the requests.
+        arrival_s_Q: (Q,) float64, time at which each was sent: its arrival, or for a later turn of a session its delay after
+            the end of the turn before.
         first_s_Q: (Q,) float64, time at which each request got its first token, in seconds on the clock of `arrival_s_Q`.
         last_s_Q: (Q,) float64, time at which it got its last token.
         rank_Q: (Q,) int64, the rank that served it.
         steps: number of forward passes that served all requests.
+        busiest_X: (X,) float64, tokens of the busiest rank / mean of the ranks, for each run of equal steps.
+        seconds_X: (X,) float64, seconds of each run of equal steps.
+        cached_tokens: prompt tokens that were in a prefix cache.
     """
 
     requests: Requests
+    arrival_s_Q: FloatArray
     first_s_Q: FloatArray
     last_s_Q: FloatArray
     rank_Q: IntArray
     steps: int
+    busiest_X: FloatArray
+    seconds_X: FloatArray
+    cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_arrays(self, "requests, ")
 
     @property
+    def busiest(self) -> float:
+        """Tokens of the busiest rank / mean of the ranks, mean over the time; 1 is even."""
+        return float(np.average(self.busiest_X, weights=self.seconds_X)) if self.seconds_X.any() else 1.0
+
+    @property
+    def busiest_p99(self) -> float:
+        """The same, in the most uneven hundredth of the time at least."""
+        order = np.argsort(self.busiest_X)
+        passed_X = np.cumsum(self.seconds_X[order])
+        return float(self.busiest_X[order][np.searchsorted(passed_X, 0.99 * passed_X[-1])])
+
+    @property
     def seconds(self) -> float:
         """Seconds from the first arrival to the last token of all requests."""
-        return float(self.last_s_Q.max() - self.requests.arrival_s_Q[0])
+        return float(self.last_s_Q.max() - self.arrival_s_Q.min())
 
     @property
     def tokens_per_s(self) -> float:
@@ -138,7 +192,7 @@ class ServedRequests:
     @property
     def ttft_s_Q(self) -> FloatArray:
         """(Q,) seconds from each request's arrival to its first token (time to first token)."""
-        return self.first_s_Q - self.requests.arrival_s_Q
+        return self.first_s_Q - self.arrival_s_Q
 
     @property
     def tpot_s_X(self) -> FloatArray:
@@ -153,12 +207,11 @@ class ServedRequests:
         Args:
             begin, end: ends of the interval; 0 is the first arrival and 1 the last, so (0.75, 1) is the last quarter.
         """
-        arrival_s_Q = self.requests.arrival_s_Q
-        span_s = float(arrival_s_Q[-1] - arrival_s_Q[0])
+        first_s, span_s = float(self.arrival_s_Q.min()), float(np.ptp(self.arrival_s_Q))
         if not span_s:
             return 0.0
-        from_s, to_s = (float(arrival_s_Q[0]) + part * span_s for part in (begin, end))
-        inside_s_Q = np.minimum(self.first_s_Q, to_s) - np.maximum(arrival_s_Q, from_s)
+        from_s, to_s = (first_s + part * span_s for part in (begin, end))
+        inside_s_Q = np.minimum(self.first_s_Q, to_s) - np.maximum(self.arrival_s_Q, from_s)
         return float(np.maximum(inside_s_Q, 0.0).sum() / (to_s - from_s))
 
     @property
@@ -177,6 +230,7 @@ class RequestSimulation:
 
     Attributes:
         served: when each request was served.
+        even: when each would be if ranks shared every step's tokens evenly.
         points: number of simulated steps, between which the seconds of all other steps are interpolated.
         off_C: (C,) float64, interpolated / simulated seconds - 1 for C steps of the run: the error of the interpolation. The
             steps are drawn in proportion to their time, and simulated with all layers and other draws of the traffic.
@@ -184,6 +238,7 @@ class RequestSimulation:
     """
 
     served: ServedRequests
+    even: ServedRequests
     points: int
     off_C: FloatArray
     assumptions: tuple[str, ...]

@@ -110,7 +110,7 @@ def test_requests_are_served_beside_the_engines_default(aurora, plan, tmp_path):
     code, out, _ = aurora(*drawn, "--json")
     found = json.loads(out)
     assert set(found) == {
-        "schema", "requests", "input_tokens", "output_tokens", "arrivals_s", "plan", "default", "assumptions"
+        "schema", "requests", "source", "input_tokens", "output_tokens", "arrivals_s", "plan", "default", "even", "assumptions"
     }  # fmt: skip
     assert found["output_tokens"] == 4 * found["requests"]
     for each in (found["plan"], found["default"]):
@@ -138,5 +138,13 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     refused(aurora("simulate", plan, "--rate", 2), "--isl: expected a number, or a trace of --requests, found neither")
     refused(aurora("simulate", plan, "--rate", 2, "--layers"), "--layers: expected without --requests and --rate")
     refused(aurora("simulate", plan, "--rate", 0, "--isl", 2, "--osl", 2), "--rate: expected more than zero, found 0")
+    ways = ("simulate", plan, "--requests", trace, "--duration", 0.5, "--dispatch")
+    named = [json.loads(aurora(*ways, way, "--json")[1]) for way in ("requests", "cadence")]
+    assert named[0]["default"] == named[1]["default"] != named[1]["plan"]
+    assert named[0]["even"]["busiest"] == 1 < named[0]["plan"]["busiest"]
+    refused(aurora(*ways, "aligned:-1"), "--dispatch: expected aligned:N with a whole number N from 0 on, found 'aligned:-1'")
+    refused(aurora(*ways, "requests", "--ttft", 1), "--ttft: expected with --dispatch cadence, found requests")
+    refused(aurora("simulate", plan, "--rate", 2, "--trace-format", "azure"), "--trace-format: expected with --requests")
+    refused(aurora("simulate", plan, "--requests", trace, "--trace-format", "azure"), "expected the columns TIMESTAMP")
     few = ("--rate", 2, "--isl", 2, "--osl", 2, "--max-num-seqs", 9, "--max-num-batched-tokens", 8)
     refused(aurora("simulate", plan, *few), "--max-num-seqs: expected at most the 8 of --max-num-batched-tokens")
