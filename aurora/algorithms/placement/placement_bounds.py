@@ -227,8 +227,9 @@ def least_times(costs: LayerCosts, top_k: int, slots_G: IntArray, replicas: bool
         return every_X * max(float(sides_X.max()), float(alone_s_NE.min(axis=0).max()))
 
     there_2X, back_2X = np.stack([sending(out_Bps_N), receiving(in_Bps_N)]), np.stack([receiving(out_Bps_N), sending(in_Bps_N)])
-    several = replicas and np.minimum(slots_G, experts).sum() > experts
-    computed_s = spread(costs.expert_s_WGE[0], replicas=several)
+    further = max(0, int(np.minimum(slots_G, experts).sum()) - experts) if replicas else 0  # replicas beyond one of each expert
+    counted_s = least_largest(_replicated_ER(costs.expert_s_WGE[0], slots_G), further)
+    computed_s = max(counted_s, spread(costs.expert_s_WGE[0], replicas=further > 0))
     return PhaseTimes(
         every_X * costs.gate_s_WG.max(),
         np.zeros((4, 1)),

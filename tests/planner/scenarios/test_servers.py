@@ -158,6 +158,17 @@ def test_no_placement_takes_less_than_the_bound(case, spare):
         assert alone_s <= exclusive_s(costs.phase_times(split_EG, hierarchy)) * (1 + 1e-9)
 
 
+def test_the_bound_counts_the_slots_that_hot_experts_lack():
+    """Nine slots hold eight experts and one more replica: of three hot experts, two are on one GPU each."""
+    cluster, _ = two_servers(nic_Bps=1e18)
+    plain = draw_profile("uniform", CONFIG | {"num_local_experts": 8, "num_hidden_layers": 1}, SyntheticOptions(4, 512))
+    profile = replace(plain, tokens_TLSE=np.full((1, 1, 4, 1), 8) * np.array([200] * 3 + [1] * 5))
+    costs = layer_costs(cluster, profile, 0, True)
+    few_s, many_s = (hierarchical_bound_s("", [costs], [4], [np.array([slots, 2, 2, 2])], True) for slots in (3, 7))
+    hot_s, mean_s = costs.expert_s_WGE[0, 0, 0], costs.expert_s_WGE[0, 0].sum() / 4
+    assert few_s - many_s == pytest.approx(hot_s - mean_s)
+
+
 @st.composite
 def pairs(draw):
     """(cluster, hierarchies, profiles) of two or three models on two servers."""
