@@ -59,8 +59,9 @@ class OverServers(Scenario):
     def place(self, rng: np.random.Generator, progress: Progress = no_progress) -> PlacedModels:
         """Places all models over servers; the result has each model's Hierarchy. See `Scenario.place`.
 
-        Experts are placed by load alone if token-level routing is missing, `options.place` names a strategy that knows no
-        servers, or `min_replicas` is given and nodes (which fail as a whole) are not the same GPUs as servers.
+        Experts are placed by load alone if `options.place` names a strategy that knows no servers, or `min_replicas` is given
+        and nodes (which fail as a whole) are not the same GPUs as servers. Without token-level routing, too, but then replicas
+        are levelled inside servers.
         """
         by_load = (Colocated if self._colocated else Exclusive)(
             replace(self.cluster, servers=None), self.profiles, self.options
@@ -103,7 +104,8 @@ class OverServers(Scenario):
         If `options.place` puts replicas into spare slots, some replicate experts of other servers that a server's own tokens
         choose (`server_replicas`), and the rest balance its GPUs; several ratios are tried. With `options.min_replicas` the
         replicas of an expert come to different servers first. If models share every GPU, a GPU holds as many experts of each
-        as in start_M, and the load limits (see this module) are on the sum of all models.
+        as in start_M, and the load limits (see this module) are on the sum of all models. Without token-level routing servers
+        keep their experts, and the GPUs of each are levelled.
 
         Args:
             start_M: a placement of each model; unreplicated unless `options` ask for replicas.
@@ -111,12 +113,9 @@ class OverServers(Scenario):
             progress: called with (what is being done, layers done, layers in all).
 
         Raises:
-            BadInput: if a profile holds no token-level routing.
             InfeasiblePlan: if the experts do not fit.
         """
         cluster, options, placements = self.cluster, self.options, list(start_M)
-        for profile in self.profiles:
-            profile.required_routing  # noqa: B018
         costs_ML = [[layer_costs(cluster, p, layer, deduplicated=True) for layer in range(p.layers)] for p in self.profiles]
         replicated = "equal-split" if options.min_replicas is not None else options.place
         make = REPLICAS.get(replicated)
@@ -136,7 +135,10 @@ class OverServers(Scenario):
                     beside_s_G += gpu_seconds(costs_L[at].expert_s_WGE.sum(axis=0), placements[other].gpu_E(at))
             held_G = np.bincount(start_E, minlength=len(cluster))
             capacity_G = held_G if self._colocated else slots_G(cluster, profile, options)
-            limits, tokens = _limits(expected, start_E, capacity_G, hierarchy, beside_s_G), _tokens(costs, forecast, hierarchy)
+            limits = _limits(expected, start_E, capacity_G, hierarchy, beside_s_G)
+            if profile.routing is None:
+                return _levelled_inside(costs, expected, limits, begun, hierarchy, make, rng) if make else begun
+            tokens = _tokens(costs, forecast, hierarchy)
             if make is None:
                 return Placement.unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
             candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
@@ -160,8 +162,6 @@ class OverServers(Scenario):
     def _searches_servers(self) -> bool:
         """True if experts are placed over servers."""
         options = self.options
-        if any(profile.routing is None for profile in self.profiles):  # counts alone tell loads, and nothing else
-            return False
         if options.min_replicas is None:
             return options.place in (("balanced",) if self._colocated else (SWAP_SEARCH, "equal-split"))
         assert self.cluster.servers is not None, "planner/options refuses others"
@@ -276,6 +276,23 @@ def _replicated(
             if np.einsum("wge,eg->g", expected.expert_s_WGE, served_EG).max() <= full_s:
                 placements.append(placement)
     return placements
+
+
+def _levelled_inside(
+    costs: LayerCosts,
+    expected: LayerCosts,
+    limits: Limits,
+    begun: Placement,
+    hierarchy: Hierarchy,
+    make: ReplicaStrategy,
+    rng: np.random.Generator,
+) -> Placement:
+    """The start, or its servers' replicas levelled over their GPUs if that is faster: a server serves its own tokens first."""
+    share_NE = from_servers(begun.split_EG(0).T, hierarchy.server_G)
+    from_NE, no_tokens = from_servers(expected.own_WGE.sum(axis=0), hierarchy.server_G), np.zeros((0, 1), dtype=np.int64)
+    homes = Homes(no_tokens, no_tokens[:, 0], limits, share_NE.argmax(axis=0), from_NE)
+    placements = begun, levelled(homes, share_NE, make, rng)
+    return min(placements, key=lambda placement: exclusive_s(costs.phase_times(placement.split_EG(0), hierarchy)))
 
 
 def _exchanges(holds_EG: BoolArray, slots_G: IntArray) -> Iterator[BoolArray]:

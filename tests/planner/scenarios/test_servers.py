@@ -17,7 +17,6 @@ from aurora.algorithms.placement.placement_bounds import (
     layer_bound_s,
 )
 from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.exclusive import Exclusive
@@ -323,12 +322,23 @@ def test_a_faster_server_takes_more_load():
         assert 1.5 * slow < fast < 2.6 * slow
 
 
-def test_a_placement_over_servers_needs_the_choices_of_each_token():
-    cluster, hierarchy = two_servers()
-    profile = replace(two_communities(4), routing=None)
-    start = Exclusive(cluster, [profile], OWN).place(np.random.default_rng(0))
-    with pytest.raises(BadInput, match="token-level routing"):
-        OverServers(cluster, [profile], OWN).improve_on_servers(start.placements_M, [hierarchy])[0]
+def test_counts_alone_level_the_replicas_inside_servers():
+    """Servers keep their experts, since counts tell no rows that others would save; their GPUs share what a server serves."""
+    cluster, hierarchy = two_servers((4, 4))
+    profile = draw_profile("zipf:0.8", CONFIG | {"num_local_experts": 64}, SyntheticOptions(8, 512))
+    for options in (replace(OWN, slots_per_gpu=8), PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=10)):
+        (start,) = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0)).placements_M
+        (found,) = OverServers(cluster, [profile], options).improve_on_servers([start], [hierarchy])
+        for layer in range(profile.layers):
+            costs = layer_costs(cluster, profile, layer, True)
+            split_XEG = [placement.split_EG(layer) for placement in (start, found)]
+            on_EN, then_EN = (
+                np.stack([split_EG[:, :4].sum(axis=1), split_EG[:, 4:].sum(axis=1)], axis=1) for split_EG in split_XEG
+            )
+            np.testing.assert_allclose(on_EN, then_EN)
+            start_s, found_s = (exclusive_s(costs.phase_times(split_EG, hierarchy)) for split_EG in split_XEG)
+            assert found_s <= start_s
+        assert (found == start) == (options.place == "swap-search")
 
 
 @pytest.mark.full
