@@ -1,6 +1,6 @@
 """SCHEMES: gradient codes by name. A code says which batches each worker computes; a worker sends their sum.
 
-The schemes are `balanced`, `bcc` (batched coupon's collector) and `uncoded`. A new scheme takes one function
+The schemes are `balanced` and `bcc` (batched coupon's collector). A new scheme takes one function
 (workers, batches, load, rng) -> GradientCode and one line in SCHEMES.
 """
 
@@ -63,19 +63,16 @@ def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
         raise InfeasiblePlan(f"scheme {scheme}: {batches} batches in {groups} groups need as many workers, found {workers}")
 
 
-def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
+def load_of(workers: int, batches: int, redundancy: int) -> int:
     """Returns the number of batches per worker at which at least `redundancy` workers compute every batch (BCC: on average).
 
     Raises:
-        BadInput: if `redundancy` is not from 1 to the number of workers, or not 1 with the uncoded scheme, or there are no
-            workers.
+        BadInput: if `redundancy` is not from 1 to the number of workers, or there are no workers.
     """
     if workers < 1:
         raise BadInput(f"`workers`: expected more than zero, found {workers}")
     if not 1 <= redundancy <= workers:
         raise BadInput(f"`redundancy`: expected from 1 to the {workers} workers, found {redundancy}")
-    if scheme == "uncoded" and redundancy > 1:
-        raise BadInput(f"`redundancy`: expected 1 with the uncoded scheme, which repeats nothing, found {redundancy}")
     return -(-batches // min(batches, workers // redundancy))
 
 
@@ -136,11 +133,4 @@ def _bcc(workers: int, batches: int, load: int, rng: np.random.Generator) -> Gra
     return grouped_code("bcc", group_W, batches, groups)
 
 
-def _uncoded(workers: int, batches: int, load: int, rng: np.random.Generator) -> GradientCode:
-    """Every batch goes to one worker; workers beyond the number of batches compute none."""
-    groups = min(workers, batches)
-    code = grouped_code("uncoded", np.arange(groups), batches, groups)
-    return GradientCode("uncoded", locked(np.vstack([code.holds_WB, np.zeros((workers - groups, batches), dtype=np.bool_)])))
-
-
-SCHEMES: dict[str, Scheme] = {"balanced": _balanced, "bcc": _bcc, "uncoded": _uncoded}
+SCHEMES: dict[str, Scheme] = {"balanced": _balanced, "bcc": _bcc}

@@ -271,7 +271,7 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     "objective": lambda: (*_planned("objective", models=2), *_planned("objective", models=3), "auto"),
     "aim": lambda: (*_planned("aim"), "auto"),
     "replicas": "aurora.algorithms.replicas.registry.REPLICAS",
-    "train_scheme": lambda: (name for name in _at("aurora.algorithms.gradient_codes.SCHEMES") if name != "uncoded"),
+    "train_scheme": "aurora.algorithms.gradient_codes.SCHEMES",
     "engine": "aurora.algorithms.check.fit.ENGINES",
     "recommended_engine": "aurora.advisor.engines.SERVING_ENGINES",
     "placement_format": "aurora.io.engine_placements.PLACEMENT_FORMATS",

@@ -40,10 +40,9 @@ def code_of(options: TrainOptions) -> GradientCode:
 
     Raises BadInput or InfeasiblePlan if there is no code for this redundancy and scheme.
     """
-    ranks, scheme = options.ranks, options.scheme
-    return make_code(
-        scheme, ranks, ranks, load_of(scheme, ranks, ranks, options.redundancy), np.random.default_rng(options.seed)
-    )
+    ranks = options.ranks
+    load = load_of(ranks, ranks, options.redundancy)
+    return make_code(options.scheme, ranks, ranks, load, np.random.default_rng(options.seed))
 
 
 class CodedGradients:

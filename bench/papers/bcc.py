@@ -32,7 +32,9 @@ def drawn_code(scheme: str, workers: int, rng: np.random.Generator) -> GradientC
     """Returns a code from which the sum is recoverable; BCC draws again where it missed a batch. None: of cyclic repetition."""
     while scheme != "cyclic":
         try:
-            return make_code(scheme, workers, workers, 1 if scheme == "uncoded" else LOAD, rng)
+            if scheme == "uncoded":  # one batch a worker
+                return make_code("balanced", workers, workers, 1, rng)
+            return make_code(scheme, workers, workers, LOAD, rng)
         except InfeasiblePlan:
             continue
     return None

@@ -51,11 +51,11 @@ def test_balanced_groups_differ_by_one_worker_at_most():
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.sampled_from(sorted(SCHEMES)))
 def test_redundancy_is_what_every_batch_has_at_least(workers, batches, redundancy, scheme):
-    if redundancy > workers or (scheme == "uncoded" and redundancy > 1):
+    if redundancy > workers:
         with pytest.raises(BadInput):
-            load_of(scheme, workers, batches, redundancy)
+            load_of(workers, batches, redundancy)
         return
-    load = load_of(scheme, workers, batches, redundancy)
+    load = load_of(workers, batches, redundancy)
     if scheme == "bcc":
         assert workers / group_count(batches, load) >= redundancy
     else:
@@ -71,7 +71,7 @@ def test_redundancy_is_what_every_batch_has_at_least(workers, batches, redundanc
         (("bcc", 4, 4, 0), BadInput, "a load of 1 to 4 batches a worker, found 0"),
         (("balanced", 3, 8, 2), InfeasiblePlan, "3 workers of 2 batches each cannot hold all 8 batches"),
         (("bcc", 3, 4, 1), InfeasiblePlan, "3 workers of 1 batches each cannot hold all 4 batches"),
-        (("best", 4, 4, 2), BadInput, "`scheme`: expected one of balanced, bcc, uncoded, found 'best'"),
+        (("best", 4, 4, 2), BadInput, "`scheme`: expected one of balanced, bcc, found 'best'"),
     ],
 )
 def test_sizes_that_fit_nothing(args, error, why):

@@ -64,7 +64,7 @@ def misbehave(how, workers, batch, _arguments=None):
 
 def coded_sum(work, batches, workers, redundancy, scheme, like, **options):
     """The sum by one round of a new aggregator."""
-    code = make_code(scheme, workers, batches, load_of(scheme, workers, batches, redundancy), options.pop("rng"))
+    code = make_code(scheme, workers, batches, load_of(workers, batches, redundancy), options.pop("rng"))
     with CodedAggregator(work, code, **options) as aggregator:
         return aggregator.aggregate(like)
 
@@ -74,7 +74,7 @@ def children():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "redundancy", "batches"), [("balanced", 2, 6), ("bcc", 2, 3), ("uncoded", 1, 2), ("balanced", 2, 5)]
+    ("scheme", "redundancy", "batches"), [("balanced", 2, 6), ("bcc", 2, 3), ("balanced", 1, 2), ("balanced", 2, 5)]
 )
 def test_counts_are_the_serial_sum_bit_for_bit(scheme, redundancy, batches):
     found = coded_sum(
@@ -171,7 +171,7 @@ def test_a_batch_that_nobody_can_give_is_named():
     with pytest.raises(
         RankFailed, match=r"batches 2 are held by no worker that is left: worker 2 failed: BadInput: this batch"
     ):
-        coded_sum(functools.partial(misbehave, "fail", (2,)), 4, 4, 1, "uncoded", like=COUNTS, rng=rng())
+        coded_sum(functools.partial(misbehave, "fail", (2,)), 4, 4, 1, "balanced", like=COUNTS, rng=rng())
     first, second = np.flatnonzero(make_code("balanced", 4, 4, 2, rng()).holds_WB[:, 0]).tolist()
     with pytest.raises(
         RankFailed, match=rf"batches 0, 1 are held by no worker that is left: worker {first} .*; worker {second} "
@@ -181,7 +181,7 @@ def test_a_batch_that_nobody_can_give_is_named():
 
 def test_nothing_for_too_long_is_a_failure():
     with pytest.raises(RankFailed, match=r"nothing came from the workers for 1 s"):
-        coded_sum(functools.partial(misbehave, "sleep", (0, 1)), 2, 2, 1, "uncoded", like=COUNTS, rng=rng(), timeout_s=1.0)
+        coded_sum(functools.partial(misbehave, "sleep", (0, 1)), 2, 2, 1, "balanced", like=COUNTS, rng=rng(), timeout_s=1.0)
 
 
 def failing(worker, number):
@@ -191,7 +191,7 @@ def failing(worker, number):
 
 def test_a_worker_that_ends_by_an_unexpected_error_says_why():
     with pytest.raises(RankFailed, match=r"worker 0 failed: OSError at .*: worker 0 has no clock in round 1"):
-        coded_sum(counts, 2, 1, 1, "uncoded", like=COUNTS, rng=rng(), delay_s=failing)
+        coded_sum(counts, 2, 1, 1, "balanced", like=COUNTS, rng=rng(), delay_s=failing)
 
 
 def scaled(batch, arguments):
@@ -246,7 +246,7 @@ def large(batch, _arguments):
 
 
 def test_results_larger_than_a_pipe_takes_at_once():
-    found = coded_sum(large, 2, 2, 1, "uncoded", like=np.zeros(3 << 20, dtype=np.int64), rng=rng())
+    found = coded_sum(large, 2, 2, 1, "balanced", like=np.zeros(3 << 20, dtype=np.int64), rng=rng())
     assert (found.total == 3).all()
 
 
@@ -256,4 +256,4 @@ def test_results_larger_than_a_pipe_takes_at_once():
 )
 def test_refusals(workers, redundancy, why):
     with pytest.raises(BadInput, match=why):
-        load_of("balanced", workers, 4, redundancy)
+        load_of(workers, 4, redundancy)

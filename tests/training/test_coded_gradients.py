@@ -101,7 +101,7 @@ def test_slowed_stopped_and_killed_ranks_change_no_step(folder, tmp_path):
     train(folder, [text], replace(options, steps=2), output=tmp_path / "coded")
 
     options = replace(OPTIONS, steps=7, resume=True)
-    code = make_code("balanced", 4, 4, load_of("balanced", 4, 4, 2), np.random.default_rng(options.seed))
+    code = make_code("balanced", 4, 4, load_of(4, 4, 2), np.random.default_rng(options.seed))
     groups = sorted({tuple(np.flatnonzero((code.holds_WB == row).all(axis=1)).tolist()) for row in code.holds_WB})
     (stopped, killed), (slowed, _) = groups
 
@@ -173,7 +173,6 @@ def test_codes_that_do_not_fit_are_refused_before_any_rank_starts(folder, tmp_pa
     text.write_text("def f(x): return x + 1\n" * 20)
     for change, error, said in (
         ({"redundancy": 5}, BadInput, "`redundancy`: expected from 1 to the 4 workers, found 5"),
-        ({"scheme": "uncoded"}, BadInput, "`redundancy`: expected 1 with the uncoded scheme, which repeats nothing, found 2"),
         ({"scheme": "none"}, BadInput, "`scheme`: expected one of balanced, bcc"),
         ({"scheme": "bcc", "seed": 4}, InfeasiblePlan, "no worker of 4 drew group"),
     ):
