@@ -160,7 +160,7 @@ class MeasuredCluster:
             sizes, part = ", ".join(map(str, np.bincount(links.server_G))), np.median(links.together_Bps_N / links.apart_Bps_N)
             owner = "a server has one NIC" if links.shared_nic else "a rank has a NIC of its own"
             said.append(
-                f"Servers by the rates of pairs, of {sizes} ranks; {owner}: ranks of a server that send to others at once "
+                f"Servers are the hosts, of {sizes} ranks; {owner}: ranks of a server that send to others at once "
                 f"reach {part:.0%} of their rates one at a time."
             )
         return tuple(said)
@@ -255,13 +255,13 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
     """Measures the links of a transport. All ranks must call it; all get the same measurements.
 
     - Pairs: messages of SIZES (between GPUs of GPU_SIZES) that take at most PATIENCE_S, each with a small reply; half of the
-      smallest round trip is subtracted. Servers are found by the rates of pairs.
+      smallest round trip is subtracted. Their rates tell whether hosts are servers.
     - Ports: each rank sends to all others of its server; then 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
     - NICs: all ranks of a server send to ranks of other servers at the same time.
 
     Args:
         transport: the transport.
-        hosts_G: (G,) the host of each rank, from `host_id`; empty: servers are found by the rates alone.
+        hosts_G: (G,) the host of each rank, from `host_id`; empty: all are on one.
         device: device of the messages.
     """
     return _LinkTimer(transport, hosts_G, device).measure()
@@ -272,8 +272,8 @@ class _LinkTimer:
 
     def __init__(self, transport: Transport, hosts_G: Sequence[str], device: str) -> None:
         self._net = transport
-        names = list(hosts_G)
-        self._host_G = np.array([names.index(name) for name in names]) if names else None
+        names = list(dict.fromkeys(hosts_G))
+        self._host_G = np.array([names.index(name) for name in hosts_G] or [0] * transport.ranks)
         self._server_G = np.zeros(transport.ranks, dtype=np.int64)
         self._device, self._sizes = device, SIZES if device == "cpu" else GPU_SIZES
         self._buffer = torch.zeros(self._sizes[-1], dtype=torch.uint8, device=device)

@@ -216,7 +216,7 @@ def test_ranks_that_are_slower_together_share_a_nic():
     assert made.servers is not None
     assert (made.servers.nic_Bps, made.servers.shared) == (53.0, True)
     assert MeasuredCluster(made, shared, "gloo").remarks[-1] == (
-        "Servers by the rates of pairs, of 2, 2 ranks; a server has one NIC: ranks of a server that send to others at once reach "
+        "Servers are the hosts, of 2, 2 ranks; a server has one NIC: ranks of a server that send to others at once reach "
         "53% of their rates one at a time."
     )
 

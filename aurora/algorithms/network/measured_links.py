@@ -1,14 +1,12 @@
-"""Fits a link's start-up and rate to measured message times, and finds a cluster's servers by the rates of its links."""
+"""Fits a link's start-up and rate to measured message times, and tells by links' rates whether hosts are servers."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.spatial.distance import squareform
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, above_zero, counts, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, above_zero, counts, numbers
 
 
 @dataclass(frozen=True)
@@ -52,84 +50,30 @@ def fit_link(bytes_X: ArrayLike, seconds_X: ArrayLike) -> LinkFit:
     return LinkFit(startup_s, rate_Bps, float(np.median(np.abs((startup_s + sent_X / rate_Bps) / took_X - 1))))
 
 
-TIERS = 1.25  # how many times as fast links inside a server must be as those to other servers
-Parts = list[IntArray]  # the ranks of each server
+TIERS = 1.25  # how many times as fast links inside hosts must be as those between them, for hosts to be servers
 
 
-def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike | None = None) -> IntArray:
-    """Finds which ranks share a server: links inside a server are clearly faster than those between servers.
+def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike) -> IntArray:
+    """Returns each rank's server, (G,) int64: its host, if links inside hosts are clearly faster than those between them.
 
-    Ranks are clustered by the logarithms of the rates (average linkage), and the coarsest clear partition is taken. A partition
-    is clear if at least two of its servers have several ranks and, in each of these servers, the slowest internal link is
-
-    - more than TIERS times as fast as the fastest link to other servers, and
-    - faster by more than the spread of internal links that the ranks' ports do not explain.
-
-    If no partition is clear, hosts are the servers if the median rate of links inside hosts is more than TIERS times the median
-    rate of all others.
-
-    A server consists of whole hosts: ranks of one host reach each other without a NIC, and faster links among them are NVLink
-    pairs or rings. Ranks with slow ports do not form a server: a slow port is slow to all ranks.
+    They are if, in the median, they are more than TIERS times as fast, and each host has several ranks: a single slow rank may
+    as well have a slow port. Otherwise all ranks are on one server. NVLink pairs on a host are no servers: no NIC lies between
+    them.
 
     Args:
         rate_Bps_GG: (G, G) float64, bytes per second from rank to rank, measured one pair at a time; above zero except on the
             diagonal.
-        host_G: (G,) int64, the host of each rank; None: unknown, so that servers follow from the rates alone.
-
-    Returns:
-        (G,) int64, each rank's server, numbered from zero in the order of their first ranks; all zero if none are clear.
+        host_G: (G,) int64, the host of each rank, numbered from zero.
 
     Raises:
         BadInput: if the rates are not a square, or one is not above zero.
     """
-    rates_GG = numbers("find_servers: rate_Bps_GG", rate_Bps_GG, 2)
-    ranks = len(rates_GG)
-    between = ~np.eye(ranks, dtype=bool)
-    if rates_GG.shape != (ranks, ranks) or (rates_GG[between] <= 0).any():
+    rates_GG, hosts_G = numbers("find_servers: rate_Bps_GG", rate_Bps_GG, 2), np.asarray(host_G, dtype=np.int64)
+    between_GG = ~np.eye(len(rates_GG), dtype=np.bool_)
+    if rates_GG.shape != between_GG.shape or (rates_GG[between_GG] <= 0).any():
         raise BadInput("find_servers: rate_Bps_GG: expected a square of rates above zero")
-    hosts_G = np.arange(ranks) if host_G is None else np.asarray(host_G)
-    if ranks > 2:
-        log_GG = np.log(np.where(between, rates_GG, 1.0))
-        symmetric_GG = (log_GG + log_GG.T) / 2
-        distance_GG = np.where(between, symmetric_GG[between].max() - symmetric_GG, 0.0)
-        tree = linkage(squareform(distance_GG, checks=False), "average")
-        for label_G in cut_tree(tree, n_clusters=np.arange(2, ranks)).T:
-            if _of_whole_hosts(label_G, hosts_G) and _clear(rates_GG, _parts(label_G)):
-                return _numbered(label_G)
-    parts = _parts(hosts_G)
-    if len(parts) > 1 and all(len(part) > 1 for part in parts):
-        inside_GG = np.equal.outer(hosts_G, hosts_G)
-        if np.median(rates_GG[inside_GG & between]) > TIERS * np.median(rates_GG[~inside_GG]):
-            return _numbered(hosts_G)
-    return locked(np.zeros(ranks, dtype=np.int64))
-
-
-def _parts(label_G: IntArray) -> Parts:
-    """The ranks of each label."""
-    return [np.flatnonzero(label_G == label) for label in np.unique(label_G)]
-
-
-def _numbered(label_G: IntArray) -> IntArray:
-    """The labels as numbers from zero, in the order of their first ranks."""
-    _, first_N, which_G = np.unique(label_G, return_index=True, return_inverse=True)
-    return locked(np.argsort(np.argsort(first_N))[which_G].astype(np.int64))
-
-
-def _of_whole_hosts(label_G: IntArray, host_G: IntArray) -> bool:
-    """Returns whether no host has ranks of two labels."""
-    return all(len(np.unique(label_G[part])) == 1 for part in _parts(host_G))
-
-
-def _clear(rates_GG: FloatArray, parts: Parts) -> bool:
-    """Returns whether links inside are clearly faster than those between the parts; a slow port is no reason."""
-    several = [part for part in parts if len(part) > 1]
-    for part in several:
-        others = np.setdiff1d(np.arange(len(rates_GG)), part)
-        outside_Bps = max(rates_GG[np.ix_(part, others)].max(), rates_GG[np.ix_(others, part)].max())
-        inside_GG, pairs = rates_GG[np.ix_(part, part)].copy(), ~np.eye(len(part), dtype=bool)
-        np.fill_diagonal(inside_GG, 0.0)
-        explained_GG = np.minimum.outer(inside_GG.max(axis=1), inside_GG.max(axis=0))
-        gap = inside_GG[pairs].min() / outside_Bps
-        if gap <= max(TIERS, (explained_GG[pairs] / inside_GG[pairs]).max()):
-            return False
-    return len(several) > 1
+    ranks_N, inside_GG = np.bincount(hosts_G), np.equal.outer(hosts_G, hosts_G)
+    if len(ranks_N) == 1 or (ranks_N == 1).any():
+        return np.zeros_like(hosts_G)
+    clear = np.median(rates_GG[inside_GG & between_GG]) > TIERS * np.median(rates_GG[~inside_GG])
+    return hosts_G if clear else np.zeros_like(hosts_G)
