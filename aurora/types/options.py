@@ -281,12 +281,10 @@ class ControlOptions:
 
     Args:
         loss: keep the placement while the slowest GPUs take at most this share longer than under a rebalanced one.
-        bytes_per_s: maximum bytes of expert weights moved per second; None: as many as pay.
         period_s: seconds between two windows of traffic.
     """
 
     loss: float = 0.02
-    bytes_per_s: float | None = option(None, above=0)
     period_s: float = option(10.0, above=0)
 
     def __post_init__(self) -> None:

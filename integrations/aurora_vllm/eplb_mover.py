@@ -302,7 +302,7 @@ class EplbMover:
     def _make_controller(self, held_LGP: IntArray) -> "Controller":
         from aurora.algorithms.control.controller import Controller, load_cost_G, slowest_port_Bps
 
-        options, slots, move_Bps = ControlOptions(self._settings.loss, self._settings.bytes_per_s), None, None
+        options, slots, move_Bps = ControlOptions(self._settings.loss), None, None
         if (cluster := self._cluster) is not None:
             width_G = np.full(self._facts.ranks, held_LGP.shape[2])
             slots = GpuSlots(width_G, load_cost_G(cluster, self._profile))

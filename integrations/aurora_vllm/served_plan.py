@@ -250,7 +250,7 @@ class ServedPlan:
         ways = self.hierarchy
         servers = [] if ways is None else [ways.chunks, ways.level_from, ways.server_G.tolist()]
         settings = self._settings
-        control = (settings.adapt, settings.loss, settings.bytes_per_s, settings.dry_run)
+        control = (settings.adapt, settings.loss, settings.dry_run)
         slices = (settings.colocate, settings.priority, settings.slice_s)
         shared = (settings.order, slices, models, orders, physical, servers, control)
         return hashlib.sha256(repr(shared).encode()).hexdigest()

@@ -47,7 +47,6 @@ class Settings:
         agree_s: seconds that ranks wait for each other's report on the plan before the model is built.
         adapt: True: adapt the placement to traffic, through EPLB (`--enable-eplb`).
         loss: with adapt: the present placement is kept while it costs the slowest GPUs at most this share of their time.
-        bytes_per_s: with adapt: upper limit on moved expert weights, in bytes per second; None: as many as pay off.
         dry_run: with adapt: True: move nothing, and log what would move.
         fault_store: address of the rendezvous store for continuing without lost ranks; set by `aurora vllm`.
         required: True: the server ends if the plugin cannot do what its settings request; False: vLLM serves without it.
@@ -69,7 +68,6 @@ class Settings:
     agree_s: float = option(60.0, above=0.0, most=LONGEST_S)
     adapt: bool = False
     loss: float = ControlOptions.loss
-    bytes_per_s: float | None = None
     dry_run: bool = False
     fault_store: str | None = None
     required: bool = False
@@ -82,8 +80,8 @@ class Settings:
             raise BadInput("order: expected another than push with colocate or hierarchical all-to-alls, which go by messages")
         if self.all_to_all == "hierarchical" and self.plan is None:
             raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
-        ControlOptions(self.loss, self.bytes_per_s)
-        for name in ("loss", "bytes_per_s", "dry_run"):
+        ControlOptions(self.loss)
+        for name in ("loss", "dry_run"):
             if not self.adapt and getattr(self, name) != getattr(Settings, name):
                 raise BadInput(f"{name}: expected adapt, whose setting it is, found none")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):

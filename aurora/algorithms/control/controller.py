@@ -1,8 +1,7 @@
 """Controller of the placement in force: after each window of traffic it keeps the placement, or changes a few of its slots.
 
 - A change must be worth its moves. The present traffic is expected to last as long as traffic usually does. A layer moves only
-  if the time saved until then is CAUTION times what its moves cost, since all of a step counts as expert compute. The bytes of
-  moves are within a budget.
+  if the time saved until then is CAUTION times what its moves cost, since all of a step counts as expert compute.
 - Chance alone moves nothing: the placements are compared on loads drawn from the estimated distribution of the traffic.
 - It learns from past moves how long moves take.
 
@@ -11,7 +10,7 @@ The controller has no threads and moves nothing itself: its caller reports loads
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,7 +31,7 @@ ENOUGH = 0.005  # relative: a layer this close to equal load is not changed furt
 CAUTION = 2.0  # times its cost that a change must save while the traffic lasts (bench/control.py)
 
 Action = Literal["keep", "move"]
-Kind = Literal["bad-loads", "no-tokens", "under-way", "balanced", "not-worth", "over-budget", "gain"]  # of reason
+Kind = Literal["bad-loads", "no-tokens", "under-way", "balanced", "not-worth", "gain"]  # of reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +41,7 @@ class Decision:
     Attributes:
         action: "keep" the placement, or "move" experts.
         kind: the reason as a word, for programs. A placement is kept because the window has "bad-loads" or "no-tokens", moves
-            are "under-way", the placement is "balanced", or moves are "not-worth" it or "over-budget". Experts move for a
-            "gain".
+            are "under-way", the placement is "balanced", or moves are "not-worth" it. Experts move for a "gain".
         reason: the reason as one sentence.
         held_LGP: (L, G, P) int64, the expert in each slot of the wanted placement, -1 for none.
         moves: number of experts whose weights GPUs receive.
@@ -184,12 +182,9 @@ class Controller:
         loses = f"the placement loses {loss:.1%}"
         if not (saved_L > 0).any() or loss <= self.options.loss:
             return self._keep("balanced", f"{loses}, no more than {self.options.loss:.1%}", now, loss)
-        paying = self._paying(saved_L / mean_L.sum(), bytes_L)
-        if not paying:
-            return self._keep("not-worth", f"{loses}, but moves cost more until traffic changes", now, loss)
-        chosen = self._within_budget(paying, bytes_L)
+        chosen = self._paying(saved_L / mean_L.sum(), bytes_L)
         if not chosen:
-            return self._keep("over-budget", f"{loses}, but one layer's moves are above `bytes_per_s`", now, loss)
+            return self._keep("not-worth", f"{loses}, but moves cost more until traffic changes", now, loss)
         held_LGP = self.held_LGP.copy()
         held_LGP[chosen] = next_LGP[chosen]
         reason = f"{loses}; {len(chosen)} of {len(held_LGP)} layers change"
@@ -212,20 +207,10 @@ class Controller:
         best_L = best_L[saved_L[best_L] > 0]
         bytes_K, saved_K = bytes_L[best_L].cumsum(), saved_L[best_L].cumsum()  # of the first layers
         moving_s_K = self._move_times.seconds(bytes_K)
-        paced_s_K = bytes_K / (self.options.bytes_per_s or math.inf)
-        cost_s_K = moving_s_K if self._stalls else np.maximum(moving_s_K, paced_s_K) * LENGTHENED
+        cost_s_K = moving_s_K if self._stalls else moving_s_K * LENGTHENED
         after_s_K = np.maximum(self.options.period_s * self.tracker.horizon - moving_s_K, 0.0)
         gain_s_K = saved_K * after_s_K - CAUTION * cost_s_K
         return best_L[: gain_s_K.argmax() + 1].tolist() if gain_s_K.max() > 0 else []
-
-    def _within_budget(self, layers: Sequence[int], bytes_L: IntArray) -> list[int]:
-        """The first of the layers, as many as a period's budget allows."""
-        budget, chosen = (self.options.bytes_per_s or math.inf) * self.options.period_s, []
-        for layer in layers:
-            if bytes_L[layer] <= budget:
-                budget -= float(bytes_L[layer])
-                chosen.append(layer)
-        return chosen
 
     def _expected_max_L(self, expected_LE: FloatArray, spread_LE: FloatArray, *tables: IntArray) -> list[FloatArray]:
         """For each table of slots (L,), the largest load of a GPU times its cost, the mean over drawn loads.

@@ -103,16 +103,6 @@ def test_tasks_that_end_before_moves_would_pay_are_not_all_followed():
     assert np.mean(moves) <= 6  # in 30 windows, in which the task changes ten times
 
 
-def test_bytes_stay_within_the_budget_and_all_layers_move_in_the_end():
-    rng = np.random.default_rng(0)
-    control = controller(bytes_per_s=800.0, period_s=10.0)
-    decisions = [each for each in served(control, [skewed(0)] * 12, rng) if each.action == "move"]
-    assert all(0 < each.bytes <= 8000 for each in decisions)
-    assert len(decisions) > 1
-    assert {layer for each in decisions for layer in each.layers} == {0, 1, 2}
-    assert slowest(skewed(0), control.held_LGP) < 1.05
-
-
 def test_moves_that_failed_leave_the_placement_in_force():
     control = controller()
     held_LGP = control.held_LGP.copy()
@@ -150,7 +140,6 @@ def test_the_same_windows_give_the_same_decisions():
     ("options", "sentence"),
     [
         ({"loss": 1.0}, "`loss`: expected a number from zero to below one, found 1.0"),
-        ({"bytes_per_s": 0.0}, "`bytes_per_s`: expected more than zero, found 0.0"),
         ({"period_s": float("inf")}, "`period_s`: expected more than zero, found inf"),
     ],
 )
