@@ -28,7 +28,7 @@ from tables import Table, today, write
 
 from aurora.algorithms.control import controller as module
 from aurora.algorithms.control.controller import CAUTION, Controller
-from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.types import ControlOptions, GpuSlots, Profile, SyntheticOptions
 from aurora.types.placement import EMPTY

@@ -7,8 +7,8 @@ from itertools import chain
 import numpy as np
 
 from aurora.algorithms.control.controller import Controller
-from aurora.algorithms.control.load_tracker import gpu_loads
 from aurora.algorithms.control.move_rounds import buffered_rounds
+from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.registry import place_unbounded
 from aurora.types import ControlOptions, GpuSlots, Placement, Profile

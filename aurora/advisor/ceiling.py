@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from scipy.special import stdtrit
 
-from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.algorithms.replicas.registry import slot_tables
 from aurora.algorithms.workload.load_statistics import LEVEL, Interval
 from aurora.errors import BadInput

@@ -1,4 +1,4 @@
-"""Computes the expert slots of each GPU from memory and options, divides experts over them, and fills free slots."""
+"""Computes the expert slots of each GPU from memory and options, divides experts over them, fills slots, and sums up loads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import numpy as np
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import Cluster, FailureDomains, Placement, PlanOptions, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.placement import EMPTY
 
 USABLE = 0.9  # part of a GPU's memory that engines use
 CACHE_KEPT = 0.9  # part of the KV cache without replicas that these leave
@@ -207,3 +208,27 @@ def _filled(holds_EG: BoolArray, load_E: IntArray, speed_G: FloatArray, most: in
         hottest, coldest = np.where(fits_E, load_E / replicas_E, -1).argmax(), np.where(new_E, grown_E, np.inf).argmin()
         holds_EG[hottest if fits_E.any() else coldest, gpu] = True
     return holds_EG
+
+
+def gpu_loads(load_DLE: FloatArray, held_LGP: IntArray, cost_G: FloatArray, part_LGP: FloatArray | None = None) -> FloatArray:
+    """Returns (D, L, G) float64, the load of each GPU times its cost.
+
+    Args:
+        load_DLE: (D, L, E) loads of experts, for each of D draws or windows.
+        held_LGP: (L, G, P) int64, the expert in each slot, -1 for none.
+        cost_G: (G,) cost of a unit of load on each GPU.
+        part_LGP: (L, G, P) the part of its expert's load that each slot takes; None: replicas take even parts.
+    """
+    layers, experts = load_DLE.shape[1:]
+    at_LGP = np.where(held_LGP != EMPTY, held_LGP, 0) + np.arange(layers)[:, None, None] * experts
+    flat_DX = load_DLE.reshape(len(load_DLE), layers * experts)
+    parts_LGP = _even_parts(held_LGP) if part_LGP is None else part_LGP
+    return np.asarray((flat_DX[:, at_LGP] * parts_LGP).sum(axis=3) * cost_G)
+
+
+def _even_parts(held_LGP: IntArray) -> FloatArray:
+    """(L, G, P) float64, the parts of slots if replicas take even ones."""
+    experts, used_LGP = int(held_LGP.max()) + 1, held_LGP != EMPTY
+    at_LGP = np.where(used_LGP, held_LGP, 0) + np.arange(len(held_LGP))[:, None, None] * experts
+    count_X = np.bincount(at_LGP[used_LGP], minlength=len(held_LGP) * experts)
+    return np.asarray(np.where(used_LGP, 1 / np.maximum(count_X, 1)[at_LGP], 0.0))

@@ -17,8 +17,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.algorithms.control.load_tracker import LoadTracker, gpu_loads
+from aurora.algorithms.control.load_tracker import LoadTracker
 from aurora.algorithms.control.move_times import MoveTimes
+from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.algorithms.replicas.rebalance import checked_min_replicas, rebalance
 from aurora.errors import BadInput
 from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Profile

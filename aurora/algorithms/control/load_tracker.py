@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike
 
 from aurora.algorithms.workload.load_statistics import shrunk_shares
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.placement import EMPTY, expert_loads
+from aurora.types.arrays import FloatArray
+from aurora.types.placement import expert_loads
 
 CHANGE = 5.0  # times what windows usually differ by, above which traffic has changed
 FIRST_EFFECT = 4.0  # times what single tokens would differ by, that windows differ by at least until FEW have been compared
@@ -239,27 +239,3 @@ def _statistic(one_LE: FloatArray, other_LE: FloatArray) -> float:
     statistic = float(np.divide(apart_LE, variance_LE, out=np.zeros_like(apart_LE), where=variance_LE > 0).sum())
     freedom = int(np.maximum(np.count_nonzero(variance_LE > 0, axis=1) - 1, 0).sum())
     return statistic / freedom if freedom else 1.0
-
-
-def gpu_loads(load_DLE: FloatArray, held_LGP: IntArray, cost_G: FloatArray, part_LGP: FloatArray | None = None) -> FloatArray:
-    """Returns (D, L, G) float64, the load of each GPU times its cost.
-
-    Args:
-        load_DLE: (D, L, E) loads of experts, for each of D draws or windows.
-        held_LGP: (L, G, P) int64, the expert in each slot, -1 for none.
-        cost_G: (G,) cost of a unit of load on each GPU.
-        part_LGP: (L, G, P) the part of its expert's load that each slot takes; None: replicas take even parts.
-    """
-    layers, experts = load_DLE.shape[1:]
-    at_LGP = np.where(held_LGP != EMPTY, held_LGP, 0) + np.arange(layers)[:, None, None] * experts
-    flat_DX = load_DLE.reshape(len(load_DLE), layers * experts)
-    parts_LGP = _even_parts(held_LGP) if part_LGP is None else part_LGP
-    return np.asarray((flat_DX[:, at_LGP] * parts_LGP).sum(axis=3) * cost_G)
-
-
-def _even_parts(held_LGP: IntArray) -> FloatArray:
-    """(L, G, P) float64, the parts of slots if replicas take even ones."""
-    experts, used_LGP = int(held_LGP.max()) + 1, held_LGP != EMPTY
-    at_LGP = np.where(used_LGP, held_LGP, 0) + np.arange(len(held_LGP))[:, None, None] * experts
-    count_X = np.bincount(at_LGP[used_LGP], minlength=len(held_LGP) * experts)
-    return np.asarray(np.where(used_LGP, 1 / np.maximum(count_X, 1)[at_LGP], 0.0))

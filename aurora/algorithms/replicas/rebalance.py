@@ -1,6 +1,6 @@
 """Rebalances a placement in force, for live systems: changes few slots; all layers of a model take milliseconds.
 
-The search on one layer is in `rebalance_core`.
+The search is in `rebalance_core`.
 """
 
 import time
@@ -8,12 +8,15 @@ import time
 import numpy as np
 from numpy.typing import ArrayLike
 
+from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.algorithms.layers_in_threads import map_layers
-from aurora.algorithms.replicas.rebalance_core import rebalance_layer
+from aurora.algorithms.replicas.rebalance_core import rebalance_layers
 from aurora.errors import BadInput
 from aurora.types import GpuSlots, Placement, Rebalanced
 from aurora.types.arrays import FloatArray, IntArray, as_array, counts
 from aurora.types.placement import EMPTY, expert_loads
+
+CHUNKS = 4  # of layers, in threads: working memory is made for each
 
 
 def rebalance(
@@ -71,14 +74,15 @@ def rebalance(
     slots_G, cost_G = slots.slots_G.copy(), slots.cost_G.copy()
     mean_L = load_LE.sum(axis=1) / (1 / cost_G).sum()
     began = time.perf_counter()
-    rows = map_layers(
-        lambda layer: rebalance_layer(
-            load_LE[layer], cost_G, slots_G, held_LGP[layer], most, worth, mean_L[layer] * (1 + enough), *keeps
-        ),
-        len(load_LE),
-        "rebalance layers",
-    )
-    moves_L, before_L, after_L = (np.array(column) for column in zip(*rows, strict=True))
+    moves_L, before_L = np.zeros(len(load_LE), dtype=np.int64), gpu_loads(load_LE[None], held_LGP, cost_G)[0].max(axis=1)
+    after_L, target_L = before_L.copy(), mean_L * (1 + enough)
+    begin_C = np.linspace(0, len(load_LE), min(len(load_LE), CHUNKS) + 1).astype(np.int64)
+
+    def chunk(number: int) -> None:
+        limits, layers = (most, worth, before_L, mean_L, target_L), begin_C[number : number + 2].tolist()
+        rebalance_layers(load_LE, cost_G, slots_G, held_LGP, *limits, *keeps, moves_L, after_L, *layers)
+
+    map_layers(chunk, len(begin_C) - 1, "rebalance layers")
     return Rebalanced(held_LGP, moves_L, before_L, after_L, mean_L, time.perf_counter() - began)
 
 

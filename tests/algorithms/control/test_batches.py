@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aurora.algorithms.control.controller import Controller
-from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.types import ControlOptions
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aurora.algorithms.control.controller import Controller, ControlOptions
-from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.errors import BadInput
 
 EXPERTS, GPUS, SLOTS, LAYERS = 16, 4, 5, 3

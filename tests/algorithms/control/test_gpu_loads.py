@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.algorithms.gpu_slots import gpu_loads
 
 LOAD_LE = np.array([[40.0, 10.0, 30.0]] * 2)
 

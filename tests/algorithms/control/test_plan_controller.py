@@ -11,7 +11,7 @@ from aurora.algorithms.control.controller import (
     slots_in_use,
     slowest_port_Bps,
 )
-from aurora.algorithms.control.load_tracker import gpu_loads
+from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.types import ControlOptions, Curve, Placement, Servers
 from tests.conftest import cluster
 from tests.planner.test_plan import profile
