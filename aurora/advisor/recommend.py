@@ -15,6 +15,7 @@ from aurora.advisor.ceiling import planned_map
 from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
+from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.algorithms.check.fit import ENGINES, check_engine
@@ -30,7 +31,7 @@ from aurora.io.model_configs import load_model_config
 from aurora.planner.choice import TIE
 from aurora.planner.plan import make_plan, price
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, GpuKind, Placement, Plan, PlanOptions, Profile, RequestLoad, SyntheticOptions
+from aurora.types import Cluster, GpuKind, Placement, Plan, PlanOptions, Profile, RequestLoad, Requests, SyntheticOptions
 from aurora.types.arrays import FloatArray
 from aurora.types.options import GATHERED
 
@@ -141,6 +142,8 @@ class Recommendation:
         at_most: (lower, upper) estimate of the gain of perfect balance over the engine's default, for traffic as balanced, and
             as imbalanced, as that of recorded models; None for recorded traffic, and if `simulated` is given.
         plan: the plan of the recommended way; None if the way has no planned placement, or nothing is recommended.
+        requests: what balance of requests over data-parallel ranks brings; None where ways of serving are not compared, and if
+            the default has a single rank.
     """
 
     engine: str
@@ -152,6 +155,7 @@ class Recommendation:
     recorded: RecordedRange | None
     at_most: tuple[float, float] | None
     plan: Plan | None
+    requests: BalanceOfRequests | None
 
     @property
     def default(self) -> ServingWay:
@@ -216,6 +220,7 @@ def recommend(
     model: str | Path | Mapping[str, Any] | None = None,
     profile: Profile | None = None,
     load: RequestLoad = RequestLoad(),
+    requests: Requests | None = None,
     nic_Bps: float = 50e9,
     per_server: int = 8,
     progress: Progress = no_progress,
@@ -239,6 +244,8 @@ def recommend(
         profile: the model's traffic; its tokens are redistributed if there are more or fewer GPUs than source ranks. None:
             synthetic traffic is drawn for `model` (Zipf, 0.8).
         load: the requests.
+        requests: recorded requests, on which balance over data-parallel ranks is predicted; None: lengths are drawn about those
+            of `load`, and advise nothing. Only where ways of serving are compared.
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
         per_server: with `gpus` as text: GPUs of a server.
         progress: called with (name of the work, amount done, amount in all).
@@ -271,11 +278,12 @@ def recommend(
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
     drawn = profile.provenance.get("tool") == SYNTHETIC_TOOL
     nvlink = has_nvlink(cluster)
-    served = simulated = plan = at_most = None
+    served = simulated = plan = at_most = spread = None
     if config is not None and cluster.equal and kinds:
         case = ServingCase(config, kinds[0], load, nic_Bps_of(cluster), per_server_of(cluster))
         served = compare_ways_of_serving(profile, case, engine, len(cluster), nvlink, progress=progress)
         best = None if drawn else best_way(served)
+        spread = balance_of_requests(case, served, best, requests, progress)
         if best is not None and best.way is not None and best.way.placement == "plan":
             plan = planned(cluster, profile, best, SERVING_ENGINES[engine].replicate)
     else:
@@ -294,7 +302,7 @@ def recommend(
             case.service(served.default.way, (ratio, ratio)).tokens_per_s for ratio in (1.0, *recorded.ratios["linear"])
         )
         at_most = even / uneven[0], even / uneven[1]
-    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, at_most, plan)
+    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, at_most, plan, spread)
 
 
 def has_nvlink(cluster: Cluster) -> bool:

@@ -8,10 +8,11 @@ from aurora.cli.inputs import check_folder
 from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
-from aurora.io import load_cluster, load_gpus, load_model_config, load_profile
+from aurora.io import load_cluster, load_gpus, load_model_config, load_profile, load_requests
 from aurora.io.model_configs import served_model
 from aurora.types import Cluster, RequestLoad
 from aurora.types.options import OptionField
+from aurora.types.requests import SERVED
 
 
 def recommend(
@@ -22,6 +23,8 @@ def recommend(
     cluster: Path | None = None,
     profile: list[Path] | None = None,
     load: RequestLoad,
+    requests: Path | None = None,
+    trace_format: Annotated[str | None, OptionField(choices="trace_format", panel=SERVED)] = None,
     nic_Bps: Annotated[float, OptionField(flag="--nic-bps")] = 50e9,
     per_server: int = 8,
     output: Path = Path("recommended"),
@@ -36,6 +39,8 @@ def recommend(
         gpus: kinds and numbers of GPUs, such as h20:8,a100:8; or give --cluster.
         cluster: cluster TOML, or a shipped cluster's name.
         profile: the model's recorded traffic; default: synthetic traffic; of two models: whether to split the GPUs.
+        requests: a trace of requests, on which balance over data-parallel ranks is predicted.
+        trace_format: format of the trace; default: the one that has its columns.
         nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
         per_server: with --gpus: number of GPUs in a server.
         output: folder for the plan and the engine's files.
@@ -46,11 +51,13 @@ def recommend(
     from aurora.advisor.recommend import save_recommendation
     from aurora.advisor.two_models import recommend_for_two, takes_turns
     from aurora.reports.advice import recommendation_lines, two_models_advice
-    from aurora.reports.comparisons import balancing_costs, recommendation_table
+    from aurora.reports.comparisons import balancing_costs, recommendation_table, requests_table
     from aurora.reports.json_objects import fields_json, recommendation_json
 
     if (not gpus) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
+    if requests is None:
+        refuse_given(("trace_format",), "with `requests`")
     if not gpus:
         refuse_given(("nic_Bps", "per_server"), "with `gpus`")
     check_folder(
@@ -61,6 +68,7 @@ def recommend(
     if max(len(models), len(traffic)) > 1 and len(models) not in (0, len(traffic)):
         raise BadInput(f"recommend: expected a --profile for each --model, found {len(traffic)} and {len(models)}")
     if len(traffic) > 1:
+        refuse_given(("requests",), "for one model")
         hardware = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus(), nic_Bps, per_server)
         kinds = [kind for name, kind in load_gpus().items() if name in {gpu.kind for gpu in hardware.gpus}]
         for number, name in enumerate(models):
@@ -73,10 +81,11 @@ def recommend(
         wrote = [f"wrote {output}", f"start them with:\n{command}"] if command else []
         show(as_json, {**known, "output": output if command else None, "launch": command}, advice, *wrote)
         return
+    recorded = None if requests is None else load_requests(requests, trace_format)
     with progress_bars() as progress:
         recommendation = aurora.recommend(
-            machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load, nic_Bps=nic_Bps,
-            per_server=per_server, progress=progress,
+            machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load,
+            requests=recorded, nic_Bps=nic_Bps, per_server=per_server, progress=progress,
         )  # fmt: skip
         sharing = None
         if not recommendation.drawn and (recommendation.served is None or takes_turns(engine, recommendation.cluster)):
@@ -91,6 +100,7 @@ def recommend(
             "launch": command,
         },
         recommendation_table(recommendation),
+        None if recommendation.requests is None else requests_table(recommendation.requests),
         None if recommendation.drawn or recommendation.served is None else balancing_costs(recommendation.served),
         *([f"config: {said}"] if (said := recommendation.profile.provenance.get("config")) else []),
         *recommendation_lines(recommendation),

@@ -14,6 +14,7 @@ from aurora.errors import BadInput
 from aurora.io import load_plan, load_requests, save
 from aurora.types import BARRIERS, PlanOptions, RequestOptions
 from aurora.types.options import SIMULATED_ORDERS, OptionField
+from aurora.types.requests import SERVED
 from aurora.types.run_options import INTERLEAVE
 
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
@@ -43,7 +44,7 @@ def simulate(
     interleave: Annotated[str, OptionField(one_of=INTERLEAVE[:2])] = "on",
     staged: bool = False,
     requests: Path | None = None,
-    trace_format: Annotated[str | None, OptionField(choices="trace_format")] = None,
+    trace_format: Annotated[str | None, OptionField(choices="trace_format", panel=SERVED)] = None,
     layers: bool = False,
     as_json: bool = False,
 ) -> None:

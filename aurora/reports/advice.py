@@ -7,6 +7,7 @@ import numpy as np
 from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation, installs
+from aurora.advisor.request_balance import BalanceOfRequests
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
 from aurora.advisor.sharing import ApartSeconds
 from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, TwoModels, takes_turns
@@ -226,7 +227,9 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
     exchange = engine.EXCHANGES[recommendation.default.exchange]
     moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
     default = f"{recommendation.engine}'s own exchange{moved}: {exchange.about}."
-    lines, best, simulated = [], recommendation.best, recommendation.simulated
+    lines, best, simulated = list[str](), recommendation.best, recommendation.simulated
+    if recommendation.requests is not None:
+        lines.append(requests_line(recommendation.requests))
     if recommendation.drawn:
         lines.append(_drawn_line(recommendation))
     elif recommendation.served is not None:
@@ -254,6 +257,24 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
         f"computed from datasheets. Of those that were compared with measured ones, half were within {COMPUTED_ERROR - 1:.0%}: "
         f"intervals allow for that between layouts or exchanges. The default has {default}",
     ]
+
+
+def requests_line(spread: BalanceOfRequests) -> str:
+    """Returns what balance of requests over data-parallel ranks brings, before that of experts, and how to get it."""
+    if spread.drawn:
+        whose = f"{spread.requests} requests of drawn lengths, which advise nothing (give yours by --requests). Of them"
+    else:
+        whose = f"{spread.requests} requests, which are {spread.load:.0%} of what even ranks of these GPUs can take. Of them"
+    best, default = spread.flags[spread.best], spread.default
+    experts, both, even = (row.tokens_per_s / default.tokens_per_s for row in (spread.experts, spread.both, spread.even))
+    rest = f"{spread.expert_way} brings {experts:.2f}x, both together {both:.2f}x; even ranks and that would bring {even:.2f}x"
+    if not spread.worth:
+        return f"Requests over {spread.ranks} ranks: {whose}, no setting spreads them better than the default does; {rest}."
+    brings = (
+        f"{best.tokens_per_s / default.tokens_per_s:.2f}x the tokens per second, TTFT p95 {seconds(best.ttft_p95_s)} after "
+        f"{seconds(default.ttft_p95_s)}, TPOT p50 {seconds(best.tpot_p50_s)} after {seconds(default.tpot_p50_s)}"
+    )
+    return f"Requests over {spread.ranks} ranks: {whose}, {spread.best} brings {brings}; {rest}."
 
 
 def _drawn_line(recommendation: Recommendation) -> str:

@@ -3,6 +3,7 @@
 from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
+from aurora.advisor.request_balance import ABOVE, BELOW, BalanceOfRequests
 from aurora.advisor.served_ways import METHODS, WaysOfServing
 from aurora.reports.formatting import DASH, right, seconds, size
 
@@ -30,6 +31,22 @@ def recommendation_table(recommendation: Recommendation) -> Table:
                 DASH if way.share is None else f"{way.share:.0%}",
             )
         table.add_section()
+    return table
+
+
+def requests_table(spread: BalanceOfRequests) -> Table:
+    """Returns a table of requests as the engine spreads them over ranks, as it could, and with balanced experts."""
+    caption = (
+        f"tokens/s: generated, with {ABOVE:.0%} of what even ranks can take arriving; the rest with {BELOW:.0%}; busiest rank: "
+        "its tokens in a step over the mean"
+    )
+    heads = right("tokens/s", "TTFT p95", "TPOT p50", "busiest rank")
+    table = Table(Column("requests over ranks", min_width=18), *heads, caption=caption)
+    rows = {"the engine's default": spread.default} | (spread.flags if spread.worth else {})
+    rows |= {spread.expert_way: spread.experts, "both": spread.both, f"even ranks, {spread.expert_way}": spread.even}
+    for name, row in rows.items():
+        latencies = seconds(row.ttft_p95_s), seconds(row.tpot_p50_s)
+        table.add_row(name, f"{row.tokens_per_s:,.0f}", *latencies, f"{row.busiest:.2f}")
     return table
 
 

@@ -205,6 +205,12 @@ def recommendation_json(recommendation: Recommendation) -> JsonObject:
             **fields_json(simulated, "default_s tokens share"),
             "candidates": [fields_json(candidate, "name seconds gain low high") for candidate in simulated.candidates],
         },
+        "requests": recommendation.requests
+        and {
+            **fields_json(recommendation.requests, "requests drawn ranks load expert_way best worth"),
+            **{name: asdict(getattr(recommendation.requests, name)) for name in ("default", "experts", "both", "even")},
+            "flags": {words: asdict(service) for words, service in recommendation.requests.flags.items()},
+        },
         "recorded": recommendation.recorded and fields_json(recommendation.recorded, "models gpus parts ratios"),
     }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.algorithms.requests.dispatch import dispatch_of
+from aurora.algorithms.requests.dispatch import DISPATCH, dispatch_of
 from aurora.algorithms.requests.ranks import RankLoads, RankRule, by_requests
 from aurora.algorithms.requests.steps import EveryStep, RanksAtStep
 from aurora.errors import BadInput
@@ -159,6 +159,7 @@ def serve(
     options: RequestOptions = RequestOptions(),
     watch: Watch = lambda _tokens_G, _steps, _seconds: None,
     progress: Progress = no_progress,
+    rank: str = "",
 ) -> ServedRequests:
     """Simulates an engine whose data-parallel ranks step in lockstep, each with its own scheduler; returns the served requests.
 
@@ -174,6 +175,7 @@ def serve(
         watch: called with (tokens of each rank, number of steps, seconds of one step) for each run of steps with the same
             tokens.
         progress: called with (name of the work, requests served, requests in all) for each hundredth of the requests.
+        rank: the way in DISPATCH whose rule chooses the rank; empty: that of `options.dispatch`.
 
     Raises:
         BadInput: if `options.dispatch` is unknown, or there are more than MOST_STEPS steps in which a request begins or ends.
@@ -182,9 +184,10 @@ def serve(
     def even_s(prompt_tokens: int, generating: int) -> float:
         return step_s(np.full(ranks, prompt_tokens), np.full(ranks, generating))
 
-    rules = dispatch_of(options, ranks, even_s)
+    rank_rule, steps_rule = dispatch_of(options, ranks, even_s)
+    rank_rule = DISPATCH[rank].rank if rank else rank_rule
     state = _Ranks(requests, ranks, options.max_num_batched_tokens, options.max_num_seqs)
-    return _served(requests, state, *rules, step_s, watch, progress)
+    return _served(requests, state, rank_rule, steps_rule, step_s, watch, progress)
 
 
 def serve_evenly(

@@ -70,8 +70,12 @@ class Requests(Value):
         upto = int(np.searchsorted(self.arrival_s_Q, seconds))
         if not upto:
             raise BadInput(f"`duration_s`: expected requests in the first {seconds:g} seconds, found none")
+        return self.first(upto)
+
+    def first(self, most: int) -> "Requests":
+        """Returns the first `most` requests, or all if there are fewer."""
         cut: dict[str, Any] = {name: getattr(self, name) for name in PER_REQUEST}
-        cut = {name: None if values is None else values[:upto] for name, values in cut.items()}
+        cut = {name: None if values is None else values[:most] for name, values in cut.items()}
         return replace(self, **cut)
 
     def at_rate(self, factor: float) -> "Requests":

@@ -62,6 +62,27 @@ def test_drawn_traffic_advises_nothing_and_writes_nothing(aurora, tmp_path):
     assert (found["recommendation"], found["drawn"], found["launch"], found["sharing"]) == (None, True, None, None)
 
 
+def test_requests_are_advised_before_experts_if_they_are_recorded(aurora, tmp_path):
+    """Prompts of 8000 and 500 tokens in turn: SGLang's turns put the long ones on every second rank."""
+    trace = tmp_path / "r.csv"
+    trace.write_text(
+        "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i / 10},{500 if i % 2 else 8000},9\n" for i in range(200))
+    )
+    line = ("recommend", "--gpus", "l40s:4", "--model", "mixtral-topics", "--engine", "sglang", "-o", tmp_path / "out")
+    code, printed, err = aurora(*line, "--requests", trace)
+    assert code == 0, err
+    told = " ".join(printed.split())
+    assert re.search(r"Requests over 4 ranks: 200 requests, which are [0-9.]+% of what even ranks .* can take", told)
+    assert re.search(r"Of them, --load-balance-method minimum_tokens brings 1\.[0-9]+x the tokens per second, TTFT p95", told)
+    assert told.index("Requests over 4 ranks") < told.index("No recommendation: this traffic is drawn")
+    found = json.loads(aurora(*line, "--requests", trace, "--json")[1])["requests"]
+    assert (found["requests"], found["drawn"], found["worth"]) == (200, False, True)
+    assert found["flags"][found["best"]]["tokens_per_s"] > found["default"]["tokens_per_s"]
+    assert json.loads(aurora(*line, "--json")[1])["requests"]["drawn"]
+    refused(aurora(*line, "--trace-format", "azure"), "--trace-format: expected with --requests")
+    refused(aurora(*line, "--requests", tmp_path / "none.csv"), "none.csv: no such file")
+
+
 def test_two_models_split_four_gpus_or_share_them(aurora, tmp_path):
     """Slow links and small experts: a half for each model halves what crosses them. Without links to wait for, nothing wins."""
     shape, seen = Shape.of(CONFIG), []

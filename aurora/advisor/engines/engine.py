@@ -278,6 +278,21 @@ def launch_lines(
 
 
 @dataclass(frozen=True)
+class DispatchFlag:
+    """A setting with which an engine spreads requests over data-parallel ranks.
+
+    Attributes:
+        words: what to set.
+        dispatch: the way, as in `RequestOptions.dispatch`.
+        rank: the way whose rule chooses the rank, if not that of `dispatch`.
+    """
+
+    words: str
+    dispatch: str
+    rank: str = ""
+
+
+@dataclass(frozen=True)
 class ServingEngine:
     """A serving engine: its defaults, its settings, and its commands. The docstring of its module lists the settings.
 
@@ -299,6 +314,8 @@ class ServingEngine:
         replicate: the method of REPLICAS whose placements the engine supports.
         file: name of the placement file that `aurora recommend` writes.
         files: function (way, placement file) -> dict from the names of further files in its folder to their texts.
+        dispatch: the way in which it spreads requests over data-parallel ranks by default, as in `RequestOptions.dispatch`.
+        dispatch_flags: settings that spread them in other ways.
         share: function (way, models, plan files, part of a GPU's memory for each model) -> commands of servers that take turns
             on the same GPUs, each with its plan and orders; None: the engine does not support this.
     """
@@ -319,6 +336,8 @@ class ServingEngine:
     replicate: str = "equal-split"
     file: str = "placement.json"
     files: Callable[[ServingWay, Path], dict[str, str]] = lambda way, file: {}
+    dispatch: str = "requests"
+    dispatch_flags: Sequence[DispatchFlag] = ()
     share: Callable[[ServingWay, Sequence[str], Sequence[Path], Sequence[float]], list[str]] | None = None
 
     def check(self, way: ServingWay) -> None:

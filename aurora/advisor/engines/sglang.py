@@ -35,6 +35,7 @@ from pathlib import Path
 
 from aurora.advisor.engines.engine import (
     EXCHANGES,
+    DispatchFlag,
     EplbSettings,
     LaunchPlace,
     ServingEngine,
@@ -114,4 +115,6 @@ SGLANG = ServingEngine(
     scatters=True,
     moves_wait=True,
     form="sglang",
+    dispatch="round-robin",
+    dispatch_flags=[DispatchFlag("--load-balance-method minimum_tokens", "tokens")],
 )

@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from aurora.advisor.engines.engine import (
+    DispatchFlag,
     EplbSettings,
     LaunchPlace,
     ServingEngine,
@@ -132,4 +133,8 @@ TRTLLM = ServingEngine(
     form="trtllm",
     file="placement.yaml",
     files=files,
+    dispatch_flags=[
+        DispatchFlag(f"attention_dp_config: {{enable_balance: true, timeout_iters: {steps}}}", f"aligned:{steps}", "requests")
+        for steps in (2, 8, 32)
+    ],
 )

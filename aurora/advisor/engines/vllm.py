@@ -36,6 +36,7 @@ from pathlib import Path
 
 from aurora.advisor.engines.engine import (
     EXCHANGES,
+    DispatchFlag,
     EplbSettings,
     LaunchPlace,
     ServingEngine,
@@ -165,5 +166,10 @@ VLLM = ServingEngine(
     halves_from=(512, 32),
     replicate="eplb",
     file="plan.json",
+    dispatch_flags=[
+        *(DispatchFlag(f"--prefill-schedule-interval {steps}", f"interval:{steps}", "requests") for steps in (2, 4, 8, 16, 32)),
+        DispatchFlag("a router by tokens (header X-data-parallel-rank)", "tokens"),
+        DispatchFlag("""--additional-config '{"aurora": {"requests": "cadence"}}'""", "cadence"),
+    ],
     share=share,
 )
