@@ -22,7 +22,7 @@ def report(
     form: Annotated[str, OptionField(flag="--format", choices="report_format")] = "html",
     as_json: bool = False,
 ) -> None:
-    """Report on a plan: its speed-up, prediction against measurement, advice and charts.
+    """Report on a plan: its speed-up, prediction against measurement, and charts.
 
     Args:
         plan: plan JSON.

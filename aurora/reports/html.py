@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.reports.advice import advice
 from aurora.reports.chart_data import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
 from aurora.reports.inputs import ReportInputs
@@ -28,8 +27,6 @@ from aurora.reports.sections import (
     traffic_section,
 )
 from aurora.reports.trace_times import TIMED_PHASES
-
-STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a decode step (time per output token)"}
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,7 @@ def _worth(numbers: ReportNumbers) -> Iterator[Tile]:
             if before
             else f"{served.name}, {served.steps} {'step' if served.steps == 1 else 'steps'}"
         )
-        stages = "".join(f"; {STAGE_NAMES[stage]} {seconds(value)}" for stage, value in served.stage_s.items())
-        yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{stages}{part}")
+        yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{part}")
     if both is None:
         yield Tile("Speed-up", DASH, numbers.of.without)
     else:
@@ -195,7 +191,6 @@ def page(inputs: ReportInputs, progress: Progress = no_progress) -> str:
         heading=models,
         lead=f"{plan.scenario[:1].upper()}{plan.scenario[1:]}: {len(plan.cluster)} ranks of {plan.cluster.name}.",
         tiles=tiles(numbers),
-        advice=advice(numbers),
         phases=phases,
         sections=shown,
         provenance=provenance(numbers),

@@ -1,12 +1,10 @@
 """Numbers for a report's charts, computed on first use: traffic, loads, runs, speed-ups."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from aurora.advisor.sharing import ApartSeconds, apart_seconds
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.network.port_bounds import nics_of, port_seconds, spread
 from aurora.algorithms.placement.cost_model import SUMMED, layer_costs
@@ -15,10 +13,9 @@ from aurora.planner.plan import layer_seconds
 from aurora.reports.formatting import size
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.spans import TransferSpans, planned
-from aurora.reports.trace_times import EXCHANGES, Bars, Comparison, Summary, bars, compare, span_s, summarise
-from aurora.simulator.interpreter import simulate_plan
+from aurora.reports.trace_times import EXCHANGES, Bars, Comparison, Summary, bars, compare, summarise
 from aurora.types import TRACE_PHASES, Cluster, ModelPlan, Placement, Profile, Trace
-from aurora.types.arrays import FloatArray, IntArray, gap
+from aurora.types.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -104,11 +101,6 @@ def relative_loads(flows: Traffic, profile: Profile) -> tuple[FloatArray, FloatA
     return experts, before, after
 
 
-def skew(value_G: FloatArray) -> float:
-    """Returns max / mean - 1 of the values, value_G (G,)."""
-    return gap(float(value_G.max()), float(value_G.mean()))
-
-
 SAME = 0.01  # bytes that differ less are of the same traffic
 ALIKE = 3.0  # factor up to which dispatched bytes differ between traffic of which times can be compared: numbers' widths do too
 
@@ -124,7 +116,6 @@ class Serving:
         steps: number of steps; concurrent steps of several models count once.
         tokens: tokens of all steps, of all models; None if unknown.
         exact: True: `tokens` are those of the profiles; False: they are estimated from the bytes that were sent.
-        stage_s: by stage ("prefill", "decode"), mean seconds from a step's first event to its last; empty if unknown.
     """
 
     by: str
@@ -133,7 +124,6 @@ class Serving:
     steps: int
     tokens: float | None
     exact: bool = True
-    stage_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step_s(self) -> float:
@@ -190,17 +180,6 @@ class ReportNumbers:
         return tuple(transfers_M)
 
     @cached_property
-    def shared(self) -> tuple[Summary, ApartSeconds] | None:
-        """Simulation of models that share the GPUs: (summary at the same time, seconds one after the other).
-
-        None for plans of one model and without profiles.
-        """
-        plan, profiles = self.of.plan, self.of.profiles
-        if not plan.colocated or not profiles:
-            return None
-        return summarise(simulate_plan(plan, profiles), plan.cluster), apart_seconds(plan, profiles, progress=self.progress)
-
-    @cached_property
     def summaries(self) -> tuple[Summary, ...]:
         """Summaries of the traces, in sequence."""
         return tuple(summarise(trace, self.of.plan.cluster) for _, trace in self.of.traces)
@@ -235,7 +214,7 @@ class ReportNumbers:
         for kind in ("measured", "predicted"):
             runs, baseline = [run for run in self._runs if run.by == kind], self.of.baseline
             if runs and kind in baseline.seconds:
-                runs.insert(0, replace(runs[-1], name=baseline.name, seconds=baseline.seconds[kind], stage_s={}))
+                runs.insert(0, replace(runs[-1], name=baseline.name, seconds=baseline.seconds[kind]))
             if len(runs) > 1:
                 return replace(runs[0], tokens=runs[-1].tokens, exact=runs[-1].exact), runs[-1]
         return self._ways
@@ -269,12 +248,8 @@ class ReportNumbers:
             part = _dispatched_bytes(trace, of_model) / planned_bytes if planned_bytes else 1.0
             same = abs(part - 1) < SAME
             tokens, exact = tokens + tokens_of(profile) * (1.0 if same else part), exact and same
-        steps = np.unique(trace.step_X).tolist()
-        stage_s = {}
-        if exact and len(self.of.profiles) == 1 and (stage_T := self.of.profiles[0].stage_T) and len(stage_T) == len(steps):
-            pairs = [(stage, span_s(trace, trace.step_X == step)) for stage, step in zip(stage_T, steps, strict=True)]
-            stage_s = {stage: float(np.mean([s for its, s in pairs if its == stage])) for stage in dict.fromkeys(stage_T)}
-        return Serving(trace.kind, name, trace.seconds, len(steps), tokens if self.traffic_M else None, exact, stage_s)
+        steps = len(np.unique(trace.step_X))
+        return Serving(trace.kind, name, trace.seconds, steps, tokens if self.traffic_M else None, exact)
 
     @property
     def predicted(self) -> int | None:

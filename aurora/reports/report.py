@@ -24,7 +24,7 @@ def report(
     baseline: Baseline = Baseline(),
     progress: Progress = no_progress,
 ) -> None:
-    """Writes a report on a plan: its speed-up, its times, and advice on what to do next.
+    """Writes a report on a plan: its speed-up and its times.
 
     Args:
         plan: the plan.

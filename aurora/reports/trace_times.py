@@ -1,4 +1,4 @@
-"""Times of a Trace: definitions of all figures that tables, charts, JSON and advice show of it.
+"""Times of a Trace: definitions of all figures that tables, charts and JSON show of it.
 
 A transfer starts when both sender and receiver are ready. A phase's seconds on a rank are the time in which at least one of its
 events is active there. Time between a rank's events is waiting: for a peer, the port, or the GPU. The time of an exchange is

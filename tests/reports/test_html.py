@@ -148,7 +148,7 @@ def test_numbers_arrive_as_they_were(shown, together):
 
 def test_the_answer_comes_first(alone):
     text = page(alone)
-    assert text.index("What to do next") < text.index("<figure")
+    assert text.index('class="tiles"') < text.index("<figure")
     assert "-20.0%" in text
     before_s, after_s = ReportNumbers(alone).objective_s
     assert "Speed-up, by the objective" in text

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from aurora.planner.plan import make_plan
-from aurora.reports.advice import advice
 from aurora.reports.formatting import DASH
 from aurora.reports.html import tiles
 from aurora.reports.inputs import Baseline, ReportInputs
-from aurora.reports.numbers import ReportNumbers, contiguous, skew
+from aurora.reports.numbers import ReportNumbers, contiguous
 from aurora.types import Cluster, Gpu, PlanOptions, Servers
 from tests.reports.conftest import profile
 
@@ -61,18 +60,6 @@ def test_without_runs_it_is_the_objective_and_without_traffic_nothing(alone):
     assert ReportNumbers(ReportInputs(alone.plan)).serving is None
 
 
-def test_stages_have_steps_of_their_own(alone):
-    profile = replace(alone.profiles[0], stage_T=("prefill", "decode"))
-    found = ReportNumbers(replace(alone, profiles=(profile,), traces=alone.traces[:1]))
-    trace = alone.traces[0][1]
-    for step, stage in enumerate(("prefill", "decode")):
-        rows = trace.step_X == step
-        assert found.serving.stage_s[stage] == pytest.approx(trace.end_s_X[rows].max() - trace.start_s_X[rows].min())
-    assert "time to first token" in tiles(found)[1].note
-    other = replace(found.of, traces=(("o.npz", replace(trace, bytes_X=trace.bytes_X * 2)),))
-    assert not ReportNumbers(other).serving.stage_s
-
-
 def test_times_of_other_traffic_are_not_compared(alone):
     plan, ((name, predicted), (other, measured)) = alone.plan, alone.traces
     assert ReportNumbers(alone).why_incomparable is None
@@ -82,8 +69,6 @@ def test_times_of_other_traffic_are_not_compared(alone):
     assert re.fullmatch(said, found.why_incomparable)
     (tile,) = [each for each in tiles(found) if each.title == "Prediction error"]
     assert (tile.value, tile.note) == (DASH, f"Of other traffic: {found.why_incomparable}")
-    assert [each for each in advice(found) if "prediction of its own traffic" in each]
-    assert not [each for each in advice(found) if "before trusting" in each]
 
 
 def test_contiguous_deals_experts_in_order():
@@ -109,11 +94,6 @@ def test_the_plan_is_no_slower_than_index_order_and_at_its_own_value(alone):
     before_s, after_s = ReportNumbers(alone).objective_s
     assert after_s == pytest.approx(alone.plan.objective_s)
     assert before_s >= after_s
-
-
-def test_skew():
-    assert skew(np.array([1.0, 1.0, 4.0])) == 1.0
-    assert skew(np.zeros(2)) == 0.0
 
 
 @pytest.mark.parametrize("shared", [False, True])
