@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import known_kv_bytes
-from aurora.algorithms.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
+from aurora.algorithms.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_interval
 from aurora.errors import BadInput
 from aurora.io.prompts import check_corpus
 from aurora.models.decoding import GreedyBatch
@@ -335,7 +335,7 @@ def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
 
 def _half_width(profile: Profile, options: ProfileOptions) -> float:
     """Half of the interval of the bottleneck's load, relative, which options.precision is compared with; takes a resampling."""
-    return contiguous_load_intervals(profile, options.seed).bottleneck.half_width
+    return contiguous_interval(profile, options.seed).half_width
 
 
 def _precision(profile: Profile, options: ProfileOptions) -> dict[str, str]:

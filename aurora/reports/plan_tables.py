@@ -18,7 +18,7 @@ from aurora.types.placement import TINY
 from aurora.types.profile import CurvesByKind
 
 if TYPE_CHECKING:
-    from aurora.algorithms.workload.load_statistics import LoadIntervals
+    from aurora.algorithms.workload.load_statistics import Interval
     from aurora.planner.evaluate import Drift, Evaluation
 
 LINKS = 6  # of a cut, by name
@@ -248,12 +248,12 @@ def _names(plan: Plan) -> tuple[str, ...]:
     return distinct([model.model for model in plan.models])
 
 
-def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: int | None = None) -> Table:
+def profile_table(profile: Profile, fullest: "Interval", most: int | None = None) -> Table:
     """Returns a table of each layer's load and skew.
 
     Args:
         profile: the traffic.
-        loads: confidence intervals of the loads, for a column on the hottest expert's share; None: no such column.
+        fullest: the fullest rank's load over the mean, if experts are placed by index.
         most: number of layers to show, the most skewed; None: all.
     """
     columns: Columns = {
@@ -262,20 +262,14 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: 
         "max/mean expert load": "{:.2f}".format,
         "hottest expert": str,
     }
-    caption = None
-    if loads is not None:
-        columns = {**columns, "its share": str}
-        low, high = loads.bottleneck.low, loads.bottleneck.high
-        caption = (
-            f"fullest of {profile.sources} ranks, experts in order: {low:.3f} to {high:.3f} times the mean; intervals of "
-            f"{LEVEL:.0%}, {loads.drawn} drawn again"
-        )
-    rows = []
-    for layer, load_E in enumerate(profile.load_LE):
-        skew = load_E.max() / load_E.mean() if load_E.any() else 0.0
-        at = layer, int(load_E.argmax())
-        share = [] if loads is None else [f"{percent(loads.low_LE[at])} to {percent(loads.high_LE[at])}"]
-        rows.append((layer, load_E.sum(), float(skew), at[1], *share))
+    rows = [
+        (layer, load_E.sum(), float(load_E.max() / load_E.mean()) if load_E.any() else 0.0, int(load_E.argmax()))
+        for layer, load_E in enumerate(profile.load_LE)
+    ]
+    caption = (
+        f"fullest of {profile.sources} ranks, experts in order: {fullest.low:.3f} to {fullest.high:.3f} times the mean; an "
+        f"interval of {LEVEL:.0%}, {fullest.drawn} drawn again"
+    )
     title = f"{profile.model}: {plural(profile.windows, 'window')}, {plural(profile.sources, 'source')}, top-{profile.top_k}"
     return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
 

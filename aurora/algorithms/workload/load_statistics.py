@@ -1,4 +1,4 @@
-"""Statistics of the experts' loads: bootstrap intervals of loads and bottlenecks, variation between samples, shrunk shares.
+"""Statistics of the experts' loads: bootstrap intervals of bottlenecks, variation between samples, shrunk shares.
 
 Tokens of a prompt choose similar experts, so resampling single tokens would give too narrow an interval. The bootstrap
 resamples whole rounds of each source rank with replacement. A round is a prefill with the decoding that follows it; prompts of
@@ -20,11 +20,12 @@ MIN_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Interval:
-    """A measured value with its confidence interval at LEVEL."""
+    """A measured value with its confidence interval at LEVEL, from resampled "rounds" or "tokens"."""
 
     low: float
     value: float
     high: float
+    drawn: str = ""
 
     @property
     def half_width(self) -> float:
@@ -32,36 +33,17 @@ class Interval:
         return (self.high - self.low) / 2 / self.value if self.value else 0.0
 
 
-@dataclass(frozen=True)
-class LoadIntervals:
-    """Intervals of the experts' loads and of a placement's bottleneck.
-
-    Attributes:
-        share_LE: (L, E) float64, every expert's share of its layer's tokens.
-        low_LE: (L, E) float64, the lower end of its interval.
-        high_LE: (L, E) float64, the upper end of its interval.
-        bottleneck: the most loaded GPU's tokens divided by the mean over all GPUs, averaged over layers.
-        drawn: what was resampled, "rounds" or "tokens".
-    """
-
-    share_LE: FloatArray
-    low_LE: FloatArray
-    high_LE: FloatArray
-    bottleneck: Interval
-    drawn: str
-
-
-def load_intervals(
+def bottleneck_interval(
     tokens_TLSE: IntArray,
     stage_T: tuple[str, ...] | None,
     split_LEG: FloatArray,
     rng: np.random.Generator,
     replicates: int = REPLICATES,
-) -> LoadIntervals:
-    """Computes confidence intervals of every expert's load and of a placement's bottleneck, by the bootstrap.
+) -> Interval:
+    """Computes the confidence interval of a placement's `bottleneck`, by the bootstrap.
 
-    The intervals of loads are percentiles. The largest of several noisy loads is biased upwards, and resampling adds to the
-    bias. So the bottleneck's interval is reflected at the value (the "basic" bootstrap), which removes the bias.
+    The largest of several noisy loads is biased upwards, and resampling adds to the bias. So the interval is reflected at the
+    value (the "basic" bootstrap), which removes the bias.
 
     Args:
         tokens_TLSE: (T, L, S, E) int64, as Profile.tokens_TLSE.
@@ -73,13 +55,10 @@ def load_intervals(
     rounds_ULSE = rounds_of(tokens_TLSE, stage_T)
     few = len(rounds_ULSE) < MIN_ROUNDS
     drawn_BLE = (tokens_again if few else rounds_again)(rounds_ULSE, rng, replicates)
-    share_LE, shares_BLE = (_shares(counts) for counts in (rounds_ULSE.sum(axis=(0, 2)), drawn_BLE))
-    tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    low_LE, high_LE = np.quantile(shares_BLE, tails, axis=0)
-    value = float(bottleneck(share_LE[None], split_LEG)[0])
-    under, over = np.quantile(bottleneck(shares_BLE, split_LEG), tails).tolist()
-    interval = Interval(max(2 * value - over, min(1.0, value)), value, max(2 * value - under, value))
-    return LoadIntervals(share_LE, low_LE, high_LE, interval, "tokens" if few else "rounds")
+    value = float(bottleneck(_shares(rounds_ULSE.sum(axis=(0, 2)))[None], split_LEG)[0])
+    under, over = np.quantile(bottleneck(_shares(drawn_BLE), split_LEG), ((1 - LEVEL) / 2, (1 + LEVEL) / 2)).tolist()
+    low, high = max(2 * value - over, min(1.0, value)), max(2 * value - under, value)
+    return Interval(low, value, high, "tokens" if few else "rounds")
 
 
 def rounds_of(tokens_TLSE: IntArray, stage_T: tuple[str, ...] | None) -> IntArray:
@@ -166,13 +145,13 @@ def variation_by_chance(
     return variation(drawn_BLE, other_BLE)
 
 
-def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
-    """Computes `load_intervals` of a profile under `contiguous_split`, experts placed by index."""
+def contiguous_interval(profile: Profile, seed: int = 0) -> Interval:
+    """Computes `bottleneck_interval` of a profile under `contiguous_split`, experts placed by index."""
     from aurora.algorithms.workload.traffic import contiguous_split  # loads estimates of rows, which a worker does not need
 
     split_EG = contiguous_split(profile.experts, profile.sources)
     split_LEG = np.broadcast_to(split_EG, (profile.layers, *split_EG.shape))
-    return load_intervals(profile.tokens_TLSE, profile.stage_T, split_LEG, np.random.default_rng(seed))
+    return bottleneck_interval(profile.tokens_TLSE, profile.stage_T, split_LEG, np.random.default_rng(seed))
 
 
 LEAST_PRIOR = 0.5  # pairs that every expert is given before counting, at least (Jeffreys)
