@@ -13,12 +13,12 @@ from aurora.cli.inputs import check_model, check_output, profiles_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given
 from aurora.cli.output import show
 from aurora.errors import AuroraError, BadInput, need, plural
-from aurora.io import load_plan, load_trace, save, write_text
+from aurora.io import load_plan, save, write_text
 from aurora.io.prompts import load_arriving
 from aurora.reports.formatting import Columns, distinct, seconds, table_of, text
 from aurora.types import Plan, PlanOptions, Profile, RunOptions, Trace
 from aurora.types.options import OptionField
-from aurora.types.run_options import RANKS, SHARING
+from aurora.types.run_options import SHARING
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,11 +37,9 @@ def run(
     prompts: list[Path],
     output: Path | None = None,
     trace: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
-    ranks: Annotated[int | None, OptionField(panel=RANKS)] = None,
     verify: bool = False,
     compare: bool = False,
     profile: Annotated[list[Path] | None, OptionField(panel=COMPARE)] = None,
-    predicted: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -53,11 +51,9 @@ def run(
         prompts: a prompt per line, or .jsonl with prompt and arrival time at_s; one file, or one per model.
         output: the answers to write (JSON lines).
         trace: the measured trace to write (npz); default: beside the plan.
-        ranks: refuse the plan unless it has this number of ranks.
         verify: compare the answers with those of the unmodified model in one process.
         compare: compare each phase with a simulation of the same traffic.
         profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
-        predicted: with --compare: compare with this predicted trace (npz) instead.
     """
     params = RUNNING.get().params
     from aurora.planner.options import with_preemption, with_priorities
@@ -67,12 +63,11 @@ def run(
         loaded = with_preemption(loaded, known)
     if is_given("micro_batches"):
         loaded = _with_micro_batches(loaded, plan, profile, instead.micro_batches)
-    _check_counts(loaded, plan, model, prompts, ranks)
-    simulated = compare and predicted is None
-    if (profile or predicted) and not compare:
-        raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")
+    _check_counts(loaded, plan, model, prompts)
+    if profile and not compare:
+        raise BadInput("run: --profile goes with --compare")
     interleave = params["interleave"]
-    if simulated and (params["order"] != RunOptions.order or params["deduplicate"] is not None or interleave == "processes"):
+    if compare and (params["order"] != RunOptions.order or params["deduplicate"] is not None or interleave == "processes"):
         raise BadInput(
             "run --compare: simulates the plan alone and as planned, expected none of --orders auto, --deduplicate, "
             "--interleave processes"
@@ -80,10 +75,9 @@ def run(
     check_output(trace=trace, output=output)
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
-    check_output(trace=target, output=output, predicted_trace=beside if simulated else None)
-    chosen = options(keep_logits=verify, predictable=simulated)
-    expected = load_trace(predicted) if predicted is not None else None
-    profiles = profiles_of(loaded, plan, profile) if simulated else []
+    check_output(trace=target, output=output, predicted_trace=beside if compare else None)
+    chosen = options(keep_logits=verify, predictable=compare)
+    profiles = profiles_of(loaded, plan, profile) if compare else []
     files = prompts * len(model) if len(prompts) == 1 else prompts
     arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
     for path in model:
@@ -102,7 +96,8 @@ def run(
     if output is not None:
         _write_answers(output, loaded, result.answers_M, tokenizers)
     save(result.trace, target)
-    if simulated:
+    expected = None
+    if compare:
         expected = _predicted(loaded, result, profiles, interleave)
         save(expected, beside)
     differences = differing(result, model, requests, chosen) if verify else None
@@ -111,10 +106,8 @@ def run(
         raise AuroraError(f"outputs differ from the plain model's in {len(differences)} places, first: {differences[0]}")
 
 
-def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: Sequence[Path], ranks: int | None = None) -> None:
-    """Raises BadInput unless there are as many models, files of prompts (or one) and ranks as the plan is for."""
-    if ranks is not None and ranks != len(plan.cluster):
-        raise BadInput(f"--ranks {ranks}: {path} is for {plural(len(plan.cluster), 'rank')}")
+def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: Sequence[Path]) -> None:
+    """Raises BadInput unless there are as many models, and files of prompts (or one), as the plan is for."""
     if len(models) != len(plan.models):
         raise BadInput(f"{path}: has {plural(len(plan.models), 'model')}, expected as many --model, found {len(models)}")
     if len(prompts) not in (1, len(models)):

@@ -85,7 +85,7 @@ def test_the_whole_way(aurora, folder):
     (folder / "prompts.txt").write_text("import os\n\nclass Thing:\n    def method(self, other):\nThe statement\n")
     code, out, err = aurora(
         "run", plan, "--model", shipped("models/mixtral-topics"), "--model", shipped("models/qwen3moe-stdlib"),
-        "--prompts", folder / "prompts.txt", "--max-new-tokens", 3, "--ranks", 4, "--transport", "shaped", "--verify",
+        "--prompts", folder / "prompts.txt", "--max-new-tokens", 3, "--transport", "shaped", "--verify",
         "-o", folder / "answers.jsonl",
     )  # fmt: skip
     assert code == 0, err
@@ -143,7 +143,7 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
             assert sorted(keys[0].T.tolist()) == sorted(keys[1].T.tolist()) != []
     starts, ends = [measured.start_s_X[measured.model_X == 1].min(), measured.end_s_X[measured.model_X == 0].max()]
     assert starts >= ends  # one after the other
-    given = ["--compare", "--predicted", folder / "plan.measured.predicted.npz", "--transport", "memory"]
+    given = ["--compare", "--transport", "memory"]
     code, out, _ = aurora(*run, *given, "--json")
     assert code == 0
     found = json.loads(out)
@@ -153,7 +153,7 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
     for served in found["models"]:
         assert set(served["ttft_s"]) == set(served["tpot_s"]) == {"p50", "p90", "p99"}
         assert served["requests"] > 0
-    refused(aurora(*run, "--predicted", "x.npz"), "run: --predicted goes with --compare")
+    refused(aurora(*run, "--profile", folder / "a.npz"), "run: --profile goes with --compare")
     refused(aurora(*run, "--compare", "--orders", "auto"), "run --compare: simulates the plan alone and as planned")
     refused(aurora(*run, "--interleave", "maybe"), "--interleave: expected one of on, off, processes")
     refused(aurora(*run, "--gpu-group", "x"), "--gpu-group: expected with --interleave processes")
@@ -232,7 +232,6 @@ LINES = {
         ("simulate cut.json", r"cut\.json: not JSON"),
         ("run plan.json --model MIXTRAL --prompts blank.txt", r"blank\.txt: expected a prompt on each line"),
         ("run plan.json --model MIXTRAL --prompts bad.jsonl", r'bad\.jsonl, line 3: expected {"prompt"'),
-        ("RUN --ranks 2", "--ranks 2: .* is for 4 ranks"),
         (
             "TRAIN --elastic --lighthouse 10.0.0.1 -o out",
             "--lighthouse: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'",
