@@ -4,7 +4,7 @@ A flow is a row of an all-to-all's order. A resource is a port or a NIC, for one
 0 its sending port, 1 its receiving port and, between servers, 2 the NIC that sends and 3 the one that receives. After a change,
 only the rates of flows that share resources with it, directly or through other flows, are computed again.
 
-Python calls `join`, `run` and `perform` with a SwitchState, which holds all arrays; max_min_fair_core.pxd says what is in them.
+Python calls `join` and `run` with a SwitchState, which holds all arrays; max_min_fair_core.pxd says what is in them.
 The functions below them only fill arrays, without the GIL.
 """
 
@@ -104,32 +104,6 @@ def run(state: SwitchState, until_s: Float):
     return [(int(state.done[at, 0]), int(state.done[at, 1])) for at in range(ended)]
 
 
-def perform(state: SwitchState, slot_S: ConstInts1, step_G: Ints1):
-    """Advances the simulated time until every rank has run a sequence of all-to-alls, one after the other.
-
-    Args:
-        state: the switch.
-        slot_S: (S,) numbers of the all-to-alls, in sequence.
-        step_G: (G,) how many of these each rank has ended, -1 before it joins the first; changed in place.
-
-    Returns:
-        True; False if the log was full, as in `run`.
-    """
-    reached: cython.bint = True
-    with nogil:
-        for rank in range(step_G.shape[0]):
-            if step_G[rank] < 0:
-                _join_next(state, slot_S, step_G, rank)
-        while state.under_way > 0:
-            reached = _run(state, INF)
-            if not reached:
-                break
-            for at in range(state.ended):
-                _join_next(state, slot_S, step_G, state.done[at, 1])
-            state.ended = 0
-    return reached
-
-
 @cfunc
 @nogil
 @exceptval(check=False)
@@ -144,20 +118,6 @@ def _is_unfinished(state: SwitchState, slot: Index, rank: Index) -> cython.bint:
 def _join(state: SwitchState, slot: Index, rank: Index) -> cython.void:
     _enter_stage(state, slot, rank)
     _admit_all(state, slot, rank)
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _join_next(state: SwitchState, slot_S: ConstInts1, step_G: Ints1, rank: Index) -> cython.void:
-    """Lets a rank that has ended an all-to-all join the next one in which it has anything to send or receive."""
-    step_G[rank] += 1
-    while step_G[rank] < slot_S.shape[0]:
-        slot = slot_S[step_G[rank]]
-        _join(state, slot, rank)
-        if _is_unfinished(state, slot, rank):
-            return
-        step_G[rank] += 1
 
 
 @cfunc

@@ -135,9 +135,19 @@ class Switch:
 
     def perform(self, numbers: Sequence[int]) -> None:
         """Simulates all-to-alls in sequence until all have ended; a rank joins the next when the previous ends on it."""
-        step_G = np.full(self._network.gpus, -1)
-        while not core.perform(self._state, np.array(numbers, np.int64), step_G):
-            self._grow_log()
+        left_G = [iter(numbers) for _ in range(self._network.gpus)]
+
+        def join_next(rank: int) -> None:
+            """Has a rank join the next all-to-all in which it has anything to send or receive."""
+            for number in left_G[rank]:
+                if not self.join(number, rank):
+                    return
+
+        for rank in range(self._network.gpus):
+            join_next(rank)
+        while self.busy:
+            for _, rank in self.run():
+                join_next(rank)
 
     def close(self, number: int) -> Transfers:
         """Removes an all-to-all that all ranks have finished, and returns its transfers; its number may be used again."""
