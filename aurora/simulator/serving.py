@@ -5,6 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -47,6 +48,11 @@ class RankScheduler:
     generating: int = 0
     prompts: deque[tuple[int, int]] = field(default_factory=deque)
     begun: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Number of prompts that may be computed now, including one that is begun."""
+        return max(int(self.begun), self.max_num_seqs - self.generating)
 
     def prefill(self, begin: Callable[[int, int], int] = lambda _request, tokens: tokens) -> tuple[int, list[int]]:
         """Schedules the prompts of the next step; requests whose prompt ends in it count as generating from then on.
@@ -93,7 +99,13 @@ class _Ranks:
         """Returns the state that rules of steps see."""
         waiting_R = [len(scheduler.prompts) - scheduler.begun for scheduler in self.schedulers]
         generating_R = [scheduler.generating for scheduler in self.schedulers]
-        return RanksAtStep(step, now_s, tuple(self.loads.prompt_tokens_R), waiting_R, generating_R)
+        prompt_tokens_R = [
+            tokens
+            if scheduler.slots >= len(scheduler.prompts)
+            else sum(left for _, left in islice(scheduler.prompts, scheduler.slots))
+            for scheduler, tokens in zip(self.schedulers, self.loads.prompt_tokens_R, strict=True)
+        ]
+        return RanksAtStep(step, now_s, prompt_tokens_R, waiting_R, generating_R)
 
     def send(self, request: int, rule: RankRule) -> int:
         """Sends a request to the rank that the rule chooses; returns its prompt tokens to compute."""

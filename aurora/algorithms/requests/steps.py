@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 MOST_INTERVAL = 32  # steps between two in which prompts are computed, at most
-FILL = 0.5  # share of a step's room for prompts that those of an interval may take, were ranks even
+FILL = 0.85  # share of a step's room for prompts that those of an interval may take, were ranks even
 RECENT_S = 10.0  # of which arrivals are taken for those to come
 EvenStep = Callable[[int, int], float]  # seconds of a step, by prompt tokens and generating requests that each rank has alike
 
@@ -27,7 +27,7 @@ class RanksAtStep:
     Attributes:
         step: steps since all ranks were idle; the same on all ranks.
         now_s: the time, in seconds.
-        prompt_tokens_R: prompt tokens of each rank that are not computed.
+        prompt_tokens_R: prompt tokens of each rank that are not computed, of the requests that it may serve now.
         waiting_R: prompts of each rank that are not begun.
         generating_R: requests of each rank that generate.
     """
@@ -145,8 +145,8 @@ def planned_interval(
 
     In an interval, k - 1 steps only generate and one computes the prompts that have come. Were ranks even, the prompts of one
     step with P = FILL x (max_num_batched_tokens - generating) tokens on each of R ranks come in P x R / rate seconds. So
-    (k - 1) x step_s(0, generating) + step_s(P, generating) must not take longer. With the steps above, R = 4, P = 2000 and
-    20,000 prompt tokens/s: 0.4 s, in which a step of 0.22 s and 9 of 0.02 s fit; k = 10.
+    (k - 1) x step_s(0, generating) + step_s(P, generating) must not take longer. With the steps above, R = 4, P = 3400 and
+    20,000 prompt tokens/s: 0.68 s, in which a step of 0.36 s and 16 of 0.02 s fit; k = 17.
 
     Where all ranks have a whole step's prompts waiting, they are even, and k = 1.
 
