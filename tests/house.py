@@ -25,7 +25,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/profiler": (1174, 900),
     "aurora/planner": (1550, 1550),
     "aurora/algorithms": (8650, 7350),
-    "aurora/simulator": (740, 740),
+    "aurora/simulator": (750, 750),
     "aurora/moe": (1050, 1050),
     "aurora/runtime": (3300, 3000),
     "aurora/elastic": (900, 900),
