@@ -19,22 +19,39 @@ def eplb_counts(load_E: ConstFloats1, slots: Index, most: Index):
     Each expert gets one; each further slot goes to the expert with the largest load per replica.
     """
     count_E = np.ones(load_E.shape[0], np.int64)
-    _add_replicas(load_E, slots - load_E.shape[0], most, count_E)
+    _add_replicas(load_E, slots - load_E.shape[0], most, 1, count_E)
+    return count_E
+
+
+def counts_by_size(load_E: ConstFloats1, size: Float, slots: Index, most: Index):
+    """Returns replica counts (E,), up to `most` each, that fill `slots` slots; no replica takes more than `size` of load.
+
+    Replicas a little smaller than a GPU's mean load can share a GPU with small experts. A further slot goes to the expert with
+    the largest load / count^2: it helps more where it divides one of medium load than the hottest one once more.
+
+    Returns:
+        The counts; None if the slots are too few.
+    """
+    count_E = np.ceil(np.asarray(load_E) * ((1 - CLOSE) / size)).clip(1, most).astype(np.int64)
+    spare: Index = slots - count_E.sum()
+    if spare < 0:
+        return None
+    _add_replicas(load_E, spare, most, 2, count_E)
     return count_E
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-@cython.locals(chosen=Index)
-def _add_replicas(load_E: ConstFloats1, more: Index, most: Index, count_E: Ints1) -> cython.void:
+@cython.locals(chosen=Index, best=Float, value=Float)
+def _add_replicas(load_E: ConstFloats1, more: Index, most: Index, power: Index, count_E: Ints1) -> cython.void:
+    """Gives each of `more` replicas to the expert with the largest load / count^power, of those with less than `most`."""
     for _ in range(more):
-        chosen = EMPTY
+        chosen, best = EMPTY, -1.0
         for e in range(load_E.shape[0]):
-            if count_E[e] < most and (
-                chosen == EMPTY or load_E[e] * count_E[chosen] > load_E[chosen] * count_E[e] * (1.0 + CLOSE)
-            ):
-                chosen = e
+            value = load_E[e] / count_E[e] if power == 1 else load_E[e] / (count_E[e] * count_E[e])
+            if count_E[e] < most and value > best * (1.0 + CLOSE):
+                chosen, best = e, value
         if chosen == EMPTY:
             return
         count_E[chosen] += 1

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import eplb
 from aurora.algorithms.replicas.failure_resilient import checked_counts
-from aurora.algorithms.replicas.packing_core import eplb_counts, packed
+from aurora.algorithms.replicas.packing_core import counts_by_size, eplb_counts, packed
 from aurora.algorithms.search.phase_sums import PhaseSums
 from aurora.algorithms.search.slot_search import slot_search
 from aurora.errors import InfeasiblePlan, check_one_of
@@ -30,7 +30,7 @@ SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part
 ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
 
 ENOUGH = 1e-3  # relative: a search stops when it is this close to the mean load
-SIZES = np.array([0.65, 0.8, 1.0])  # of replicas, over a GPU's mean load
+SIZES = (0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95)  # of replicas at most, over a GPU's mean load, best first
 TINY = 1e-300  # in place of a mean load of zero
 KICKS = 1500  # restarts of a search that is not close enough
 EFFORT = 200_000  # changes that these price at most
@@ -39,8 +39,9 @@ EFFORT = 200_000  # changes that these price at most
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
     """Places replicas that each take the same part of their expert's load.
 
-    If count_E is None, EPLB's replica counts are the start. Replicas are packed, longest processing time first; then a slot
-    search swaps and moves them, and changes counts.
+    If count_E is None, replica counts come from several rules, which all fill the slots: spare replicas are of hot experts, as
+    loads to come differ from those given. Replicas are packed, longest processing time first; then a slot search swaps and
+    moves them, and changes counts.
 
     Args:
         load_E: (E,) float64, the load of each expert.
@@ -80,17 +81,18 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 
 
 def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:
-    """Replica counts to start from: EPLB's; no replica larger than a part of a GPU's mean load; few experts divided often.
+    """Replica counts to start from: no replica larger than a part of a GPU's mean load; EPLB's; few experts divided often.
 
     The last are for equal experts. 128 of them on 6 GPUs of 22 slots: 2 have 3 replicas each, and each GPU a third and 21 whole
     experts.
     """
     experts, gpus, slots_in_all = len(load_E), slots.gpus, int(slots.useful_G(len(load_E)).sum())
-    yield eplb_counts(load_E, slots_in_all, gpus)
-    for size in SIZES * load_bounds.mean_load(load_E, slots) / slots.cost_G.min():
-        count_E = np.ceil(load_E / max(size, TINY)).clip(1, gpus).astype(np.int64)
-        if count_E.sum() <= slots_in_all:
+    mean = max(load_bounds.mean_load(load_E, slots) / slots.cost_G.min(), TINY)
+    for size in SIZES:
+        count_E = counts_by_size(load_E, size * mean, slots_in_all, gpus)
+        if count_E is not None:
             yield count_E
+    yield eplb_counts(load_E, slots_in_all, gpus)
     spare = slots_in_all - experts
     for count in range(2, gpus + 1):
         divided = spare // (count - 1)

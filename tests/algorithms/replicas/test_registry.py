@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aurora.algorithms.check.plans import check_layout
 from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import balanced
-from aurora.algorithms.replicas.packing_core import eplb_counts
+from aurora.algorithms.replicas.packing_core import counts_by_size, eplb_counts
 from aurora.algorithms.replicas.registry import REPLICAS, place
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import GpuSlots
@@ -151,6 +151,25 @@ def test_no_load_is_divided_evenly():
         made = place([0, 0, 0], GpuSlots.equal(3, 2), method)
         check_layout(made, np.zeros((1, 3)), GpuSlots.equal(3, 2))
         assert (made.max_load_L[0], made.gap_L[0]) == (0, 0)
+
+
+def test_counts_by_size_divide_experts_of_medium_load_before_the_hottest_once_more():
+    load_E = np.array([90.0, 40, 10])
+    assert counts_by_size(load_E, 45.0, 2, 6) is None
+    assert counts_by_size(load_E, 45.0, 4, 6).tolist() == [2, 1, 1]
+    assert counts_by_size(load_E, 45.0, 5, 6).tolist() == [2, 2, 1]
+    assert counts_by_size(load_E, 30.0, 9, 3).tolist() == [3, 3, 3]
+
+
+def test_spare_slots_go_to_hot_experts():
+    """Few tokens can be balanced exactly without replicas; no more than those of idle experts would then fit into spare slots."""
+    rng = np.random.default_rng(0)
+    share_E = (1.0 + np.arange(128)) ** -0.8
+    for _ in range(4):
+        load_E = rng.multinomial(656, share_E / share_E.sum())
+        count_E = place(load_E, GpuSlots.equal(8, 20)).placement.holds_EG(0).sum(axis=1)
+        assert count_E.sum() == 160
+        assert load_E[count_E > 1].mean() > 2 * load_E.mean()
 
 
 def test_eplb_by_hand():
