@@ -50,21 +50,19 @@ class DistributedExperts(nn.Module):
         layer: int,
         context: LayerContext,
         deduplicate: bool = False,
-        local_first: bool = False,
     ) -> None:
         """Sets the operations `ops` of this layer, and loads the experts that `placement` gives this rank.
 
         Args:
             context: the LayerContext that all of the model's layers on this rank share.
             deduplicate: send a token only once to a rank that holds several of its experts; hierarchical all-to-alls always do.
-            local_first: a replica serves its own rank's tokens first, then other ranks'; ranks exchange token counts for it.
         """
         self.ops, self._layer, self._context = ops, layer, context
         self._chunk_bytes = self._least_bytes = LEAST_CHUNK_BYTES if context.yields else MIN_CHUNK_BYTES
         hierarchy, rank, slots_G = hierarchy_of(ops), context.transport.rank, placement.slots_LG[layer]
         self._deduplicate = deduplicate
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
-        expert_map = ExpertMap(slots_G, rank, split_EG, local_first, hierarchy)
+        expert_map = ExpertMap(slots_G, rank, split_EG, hierarchy=hierarchy)
         self.expert_map = expert_map.to(next(self.local.parameters()).device)
         self.hold(slots_G[rank])
         if context.push is not None:

@@ -80,14 +80,8 @@ class ModelWorker:
         index, context.program, context.network = context.model, program, network
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
-            layer.set_placement(
-                program.placements_M[index],
-                program.ops_ML[index][number],
-                number,
-                context,
-                deduplicated,
-                self._options.local_first,
-            )
+            ops = program.ops_ML[index][number]
+            layer.set_placement(program.placements_M[index], ops, number, context, deduplicated)
 
     def _add_preemption_points(self) -> None:
         """Adds a preemption point before each module that has no parts, such as a projection, outside of the experts."""

@@ -75,7 +75,6 @@ class RunOptions:
         predictable: return the routing and the measured network of the run, for a simulation.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
         colocate: with interleave "processes": name of the group of GPUs, the same in all processes that share them.
-        local_first: give a token first to replicas on its own rank; this costs one more exchange of counts per layer.
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
     """
 
@@ -90,7 +89,6 @@ class RunOptions:
     predictable: bool = False
     interleave: str = option("on", one_of=INTERLEAVE)
     colocate: str | None = option(None, flag="--gpu-group", panel=SHARING)
-    local_first: bool = option(False, panel=SHARING)
     dtype: str = option("auto", one_of=DTYPES, panel=RANKS)
 
     def __post_init__(self) -> None:
@@ -103,8 +101,11 @@ class RunOptions:
 
     def _check_push(self) -> None:
         """Raises BadInput if a run by ordered push, in which the host knows no sizes, is to do what needs them."""
-        needs = [name for name in ("predictable", "local_first") if getattr(self, name)]
-        needs += ["order"] * (self.order == "auto") + ["deduplicate"] * (self.deduplicate is False)
+        needs = (
+            ["predictable"] * self.predictable
+            + ["order"] * (self.order == "auto")
+            + ["deduplicate"] * (self.deduplicate is False)
+        )
         needs += ["interleave"] * (self.interleave == "processes")
         if self.transport == "push" and needs:
             raise BadInput(f"`transport` push: carries one placement in its planned order, found `{needs[0]}`")

@@ -38,7 +38,6 @@ def test_ranks_that_push_answer_as_the_plain_model_does(plan):
     ("wanted", "name"),
     [
         ({"predictable": True}, "predictable"),
-        ({"local_first": True}, "local_first"),
         ({"order": "auto"}, "order"),
         ({"deduplicate": False}, "deduplicate"),
         ({"interleave": "processes", "colocate": "mine"}, "interleave"),

@@ -156,13 +156,10 @@ def test_two_shipped_models_on_four_ranks(mixtral, qwen, order, transport):
         assert there == back
 
 
-@pytest.mark.parametrize(
-    ("deduplicate", "local_first"),
-    [*(pytest.param(*case, marks=full) for case in ((False, False), (True, False), (False, True))), (True, True)],
-)
-def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first):
+@pytest.mark.parametrize("deduplicate", [pytest.param(False, marks=full), True])
+def test_replicas_give_the_plain_models_output(mixtral, deduplicate):
     plan = with_replicas(plan_for([mixtral], 4))
-    answered(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate, local_first=local_first)
+    answered(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate)
 
 
 @pytest.mark.full
