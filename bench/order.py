@@ -22,11 +22,10 @@ from tables import Table, today, write
 import aurora
 from aurora.algorithms.alltoall.decomposition import slots
 from aurora.algorithms.alltoall.hierarchical_order import RAILS, hierarchical_order
-from aurora.algorithms.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, dense, search
+from aurora.algorithms.alltoall.open_shop import SMALL, SMALL_TRIES, dense, search
 from aurora.algorithms.alltoall.registry import ORDER, birkhoff
 from aurora.algorithms.alltoall.schedule import DEFAULT_BPS
-from aurora.algorithms.alltoall.split_transfers import CutShop, best_whole, search_tries
-from aurora.algorithms.network.port_bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds
+from aurora.algorithms.network.port_bounds import fluid_bound, one_to_one_bound, pair_seconds
 from aurora.algorithms.network.switch import timed
 from aurora.types import Hierarchy, Network, Order
 
@@ -120,14 +119,9 @@ def ratios(values: list[float]) -> str:
 
 
 def equal_ports() -> list[str]:
-    about = (
-        "`openshop` and `whole` send one message a pair; `openshop-best` starts from `whole`. "
-        "`messages more`: mean, and most, of what `openshop-best` adds by splitting."
-    )
     table = Table(
         "Equal ports: makespan / bound, mean / worst",
-        "n | traffic | openshop | whole | openshop-best | messages more | seconds, median / worst",
-        about,
+        "n | traffic | openshop | openshop-best | seconds of openshop-best, median / worst",
     )
     for n in (4, 8, 16, 32, 40, 64):
         ones = Network.equal(n)
@@ -135,7 +129,7 @@ def equal_ports() -> list[str]:
             if name.startswith("recorded") and 64 % n:
                 continue
             found: dict[str, list[float]] = {"openshop": [], "openshop-best": []}
-            whole, more, took = [], [], []
+            took = []
             for bytes_GG in matrices(make, n):
                 bound_s = one_to_one_bound(bytes_GG, ones)
                 for method, values in found.items():
@@ -143,13 +137,9 @@ def equal_ports() -> list[str]:
                     order = ORDER[method](bytes_GG, ones, rng=np.random.default_rng(0))
                     seconds = time.perf_counter() - began
                     values.append(timed(order, bytes_GG, ones).makespan_s / bound_s)
-                took.append(seconds)
-                more.append(len(order.pairs_X2) - n * (n - 1))
-                shop = CutShop(bytes_GG, ones)
-                whole.append(best_whole(shop, search_tries(n), np.random.default_rng(0)).makespan_s / bound_s)
-            cells = " | ".join(ratios(values) for values in (found["openshop"], whole, found["openshop-best"]))
-            messages, seconds = f"{np.mean(more):.2f} / {max(more)}", f"{statistics.median(took):.4f} / {max(took):.4f}"
-            table.add(n, name, cells, messages, seconds)
+                took.append(seconds)  # of openshop-best, the last
+            cells = " | ".join(ratios(values) for values in found.values())
+            table.add(n, name, cells, f"{statistics.median(took):.4f} / {max(took):.4f}")
     return table.lines
 
 
@@ -302,11 +292,11 @@ def times() -> list[str]:
             took = []
             for bytes_GG in matrices(make, n, 9 if n < 500 else 3):
                 seconds_GG = pair_seconds(bytes_GG, Network.equal(n))
-                dense(seconds_GG, np.zeros(2 * n), NO_CUTS, np.inf)
+                dense(seconds_GG, np.zeros(2 * n))
                 repeats = max(1, min(200, 200_000 // n**2))
                 began = time.perf_counter()
                 for _ in range(repeats):
-                    dense(seconds_GG, np.zeros(2 * n), NO_CUTS, np.inf)
+                    dense(seconds_GG, np.zeros(2 * n))
                 took.append((time.perf_counter() - began) / repeats)
             medians[name][n] = statistics.median(took)
             cells.append(f"{medians[name][n] * 1e6:.4g} us")
@@ -333,14 +323,13 @@ def call_times(n: int) -> list[float]:
     tries = SMALL_TRIES if n < SMALL else 0
     cases = []
     for bytes_GG in matrices(uniform, n, CALLS):
-        seconds_GG = pair_seconds(bytes_GG, network)
-        cases.append((bytes_GG, seconds_GG, longest_port(seconds_GG) * (1 + 1e-12)))
+        cases.append((bytes_GG, pair_seconds(bytes_GG, network)))
     return medians_us(
         [
-            lambda bytes_GG, seconds_GG, bound_s: dense(seconds_GG, bias_s, NO_CUTS, np.inf),
-            lambda bytes_GG, seconds_GG, bound_s: search(seconds_GG, tries, bound_s, rng),
-            lambda bytes_GG, seconds_GG, bound_s: ORDER["openshop"](bytes_GG, network, rng=rng),
-            lambda bytes_GG, seconds_GG, bound_s: aurora.order(bytes_GG),
+            lambda bytes_GG, seconds_GG: dense(seconds_GG, bias_s),
+            lambda bytes_GG, seconds_GG: search(seconds_GG, tries, rng),
+            lambda bytes_GG, seconds_GG: ORDER["openshop"](bytes_GG, network, rng=rng),
+            lambda bytes_GG, seconds_GG: aurora.order(bytes_GG),
         ],
         cases,
     )
@@ -349,7 +338,7 @@ def call_times(n: int) -> list[float]:
 def calls() -> list[str]:
     about = (
         f"Uniform traffic, medians of {CALLS} warm calls, a new matrix every call. The core is the compiled search, from each "
-        "pair's seconds and the bound to a schedule; below 12 ranks it draws priorities until the bound is met. `aurora.order` "
+        "pair's seconds to a schedule; below 12 ranks it draws priorities until the bound is met. `aurora.order` "
         "also checks the matrix, the order and the schedule."
     )
     title = "Calls: us, and what they take beside their core"
@@ -395,7 +384,7 @@ def server_calls() -> list[str]:
             rails_GG[*rails_X2.T] = bytes_GG[*rails_X2.T]
             busiest_NN = rails_GG.reshape(servers, 8, servers, 8).max(axis=(1, 3)) / NIC_BPS
             began = time.perf_counter()
-            search(busiest_NN, 0, 0.0, rng)
+            search(busiest_NN, 0, rng)
             alone.append((time.perf_counter() - began) * 1e6)
             if len(ratio) < 10:
                 ratio.append(timed(order, rails_GG, network).makespan_s / fluid_bound(rails_GG, network))

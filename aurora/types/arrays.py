@@ -8,7 +8,7 @@ pairs_X2 is (X, 2), load_E1 is (E, 1). docs/glossary.md explains the letters. Sc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -179,7 +179,7 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
         raise BadInput(f"{what}: the matrix sums to more than 64 bits hold")
     matrix = matrix.copy() if matrix is value else matrix
     matrix.setflags(write=True)  # a copy that nobody else has
-    np.fill_diagonal(matrix, 0)
+    matrix.flat[:: len(matrix) + 1] = 0  # the diagonal
     return locked(matrix)
 
 
@@ -204,6 +204,16 @@ class Value:
     Two values are equal if they have the same class and equal fields (arrays are compared byte by byte). Values must not be
     changed after they are made, so that their hash stays the same.
     """
+
+    @classmethod
+    def made(cls, *members: Any) -> Self:
+        """Returns the value with these first fields, without the checks and copies that take longer than making its arrays.
+
+        The maker answers for them, and has locked the arrays.
+        """
+        value = object.__new__(cls)
+        value.__dict__.update(zip(cls.__dataclass_fields__, members, strict=False))  # type: ignore[attr-defined]
+        return value
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from aurora.algorithms.alltoall.open_shop import all_pairs, search
-from aurora.algorithms.network.port_bounds import longest_port
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import FloatArray, IntArray, locked
 
@@ -39,8 +38,7 @@ def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Networ
     nic_G = np.arange(network.gpus) if nics is None else np.array(nics.nic_G)
     startup_s = network.startup_s_G.max(initial=0.0)
     seconds_NN = _server_seconds(bytes_GG, rows, servers, nic_Bps, startup_s, nic_G)
-    bound_s = longest_port(seconds_NN) * (1 + 1e-12)
-    schedule = search(seconds_NN, TRIES if servers <= FEW_SERVERS else 0, bound_s, rng)
+    schedule = search(seconds_NN, TRIES if servers <= FEW_SERVERS else 0, rng)
     return Order("hierarchical", _in_sequence(schedule.pairs_X2, rows, servers), tier_X=rows.tier_X)
 
 

@@ -1,7 +1,7 @@
 """Dense open-shop schedules and rings, compiled by Cython; `open_shop` calls them and says what they are for.
 
-Python calls `plain`, `drawn`, `relieved`, `dense_of` and `ring_of`, with a Workspace that has all arrays. The functions
-below them only fill arrays, without the GIL.
+Python calls `search` and `dense_of`, with a Workspace that has all arrays. The functions below them only fill arrays, without
+the GIL.
 """
 
 import cython
@@ -17,40 +17,31 @@ else:
 
 DE_BRUIJN = declare(Int, 0x077CB531)  # times a power of two below 2^32: bits 27 to 31 differ for each
 BIT_INDEX = declare(Ints1, np.argsort([((0x077CB531 << bit) >> 27) & 31 for bit in range(32)]))
-LOW = declare(Int, 0xFFFFFFFF)  # the destination of a pair in the heap
+LOW = declare(Int, 0xFFFFFFFF)  # the destination of a pair in the heap; the bits of a drawn number
 HOPELESS = declare(Float, 1.1)  # dense schedules or rings are not drawn if the plain one is longer than this
-RELIEFS = declare(cython.int, 30)  # schedules that `relieved` makes
-RELIEF = declare(Float, 0.3)  # of a port's seconds beyond the bound, which are added to its priority
+AMPLITUDE = declare(Float, 0.25)  # of drawn priorities, as a share of the bound
 INF = declare(Float, float("inf"))
 
 
 @final
 @cclass
-class ScheduleRows:
-    """A schedule: rows by start. (X, 2) source and destination, (X, 2) start and end in seconds; X is how many there are."""
+class Workspace:
+    """Arrays for the schedules of n ranks, made once; one thread at a time uses them.
 
-    pair: Ints2
-    span_s: Floats2
-    count: Index
-
-    def __init__(self, rows: Index):
-        self.pair, self.span_s, self.count = np.empty((rows, 2), np.int64), np.empty((rows, 2)), 0
-
-    def arrays(self):
-        """Returns copies of the rows."""
-        return np.asarray(self.pair)[: self.count].copy(), np.asarray(self.span_s)[: self.count].copy()
-
-
-@final
-@cclass
-class Ports:
-    """The state of a dense schedule that is being made; ports are numbered senders first.
-
-    Sets of partners are bits, 32 to a word, so that the search for a partner touches only ports that are free and have traffic
-    for this one.
+    It has room for two schedules, the best one and one that is being made, and the state of the latter. Ports are numbered
+    senders first. Sets of partners are bits, 32 to a word, so that the search for a partner touches only ports that are free
+    and have traffic for this one.
     """
 
     n: Index
+    words: Index
+    pairs: object  # (2, X, 2) source and destination of each row of the two schedules
+    pair: Ints3  # the same
+    start_s: Floats2  # (2, X) when the rows of rings start
+    count: Ints1  # (2,) their numbers of rows
+    total_s: Floats1  # of all transfers of a port
+    transfers: Ints1  # how many they are
+    partners: Ints2  # with whom
     bias_s: Floats1  # added to the load of each port, which changes the priorities
     load_s: Floats1
     todo: Ints1  # transfers that a port has left
@@ -60,278 +51,207 @@ class Ports:
     spare: Ints1  # for sorting them
     heap_s: Floats1  # ends of transfers, infinite beyond the last
     heap_p: Ints1  # their pairs
-    begun_C: Ints1  # parts of each cut that have begun
-    cuts: Index
-    cut_C4: Floats2  # (cuts or more, 4) transfers in two parts: source, destination, seconds of either part
-
-    def __init__(self, n: Index, most_cuts: Index):
-        self.n = n
-        self.bias_s, self.load_s = np.zeros(2 * n), np.zeros(2 * n)
-        self.todo, self.fresh, self.spare = np.zeros(2 * n, np.int64), np.zeros(2 * n, np.int64), np.zeros(2 * n, np.int64)
-        self.waits, self.free = np.zeros((2 * n, (n + 31) // 32), np.int64), np.zeros((2, (n + 31) // 32), np.int64)
-        self.heap_s, self.heap_p = np.zeros(2 * n + 2), np.zeros(2 * n + 2, np.int64)
-        self.cuts, self.cut_C4, self.begun_C = 0, np.zeros((most_cuts, 4)), np.zeros(most_cuts, np.int64)
-
-
-@final
-@cclass
-class Workspace:
-    """Arrays for the schedules of n ranks with up to most_cuts cuts, made once; one thread at a time uses them."""
-
-    ports: Ports
-    best: ScheduleRows
-    rows: ScheduleRows
     ring_G: Ints1
-    end_s: Floats1
+    drawn: Int
 
-    def __init__(self, n: Index, most_cuts: Index):
-        self.ports = Ports(n, most_cuts)
-        self.best, self.rows = ScheduleRows(n * n + most_cuts), ScheduleRows(n * n + most_cuts)
-        self.ring_G, self.end_s = np.arange(n), np.zeros(2 * n)
-
-
-@cython.locals(dense_s=Float, ring_s=Float)
-def plain(work: Workspace, seconds_GG: ConstFloats2):
-    """Returns the shorter of the dense schedule and the ring that need no draws: pairs, spans, and both makespans."""
-    ports, best, around = work.ports, work.best, work.rows
-    _begin(work)
-    with nogil:
-        dense_s = dense(seconds_GG, ports, INF, best)
-        ring_s = ring(seconds_GG, work.ring_G, ports.load_s, INF, around)
-    pairs_X2, span_s_X2 = _by_start(around) if ring_s < dense_s else best.arrays()
-    return pairs_X2, span_s_X2, dense_s, ring_s
+    def __init__(self, n: Index):
+        self.n, self.words, self.drawn = n, (n + 31) // 32, 1
+        self.pair = self.pairs = np.empty((2, n * n, 2), np.int64)
+        self.start_s, self.count = np.empty((2, n * n)), np.zeros(2, np.int64)
+        self.total_s, self.bias_s, self.load_s = np.zeros((3, 2 * n))
+        self.transfers, self.todo, self.fresh, self.spare = np.zeros((4, 2 * n), np.int64)
+        self.partners, self.waits = np.zeros((2, 2 * n, self.words), np.int64)
+        self.free = np.zeros((2, self.words), np.int64)
+        self.heap_s, self.heap_p = np.zeros(2 * n + 2), np.zeros(2 * n + 2, np.int64)
+        self.ring_G = np.arange(n)
 
 
-@cython.locals(took_s=Float, amplitude=Float)
-def drawn(
-    work: Workspace,
-    seconds_GG: ConstFloats2,
-    draws_M3G: ConstFloats2,
-    bound_s: Float,
-    best_s: Float,
-    dense_s: Float,
-    ring_s: Float,
-):
-    """Returns the last of the drawn schedules that are shorter than best_s and all before them; infinitely long if none is.
+@cython.locals(dense_s=Float, ring_s=Float, best_s=Float, bound_s=Float, took_s=Float, first_s=Float)
+def search(work: Workspace, seconds_GG: ConstFloats2, tries: Index, seed: Int, limit_s: Float):
+    """Returns the shortest of the dense schedule and the ring that need no draws, and of drawn ones: pairs, makespan.
 
-    Dense schedules are drawn unless the plain one took longer than best_s by HOPELESS, and rings likewise. A draw has a
-    priority for each port and a number for each rank, by which rings are sorted.
+    The search ends at the bound. A drawn schedule is given up once it cannot be shorter than limit_s and all before it. Dense
+    schedules are not drawn if the plain one took longer than the plain ring, or limit_s, by HOPELESS; nor are rings likewise. A
+    draw has a priority for each port, and a ring.
     """
-    n: Index = seconds_GG.shape[0]
-    ports, best, rows = work.ports, work.best, work.rows
-    ring_MG: Ints2 = np.argsort(np.asarray(draws_M3G)[:, 2 * n :], axis=1)
-    first_s: Float = best_s
-    found_s: Float = INF
+    n: Index = work.n
+    best: Index = 0
     is_ring: cython.bint = False
-    best.count = 0
-    _begin(work)
     with nogil:
-        for number in range(draws_M3G.shape[0]):
-            if best_s <= bound_s:
+        bound_s = _sum_up(seconds_GG, work) * (1 + 1e-12)
+        work.drawn = seed & LOW | 1
+        for rank in range(n):
+            work.ring_G[rank] = rank
+        best_s = dense_s = _dense(seconds_GG, work, INF, 0)
+        ring_s = _ring(seconds_GG, work, INF, 1) if best_s > bound_s else INF
+        if ring_s < best_s:
+            best_s, best, is_ring = ring_s, 1, True
+        first_s = limit_s = min(best_s, limit_s)
+        for _ in range(tries):
+            if limit_s <= bound_s:
                 break
             if dense_s <= first_s * HOPELESS:
-                amplitude = 0.1 if number % 3 == 0 else 0.3 if number % 3 == 1 else 1.0
                 for port in range(2 * n):
-                    ports.bias_s[port] = (draws_M3G[number, port] - 0.5) * (amplitude * bound_s)
-                took_s = dense(seconds_GG, ports, best_s, rows)
-                if took_s < best_s:
-                    best_s, found_s, is_ring = took_s, took_s, False
-                    _copy(rows, best)
+                    work.bias_s[port] = (_draw(work) - 0.5) * (AMPLITUDE * bound_s)
+                took_s = _dense(seconds_GG, work, limit_s, 1 - best)
+                if took_s < INF:
+                    best_s, limit_s, best, is_ring = took_s, took_s, 1 - best, False
             if ring_s <= first_s * HOPELESS:
-                took_s = ring(seconds_GG, ring_MG[number], ports.load_s, best_s, rows)
-                if took_s < best_s:
-                    best_s, found_s, is_ring = took_s, took_s, True
-                    _copy(rows, best)
-    pairs_X2, span_s_X2 = _by_start(best) if is_ring else best.arrays()
-    return pairs_X2, span_s_X2, found_s
-
-
-@cython.locals(best_s=Float, took_s=Float)
-def relieved(work: Workspace, seconds_GG: ConstFloats2, bound_s: Float):
-    """Returns the shortest schedule of squeaky-wheel optimisation: pairs, spans, makespan."""
-    n: Index = seconds_GG.shape[0]
-    ports, best, rows, end_s = work.ports, work.best, work.rows, work.end_s
-    _begin(work)
-    end_s[:] = 0.0
-    with nogil:
-        best_s = dense(seconds_GG, ports, INF, best)
-        for _ in range(RELIEFS):
-            took_s = dense(seconds_GG, ports, INF, rows)
-            if took_s < best_s:
-                best_s = took_s
-                _copy(rows, best)
-            for row in range(rows.count):  # by start, and so by end at each port
-                end_s[rows.pair[row, 0]] = end_s[n + rows.pair[row, 1]] = rows.span_s[row, 1]
-            for port in range(2 * n):
-                ports.bias_s[port] += RELIEF * max(end_s[port] - bound_s, 0.0)
-    pairs_X2, span_s_X2 = best.arrays()
-    return pairs_X2, span_s_X2, best_s
+                _shuffle(work)
+                took_s = _ring(seconds_GG, work, limit_s, 1 - best)
+                if took_s < INF:
+                    best_s, limit_s, best, is_ring = took_s, took_s, 1 - best, True
+    pairs_X2 = work.pairs[best, : work.count[best]].copy()
+    if is_ring:
+        pairs_X2 = pairs_X2[np.argsort(np.asarray(work.start_s)[best, : len(pairs_X2)], kind="stable")]
+    return pairs_X2, best_s
 
 
 @cython.locals(took_s=Float)
-def dense_of(work: Workspace, seconds_GG: ConstFloats2, bias_s: ConstFloats1, cut_C4: ConstFloats2, limit_s: Float):
-    """Returns a dense schedule: pairs, spans, makespan. See `open_shop.dense`."""
-    ports, rows = work.ports, work.rows
-    ports.bias_s[:] = bias_s
-    ports.cuts = cut_C4.shape[0]
-    ports.cut_C4[: ports.cuts] = cut_C4
+def dense_of(work: Workspace, seconds_GG: ConstFloats2, bias_s: ConstFloats1, limit_s: Float):
+    """Returns a dense schedule: pairs, makespan. See `open_shop.dense`."""
     with nogil:
-        took_s = dense(seconds_GG, ports, limit_s, rows)
-    pairs_X2, span_s_X2 = rows.arrays()
-    return pairs_X2, span_s_X2, took_s
-
-
-@cython.locals(took_s=Float)
-def ring_of(work: Workspace, seconds_GG: ConstFloats2, ring_G: ConstInts1, limit_s: Float):
-    """Returns a ring schedule, its rows by step: pairs, spans, makespan. See `open_shop.ring`."""
-    with nogil:
-        took_s = ring(seconds_GG, ring_G, work.ports.load_s, limit_s, work.rows)
-    pairs_X2, span_s_X2 = work.rows.arrays()
-    return pairs_X2, span_s_X2, took_s
-
-
-def _by_start(rows: ScheduleRows):
-    pairs_X2, span_s_X2 = rows.arrays()
-    by_start = np.argsort(span_s_X2[:, 0], kind="stable")
-    return pairs_X2[by_start], span_s_X2[by_start]
+        _sum_up(seconds_GG, work)
+        work.bias_s[:] = bias_s
+        took_s = _dense(seconds_GG, work, limit_s, 0)
+    return work.pairs[0, : work.count[0]].copy(), took_s
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-def _begin(work: Workspace) -> cython.void:
-    """Takes away priorities and cuts of earlier schedules."""
-    work.ports.bias_s[:] = 0.0
-    work.ports.cuts = 0
+def _draw(work: Workspace) -> Float:
+    """A number from 0 to 1; source: Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8 (2003)."""
+    bits: Int = work.drawn
+    bits ^= bits << 13 & LOW
+    bits ^= bits >> 17
+    bits ^= bits << 5 & LOW
+    work.drawn = bits
+    return bits / 4294967296.0
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-def _copy(rows: ScheduleRows, to: ScheduleRows) -> cython.void:
-    to.count = rows.count
-    for row in range(rows.count):
-        to.pair[row, 0], to.pair[row, 1] = rows.pair[row, 0], rows.pair[row, 1]
-        to.span_s[row, 0], to.span_s[row, 1] = rows.span_s[row, 0], rows.span_s[row, 1]
+@cython.locals(other=Index, rank=Int)
+def _shuffle(work: Workspace) -> cython.void:
+    """Puts the ranks of the ring into a random sequence."""
+    for at in range(work.n - 1, 0, -1):
+        other = cast(Index, _draw(work) * (at + 1))
+        rank = work.ring_G[at]
+        work.ring_G[at], work.ring_G[other] = work.ring_G[other], rank
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+@cython.locals(took_s=Float, longest_s=Float)
+def _sum_up(seconds_GG: ConstFloats2, work: Workspace) -> Float:
+    """Sets the transfers, seconds and partners of each port, and takes away priorities; returns the most seconds of a port."""
+    n: Index = work.n
+    for port in range(2 * n):
+        work.total_s[port] = work.bias_s[port] = 0.0
+        work.transfers[port] = 0
+        for word in range(work.words):
+            work.partners[port, word] = 0
+    for i in range(n):
+        for j in range(n):
+            took_s = seconds_GG[i, j]
+            if took_s > 0.0:
+                work.partners[i, j >> 5] |= cast(Int, 1) << (j & 31)
+                work.partners[n + j, i >> 5] |= cast(Int, 1) << (i & 31)
+                work.total_s[i] += took_s
+                work.total_s[n + j] += took_s
+                work.transfers[i] += 1
+                work.transfers[n + j] += 1
+    longest_s = 0.0
+    for port in range(2 * n):
+        longest_s = max(longest_s, work.total_s[port])
+    return longest_s
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
 @cython.locals(src=Index, dst=Index, port=Index, partner=Index, took=Float, end=Float)
-def dense(seconds_GG: ConstFloats2, ports: Ports, limit_s: Float, rows: ScheduleRows) -> Float:
-    """Fills `rows` with a dense schedule, and returns its makespan; infinite if a port cannot end before limit_s.
+def _dense(seconds_GG: ConstFloats2, work: Workspace, limit_s: Float, at: Index) -> Float:
+    """Fills a schedule of the two with a dense one; returns its makespan, infinite if a port cannot end before limit_s.
 
     Only pairs with a port that has just become free are examined: two ports that were both free before have no traffic for each
     other.
     """
-    n: Index = ports.n
-    _load(seconds_GG, ports)
-    _add_cuts(seconds_GG, ports)
+    n: Index = work.n
     arrivals: Index = 0
     for i in range(2 * n):
-        arrivals = _release(ports, i, arrivals)
+        work.load_s[i] = work.total_s[i] + work.bias_s[i]
+        work.todo[i] = work.transfers[i]
+        for word in range(work.words):
+            work.waits[i, word] = work.partners[i, word]
+    for word in range(work.words):
+        work.free[0, word] = work.free[1, word] = 0
+    for i in range(2 * n):
+        arrivals = _release(work, i, arrivals)
     for i in range(2 * n + 2):
-        ports.heap_s[i] = INF
+        work.heap_s[i] = INF
     ended: cython.bint = False  # whether the heap's first transfer has ended and may be replaced
     in_flight: Index = 0
     now: Float = 0.0
-    rows.count = 0
+    rows: Index = 0
     while True:
-        _busiest_first(ports, arrivals)
+        _busiest_first(work, arrivals)
         for k in range(arrivals):
-            port = ports.fresh[k]
-            partner = _busiest_partner(ports, port)
+            port = work.fresh[k]
+            partner = _busiest_partner(work, port)
             if partner < 0:
                 continue
-            if port < n:
-                src, dst = port, partner
-            else:
-                src, dst = partner, port - n
-            _flip(ports, src, dst)
-            took = _part(seconds_GG, ports, src, dst)
-            ports.load_s[src] -= took
-            ports.load_s[n + dst] -= took
-            ports.todo[src] -= 1
-            ports.todo[n + dst] -= 1
+            src = port if port < n else partner
+            dst = partner if port < n else port - n
+            _flip(work, src, dst)
+            took = seconds_GG[src, dst]
+            work.load_s[src] -= took
+            work.load_s[n + dst] -= took
+            work.todo[src] -= 1
+            work.todo[n + dst] -= 1
             end = now + took
-            if end + max(ports.load_s[src] - ports.bias_s[src], ports.load_s[n + dst] - ports.bias_s[n + dst]) >= limit_s:
+            if end + max(work.load_s[src] - work.bias_s[src], work.load_s[n + dst] - work.bias_s[n + dst]) >= limit_s:
                 return INF
-            rows.pair[rows.count, 0], rows.pair[rows.count, 1] = src, dst
-            rows.span_s[rows.count, 0], rows.span_s[rows.count, 1] = now, end
-            rows.count += 1
+            work.pair[at, rows, 0], work.pair[at, rows, 1] = src, dst
+            rows += 1
             if ended:
-                _sink(ports, end, src << 32 | dst)
+                _sink(work, end, src << 32 | dst)
                 ended = False
             else:
-                _rise(ports, in_flight, end, src << 32 | dst)
+                _rise(work, in_flight, end, src << 32 | dst)
                 in_flight += 1
         if ended:
             in_flight -= 1
-            _drop(ports, in_flight)
+            _drop(work, in_flight)
         if in_flight == 0:
+            work.count[at] = rows
             return now
-        now = ports.heap_s[0]
+        now = work.heap_s[0]
         arrivals = 0
         ended = False
         while not ended:
-            src, dst = ports.heap_p[0] >> 32, ports.heap_p[0] & LOW
-            _wait_again(ports, src, dst)
-            arrivals = _release(ports, src, arrivals)
-            arrivals = _release(ports, n + dst, arrivals)
-            ended = min(ports.heap_s[1], ports.heap_s[2]) > now
+            src, dst = work.heap_p[0] >> 32, work.heap_p[0] & LOW
+            arrivals = _release(work, src, arrivals)
+            arrivals = _release(work, n + dst, arrivals)
+            ended = min(work.heap_s[1], work.heap_s[2]) > now
             if not ended:
                 in_flight -= 1
-                _drop(ports, in_flight)
+                _drop(work, in_flight)
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-def _load(seconds_GG: ConstFloats2, ports: Ports) -> cython.void:
-    """Sets the load of each port, how many transfers it has left, and its partners."""
-    n = ports.n
-    ports.load_s[:] = ports.bias_s
-    ports.todo[:] = 0
-    ports.waits[:, :] = 0
-    ports.free[:, :] = 0
-    for i in range(n):
-        for j in range(n):
-            took = seconds_GG[i, j]
-            if took > 0.0:
-                ports.waits[i, j >> 5] |= cast(Int, 1) << (j & 31)
-                ports.waits[n + j, i >> 5] |= cast(Int, 1) << (i & 31)
-                ports.load_s[i] += took
-                ports.load_s[n + j] += took
-                ports.todo[i] += 1
-                ports.todo[n + j] += 1
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _add_cuts(seconds_GG: ConstFloats2, ports: Ports) -> cython.void:
-    """Adds the second transfer of each pair that is cut, and the time that its two parts take longer than the whole."""
-    for cut in range(ports.cuts):
-        i, j = cast(Index, ports.cut_C4[cut, 0]), cast(Index, ports.cut_C4[cut, 1])
-        more = ports.cut_C4[cut, 2] + ports.cut_C4[cut, 3] - seconds_GG[i, j]
-        ports.load_s[i] += more
-        ports.load_s[ports.n + j] += more
-        ports.todo[i] += 1
-        ports.todo[ports.n + j] += 1
-        ports.begun_C[cut] = 0
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _release(ports: Ports, port: Index, arrivals: Index) -> Index:
+def _release(work: Workspace, port: Index, arrivals: Index) -> Index:
     """Frees a port that has more to do; returns how many ports are fresh now."""
-    if ports.todo[port] > 0:
-        side: Index = 1 if port >= ports.n else 0
-        i: Index = port - side * ports.n
-        ports.free[side, i >> 5] |= cast(Int, 1) << (i & 31)
-        ports.fresh[arrivals] = port
+    if work.todo[port] > 0:
+        side: Index = 1 if port >= work.n else 0
+        i: Index = port - side * work.n
+        work.free[side, i >> 5] |= cast(Int, 1) << (i & 31)
+        work.fresh[arrivals] = port
         arrivals += 1
     return arrivals
 
@@ -340,42 +260,42 @@ def _release(ports: Ports, port: Index, arrivals: Index) -> Index:
 @nogil
 @exceptval(check=False)
 @cython.locals(at=Index, port=Int)
-def _busiest_first(ports: Ports, arrivals: Index) -> cython.void:
+def _busiest_first(work: Workspace, arrivals: Index) -> cython.void:
     """Sorts the fresh ports by load: insertion sort for the few of an event, merge sort for the many at the start."""
     if arrivals > 32:
-        descending(ports.load_s, ports.fresh, ports.spare, arrivals)
+        descending(work.load_s, work.fresh, work.spare, arrivals)
         return
     for k in range(1, arrivals):
-        port = ports.fresh[k]
+        port = work.fresh[k]
         at = k - 1
-        while at >= 0 and ports.load_s[ports.fresh[at]] < ports.load_s[port]:
-            ports.fresh[at + 1] = ports.fresh[at]
+        while at >= 0 and work.load_s[work.fresh[at]] < work.load_s[port]:
+            work.fresh[at + 1] = work.fresh[at]
             at -= 1
-        ports.fresh[at + 1] = port
+        work.fresh[at + 1] = port
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
 @cython.locals(other=Index, bits=Int, lowest=Int, load=Float)
-def _busiest_partner(ports: Ports, port: Index) -> Index:
+def _busiest_partner(work: Workspace, port: Index) -> Index:
     """The free partner of a port with the largest load; -1 if there is none or the port is busy."""
-    n: Index = ports.n
+    n: Index = work.n
     side: Index = 1 if port >= n else 0
     i: Index = port - side * n
     partner: Index = -1
-    if ports.free[side, i >> 5] >> (i & 31) & 1 == 0:
+    if work.free[side, i >> 5] >> (i & 31) & 1 == 0:
         return partner
     most: Float = -INF
     others: Index = n - side * n
-    for word in range(ports.free.shape[1]):
-        bits = ports.waits[port, word] & ports.free[1 - side, word]
+    for word in range(work.free.shape[1]):
+        bits = work.waits[port, word] & work.free[1 - side, word]
         while bits != 0:
             lowest = bits & -bits
             other = (word << 5) + BIT_INDEX[(lowest * DE_BRUIJN >> 27) & 31]
-            load = ports.load_s[others + other]
-            if load > most:
-                partner, most = other, load
+            load = work.load_s[others + other]
+            partner = other if load > most else partner  # without a branch, which nothing foretells
+            most = larger(load, most)
             bits ^= lowest
     return partner
 
@@ -383,108 +303,86 @@ def _busiest_partner(ports: Ports, port: Index) -> Index:
 @cfunc
 @nogil
 @exceptval(check=False)
-def _flip(ports: Ports, src: Index, dst: Index) -> cython.void:
+def _flip(work: Workspace, src: Index, dst: Index) -> cython.void:
     """Marks both ports as busy, and each as no longer a partner of the other."""
     src_bit, dst_bit = cast(Int, 1) << (src & 31), cast(Int, 1) << (dst & 31)
-    ports.free[0, src >> 5] ^= src_bit
-    ports.free[1, dst >> 5] ^= dst_bit
-    ports.waits[src, dst >> 5] ^= dst_bit
-    ports.waits[ports.n + dst, src >> 5] ^= src_bit
+    work.free[0, src >> 5] ^= src_bit
+    work.free[1, dst >> 5] ^= dst_bit
+    work.waits[src, dst >> 5] ^= dst_bit
+    work.waits[work.n + dst, src >> 5] ^= src_bit
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-def _part(seconds_GG: ConstFloats2, ports: Ports, src: Index, dst: Index) -> Float:
-    """The duration of the pair's transfer, or of its next part, which begins now."""
-    took = seconds_GG[src, dst]
-    for cut in range(ports.cuts):
-        if ports.cut_C4[cut, 0] == src and ports.cut_C4[cut, 1] == dst:
-            took = ports.cut_C4[cut, 2 + ports.begun_C[cut]]
-            ports.begun_C[cut] += 1
-    return took
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _wait_again(ports: Ports, src: Index, dst: Index) -> cython.void:
-    """If the first of two parts has ended, makes both ports partners again for the second."""
-    for cut in range(ports.cuts):
-        if ports.cut_C4[cut, 0] == src and ports.cut_C4[cut, 1] == dst and ports.begun_C[cut] == 1:
-            ports.waits[src, dst >> 5] |= cast(Int, 1) << (dst & 31)
-            ports.waits[ports.n + dst, src >> 5] |= cast(Int, 1) << (src & 31)
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _sink(ports: Ports, end: Float, pair: Int) -> cython.void:
+def _sink(work: Workspace, end: Float, pair: Int) -> cython.void:
     """Replaces the heap's first entry by (end, pair)."""
     at: Index = 0
     child: Index = 1
-    while child < ports.heap_s.shape[0]:
-        if ports.heap_s[child + 1] < ports.heap_s[child]:
-            child += 1
-        if ports.heap_s[child] >= end:
+    while child < work.heap_s.shape[0]:
+        child += 1 if work.heap_s[child + 1] < work.heap_s[child] else 0
+        if work.heap_s[child] >= end:
             break
-        ports.heap_s[at] = ports.heap_s[child]
-        ports.heap_p[at] = ports.heap_p[child]
+        work.heap_s[at] = work.heap_s[child]
+        work.heap_p[at] = work.heap_p[child]
         at = child
         child = 2 * at + 1
-    ports.heap_s[at] = end
-    ports.heap_p[at] = pair
+    work.heap_s[at] = end
+    work.heap_p[at] = pair
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-def _rise(ports: Ports, at: Index, end: Float, pair: Int) -> cython.void:
+def _rise(work: Workspace, at: Index, end: Float, pair: Int) -> cython.void:
     """Adds (end, pair) to a heap of `at` entries."""
-    while at > 0 and ports.heap_s[(at - 1) >> 1] > end:
-        ports.heap_s[at] = ports.heap_s[(at - 1) >> 1]
-        ports.heap_p[at] = ports.heap_p[(at - 1) >> 1]
+    while at > 0 and work.heap_s[(at - 1) >> 1] > end:
+        work.heap_s[at] = work.heap_s[(at - 1) >> 1]
+        work.heap_p[at] = work.heap_p[(at - 1) >> 1]
         at = (at - 1) >> 1
-    ports.heap_s[at] = end
-    ports.heap_p[at] = pair
+    work.heap_s[at] = end
+    work.heap_p[at] = pair
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-def _drop(ports: Ports, last: Index) -> cython.void:
+def _drop(work: Workspace, last: Index) -> cython.void:
     """Removes the heap's first entry; `last` is the index of its last."""
-    end = ports.heap_s[last]
-    ports.heap_s[last] = INF
+    end = work.heap_s[last]
+    work.heap_s[last] = INF
     if last > 0:
-        _sink(ports, end, ports.heap_p[last])
+        _sink(work, end, work.heap_p[last])
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-@cython.locals(src=Index, dst=Index, start_s=Float, end_s=Float)
-def ring(seconds_GG: ConstFloats2, ring_G: ConstInts1, free_s: Floats1, limit_s: Float, rows: ScheduleRows) -> Float:
-    """Fills `rows` with a ring schedule, by step; returns its makespan, infinite once a port is busy until limit_s.
+@cython.locals(src=Index, dst=Index, took_s=Float, start_s=Float, end_s=Float)
+def _ring(seconds_GG: ConstFloats2, work: Workspace, limit_s: Float, at: Index) -> Float:
+    """Fills a schedule of the two with a ring, by step; returns its makespan, infinite once a port is busy until limit_s.
 
-    The i-th rank of the ring sends to the ranks i + 1, i + 2, ... of it, in this sequence. free_s is working memory.
+    The i-th rank of the ring sends to the ranks i + 1, i + 2, ... of it, in this sequence. There are no barriers between the
+    steps: a transfer starts when both of its ports have ended their previous transfer.
     """
-    n: Index = seconds_GG.shape[0]
+    n: Index = work.n
+    rows: Index = 0
     most_s: Float = 0.0
-    free_s[:] = 0.0
-    rows.count = 0
+    for port in range(2 * n):
+        work.load_s[port] = 0.0  # when the port is free
     for step in range(1, n):
-        for at in range(n):
-            src, dst = ring_G[at], ring_G[(at + step) % n]
-            took = seconds_GG[src, dst]
-            if took > 0.0:
-                start_s = max(free_s[src], free_s[n + dst])
-                end_s = start_s + took
-                free_s[src] = free_s[n + dst] = end_s
-                rows.pair[rows.count, 0], rows.pair[rows.count, 1] = src, dst
-                rows.span_s[rows.count, 0], rows.span_s[rows.count, 1] = start_s, end_s
-                rows.count += 1
+        for i in range(n):
+            src, dst = work.ring_G[i], work.ring_G[(i + step) % n]
+            took_s = seconds_GG[src, dst]
+            if took_s > 0.0:
+                start_s = max(work.load_s[src], work.load_s[n + dst])
+                end_s = start_s + took_s
+                work.load_s[src] = work.load_s[n + dst] = end_s
+                work.pair[at, rows, 0], work.pair[at, rows, 1] = src, dst
+                work.start_s[at, rows] = start_s
+                rows += 1
                 most_s = max(most_s, end_s)
                 if end_s >= limit_s:
                     return INF
+    work.count[at] = rows
     return most_s

@@ -11,8 +11,8 @@ import numpy as np
 
 from aurora.algorithms.alltoall.decomposition import slots
 from aurora.algorithms.alltoall.hierarchical_order import hierarchical
-from aurora.algorithms.alltoall.open_shop import NO_CUTS, all_pairs, dense, openshop, with_silent_pairs
-from aurora.algorithms.alltoall.split_transfers import matchings, openshop_best
+from aurora.algorithms.alltoall.matchings import matchings, openshop_best
+from aurora.algorithms.alltoall.open_shop import all_pairs, openshop, search, with_silent_pairs
 from aurora.algorithms.network.port_bounds import one_to_one_bound, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
@@ -85,7 +85,7 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
     left_GG = work_GG.copy()
     np.subtract.at(left_GG, (row_X3[:, 0], row_X3[:, 1]), row_X3[:, 2])
     if left_GG.any():
-        src_X, dst_X = dense(left_GG.astype(np.float64), np.zeros(2 * n), NO_CUTS, np.inf)[0].T
+        src_X, dst_X = search(left_GG.astype(np.float64), 0, rng).pairs_X2.T
         row_X3 = np.concatenate([row_X3, np.stack([src_X, dst_X, left_GG[src_X, dst_X]], axis=1)])
     pairs_X2 = with_silent_pairs(row_X3[:, :2], work_GG)
     silent_X2 = np.full((len(pairs_X2) - len(row_X3), 2), (0.0, 1.0))
