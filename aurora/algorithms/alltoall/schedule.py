@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -68,7 +69,7 @@ def order(
     n = len(matrix)
     if cluster is not None and len(cluster) != n:
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
-    if isinstance(method, str) and method not in (*ORDER, "auto"):
+    if isinstance(method, str) and method not in ORDER and method != "auto":
         raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, found {method!r}")
     check_value("seed", seed, SEEDS)
     if startup_s is not None and not 0 <= startup_s < float("inf"):
@@ -76,13 +77,18 @@ def order(
     network = cluster.network if cluster else equal_network(n)
     if startup_s is not None:
         network = replace(network, startup_s_G=np.full(n, startup_s))
-    return scheduled(matrix, network, method, rng=np.random.default_rng(_seed_sequence(seed)))[1]
+    return scheduled(matrix, network, method, rng=np.random.default_rng(_seed(seed)))[1]
 
 
-@lru_cache(maxsize=64)
-def _seed_sequence(seed: int) -> np.random.SeedSequence:
-    """Returns what generators are made from, kept because making it takes as long as making one of them."""
-    return np.random.SeedSequence(seed)
+class _Seed(np.random.SeedSequence):
+    """A seed that keeps the state of its generators, which takes longer to make than the order of a few ranks."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.generate_state = cache(super().generate_state)  # type: ignore[assignment, method-assign]
+
+
+_seed = lru_cache(maxsize=64)(_Seed)
 
 
 @lru_cache(maxsize=64)
@@ -107,19 +113,16 @@ def scheduled(
         BrokenPlan: if the order does not carry every pair once.
     """
 
-    def checked(candidate: str | Order | OrderStrategy) -> tuple[Order, Schedule]:
-        chosen = _valid_order(candidate, bytes_GG, network, rng)
-        schedule = timed(chosen, bytes_GG, network)
-        check_schedule(schedule, bytes_GG, network)
-        return chosen, schedule
-
-    if not (isinstance(method, str) and method == "auto"):
-        return checked(method)
-    first, other = auto_orders(len(bytes_GG))
-    best = checked(first)
-    if best[1].gap <= (NEAR if len(bytes_GG) >= MANY_RANKS else 0.0):
-        return best
-    return min(best, checked(other), key=lambda candidate: candidate[1].makespan_s)
+    if isinstance(method, str) and method == "auto":
+        first, other = auto_orders(len(bytes_GG))
+        best = scheduled(bytes_GG, network, first, rng=rng)
+        if best[1].gap <= (NEAR if len(bytes_GG) >= MANY_RANKS else 0.0):
+            return best
+        return min(best, scheduled(bytes_GG, network, other, rng=rng), key=lambda candidate: candidate[1].makespan_s)
+    chosen = _valid_order(method, bytes_GG, network, rng)
+    schedule = timed(chosen, bytes_GG, network)
+    check_schedule(schedule, bytes_GG, network)
+    return chosen, schedule
 
 
 def _valid_order(method: str | Order | OrderStrategy, bytes_GG: IntArray, network: Network, rng: np.random.Generator) -> Order:

@@ -5,6 +5,7 @@ from math import comb
 
 import numpy as np
 
+from aurora.algorithms.check import plans_core as core
 from aurora.errors import BrokenPlan
 from aurora.types import (
     FailureDomains,
@@ -21,7 +22,6 @@ from aurora.types.arrays import FloatArray, IntArray
 
 SLACK = 1e-9  # relative, for sums of float seconds and loads; bytes are compared exactly
 LISTED = 20_000  # sets of failures that are tried one by one, at most
-EPS = float(np.finfo(np.float64).eps)
 
 
 def check_order(order: Order, gpus: int) -> None:
@@ -34,126 +34,38 @@ def check_order(order: Order, gpus: int) -> None:
     Raises:
         BrokenPlan: if a pair is missing, repeated, not fully covered or in two tiers.
     """
-    name = f"order {order.method}"
-    src_X, dst_X = order.pairs_X2.T
-    if order.share_X2 is None and (order.pairs_X2 < gpus).all():
-        count_P = np.bincount(src_X * gpus + dst_X, minlength=gpus * gpus)
-        if (count_P == 1 - np.eye(gpus, dtype=np.int64).ravel()).all():
-            return
-    if (foreign_X := (src_X == dst_X) | (order.pairs_X2 >= gpus).any(axis=1)).any():
-        src, dst = order.pairs_X2[np.argmax(foreign_X)]
-        raise BrokenPlan(f"{name}: {src} -> {dst} is no pair of {gpus} ranks")
-    share_X2 = np.tile([0.0, 1.0], (len(src_X), 1)) if order.share_X2 is None else order.share_X2
-    by_part = np.lexsort((share_X2[:, 1], share_X2[:, 0], src_X * gpus + dst_X))
-    pair_X, (begin_X, end_X) = (src_X * gpus + dst_X)[by_part], share_X2[by_part].T
-    first_X = np.diff(pair_X, prepend=-1) != 0
-    if first_X.sum() != gpus * (gpus - 1):
-        raise BrokenPlan(f"{name}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {first_X.sum()}")
-    last_X = np.append(first_X[1:], True)
-    wrong_X = (begin_X != np.where(first_X, 0.0, np.roll(end_X, 1))) | (end_X < begin_X) | (last_X & (end_X != 1.0))
-    if wrong_X.any():
-        own_X = pair_X == pair_X[np.argmax(wrong_X)]
-        src, dst = divmod(int(pair_X[own_X][0]), gpus)
-        raise BrokenPlan(f"{name}: expected {src} -> {dst} once, found the parts {share_X2[by_part][own_X].tolist()}")
-    if order.tier_X is not None and (torn_X := ~first_X & (np.diff(order.tier_X[by_part], prepend=0) != 0)).any():
-        src, dst = divmod(int(pair_X[np.argmax(torn_X)]), gpus)
-        raise BrokenPlan(f"{name}: expected the parts of {src} -> {dst} in one tier, found them in several")
+    pairs_X2, share_X2, by_part_X = np.ascontiguousarray(order.pairs_X2), order.share_X2, None
+    if share_X2 is not None:
+        share_X2 = np.ascontiguousarray(share_X2)
+        by_part_X = np.lexsort(share_X2.T[::-1])
+    foreign, wrong, torn = core.faults_of_order(pairs_X2, gpus, share_X2, by_part_X, order.tier_X)
+    if foreign < 0 and wrong < 0 and torn < 0:
+        return
+    name, pair_X = f"order {order.method}", pairs_X2 @ (gpus, 1)
+    if foreign >= 0:
+        raise BrokenPlan(f"{name}: {pairs_X2[foreign, 0]} -> {pairs_X2[foreign, 1]} is no pair of {gpus} ranks")
+    if (pairs := len(np.unique(pair_X))) != gpus * (gpus - 1):
+        raise BrokenPlan(f"{name}: expected each of {gpus * (gpus - 1)} ordered pairs once, found {pairs}")
+    if wrong >= 0:
+        parts = [[0.0, 1.0]] * int((pair_X == wrong).sum())
+        if share_X2 is not None:
+            parts = share_X2[by_part_X][pair_X[by_part_X] == wrong].tolist()
+        raise BrokenPlan(f"{name}: expected {wrong // gpus} -> {wrong % gpus} once, found the parts {parts}")
+    raise BrokenPlan(f"{name}: expected the parts of {torn // gpus} -> {torn % gpus} in one tier, found them in several")
 
 
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> None:
-    """Checks that a schedule carries every byte once and that no port or NIC is above its rate at any instant.
-
-    The bytes of each pair must sum to bytes_GG exactly. Each row's rate times its duration must equal its bytes, up to one byte
-    and the precision of floats. If the schedule is `one_to_one`, no two transfers of a port in one tier may overlap. Transfers
-    between servers use the NICs of both GPUs.
-
-    Args:
-        schedule: the schedule.
-        bytes_GG: (G, G) int64, bytes from each rank to each other.
-        network: port rates, servers and NICs.
-
-    Raises:
-        BrokenPlan: if any of this fails.
-    """
-    name = f"schedule {schedule.method}"
-    n = len(bytes_GG)
-    src, dst = schedule.src_X, schedule.dst_X
-    start, end = schedule.start_s_X, schedule.end_s_X
-    rate_Bps = schedule.rate_Bps_X
-    if max(src.max(initial=-1), dst.max(initial=-1)) >= n:
-        raise BrokenPlan(f"{name}: names a rank beyond the {n} that there are")
-    carried_GG = np.zeros((n, n), dtype=np.int64)
-    np.add.at(carried_GG.ravel(), src * n + dst, schedule.bytes_X)
-    if (wrong_GG := carried_GG != bytes_GG).any():
-        i, j = np.argwhere(wrong_GG)[0].tolist()
-        raise BrokenPlan(f"{name}: {i} -> {j} carries {carried_GG[i, j]} bytes, expected {bytes_GG[i, j]}")
-    if ((start < 0) | (end < start)).any():
-        raise BrokenPlan(f"{name}: a transfer ends before it starts, or starts before zero")
-    moved = rate_Bps * (end - start)
-    unsure = 1 + SLACK * schedule.bytes_X + rate_Bps * 4 * EPS * end  # a byte, and what floats resolve
-    if (wrong_X := abs(moved - schedule.bytes_X) > unsure).any():
-        row = np.argmax(wrong_X)
-        raise BrokenPlan(f"{name}: row {row} carries {schedule.bytes_X[row]} bytes, but its rate moves {moved[row]:.0f}")
-    by_verb = ("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)
-    alone = bool((rate_Bps <= np.minimum(network.out_Bps_G[src], network.in_Bps_G[dst])).all())
-    alone = alone and max(_shared_port(port_X, start, end, 0.0) for port_X in (src, dst)) < 0
-    for verb, port_X, most_Bps_G in () if alone else by_verb:
-        port, at_s, total_Bps = _overload(port_X, start, end, rate_Bps, most_Bps_G)
-        if port >= 0:
-            overload = f"rank {port} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
-            raise BrokenPlan(f"{name}: {overload}, its port carries {most_Bps_G[port]:.6g}")
-        tiered_X = port_X if schedule.tier_X is None else port_X + n * schedule.tier_X
-        if schedule.one_to_one and (port := _shared_port(tiered_X, start, end, SLACK)) >= 0:
-            raise BrokenPlan(f"{name}: rank {port % n} {verb} to or from two partners at once")
-    if network.servers is not None:
-        server_G, nic_G, nic_Bps = np.array(network.servers.server_G), np.array(network.servers.nic_G), network.servers.nic_Bps
-        far_X = server_G[src] != server_G[dst]
-        within = alone and not network.servers.shared and bool((rate_Bps[far_X] <= nic_Bps).all())
-        for verb, rank_X in () if within else (("sends", src[far_X]), ("receives", dst[far_X])):
-            spans = start[far_X], end[far_X], rate_Bps[far_X]
-            nic, at_s, total_Bps = _overload(nic_G[rank_X], *spans, np.full(len(nic_G), nic_Bps))
-            if nic >= 0:
-                ranks = np.flatnonzero(nic_G == nic).tolist()
-                overload = f"NIC of ranks {ranks} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
-                raise BrokenPlan(f"{name}: {overload}, it carries {nic_Bps:.6g}")
-
-
-def _overload(
-    at_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, rate_Bps_X: FloatArray, most_Bps_R: FloatArray
-) -> tuple[int, float, float]:
-    """The number, seconds and B/s of the first of the ports or NICs that is above its rate, just after a start or an end.
-
-    At one instant, ends count before starts. The number is -1 if there is none.
-    """
-    at_Y, at_s_Y, use_X = np.tile(at_X, 2), np.concatenate([end_s_X, start_s_X]), rate_Bps_X / most_Bps_R[at_X]
-    in_sequence = _by_port(at_Y, at_s_Y)
-    use_Y = np.concatenate([-use_X, use_X])[in_sequence].cumsum()
-    row = np.argmax(use_Y > 1 + SLACK) if len(use_Y) else 0
-    if not len(use_Y) or use_Y[row] <= 1 + SLACK:
-        return -1, 0.0, 0.0
-    at = int(at_Y[in_sequence[row]])
-    return at, float(at_s_Y[in_sequence[row]]), float(use_Y[row] * most_Bps_R[at])
-
-
-def _shared_port(port_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, slack: float) -> int:
-    """The first port with a transfer that starts before another has ended; -1 if there is none."""
-    in_sequence = _by_port(port_X, start_s_X)
-    port_X = port_X[in_sequence]
-    early_X = start_s_X[in_sequence[1:]] < end_s_X[in_sequence[:-1]] * (1 - slack)
-    shared_X = port_X[1:][early_X & (port_X[1:] == port_X[:-1])]
-    return int(shared_X[0]) if len(shared_X) else -1
-
-
-def _by_port(port_X: IntArray, seconds_X: FloatArray) -> IntArray:
-    """The sequence of rows by port, then by time."""
-    few_bits = np.min_scalar_type(int(port_X.max(initial=0)))  # which are sorted in a quarter of the time
-    return np.lexsort((seconds_X, port_X.astype(few_bits)))
+    """Checks a flat all-to-all's schedule as `check_steps` does; bytes_GG (G, G) int64 goes from each rank to each other."""
+    check_steps(schedule, bytes_GG[None], network)
 
 
 def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> None:
-    """Checks the schedule of an all-to-all as `check_schedule` does, and its steps if there are several.
+    """Checks that a schedule carries every byte once and that no port or NIC is above its rate at any instant.
 
-    Each step must carry its own bytes, and a rank must not begin a step before its transfers of earlier steps have ended.
+    The bytes of each pair must sum to those of each step exactly. Each row's rate times its duration must equal its bytes, up
+    to one byte and the precision of floats. If the schedule is `one_to_one`, no two transfers of a port in one tier may
+    overlap. Transfers between servers use the NICs of both GPUs. A rank must not begin a step before its transfers of earlier
+    steps have ended.
 
     Args:
         schedule: a schedule, with `step_X` if there are several steps.
@@ -163,29 +75,55 @@ def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> No
     Raises:
         BrokenPlan: if any of this fails.
     """
-    name = f"schedule {schedule.method}"
-    check_schedule(schedule, bytes_SGG.sum(axis=0), network)
-    if len(bytes_SGG) == 1:
-        return
-    step_X, ends_2X = schedule.step_X, (schedule.src_X, schedule.dst_X)
-    if step_X is None or step_X.max(initial=0) >= len(bytes_SGG):
-        raise BrokenPlan(f"{name}: expected the step of each transfer, of {len(bytes_SGG)} steps")
-    carried_SGG = np.zeros_like(bytes_SGG)
-    np.add.at(carried_SGG, (step_X, *ends_2X), schedule.bytes_X)
-    if (wrong_X3 := np.argwhere(carried_SGG != bytes_SGG)).size:
-        step, src, dst = wrong_X3[0].tolist()
-        carried, expected = carried_SGG[step, src, dst], bytes_SGG[step, src, dst]
-        raise BrokenPlan(f"{name}, step {step}: {src} -> {dst} carries {carried} bytes, expected {expected}")
-    ended_s_G = np.zeros(network.gpus)
-    for step in range(len(bytes_SGG)):
-        own_X = step_X == step
-        for rank_X in ends_2X:
-            early_X = own_X & (schedule.start_s_X < ended_s_G[rank_X] * (1 - SLACK))
-            if early_X.any():
-                rank = rank_X[np.argmax(early_X)]
-                raise BrokenPlan(f"{name}: rank {rank} begins step {step} before its transfers of earlier steps have ended")
-        for rank_X in ends_2X:
-            np.maximum.at(ended_s_G, rank_X[own_X], schedule.end_s_X[own_X])
+    name, (steps, n, _) = f"schedule {schedule.method}", bytes_SGG.shape
+    src_X, dst_X, step_X = schedule.src_X, schedule.dst_X, schedule.step_X if steps > 1 else None
+    if steps > 1 and (step_X is None or step_X.max(initial=0) >= steps):
+        raise BrokenPlan(f"{name}: expected the step of each transfer, of {steps} steps")
+    spans = start_s_X, end_s_X, rate_Bps_X = schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
+    bytes_SGG = np.ascontiguousarray(bytes_SGG, np.int64)
+    found = core.faults_of_rows(src_X, dst_X, schedule.bytes_X, *spans, bytes_SGG, network.out_Bps_G, network.in_Bps_G, step_X)
+    foreign, unsent, untimed, unmoved, hasty, rank, alone = found
+    if foreign >= 0:
+        raise BrokenPlan(f"{name}: names a rank beyond the {n} that there are")
+    if unsent >= 0:
+        step, src, dst = map(int, np.unravel_index(unsent, bytes_SGG.shape))
+        own_X = (src_X == src) & (dst_X == dst) & (step == (0 if step_X is None else step_X))
+        carried = f"{src} -> {dst} carries {schedule.bytes_X[own_X].sum()} bytes, expected {bytes_SGG[step, src, dst]}"
+        raise BrokenPlan(f"{name}{f', step {step}' if steps > 1 else ''}: {carried}")
+    if untimed >= 0:
+        raise BrokenPlan(f"{name}: a transfer ends before it starts, or starts before zero")
+    if unmoved >= 0:
+        moved = rate_Bps_X[unmoved] * (end_s_X[unmoved] - start_s_X[unmoved])
+        raise BrokenPlan(f"{name}: row {unmoved} carries {schedule.bytes_X[unmoved]} bytes, but its rate moves {moved:.0f}")
+    if not alone or network.servers is not None:
+        _check_ports(schedule, network)
+    if hasty >= 0:
+        raise BrokenPlan(f"{name}: rank {rank} begins step {hasty} before its transfers of earlier steps have ended")
+
+
+def _check_ports(schedule: Schedule, network: Network) -> None:
+    """Raises BrokenPlan if a port or NIC is above its rate, or a port that has one partner at a time has two."""
+    name, n, servers = f"schedule {schedule.method}", network.gpus, network.servers
+    src_X, dst_X, start_s_X, end_s_X = schedule.src_X, schedule.dst_X, schedule.start_s_X, schedule.end_s_X
+    use_KX, most_Bps_R = [src_X, n + dst_X], np.concatenate([network.out_Bps_G, network.in_Bps_G])
+    if servers is not None:
+        server_G, nic_G = np.array(servers.server_G), np.array(servers.nic_G)
+        far_X = server_G[src_X] != server_G[dst_X]
+        use_KX += [np.where(far_X, 2 * n + nic_G[src_X], -1), np.where(far_X, 3 * n + nic_G[dst_X], -1)]
+        most_Bps_R = np.concatenate([most_Bps_R, np.full(2 * n, servers.nic_Bps)])
+    tier_X = np.zeros_like(src_X) if schedule.tier_X is None else schedule.tier_X
+    by_start_X, by_end_X = (np.argsort(seconds_X, kind="stable") for seconds_X in (start_s_X, end_s_X))
+    rows = start_s_X, end_s_X, schedule.rate_Bps_X, by_start_X, by_end_X, tier_X
+    over, row, used, twice = core.faults_of_ports(np.stack(use_KX, axis=1), most_Bps_R, *rows)
+    verbs = ("sends", "receives")
+    if over >= 0:
+        flow = f"{verbs[over // n % 2]} {used * most_Bps_R[over]:.6g} B/s at {start_s_X[row]:.6g} s"
+        if over < 2 * n:
+            raise BrokenPlan(f"{name}: rank {over % n} {flow}, its port carries {most_Bps_R[over]:.6g}")
+        ranks = np.flatnonzero(nic_G == over % n).tolist()
+        raise BrokenPlan(f"{name}: NIC of ranks {ranks} {flow}, it carries {most_Bps_R[over]:.6g}")
+    if schedule.one_to_one and twice >= 0:
+        raise BrokenPlan(f"{name}: rank {twice % n} {verbs[twice // n]} to or from two partners at once")
 
 
 def check_plan(plan: Plan) -> None:

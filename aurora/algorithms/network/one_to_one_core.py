@@ -1,4 +1,4 @@
-"""Times of rows that have both of their ports for themselves, compiled by Cython; `switch` calls it."""
+"""Times of transfers that have both of their ports for themselves, compiled by Cython; `switch` and `port_bounds` call it."""
 
 import cython
 import numpy as np
@@ -23,17 +23,15 @@ def one_after_the_other(
         size_X: (X,) bytes of each row; None: those of its pair.
 
     Returns:
-        Columns of the rows: source, destination, bytes, start and end in seconds, rate; rows that start together come by
+        Locked columns of the rows: source, destination, bytes, start and end in seconds, rate; rows that start together come by
         source. And whether the rows are by start; if not, some that start together may not be by source.
     """
     rows: Index = pairs_X2.shape[0]
-    columns = [*(np.empty(rows, np.int64) for _ in range(3)), *(np.empty(rows) for _ in range(3))]
-    src_X: Ints1 = columns[0]
-    dst_X: Ints1 = columns[1]
-    bytes_X: Ints1 = columns[2]
-    start_s_X: Floats1 = columns[3]
-    end_s_X: Floats1 = columns[4]
-    Bps_X: Floats1 = columns[5]
+    whole, seconds = np.empty((3, rows), np.int64), np.empty((3, rows))
+    whole_3X: Ints2 = whole
+    seconds_3X: Floats2 = seconds
+    src_X, dst_X, bytes_X = whole_3X[0], whole_3X[1], whole_3X[2]
+    start_s_X, end_s_X, Bps_X = seconds_3X[0], seconds_3X[1], seconds_3X[2]
     ranks: Index = bytes_GG.shape[0]
     free_s: Floats1 = np.zeros(2 * ranks)  # when each port has ended its last row; senders first
     by_start: cython.bint = True
@@ -58,4 +56,41 @@ def one_after_the_other(
             src_X[at], dst_X[at], bytes_X[at] = src, dst, size
             start_s_X[at], end_s_X[at], Bps_X[at] = start_s, end_s, Bps_GG[src, dst]
             count += 1
-    return columns if count == rows else [column[:count].copy() for column in columns], by_start
+    if count < rows:
+        whole, seconds = whole[:, :count].copy(), seconds[:, :count].copy()
+    whole.setflags(write=False)
+    seconds.setflags(write=False)
+    return [*whole, *seconds], by_start
+
+
+def pair_seconds(bytes_GG: ConstInts2, Bps_GG: ConstFloats2, startup_s_GG: ConstFloats2):
+    """Returns (G, G) the seconds of each transfer, its start-up included; zero where no bytes are."""
+    seconds = np.empty((bytes_GG.shape[0], bytes_GG.shape[0]))
+    seconds_GG: Floats2 = seconds
+    with nogil:
+        for src in range(bytes_GG.shape[0]):
+            for dst in range(bytes_GG.shape[0]):
+                size = bytes_GG[src, dst]
+                seconds_GG[src, dst] = startup_s_GG[src, dst] + size / Bps_GG[src, dst] if size > 0 else 0.0
+    return seconds
+
+
+@cython.locals(fluid_s=Float, longest_s=Float, took_s=Float)
+def port_bounds(bytes_GG: ConstInts2, Bps_GG: ConstFloats2, out_Bps_G: ConstFloats1, in_Bps_G: ConstFloats1):
+    """Returns the seconds of the busiest port: if it carries its bytes at its rate, and if one transfer after the other."""
+    n: Index = bytes_GG.shape[0]
+    loads_2P: Floats2 = np.zeros((2, 2 * n))  # bytes and seconds of each port; senders first
+    bytes_P, seconds_P = loads_2P[0], loads_2P[1]
+    fluid_s = longest_s = 0.0
+    with nogil:
+        for src in range(n):
+            for dst in range(n):
+                took_s = bytes_GG[src, dst] / Bps_GG[src, dst]
+                bytes_P[src] += bytes_GG[src, dst]
+                bytes_P[n + dst] += bytes_GG[src, dst]
+                seconds_P[src] += took_s
+                seconds_P[n + dst] += took_s
+        for rank in range(n):
+            fluid_s = max(fluid_s, bytes_P[rank] / out_Bps_G[rank], bytes_P[n + rank] / in_Bps_G[rank])
+            longest_s = max(longest_s, seconds_P[rank], seconds_P[n + rank])
+    return fluid_s, longest_s

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from aurora.algorithms.network import one_to_one_core as core
 from aurora.types import Network
 from aurora.types.arrays import FloatArray, IntArray, locked
 
@@ -51,9 +52,15 @@ def _rates_by_nics(network: Network) -> FloatArray:
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
     """Returns (G, G) float64, the seconds of each transfer if it is alone on the network, the start-up included."""
-    seconds_GG = bytes_GG / pair_rates(network)
-    seconds_GG += network.pair_startup_s_GG
-    return np.ascontiguousarray(np.where(bytes_GG > 0, seconds_GG, 0.0))
+    bytes_GG = np.ascontiguousarray(bytes_GG, np.int64)
+    return np.asarray(core.pair_seconds(bytes_GG, pair_rates(network), network.pair_startup_s_GG))
+
+
+def schedule_bounds(bytes_GG: IntArray, network: Network) -> tuple[float, float]:
+    """Returns the `fluid_bound` and, if start-ups take no time, the `one_to_one_bound`."""
+    bytes_GG = np.ascontiguousarray(bytes_GG, np.int64)
+    bounds: tuple[float, float] = core.port_bounds(bytes_GG, pair_rates(network), network.out_Bps_G, network.in_Bps_G)
+    return bounds
 
 
 def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:

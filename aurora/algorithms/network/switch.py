@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aurora.algorithms.network import max_min_fair_core as core
 from aurora.algorithms.network.one_to_one_core import one_after_the_other
-from aurora.algorithms.network.port_bounds import fluid_bound, one_to_one_bound, pair_rates
+from aurora.algorithms.network.port_bounds import pair_rates, schedule_bounds
 from aurora.algorithms.network.routes import cut_bound, route, rows_to_send
 from aurora.types import Network, Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray, locked
@@ -242,31 +242,20 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
     """
     steps, bytes_GG = len(bytes_SGG), bytes_SGG.sum(axis=0) if len(bytes_SGG) > 1 else bytes_SGG[0]
     apart = network.servers is None or not network.servers.shared
-    plain = steps == 1 and not order.paced and order.tier_X is None and apart
-    if plain and order.one_to_one and not staged:
-        pieces = one_to_one_pieces(order, bytes_GG, network)
+    tier_X = step_X = None
+    if steps == 1 and apart and order.one_to_one and order.tier_X is None and not order.paced and not staged:
+        columns = one_to_one_columns(order, bytes_GG, network)
     else:
-        pieces = by_start(fluid_pieces(order, bytes_SGG, network, staged))
-    tier_X = None
-    if order.tier_X is not None:
-        tier_GG = np.zeros(bytes_GG.shape, dtype=np.int64)
-        tier_GG[*order.pairs_X2.T] = order.tier_X
-        tier_X = tier_GG[pieces.src_X, pieces.dst_X]
-    return Schedule(
-        order.method,
-        order.one_to_one,
-        pieces.src_X,
-        pieces.dst_X,
-        pieces.bytes_X,
-        pieces.start_s_X,
-        pieces.end_s_X,
-        pieces.rate_Bps_X,
-        fluid_bound(bytes_GG, network) if bounded else 0.0,
-        one_to_one_bound(bytes_GG, network.without_startup) if bounded else 0.0,
-        cut_bound(bytes_GG, network) if bounded and network.servers is not None else None,
-        tier_X,
-        pieces.number_X if steps > 1 else None,
-    )
+        made = by_start(fluid_pieces(order, bytes_SGG, network, staged))
+        columns = [made.src_X, made.dst_X, made.bytes_X, made.start_s_X, made.end_s_X, made.rate_Bps_X]
+        step_X = made.number_X if steps > 1 else None
+        if order.tier_X is not None:
+            tier_GG = np.zeros(bytes_GG.shape, dtype=np.int64)
+            tier_GG[*order.pairs_X2.T] = order.tier_X
+            tier_X = locked(tier_GG[made.src_X, made.dst_X])
+    cut = cut_bound(bytes_GG, network) if bounded and network.servers is not None else None
+    bounds_s = schedule_bounds(bytes_GG, network) if bounded else (0.0, 0.0)
+    return Schedule.made(order.method, order.one_to_one, *columns, *bounds_s, cut, tier_X, step_X)
 
 
 def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network) -> float:
@@ -288,11 +277,11 @@ def by_start(made: Pieces) -> Pieces:
     at_once = np.flatnonzero(equal_X[:-1] | equal_X[1:])  # few, of millions
     keys = (made.rate_Bps_X, made.end_s_X, made.bytes_X, made.dst_X, made.src_X, made.start_s_X)
     row_X[at_once] = row_X[at_once][np.lexsort([key_X[row_X[at_once]] for key_X in keys])]
-    return Pieces(*(getattr(made, column.name)[row_X] for column in fields(made)))
+    return Pieces(*(locked(getattr(made, column.name)[row_X]) for column in fields(made)))
 
 
-def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Returns the timed pieces of an order with `one_to_one`, sorted by start and source.
+def one_to_one_columns(order: Order, bytes_GG: IntArray, network: Network) -> list[NDArray[Any]]:
+    """Returns the columns of a Schedule, from src_X to rate_Bps_X, of an order with `one_to_one`: rows by start and source.
 
     The order must have one tier and not be paced; no GPUs may share a NIC. A transfer starts when both of its ports have ended
     their previous transfer; its rate is constant, as it shares neither port.
@@ -302,11 +291,12 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
         first_X, end_X = order.cuts(bytes_GG[*order.pairs_X2.T]).T
         size_X = end_X - first_X
     pairs_X2, Bps_GG = np.ascontiguousarray(order.pairs_X2), pair_rates(network)
+    columns: list[NDArray[Any]]
     columns, by_start = one_after_the_other(pairs_X2, bytes_GG, Bps_GG, network.pair_startup_s_GG, size_X)
     if not by_start:
         row_X = np.lexsort((columns[0], columns[3]))
-        columns = [column_X[row_X] for column_X in columns]
-    return Pieces(*map(locked, (*columns, np.zeros(len(columns[0]), np.int64))))
+        columns = [locked(column_X[row_X]) for column_X in columns]
+    return columns
 
 
 def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Pieces:

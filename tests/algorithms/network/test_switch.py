@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_schedule
-from aurora.algorithms.network.switch import Switch, fluid_pieces, one_to_one_pieces, timed
+from aurora.algorithms.network.switch import Switch, fluid_pieces, one_to_one_columns, timed
 from aurora.types import Network, Order
 from aurora.types.network import Servers
 from tests.algorithms.network.rates import fair_rates, rates_of
@@ -94,12 +94,11 @@ def test_nanoseconds_are_times_like_any_other():
 def test_with_one_partner_at_a_time_the_shortcut_is_the_switch(case, method):
     bytes_GG, network = case
     order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
-    quick, slow = one_to_one_pieces(order, bytes_GG, network), fluid_pieces(order, bytes_GG[None], network)
-    columns = (
-        [(p.src_X, p.dst_X, p.bytes_X)[i][np.lexsort((p.start_s_X, p.dst_X, p.src_X))] for i in range(3)] for p in (quick, slow)
-    )
+    quick, slow = one_to_one_columns(order, bytes_GG, network), fluid_pieces(order, bytes_GG[None], network)
+    slow = [slow.src_X, slow.dst_X, slow.bytes_X, slow.start_s_X, slow.end_s_X]
+    columns = ([column_X[np.lexsort((made[3], made[1], made[0]))] for column_X in made[:3]] for made in (quick, slow))
     assert np.array_equal(*columns)
-    assert np.allclose(np.sort(quick.end_s_X), np.sort(slow.end_s_X))
+    assert np.allclose(np.sort(quick[4]), np.sort(slow[4]))
 
 
 @given(traffics_on_ports(min_ranks=2, startups=(0.0, 0.3)), st.randoms(use_true_random=False))
@@ -279,7 +278,7 @@ for made in (order, replace(order, sends_open=4, recvs_open=4), replace(order, s
     for staged in (False, True):
         pieces = switch.fluid_pieces(made, steps_SGG, network, staged)
         print(*(column.tolist() for column in vars(pieces).values()))
-print(*(column.tolist() for column in vars(switch.one_to_one_pieces(order, steps_SGG[0], network)).values()))
+print(*(column.tolist() for column in switch.one_to_one_columns(order, steps_SGG[0], network)))
 late = switch.Switch(network)
 for bytes_GG in steps_SGG:
     number = late.open(order, bytes_GG)
