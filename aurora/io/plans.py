@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from aurora.algorithms.check.plans import check_plan
 from aurora.errors import BadInput, BrokenPlan
 from aurora.io.clusters import cluster_from_table, cluster_table
 from aurora.io.files import check_keys, check_schema, load_json, naming, schema_of, write_text
@@ -104,6 +103,8 @@ def load_plan(path: str | Path) -> Plan:
         BadInput: if the file is missing, damaged, or of another format or schema.
         BrokenPlan: if the plan does not do what it claims, or was changed after it was made.
     """
+    from aurora.algorithms.check.plans import check_plan  # compiled: a command loads this module before it can say what misses
+
     path = Path(path)
     table = load_json(path)
     if table.get("format") != PLAN_FORMAT:
@@ -120,6 +121,8 @@ def load_plan(path: str | Path) -> Plan:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
+    from aurora.algorithms.check.plans import check_plan
+
     check_plan(plan)
     table = _plan_to_json(plan)
     write_text(path, _readable(table | {DIGEST: _digest(table)}) + "\n")
