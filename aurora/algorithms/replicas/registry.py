@@ -41,7 +41,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 
     If count_E is None, replica counts come from several rules, which all fill the slots: spare replicas are of hot experts, as
     loads to come differ from those given. Replicas are packed, longest processing time first; then a slot search swaps and
-    moves them, and changes counts.
+    moves them. Where no start is close enough to the mean load, restarts of the search change the best one's counts, too.
 
     Args:
         load_E: (E,) float64, the load of each expert.
@@ -62,7 +62,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     layer = PhaseSums.of_times(times_GE, useful_G, np.zeros(slots.gpus))
     for start_E in _starts(load_E, slots) if count_E is None else [count_E]:
         start_GP = packed(load_E, start_E, useful_G, slots.cost_G)
-        found_GP, found = slot_search(layer, start_GP, rng, 0, replicas, enough_s=enough)
+        found_GP, found = slot_search(layer, start_GP, rng, 0, False, enough_s=enough)
         if found < top:
             held_GP, top = found_GP, found
         if top <= enough:
