@@ -30,7 +30,6 @@ ORDER = "openshop"
 CONTIGUOUS = PlanOptions("contiguous", "contiguous", "contiguous", ORDER)
 OTHERS = {
     "matching": PlanOptions(colocate="matching", order=ORDER),
-    "decoupled": PlanOptions(colocate="decoupled", order=ORDER),
     "contiguous": CONTIGUOUS,
 }
 
@@ -100,7 +99,7 @@ def main() -> None:
     ]
     table = Table(
         "Plans of several models",
-        "GPUs | models | traffic | one after the other | matching | decoupled | contiguous | random "
+        "GPUs | models | traffic | one after the other | matching | contiguous | random "
         "| simulated over objective | rank correlation | gap | seconds to plan",
     )
     rates = mixed(GPUS)

@@ -9,17 +9,17 @@ that only the choice of partners differs. A plan for the first layer's traffic k
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from aurora.algorithms.network.switch import timed
-from aurora.algorithms.placement.assignment import ASSIGN, bottleneck_matching
+from aurora.algorithms.placement.assignment import bottleneck_matching
 from aurora.algorithms.placement.colocation import COLOCATE
 from aurora.algorithms.placement.colocation_problem import ColocationProblem
-from aurora.algorithms.placement.cost_model import OWN, GroupCosts, layer_costs
+from aurora.algorithms.placement.cost_model import OWN, LayerCosts, layer_costs
 from aurora.algorithms.placement.objective import formula
-from aurora.algorithms.placement.phase_times import exclusive_s
+from aurora.algorithms.placement.phase_times import SIDES, exclusive_s
 from aurora.algorithms.workload.traffic import group_tokens
 from aurora.io import load_cluster
 from aurora.planner.plan import make_plan
@@ -50,26 +50,48 @@ def drawn_profile(rng: np.random.Generator) -> Profile:
     return Profile("model", "", np.array(tokens_LSE)[None], 1, row_bytes, row_bytes, weights, 0, {"reference": curves})
 
 
+class ShardCosts(LayerCosts):
+    """Costs of a layer whose source shards move with the experts: shard g sits where expert g does."""
+
+    def phase_s(self, phase: str) -> tuple[FloatArray, FloatArray]:
+        """Returns what `LayerCosts.phase_s` does; ports carry a shard's tokens for others, and others' for its expert."""
+        if phase not in SIDES:
+            return super().phase_s(phase)
+        (tokens_SE,), token_s_G = self.own_WGE, self.port_s_XG[SIDES.index(phase)]
+        far_E = tokens_SE.sum(axis=phase in ("send", "crecv")) - np.diagonal(tokens_SE)
+        return np.zeros((1, len(token_s_G))), (token_s_G[:, None] * far_E)[None]
+
+
+def by_load(costs: LayerCosts) -> IntArray:
+    """Returns the group of each GPU: the busiest on the strongest, by experts' seconds, then ports, and so on (Thm 5.1)."""
+    strongest_first = np.lexsort((-np.minimum(costs.out_Bps, costs.in_Bps), costs.expert_s_WGE[0].sum(axis=1)))
+    group_G = np.empty(len(strongest_first), dtype=np.int64)
+    group_G[strongest_first] = np.argsort(-costs.load_WE[0], kind="stable")
+    return group_G
+
+
+def decoupled(a: LayerCosts, b: LayerCosts) -> IntArray:
+    """Returns (2, G) the groups of both models: bundles of one group each first, then bundles onto GPUs (§7.2)."""
+    a_XJ, b_XJ = (np.stack([costs.alone_s_GE(side).mean(axis=0) for side in SIDES[:2]]) for costs in (a, b))
+    bundle_J = bottleneck_matching((a_XJ[:, :, None] + b_XJ[:, None, :]).max(axis=0))
+    bundle_G = bottleneck_matching(a.exclusive_s_GE + b.exclusive_s_GE[:, bundle_J])
+    return np.stack([bundle_G, bundle_J[bundle_G]])
+
+
 @dataclass(frozen=True)
 class LayerJob:
     """One layer of a model with as many experts as the cluster has GPUs; source shard g moves with expert g."""
 
     cluster: Cluster
     profile: Profile
-    costs: GroupCosts
+    costs: LayerCosts
 
     @classmethod
     def of(cls, cluster: Cluster, profile: Profile, layer: int = 0) -> "LayerJob":
         """Returns the job of a layer; `costs` count the traffic of a shard and its expert wherever both are held."""
         one = replace(profile, tokens_TLSE=profile.tokens_TLSE[:, [layer]])
-        tokens_SE, gpus = one.tokens_TLSE.sum(axis=(0, 1)), len(cluster)
-        own_J = np.diagonal(tokens_SE)
-        costs = replace(
-            layer_costs(cluster, one, 0).grouped(np.arange(gpus)),
-            send_GJ=np.tile(tokens_SE.sum(axis=1) - own_J, (gpus, 1)),
-            recv_GJ=np.tile(tokens_SE.sum(axis=0) - own_J, (gpus, 1)),
-        )
-        return cls(cluster, one, costs)
+        groups = layer_costs(cluster, one, 0).grouped(np.arange(len(cluster)))
+        return cls(cluster, one, ShardCosts(**{field.name: getattr(groups, field.name) for field in fields(groups)}))
 
 
 def price(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str = "") -> Outcome:
@@ -77,7 +99,7 @@ def price(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str = "") -
 
     All-to-alls take as long as their busiest port, or as an order of ORDER takes, for one job.
     """
-    terms = [one.costs.phase_times(held_G) for one, held_G in zip(jobs, held, strict=True)]
+    terms = [one.costs.times_alone(held_G) for one, held_G in zip(jobs, held, strict=True)]
     if order:
         there_G, back_G = _order_ends(jobs[0], held[0], order)
         terms = [replace(terms[0], port_4G=np.array([there_G, there_G, back_G, back_G]))]
@@ -117,22 +139,19 @@ def averaged(jobs: Sequence[LayerJob], rng: np.random.Generator, pairs: bool = F
         held = [rng.permutation(len(jobs[0].cluster)) for _ in jobs]
         if pairs:
             a, b = (one.costs for one in jobs)
-            group_G = bottleneck_matching(a.exclusive_s_GJ + b.exclusive_s_GJ[:, held[1]])
+            group_G = bottleneck_matching(a.exclusive_s_GE + b.exclusive_s_GE[:, held[1]])
             held = [group_G, held[1][group_G]]
         outcomes.append(price(jobs, held))
     seconds, busy = np.mean(outcomes, axis=0).tolist()
     return seconds, busy
 
 
-def assigned(one: LayerJob, name: str, rng: np.random.Generator) -> Outcome:
-    """Returns the outcome of a job whose experts a strategy of ASSIGN places."""
-    return price([one], [ASSIGN[name](one.costs, rng)])
-
-
 def colocated(jobs: Sequence[LayerJob], name: str, rng: np.random.Generator) -> list[IntArray]:
-    """Returns the experts on each GPU, by job, where a strategy of COLOCATE places them."""
-    kept = {0: np.arange(EXPERTS)}
-    return list(COLOCATE[name](ColocationProblem(tuple(one.costs for one in jobs), kept, objective="paper"), rng))
+    """Returns the experts on each GPU, by job, as `decoupled` or a strategy of COLOCATE places them."""
+    a, b = (one.costs for one in jobs)
+    if name == "decoupled":
+        return list(decoupled(a, b))
+    return list(COLOCATE[name](ColocationProblem((a, b), {0: np.arange(EXPERTS)}, objective="paper"), rng))
 
 
 def foreign(profile: Profile) -> Profile:
@@ -149,10 +168,10 @@ def exclusive(profiles: Sequence[Profile], rng: np.random.Generator, found: Outc
             for way, order in {"order Aurora": "birkhoff", "order SJF": "sjf", "order RCS": "random"}.items():
                 found[way].append(price([one], [held_G], order))
             one = LayerJob.of(mixed, profile, layer)
-            found["mixed Aurora"].append(assigned(one, "by-load", rng))
+            found["mixed Aurora"].append(price([one], [by_load(one.costs)]))
             found["mixed RGA"].append(averaged([one], rng))
         planned = LayerJob.of(mixed, profile)
-        served, held_G = LayerJob.of(mixed, foreign(profile)), ASSIGN["by-load"](planned.costs, rng)
+        served, held_G = LayerJob.of(mixed, foreign(profile)), by_load(planned.costs)
         for level, job in (("0 %", planned), ("75 %", served)):
             found[f"foreign Aurora {level}"].append(price([job], [held_G]))
             found[f"foreign RGA {level}"].append(averaged([job], rng))
@@ -168,7 +187,9 @@ def shared(profiles: Sequence[Profile], rng: np.random.Generator, found: Outcome
             found[f"{kind}, two, random"] += [averaged(jobs, rng, pairs=kind == "equal")] * MODELS
             for one in jobs:
                 found[f"{kind}, two, Lina"].append(averaged([lina_half(one)], rng))
-                found[f"{kind}, two, exclusive"].append(assigned(one, "contiguous" if kind == "equal" else "by-load", rng))
+                found[f"{kind}, two, exclusive"].append(
+                    price([one], [np.arange(EXPERTS) if kind == "equal" else by_load(one.costs)])
+                )
 
 
 def measured() -> Iterator[Headline]:

@@ -27,14 +27,14 @@ def test_the_plan_says_by_what_it_was_chosen_and_how_far_it_is_from_its_bounds(a
     for objective in ("causal", "paper"):
         out = tmp_path / "plan.json"
         code, printed, err = aurora(
-            "plan", "--cluster", MIXED, *pair, "--colocate", "decoupled", "--objective", objective, "-o", out
+            "plan", "--cluster", MIXED, *pair, "--colocate", "local-search", "--objective", objective, "-o", out
         )
         assert (code, err) == (0, "")
         assert f"{objective} objective" in printed
         assert "planned in" in printed
         found = json.loads(out.read_text())
         assert found["objective"] == objective
-        assert found["options"]["colocate"] == "decoupled"
+        assert found["options"]["colocate"] == "local-search"
         assert found["bound_s"] <= found["objective_s"]
         assert found["gap"] == pytest.approx(found["objective_s"] / found["bound_s"] - 1)
 

@@ -400,7 +400,7 @@ def test_without_the_counts_barrier_early_ranks_begin_early():
 
 def terms(plan, p, model=0):
     groups = plan.models[model].placement.gpu_E(0)
-    return layer_costs(plan.cluster, p, 0).grouped(groups).phase_times(np.arange(len(plan.cluster)))
+    return layer_costs(plan.cluster, p, 0).grouped(groups).times_alone(np.arange(len(plan.cluster)))
 
 
 def test_where_all_wait_for_all_one_model_takes_equation_1():

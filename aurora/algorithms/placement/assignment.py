@@ -1,7 +1,7 @@
 """ASSIGN: strategies that assign one model's groups of experts to GPUs.
 
-Each strategy takes (costs, rng), the GroupCosts of a layer and a random generator, and returns group_G: (G,) int64, the group
-that each GPU holds.
+Each strategy takes (costs, rng), the LayerCosts of a layer's groups and a random generator, and returns group_G: (G,) int64,
+the group that each GPU holds.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from aurora.algorithms.placement import assignment_core as core
-from aurora.algorithms.placement.cost_model import GroupCosts
+from aurora.algorithms.placement.cost_model import LayerCosts
 from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -22,39 +21,30 @@ def bottleneck_matching(weight_GJ: FloatArray) -> IntArray:
     Bisects over the distinct weights and matches with Hopcroft-Karp. Ties are broken the same way every time.
 
     Args:
-        weight_GJ: (n, n) float64, finite.
+        weight_GJ: (n, n) float64; infinite entries cannot be used.
 
     Returns:
-        (n,) int64, the column matched to each row.
+        (n,) int64, the column matched to each row; -1 everywhere if finite entries allow no perfect matching.
 
     Source:
         Aurora (arXiv:2410.17043) §6.2, case II.
     """
-    levels = np.unique(weight_GJ)
-    low, high = 0, len(levels) - 1
-    best = _within(weight_GJ, levels[high])
-    assert best is not None, "a complete bipartite graph has a perfect matching"
-    while low < high:
+    levels = np.unique(weight_GJ[np.isfinite(weight_GJ)])
+    low, high, best_G = 0, len(levels) - 1, np.full(len(weight_GJ), -1)
+    while low <= high:
         middle = (low + high) // 2
-        match = _within(weight_GJ, levels[middle])
-        if match is None:
+        match_G = maximum_bipartite_matching(csr_matrix(weight_GJ <= levels[middle]), perm_type="column")
+        if (match_G < 0).any():
             low = middle + 1
         else:
-            best, high = match, middle
-    return best
-
-
-def _within(weight_GJ: FloatArray, level: float) -> IntArray | None:
-    """Returns a perfect matching of weights up to `level`, or None if there is none."""
-    match = maximum_bipartite_matching(csr_matrix(weight_GJ <= level), perm_type="column")
-    return None if (match < 0).any() else np.asarray(match, dtype=np.int64)
+            best_G, high = match_G.astype(np.int64), middle - 1
+    return best_G
 
 
 def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray) -> IntArray:
     """Returns the perfect matching that minimises (largest matched entry of first_GJ) + (largest matched entry of second_GJ).
 
-    A threshold on the first matrix rises while the threshold on the second falls. Each edge that the second threshold removes
-    costs one augmenting path of O(n^2). Ties are broken the same way every time.
+    A lower bound on the first entry rises, and every better matching respects it. Ties are broken the same way every time.
 
     Args:
         first_GJ: (n, n) float64; infinite entries cannot be used.
@@ -63,60 +53,55 @@ def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray) -> IntA
     Returns:
         (n,) int64, the column matched to each row; -1 everywhere if finite entries allow no perfect matching.
     """
-    return np.asarray(core.least_sum(*(np.ascontiguousarray(each_GJ, np.float64) for each_GJ in (first_GJ, second_GJ))))
+    rows, best_G, best_s, least_s = np.arange(len(first_GJ)), np.full(len(first_GJ), -1), np.inf, 0.0
+    while True:
+        # 1. The smallest first entry of matchings that may be better: their second entries are below best_s - least_s.
+        match_G = bottleneck_matching(np.where(second_GJ < best_s - least_s, first_GJ, np.inf))
+        if match_G[0] < 0:
+            return best_G
+        # 2. The smallest second entry beside it.
+        first_s = first_GJ[rows, match_G].max()
+        match_G = bottleneck_matching(np.where(first_GJ <= first_s, second_GJ, np.inf))
+        if (sum_s := first_GJ[rows, match_G].max() + second_GJ[rows, match_G].max()) < best_s:
+            best_G, best_s = match_G, sum_s
+        # 3. What is better than the best now has a larger first entry.
+        least_s = first_GJ.min(where=first_GJ > first_s, initial=np.inf)
 
 
-AssignmentStrategy = Callable[[GroupCosts, np.random.Generator], IntArray]
+AssignmentStrategy = Callable[[LayerCosts, np.random.Generator], IntArray]
 
 
-def exact(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
+def exact(costs: LayerCosts, rng: np.random.Generator) -> IntArray:
     """Returns (G,) int64, the group on each GPU that minimises Eq. 1, exactly; `rng` is not used.
 
     Eq. 1 of Aurora (arXiv:2410.17043) is max(gate + dispatch) + max(experts + combine) + max(aggregate)."""
-    return bottleneck_sum_matching(costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ)
+    there_s_GJ, back_s_GJ = costs.alone_s_GE("send", "recv"), costs.alone_s_GE("csend", "crecv")
+    return bottleneck_sum_matching(costs.gate_s_WG[0][:, None] + there_s_GJ, costs.expert_s_WGE[0] + back_s_GJ)
 
 
-def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns the busiest group to the strongest GPU, the next busiest to the next strongest, and so on.
-
-    Args and returns: as in `exact`.
-
-    GPUs are ranked by their time for all experts, then by their slower port. The assignment is optimal only if rows and columns
-    of the traffic are proportional.
-
-    Source:
-        Aurora (arXiv:2410.17043) Thm 5.1.
-    """
-    strongest_first = np.lexsort((-np.minimum(costs.out_Bps, costs.in_Bps), costs.expert_s_GJ.sum(axis=1)))
-    group_G = np.empty(len(costs.load_J), dtype=np.int64)
-    group_G[strongest_first] = np.argsort(-costs.load_J, kind="stable")
-    return group_G
-
-
-def matching(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
+def matching(costs: LayerCosts, rng: np.random.Generator) -> IntArray:
     """Minimises max over GPUs of (dispatch + experts + combine) seconds, exactly. Args and returns: as in `exact`."""
-    return bottleneck_matching(costs.exclusive_s_GJ)
+    return bottleneck_matching(costs.exclusive_s_GE)
 
 
-def contiguous(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
+def contiguous(costs: LayerCosts, rng: np.random.Generator) -> IntArray:
     """Assigns group g to GPU g. Args and returns: as in `exact`."""
-    return np.arange(len(costs.load_J))
+    return np.arange(len(costs.out_Bps))
 
 
-def shuffled(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
+def shuffled(costs: LayerCosts, rng: np.random.Generator) -> IntArray:
     """Assigns groups to GPUs at random (RGA of Aurora, arXiv:2410.17043, §8.1). Args and returns: as in `exact`."""
-    return rng.permutation(len(costs.load_J))
+    return rng.permutation(len(costs.out_Bps))
 
 
 ASSIGN: dict[str, AssignmentStrategy] = {
     "exact": exact,
-    "by-load": by_load,
     "matching": matching,
     "contiguous": contiguous,
     "random": shuffled,
 }
 
 
-def best_exclusive_s(costs: GroupCosts) -> float:
+def best_exclusive_s(costs: LayerCosts) -> float:
     """Returns the seconds of Aurora's Eq. 1 under the best assignment of the groups in `costs` to GPUs."""
-    return exclusive_s(costs.phase_times(exact(costs, np.random.default_rng(0))))
+    return exclusive_s(costs.times_alone(exact(costs, np.random.default_rng(0))))

@@ -1,7 +1,7 @@
 """Cost model of one MoE layer: tokens and seconds of each expert or group on each GPU, and the layer's time by Aurora's Eq. 1.
 
 Placement strategies see a profile as LayerCosts, expert by expert: of the whole profile, of several traffic cases, or of a
-forecast. `LayerCosts.grouped` sums them to GroupCosts, for strategies that place whole groups of experts.
+forecast. `LayerCosts.grouped` has whole groups of experts in place of experts.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from aurora.algorithms.network.port_bounds import Nics, nics_of
-from aurora.algorithms.placement.phase_times import SIDES, PhaseTimes, exclusive_XG
+from aurora.algorithms.placement.phase_times import SIDES, PhaseTimes, exclusive_XG, longest_of
 from aurora.algorithms.search.phase_sums import PARTS, SUMS, PhaseSums
 from aurora.algorithms.workload.serving_gpus import served_split
 from aurora.algorithms.workload.traffic import (
@@ -28,93 +28,7 @@ AnyArray = IntArray | FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)
-class PortCosts:
-    """Bytes of a token in each direction, and rates of the ports.
-
-    Attributes:
-        dispatch_bytes: bytes per token in the dispatch.
-        combine_bytes: bytes per token in the combine.
-        out_Bps: (G,) bytes per second of each sending port.
-        in_Bps: (G,) bytes per second of each receiving port.
-    """
-
-    dispatch_bytes: int
-    combine_bytes: int
-    out_Bps: FloatArray
-    in_Bps: FloatArray
-
-    @cached_property
-    def port_s_XG(self) -> FloatArray:
-        """(4, G) seconds per token that each GPU sends and receives in the dispatch, sends and receives in the combine."""
-        return np.stack(
-            [size / rate for size in (self.dispatch_bytes, self.combine_bytes) for rate in (self.out_Bps, self.in_Bps)]
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupCosts(PortCosts):
-    """Costs of one model's layer when its experts are placed as J groups, one group per GPU.
-
-    Requests stay on their ranks, so what GPU g sends and receives depends only on the group it holds.
-
-    Attributes:
-        load_J: (J,) int64 tokens of each group.
-        send_GJ: (G, J) int64 tokens that GPU g sends in the dispatch, and receives in the combine, if it holds group j.
-        recv_GJ: (G, J) int64 tokens that GPU g receives in the dispatch, and sends in the combine, if it holds group j.
-        expert_s_GJ: (G, J) seconds of group j's experts on GPU g.
-        gate_s_G: (G,) seconds of the gate.
-        aggregate_s_G: (G,) seconds of the aggregation.
-    """
-
-    load_J: IntArray
-    send_GJ: IntArray
-    recv_GJ: IntArray
-    expert_s_GJ: FloatArray
-    gate_s_G: FloatArray
-    aggregate_s_G: FloatArray
-
-    @cached_property
-    def port_s_4GJ(self) -> FloatArray:
-        """(4, G, J) seconds if GPU g holds group j: sending and receiving in the dispatch, then in the combine."""
-        bytes_4 = np.repeat([self.dispatch_bytes, self.combine_bytes], 2)[:, None, None]
-        tokens_4GJ = np.stack([self.send_GJ, self.recv_GJ, self.recv_GJ, self.send_GJ])
-        return np.asarray(tokens_4GJ * bytes_4 / np.stack([self.out_Bps, self.in_Bps] * 2)[:, :, None])
-
-    @property
-    def dispatch_s_GJ(self) -> FloatArray:
-        """(G, J) seconds of GPU g's busier port in the dispatch if it holds group j."""
-        return np.asarray(self.port_s_4GJ[:2].max(axis=0))
-
-    @property
-    def combine_s_GJ(self) -> FloatArray:
-        """(G, J) seconds of GPU g's busier port in the combine if it holds group j."""
-        return np.asarray(self.port_s_4GJ[2:].max(axis=0))
-
-    def phase_times(self, group_G: IntArray | None = None) -> PhaseTimes:
-        """Returns the seconds of each phase on each GPU.
-
-        Args:
-            group_G: (G,) int64, the group on each GPU; by default group g on GPU g.
-        """
-        at = (gpus := np.arange(len(self.out_Bps))), gpus if group_G is None else group_G
-        return PhaseTimes(self.gate_s_G, self.port_s_4GJ[:, *at], self.expert_s_GJ[at], self.aggregate_s_G)
-
-    def phase_s_GJ(self, phase: str) -> FloatArray:
-        """Returns (G, J), the seconds of a phase on GPU g if it holds group j; `phase` as in `PhaseTimes.of`."""
-        if phase in SIDES:
-            return np.asarray(self.port_s_4GJ[SIDES.index(phase)])
-        if phase == "expert":
-            return self.expert_s_GJ
-        return np.broadcast_to(getattr(self, f"{phase}_s_G")[:, None], self.expert_s_GJ.shape)
-
-    @property
-    def exclusive_s_GJ(self) -> FloatArray:
-        """(G, J) seconds of dispatch, experts and combine on GPU g if it holds group j and no other model runs."""
-        return self.dispatch_s_GJ + self.expert_s_GJ + self.combine_s_GJ
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerCosts(PortCosts):
+class LayerCosts:
     """Costs of one model's layer by expert, in each of W traffic cases (windows or domains). Source rank g sits on GPU g.
 
     Attributes:
@@ -122,6 +36,10 @@ class LayerCosts(PortCosts):
         expert_s_WGE: (W, G, E) seconds of expert e on GPU g.
         gate_s_WG: (W, G) seconds of the gate.
         aggregate_s_WG: (W, G) seconds of the aggregation.
+        dispatch_bytes: bytes per token in the dispatch.
+        combine_bytes: bytes per token in the combine.
+        out_Bps: (G,) bytes per second of each sending port.
+        in_Bps: (G,) bytes per second of each receiving port.
         worst: number of cases that count, longest first: all for the mean, some for the conditional value at risk, one for
             the worst case.
         routing: the tokens, if they are deduplicated; None if they are not.
@@ -135,10 +53,21 @@ class LayerCosts(PortCosts):
     expert_s_WGE: FloatArray
     gate_s_WG: FloatArray
     aggregate_s_WG: FloatArray
+    dispatch_bytes: int
+    combine_bytes: int
+    out_Bps: FloatArray
+    in_Bps: FloatArray
     worst: int = 1
     routing: KnownTokens | CountedTokens | None = None
     nics: Nics | None = None
     steps: tuple[Profile, Sequence[Gpu]] | None = None
+
+    @cached_property
+    def port_s_XG(self) -> FloatArray:
+        """(4, G) seconds per token that each GPU sends and receives in the dispatch, sends and receives in the combine."""
+        return np.stack(
+            [size / rate for size in (self.dispatch_bytes, self.combine_bytes) for rate in (self.out_Bps, self.in_Bps)]
+        )
 
     @cached_property
     def load_WE(self) -> FloatArray:
@@ -189,26 +118,36 @@ class LayerCosts(PortCosts):
             steps=None,
         )
 
-    def grouped(self, group_E: IntArray) -> GroupCosts:
-        """Returns the costs of groups of experts; only for costs with a single traffic case.
+    def grouped(self, group_E: IntArray) -> "LayerCosts":
+        """Returns the costs of groups of experts, one for each GPU, with ports but no NICs; only for a single traffic case.
 
         Args:
-            group_E: (E,) int64, the group of each expert, one group for each GPU.
+            group_E: (E,) int64, the group of each expert.
         """
-        (own_GE,), (expert_s_GE,), n = self.own_WGE, self.expert_s_WGE, len(self.out_Bps)
-        tokens_SJ = group_tokens(own_GE, group_E, n)
-        return GroupCosts(
-            load_J=tokens_SJ.sum(axis=0),
-            send_GJ=tokens_SJ.sum(axis=1)[:, None] - tokens_SJ,
-            recv_GJ=tokens_SJ.sum(axis=0)[None, :] - tokens_SJ,
-            dispatch_bytes=self.dispatch_bytes,
-            combine_bytes=self.combine_bytes,
-            expert_s_GJ=np.stack([np.bincount(group_E, weights=expert_s_E, minlength=n) for expert_s_E in expert_s_GE]),
-            gate_s_G=self.gate_s_WG[0],
-            aggregate_s_G=self.aggregate_s_WG[0],
-            out_Bps=self.out_Bps,
-            in_Bps=self.in_Bps,
-        )
+        n = len(self.out_Bps)
+        expert_s_GJ = np.stack([np.bincount(group_E, expert_s_E, n).astype(np.float64) for expert_s_E in self.expert_s_WGE[0]])
+        own_WGE = group_tokens(self.own_WGE[0], group_E, n)[None]
+        return replace(self, own_WGE=own_WGE, expert_s_WGE=expert_s_GJ[None], routing=None, nics=None, steps=None)
+
+    def alone_s_GE(self, *phases: str) -> FloatArray:
+        """Returns (G, E), the longest of some phases on each GPU in seconds if it holds one expert; only for a single case.
+
+        Args:
+            phases: as in `phase_s`.
+        """
+        alone = [fixed_WG[0][:, None] + cost_WGE[0] for fixed_WG, cost_WGE in map(self.phase_s, phases)]
+        return np.asarray(np.broadcast_to(longest_of(alone), self.own_WGE.shape[1:]))
+
+    @property
+    def exclusive_s_GE(self) -> FloatArray:
+        """(G, E) seconds of dispatch, experts and combine on each GPU if it holds one expert and no other model runs."""
+        return np.asarray(self.alone_s_GE(*SIDES[:2]) + self.expert_s_WGE[0] + self.alone_s_GE(*SIDES[2:]))
+
+    def times_alone(self, expert_G: IntArray) -> PhaseTimes:
+        """Returns the seconds of each phase if GPU g holds the expert, or group, expert_G[g] alone; only for a single case."""
+        at = np.arange(len(expert_G)), expert_G
+        port_4G = np.stack([self.alone_s_GE(side)[at] for side in SIDES])
+        return PhaseTimes(self.gate_s_WG[0], port_4G, self.expert_s_WGE[0][at], self.aggregate_s_WG[0])
 
     def phase_sums(self, slots_G: IntArray) -> PhaseSums:
         """Returns the layer as searches and bounds see it; slots_G (G,) int64 is how many experts each GPU can hold."""

@@ -86,7 +86,7 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
         part_XG = exclusive_XG(times[0])
         times_X = np.ones(len(names), dtype=np.int64)
         groups = costs[0].grouped(plan.models[0].placement.gpu_E(layer))
-        best_X = exclusive_XG(groups.phase_times(ASSIGN["exact"](groups, np.random.default_rng(0)))).max(axis=1)
+        best_X = exclusive_XG(groups.times_alone(ASSIGN["exact"](groups, np.random.default_rng(0)))).max(axis=1)
         value_s, bound_s = float(part_XG.max(axis=1).sum()), float(best_X.sum())
         bound_term = names[int(best_X.argmax())]
     else:

@@ -17,41 +17,6 @@ from aurora.types.arrays import FloatArray, IntArray
 SMALL = 4096  # experts times GPUs times cases of a program at most; one of that size takes about 50 ms
 
 
-class Solution(NamedTuple):
-    """The optimum of a `PathProgram`.
-
-    Attributes:
-        share_V: (V,) the share of each edge.
-        term_X: (X,) seconds of each term.
-        price_R: (R,) dual prices of the rows, zero or more.
-        price_s_E: (E,) dual prices of the rows of sum_EV in seconds.
-    """
-
-    share_V: FloatArray
-    term_X: FloatArray
-    price_R: FloatArray
-    price_s_E: FloatArray
-
-
-class Weights(NamedTuple):
-    """Prices of a program's rows, corrected so that they give a lower bound whatever the solver's tolerance.
-
-    With s(k, g) the seconds of part k on GPU g, weight_Z @ base_Z + rest_X @ least_X + sum of weight_KG * s is a lower bound on
-    the mean of the longest paths, for any shares.
-
-    Attributes:
-        weight_Z: (Z,) weights of the paths, 1 / worst each and one in all at most. A term's weight is the sum of its paths'.
-        weight_KG: (K, G) weights of each part on each GPU; over a term's parts and GPUs they sum to the term's weight at most.
-        rest_X: (X,) each term's weight minus that sum.
-        slot_s_G: (G,) price of a slot of each GPU in seconds; zero without slots.
-    """
-
-    weight_Z: FloatArray
-    weight_KG: FloatArray
-    rest_X: FloatArray
-    slot_s_G: FloatArray
-
-
 class PathProgram(NamedTuple):
     """Linear program of one layer: the shares of edges that minimise the mean of the `worst` longest paths.
 
@@ -91,18 +56,16 @@ class PathProgram(NamedTuple):
         """Seconds of one unit of time for the solver."""
         return float(self.fixed_KG.max() + self.cost_KV.max()) or 1.0
 
-    def solved(self, method: str) -> Solution | None:
-        """Solves the program by a method of scipy's `linprog`; returns None if the solver gives up."""
+    def solved(self) -> tuple[FloatArray, FloatArray] | None:
+        """Returns (V,) the shares of the optimum and (R,) the dual prices of the rows; None if the solver gives up."""
         cost_V, at_most_RV, limit_R, sum_EV, lower_V = self._matrices()
         bounds_V2 = np.column_stack([lower_V, np.full(len(lower_V), np.inf)])
         solution = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
-            cost_V, at_most_RV, limit_R, sum_EV, np.ones(sum_EV.shape[0]), bounds_V2, method=method
+            cost_V, at_most_RV, limit_R, sum_EV, np.ones(sum_EV.shape[0]), bounds_V2, method="highs-ds"
         )
         if solution.status != 0:
             return None
-        edges, terms = len(self.gpu_V), self.count_ZX.shape[1]
-        term_X, price_R = solution.x[edges : edges + terms] * self.unit_s, np.maximum(0.0, -solution.ineqlin.marginals)
-        return Solution(solution.x[:edges], term_X, price_R, solution.eqlin.marginals * self.unit_s)
+        return solution.x[: len(self.gpu_V)], np.maximum(0.0, -solution.ineqlin.marginals)
 
     def _matrices(self) -> tuple[FloatArray, csr_array, FloatArray, csr_array, FloatArray]:
         """(cost_V, at_most_RV, limit_R, sum_EV, lower_V): minimise cost_V @ v with at_most_RV @ v <= limit_R, sum_EV @ v = 1.
@@ -135,10 +98,16 @@ class PathProgram(NamedTuple):
             np.concatenate([np.zeros(edges), self.least_X / self.unit_s, np.zeros(over_ZY.shape[1])]),
         )
 
-    def weights(self, price_R: FloatArray) -> Weights:
-        """Returns the weights that follow from prices of the rows, zero or more; those of the optimum give the best bound.
+    def dual_s(self, price_R: FloatArray) -> float:
+        """Returns the lower bound on the objective in seconds that prices of the rows give, if every edge is there.
 
-        Any weights give a bound if those of paths are 1 / worst each and one in all at most, and those of parts their term's.
+        Prices are first corrected, so that they give a bound whatever the solver's tolerance: weights of paths (Z,) are
+        1 / worst each and one in all at most, a term's weight is the sum of its paths', and weights of its parts on all GPUs
+        (K, G) add up to no more; rest_X is what they leave of it. With s(k, g) the seconds of part k on GPU g,
+        weight_Z @ base_Z + rest_X @ least_X + sum of weight_KG * s is then a lower bound on the mean of the longest paths.
+
+        Args:
+            price_R: (R,) zero or more; those of the optimum give the best bound.
         """
         (paths, terms), (parts, gpus) = self.count_ZX.shape, self.fixed_KG.shape
         price_KG, slot_G, price_Z = np.split(price_R, [parts * gpus, len(price_R) - paths * (self.worst < paths)])
@@ -149,25 +118,21 @@ class PathProgram(NamedTuple):
         used_X = np.bincount(self.term_K, price_KG.sum(axis=1), minlength=terms)
         shrink_X = np.divide(weight_X, used_X, out=np.ones(terms), where=used_X > weight_X)
         rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
-        slot_s_G = slot_G * self.unit_s if self.slots_G is not None else np.zeros(gpus)
-        return Weights(weight_Z, price_KG * shrink_X[self.term_K][:, None], rest_X, slot_s_G)
-
-    def dual_s(self, price_R: FloatArray) -> float:
-        """Returns the lower bound on the objective in seconds that prices of the rows (R,) give, if every edge is there."""
-        weight_Z, weight_KG, rest_X, slot_s_G = self.weights(price_R)
-        cost_KGE = self.cost_KV.reshape(*self.fixed_KG.shape, -1)
-        share_s_GE = np.einsum("kg,kge->ge", weight_KG, cost_KGE) + slot_s_G[:, None]
-        fixed_s = weight_Z @ self.base_Z + (weight_KG * self.fixed_KG).sum() + rest_X @ self.least_X
-        slots_s = 0.0 if self.slots_G is None else float(slot_s_G @ self.slots_G)
-        return float(fixed_s + share_s_GE.min(axis=0).sum()) - slots_s
+        weight_KG = price_KG * shrink_X[self.term_K][:, None]
+        share_s_GE = np.einsum("kg,kge->ge", weight_KG, self.cost_KV.reshape(parts, gpus, -1))
+        least_s = weight_Z @ self.base_Z + (weight_KG * self.fixed_KG).sum() + rest_X @ self.least_X
+        if self.slots_G is not None:
+            share_s_GE = share_s_GE + slot_G[:, None] * self.unit_s
+            least_s -= slot_G @ self.slots_G * self.unit_s
+        return float(least_s + share_s_GE.min(axis=0).sum())
 
     def relaxed_s(self) -> float:
         """Returns the lower bound in seconds that follows from the dual solution, if every edge is there."""
         term_X = self.least_X.copy()
         if self.fixed_KG.shape[1] == 1:  # a single GPU has all shares
             np.maximum.at(term_X, self.term_K, self.fixed_KG[:, 0] + self.cost_KV.sum(axis=1))
-        elif (solution := self.solved("highs-ds")) is not None:
-            return self.dual_s(solution.price_R)
+        elif (solution := self.solved()) is not None:
+            return self.dual_s(solution[1])
         return float(np.sort(self.count_ZX @ term_X + self.base_Z)[-self.worst :].mean())
 
 
@@ -228,8 +193,8 @@ def phase_program(layer: PhaseSums, least_YW: FloatArray, block_G: IntArray) -> 
         layer.part_s_GEXW.transpose(2, 3, 0, 1).reshape(-1, gpus, experts),
         layer.base_s_GXW.transpose(1, 2, 0).reshape(-1, gpus),
         (np.arange(2).repeat(sums // 2)[:, None] * cases + np.arange(cases)).ravel(),
-        np.tile(np.eye(cases), 2),
-        layer.aggregate_s_W,
+        layer.paths_ZYW.reshape(len(layer.fixed_s_Z), -1),
+        layer.fixed_s_Z,
         least_YW.ravel(),
         block_G,
         layer.worst,
@@ -263,8 +228,8 @@ def lp_rounding(costs: LayerCosts, slots_G: IntArray) -> IntArray:
         costs = costs.summed
     layer = costs.phase_sums(slots_G)
     block_G = np.arange(gpus) if gpus * experts <= SMALL else blocks(costs, max(1, SMALL // experts))
-    solution = phase_program(layer, np.zeros((2, len(costs.own_WGE))), block_G).solved("highs-ds")
-    share_GE = np.zeros((gpus, experts)) if solution is None else solution.share_V.reshape(-1, experts)[block_G]
+    solution = phase_program(layer, np.zeros((2, len(costs.own_WGE))), block_G).solved()
+    share_GE = np.zeros((gpus, experts)) if solution is None else solution[0].reshape(-1, experts)[block_G]
     work_s_GE = costs.expert_s_WGE.sum(axis=0)
     busy_s_G, free_G, gpu_E = np.zeros(gpus), layer.slots_G.copy(), np.empty(experts, dtype=np.int64)
     for expert in np.lexsort((-costs.load_WE.sum(axis=0), -share_GE.max(axis=0))).tolist():

@@ -100,7 +100,7 @@ def _case(layer: PhaseSums, w: int) -> PhaseSums:
     return layer._replace(
         part_s_GEXW=layer.part_s_GEXW[..., w : w + 1],
         base_s_GXW=layer.base_s_GXW[..., w : w + 1],
-        aggregate_s_W=layer.aggregate_s_W[w : w + 1],
+        fixed_s_Z=layer.fixed_s_Z[w : w + 1],
         worst=1,
     )
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aurora.algorithms.placement import server_search_core as core
+from aurora.algorithms.search import annealing_core as core
 from aurora.algorithms.search.phase_sums import PhaseSums
 from aurora.algorithms.search.slot_search import slot_search
+from aurora.types import Placement
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_TOKENS = 8192  # that the search sees; of more, it takes some
@@ -48,6 +49,11 @@ class Limits(NamedTuple):
     beside_s_G: FloatArray
     beside_s_N: FloatArray
 
+    @property
+    def layer(self) -> PhaseSums:
+        """The seconds of GPUs as a slot search sees them."""
+        return PhaseSums.of_times(self.gpu_s_GE, np.minimum(self.slots_G, self.gpu_s_GE.shape[1]), self.beside_s_G)
+
 
 def server_search(
     experts_UK: IntArray, server_U: IntArray, limits: Limits, gpu_E: IntArray, rng: np.random.Generator
@@ -69,23 +75,25 @@ def server_search(
         has no more rows between servers than gpu_E, counted for the tokens that the search used.
     """
     experts, gpus = len(gpu_E), len(limits.slots_G)
-    best_E, best = gpu_E.copy(), (np.inf, 0)
     steps = STEPS_PER_EXPERT * experts
     tokens = some_tokens(experts_UK, server_U, rng)
     slack_s = MARGIN * min(limits.most_gpu_s, limits.most_server_s)
     lower = limits._replace(most_gpu_s=(1 - MARGIN) * limits.most_gpu_s, most_server_s=(1 - MARGIN) * limits.most_server_s)
     choices, all_s = tokens[0].size, max(float(gpu_seconds(limits.gpu_s_GE, gpu_E).sum()), 1e-300)
     cooler, dearer = (COLD / HOT) ** (1 / steps), (STRICT / LENIENT) ** (1 / steps)
+    layer, start_GP = limits.layer, Placement.unreplicated(gpu_E, gpus).held_LGP(int(limits.layer.slots_G.max()))[0]
+    best_GP, best = start_GP, (np.inf, 0)
     for _ in range(int(np.clip(MOST_STEPS // steps, 1, RUNS)) if gpus > 1 else 0):
-        tables = core.ServerTables(*tokens, lower, slack_s, TINY * all_s, gpu_E.copy())
+        annealing = core.Annealing(layer, start_GP, tokens, lower, slack_s, TINY * all_s)
         for begin in range(0, steps, DRAWS):
             draws_S3 = rng.random((min(DRAWS, steps - begin), 3))
             heat, price = HOT * choices / experts * cooler**begin, LENIENT * choices / all_s * dearer**begin
-            next_E, cost = core.anneal(tables, draws_S3, heat, cooler, price, dearer)
+            next_GP, cost = core.anneal(annealing, draws_S3, heat, cooler, price, dearer)
         if cost < best:
-            best_E, best = next_E, cost
-    _level(limits, best_E)
-    return best_E
+            best_GP, best = next_GP, cost
+    held_GP = level(limits, best_GP)
+    gpu_X, slot_X = np.nonzero(held_GP != NONE)
+    return np.asarray(gpu_X[np.argsort(held_GP[gpu_X, slot_X])])
 
 
 def some_tokens(experts_UK: IntArray, server_U: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
@@ -104,16 +112,20 @@ def gpu_seconds(gpu_s_GE: FloatArray, gpu_E: IntArray) -> FloatArray:
     return np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)).astype(np.float64)
 
 
-def _level(limits: Limits, gpu_E: IntArray) -> None:
-    """Swaps and moves experts between the GPUs of each server as long as that shortens its fullest GPU; changes gpu_E."""
-    slots_G = np.minimum(limits.slots_G, len(gpu_E))
+def level(limits: Limits, held_GP: IntArray) -> IntArray:
+    """Swaps and moves experts between the GPUs of each server as long as that shortens its fullest GPU.
+
+    Args:
+        limits: the servers, slots and seconds.
+        held_GP: (G, P) int64, the expert in each slot, NONE for none.
+
+    Returns:
+        (G, P) int64, as held_GP.
+    """
+    level_GP, layer = held_GP.copy(), limits.layer
     for server in range(len(limits.server_s_NE)):
-        gpu_X = np.flatnonzero(limits.server_G == server)
-        held_XP = np.full((len(gpu_X), slots_G[gpu_X].max()), NONE)
-        for held_P, gpu in zip(held_XP, gpu_X, strict=True):
-            own_E = np.flatnonzero(gpu_E == gpu)
-            held_P[: len(own_E)] = own_E
-        layer = PhaseSums.of_times(limits.gpu_s_GE[gpu_X], slots_G[gpu_X], limits.beside_s_G[gpu_X])
-        held_XP, _ = slot_search(layer, held_XP, np.random.default_rng(0), 0, replicas=False)
-        at_X, slot_X = np.nonzero(held_XP != NONE)
-        gpu_E[held_XP[at_X, slot_X]] = gpu_X[at_X]
+        at_G = limits.server_G == server
+        part_s_GEXW, base_s_GXW = layer.part_s_GEXW[at_G], layer.base_s_GXW[at_G]
+        of_server = layer._replace(part_s_GEXW=part_s_GEXW, base_s_GXW=base_s_GXW, slots_G=layer.slots_G[at_G])
+        level_GP[at_G], _ = slot_search(of_server, held_GP[at_G], np.random.default_rng(0), 0, replicas=False)
+    return level_GP

@@ -18,3 +18,4 @@ ctypedef struct CountFound:
 cdef SwapFound best_swap(Layer layer, Slots slots, Index g, Float best_s) noexcept nogil
 cdef CountFound best_count_change(Layer layer, Slots slots, Index g, Float best_s) noexcept nogil
 cdef Float count_changed(Layer layer, Slots slots, Index h, Index x, Index e, Float best_s) noexcept nogil
+cdef SwapFound best_place(Layer layer, Slots slots, Index a, Float best_s, bint filling) noexcept nogil

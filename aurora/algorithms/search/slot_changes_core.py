@@ -34,7 +34,7 @@ def with_share(layer: Layer, row_GXW: Floats3, at: Index, g: Index, e: Index, sh
 @nogil
 @exceptval(check=False)
 @cython.locals(
-    h=Index, a=Index, b=Index, share_a=Float, share_b=Float, first_s=Float, second_s=Float, least_s=Float, value_s=Float,
+    h=Index, a=Index, b=Index, share_a=Float, share_b=Float, least_s=Float, value_s=Float,
     moved=cython.bint
 )  # fmt: skip
 def best_swap(layer: Layer, slots: Slots, g: Index, best_s: Float) -> SwapFound:
@@ -44,45 +44,49 @@ def best_swap(layer: Layer, slots: Slots, g: Index, best_s: Float) -> SwapFound:
     found.priced = 0
     for p in range(layer.slots_G[g]):
         if slots.held_GP[g, p] != EMPTY:
-            copy_with_share(layer, slots.sum_s_GXW, slots.ours_PXW, p, g, slots.held_GP[g, p], -slots.share_GP[g, p])
+            a = slots.held_GP[g, p]
+            copy_with_share(layer, slots.sum_s_GXW, slots.ours_PXW, p, g, a, -slots.share_E[a])
     for step in range(1, layer.gpus):
         h = (g + step) % layer.gpus
         if step > ENOUGH_GPUS and found.p != EMPTY:
             break
-        find_rest_of_two(slots, g, h)
-        least_s = 0.0
-        for w in range(layer.cases):
-            least_s += slots.weight_W[w] * (slots.rest_YW[0, w] + slots.rest_YW[1, w] + layer.aggregate_s_W[w])
+        slots.row_G[g] = slots.row_G[h] = 0
+        find_rest(slots)
+        slots.row_G[g] = slots.row_G[h] = EMPTY
+        least_s = slots.fixed_s
+        for y in range(2):
+            for w in range(layer.cases):
+                least_s += slots.weight_YW[y, w] * slots.rest_YW[y, w]
         if least_s >= best_s:
             continue
         moved = False
         for q in range(layer.slots_G[h]):
-            b, share_b = slots.held_GP[h, q], slots.share_GP[h, q]
+            b, share_b = slots.held_GP[h, q], 0.0
             if b == EMPTY:
                 if moved:
                     continue
                 moved = True
-                b, share_b = 0, 0.0  # nothing of some expert comes back
+                b = 0  # nothing of some expert comes back
             elif slots.holds_GE[g, b]:
                 continue
+            else:
+                share_b = slots.share_E[b]
             copy_with_share(layer, slots.sum_s_GXW, slots.theirs_QXW, q, h, b, -share_b)
             for p in range(layer.slots_G[g]):
-                a, share_a = slots.held_GP[g, p], slots.share_GP[g, p]
-                if a == EMPTY or slots.holds_GE[h, a]:
+                a = slots.held_GP[g, p]
+                if a == EMPTY or slots.holds_GE[h, a] or (p != q and layer.alike < layer.experts):
                     continue
+                share_a = slots.share_E[a]
                 found.priced += 1
-                for w in range(layer.cases):
-                    first_s = larger(
-                        with_share(layer, slots.ours_PXW, p, g, b, share_b, 0, w),
-                        with_share(layer, slots.theirs_QXW, q, h, a, share_a, 0, w),
-                    )
-                    second_s = larger(
-                        with_share(layer, slots.ours_PXW, p, g, b, share_b, 1, w),
-                        with_share(layer, slots.theirs_QXW, q, h, a, share_a, 1, w),
-                    )
-                    slots.after_s_W[w] = (
-                        larger(slots.rest_YW[0, w], first_s) + larger(slots.rest_YW[1, w], second_s) + layer.aggregate_s_W[w]
-                    )
+                for y in range(2):
+                    for w in range(layer.cases):
+                        slots.most_YW[y, w] = larger(
+                            slots.rest_YW[y, w],
+                            larger(
+                                with_share(layer, slots.ours_PXW, p, g, b, share_b, y, w),
+                                with_share(layer, slots.theirs_QXW, q, h, a, share_a, y, w),
+                            ),
+                        )
                 value_s = objective(layer, slots, best_s)
                 if value_s < best_s:
                     best_s, found.p, found.h, found.q = value_s, p, h, q
@@ -106,7 +110,7 @@ def best_count_change(layer: Layer, slots: Slots, g: Index, best_s: Float) -> Co
             continue
         found.priced += 2
         if slots.count_E[a] < layer.gpus and count_changed(layer, slots, EMPTY, EMPTY, a, best_s) < best_s:
-            place = _best_place(layer, slots, a, best_s)
+            place = best_place(layer, slots, a, best_s, False)
             best_s = place.value_s
             found.priced += place.priced
             if place.h != EMPTY:
@@ -156,8 +160,7 @@ def count_changed(layer: Layer, slots: Slots, h: Index, x: Index, e: Index, best
                 slots.rest_YW[y, w] = larger(
                     slots.rest_YW[y, w], larger(slots.row_GXW[at, 2 * y, w], slots.row_GXW[at, 2 * y + 1, w])
                 )
-    for w in range(layer.cases):
-        slots.after_s_W[w] = slots.rest_YW[0, w] + slots.rest_YW[1, w] + layer.aggregate_s_W[w]
+    slots.most_YW[:, :] = slots.rest_YW
     return objective(layer, slots, best_s)
 
 
@@ -167,15 +170,18 @@ def count_changed(layer: Layer, slots: Slots, h: Index, x: Index, e: Index, best
 @cython.locals(
     gone=Float, more=Float, relief=Float, value_s=Float, h=Index, x=Index, k=Index, emptied=cython.bint, copied=cython.bint
 )
-def _best_place(layer: Layer, slots: Slots, a: Index, best_s: Float) -> SwapFound:
-    """The best place of a further replica of expert a: (objective, GPU h, slot q, changes priced), if below best_s."""
+def best_place(layer: Layer, slots: Slots, a: Index, best_s: Float, filling: cython.bint) -> SwapFound:
+    """The best place of a further replica of expert a: (objective, GPU h, slot q, changes priced), if below best_s.
+
+    `count_changed` for that replica, without a place, has to come before. `filling`: only empty slots, but of all GPUs.
+    """
     found = declare(SwapFound)
     found.p = found.h = found.q = EMPTY
     found.priced = 0
     share: Float = 1.0 / (slots.count_E[a] + 1)
     for step in range(layer.gpus):
         h = (slots.gpu_EG[a, 0] + step) % layer.gpus
-        if step > ENOUGH_GPUS and found.h != EMPTY:
+        if step > ENOUGH_GPUS and found.h != EMPTY and not filling:
             break
         if slots.holds_GE[h, a]:
             continue
@@ -187,7 +193,7 @@ def _best_place(layer: Layer, slots: Slots, a: Index, best_s: Float) -> SwapFoun
                     continue
                 emptied = True
                 x = a
-            elif slots.count_E[x] < 2:
+            elif filling or slots.count_E[x] < 2:
                 continue
             else:
                 gone = 1.0 / slots.count_E[x]
@@ -210,8 +216,6 @@ def _best_place(layer: Layer, slots: Slots, a: Index, best_s: Float) -> SwapFoun
                                 slots.most_YW[y, w] = larger(
                                     slots.most_YW[y, w], with_share(layer, slots.row_GXW, 0, k, x, more, y, w)
                                 )
-            for w in range(layer.cases):
-                slots.after_s_W[w] = slots.most_YW[0, w] + slots.most_YW[1, w] + layer.aggregate_s_W[w]
             value_s = objective(layer, slots, best_s)
             if value_s < best_s:
                 best_s, found.h, found.q = value_s, h, q

@@ -116,6 +116,7 @@ def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3
     a: Index = min(cast(Index, draws_KXD[k, x, 0] * layer.experts), layer.experts - 1)
     count: Index = slots.count_E[a]
     g: Index = slots.gpu_EG[a, min(cast(Index, draws_KXD[k, x, 1] * count), count - 1)]
+    p: Index = slot_of(layer, slots, g, a)
     total: Index = 0
     for i in range(layer.gpus):
         total += layer.slots_G[i]
@@ -124,10 +125,9 @@ def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3
     while at >= layer.slots_G[h]:
         at -= layer.slots_G[h]
         h += 1
+    if layer.alike < layer.experts:
+        at = p
     b: Index = slots.held_GP[h, at]
-    p: Index = 0
-    while slots.held_GP[g, p] != a:
-        p += 1
     if replicas and draws_KXD[k, x, 3] > DROPS and count > 1:
         overwrite(layer, slots, g, p, EMPTY)
         return
@@ -148,6 +148,7 @@ def _shake(layer: Layer, slots: Slots, replicas: cython.bint, draws_KXD: Floats3
 )  # fmt: skip
 def _fill(layer: Layer, slots: Slots, busy_E: Floats1, key_E: Floats1, order_E: Ints1, spare_E: Ints1) -> Float:
     """Fills empty slots; returns the objective."""
+    place = declare(SwapFound)
     unfilled: Index = 0
     for g in range(layer.gpus):
         unfilled += layer.slots_G[g]
@@ -176,27 +177,19 @@ def _fill(layer: Layer, slots: Slots, busy_E: Floats1, key_E: Floats1, order_E: 
             helps = _is_critical(slots, e) and count_changed(layer, slots, EMPTY, EMPTY, e, INF) < below_s
             if not helps and (min(rank, layer.experts - 1 - rank) >= extremes or lowers or best_s <= now_s * (1 + LEAST_GAIN)):
                 continue
-            for h in range(layer.gpus):
-                if slots.holds_GE[h, e] or _free_slot(layer, slots, h) == EMPTY:
-                    continue
-                value_s = count_changed(layer, slots, h, EMPTY, e, best_s)
-                if value_s < best_s:
-                    best_s, to, come = value_s, h, e
-                    lowers = value_s < now_s * (1 - LEAST_GAIN)
+            for h in range(layer.gpus):  # a replica may shorten what its GPU sends, which matters where that is critical
+                if slots.gain_G[h] >= 0 and not slots.holds_GE[h, e] and slot_of(layer, slots, h, EMPTY) != EMPTY:
+                    value_s = count_changed(layer, slots, h, EMPTY, e, best_s)
+                    if value_s < best_s:
+                        best_s, to, come = value_s, h, e
+            count_changed(layer, slots, EMPTY, EMPTY, e, best_s)
+            place = best_place(layer, slots, e, best_s, True)
+            if place.h != EMPTY:
+                best_s, to, come = place.value_s, place.h, e
+            lowers = best_s < below_s
         if to == EMPTY:
             return now_s
-        overwrite(layer, slots, to, _free_slot(layer, slots, to), come)
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _free_slot(layer: Layer, slots: Slots, h: Index) -> Index:
-    """The first empty slot of GPU h; EMPTY if it has none."""
-    for q in range(layer.slots_G[h]):
-        if slots.held_GP[h, q] == EMPTY:
-            return q
-    return EMPTY
+        overwrite(layer, slots, to, slot_of(layer, slots, to, EMPTY), come)
 
 
 @cfunc

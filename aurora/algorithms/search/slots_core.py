@@ -32,9 +32,10 @@ class Layer:
     """The costs of one layer; see PhaseSums. `sums` is how many sums a GPU has."""
 
     def __init__(self, sums):
-        self.part_s_GEXW, self.base_s_GXW = sums.part_s_GEXW, sums.base_s_GXW
-        self.aggregate_s_W, self.slots_G, self.worst = sums.aggregate_s_W, sums.slots_G, sums.worst
+        self.part_s_GEXW, self.base_s_GXW, self.fixed_s_Z = sums.part_s_GEXW, sums.base_s_GXW, sums.fixed_s_Z
+        self.slots_G, self.worst, self.alike = sums.slots_G, sums.worst, sums.alike or sums.part_s_GEXW.shape[1]
         self.gpus, self.experts, self.sums, self.cases = sums.part_s_GEXW.shape
+        self.count_ZYW = sums.paths_ZYW
 
 
 @final
@@ -43,27 +44,29 @@ class Slots:
     """The expert in each slot, the seconds that follow from it, and working memory for the prices of changes.
 
     Attributes:
-        held_GP, share_GP: (G, P) the expert in each slot, EMPTY for none, and the share of its tokens that the slot takes.
-        count_E: (E,) the number of replicas of each expert.
+        held_GP: (G, P) the expert in each slot, EMPTY for none.
+        count_E, share_E: (E,) the number of replicas of each expert, and the share of its tokens that each of them takes.
         gpu_EG: (E, G) gpu_EG[e, : count_E[e]] are the GPUs that hold expert e.
         holds_GE: (G, E) whether a GPU holds an expert.
         sum_s_GXW: (G, X, W) seconds of each sum of each GPU in each case.
         top_YWR, top_s_YWR: (2, W, TOP) the slowest GPUs of each phase of each case, slowest first, and their seconds.
-        seconds_W, weight_W: (W,) seconds of each case; 1 / worst for the cases that count, 0 for the others.
+        path_s_Z, ranked_Z: (Z,) seconds of each path; the same, longest first.
+        weight_YW, fixed_s: (2, W) how often each term is in the paths that count, divided by their number; and so their seconds
+            besides terms. With these weights, terms add up to the objective, or to less if a change makes other paths count.
         gain_G: (G,) see `find_gains`. tried_G: (G,) the GPUs whose changes a descent has tried.
         row_GXW, gpu_G, row_G: sums of the GPUs that a change alters, a row each; the GPU of each row, the row of each GPU.
         ours_PXW, theirs_QXW: (P, X, W) sums of one GPU, and of another, without the expert in each slot.
         rest_YW, most_YW: (2, W) seconds of each phase on the slowest GPU that a change leaves alone; and with altered ones.
-        after_s_W, ranked_W: (W,) seconds of each case after a change; the same, longest first.
     """
 
     def __init__(self, layer: Layer, held_GP: Ints2):
         gpus, experts, cases, width = layer.gpus, layer.experts, layer.cases, held_GP.shape[1]
-        self.held_GP, self.share_GP = np.empty((gpus, width), np.int64), np.zeros((gpus, width))
+        self.held_GP, self.share_E = np.empty((gpus, width), np.int64), np.zeros(experts)
         self.count_E, self.gpu_EG = np.zeros(experts, np.int64), np.zeros((experts, gpus), np.int64)
         self.holds_GE, self.sum_s_GXW = np.zeros((gpus, experts), np.uint8), np.zeros((gpus, layer.sums, cases))
         self.top_YWR, self.top_s_YWR = np.zeros((2, cases, TOP), np.int64), np.zeros((2, cases, TOP))
-        self.seconds_W, self.weight_W = np.zeros(cases), np.zeros(cases)
+        self.path_s_Z, self.ranked_Z = np.zeros(len(layer.fixed_s_Z)), np.zeros(len(layer.fixed_s_Z))
+        self.weight_YW, self.fixed_s = np.zeros((2, cases)), 0.0
         self.row_GXW, self.gpu_G, self.row_G = (
             np.zeros((gpus, layer.sums, cases)),
             np.zeros(gpus, np.int64),
@@ -71,7 +74,6 @@ class Slots:
         )
         self.ours_PXW, self.theirs_QXW = np.zeros((width, layer.sums, cases)), np.zeros((width, layer.sums, cases))
         self.rest_YW, self.most_YW = np.zeros((2, cases)), np.zeros((2, cases))
-        self.after_s_W, self.ranked_W = np.zeros(cases), np.zeros(cases)
         self.gain_G, self.tried_G = np.zeros(gpus), np.zeros(gpus, np.uint8)
         load_slots(layer, self, held_GP)
 
@@ -103,7 +105,7 @@ def copy_with_share(
 @exceptval(check=False)
 @cython.locals(e=Index)
 def load_slots(layer: Layer, slots: Slots, held_GP: Ints2) -> cython.void:
-    """Sets all slots, with even shares; if an expert is in two slots of a GPU, as in EPLB, only the first counts."""
+    """Sets all slots; if an expert is in two slots of a GPU, as in EPLB, only the first counts."""
     slots.held_GP[:, :] = EMPTY
     slots.count_E[:] = 0
     slots.holds_GE[:, :] = 0
@@ -112,102 +114,120 @@ def load_slots(layer: Layer, slots: Slots, held_GP: Ints2) -> cython.void:
         for p in range(held_GP.shape[1]):
             e = held_GP[g, p]
             if e != EMPTY and not slots.holds_GE[g, e]:
-                _give(layer, slots, g, p, e, 0.0)
+                _put(slots, g, p, e)
     for e in range(layer.experts):
-        if slots.count_E[e] > 0:
-            even_out(layer, slots, e)
+        _add_all(layer, slots, e, 1.0)
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-def _give(layer: Layer, slots: Slots, g: Index, p: Index, e: Index, share: Float) -> cython.void:
-    """Puts expert e with its share into the empty slot p of GPU g."""
-    slots.held_GP[g, p], slots.share_GP[g, p] = e, share
+def _put(slots: Slots, g: Index, p: Index, e: Index) -> cython.void:
+    """Puts expert e into the empty slot p of GPU g; adds no seconds."""
+    slots.held_GP[g, p] = e
     slots.gpu_EG[e, slots.count_E[e]] = g
     slots.count_E[e] += 1
     slots.holds_GE[g, e] = 1
-    add_share(layer, slots.sum_s_GXW, g, g, e, share)
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-def _take(layer: Layer, slots: Slots, g: Index, p: Index) -> tuple[Index, Float]:
-    """Empties slot p of GPU g; returns its expert and share."""
+def _take(slots: Slots, g: Index, p: Index) -> Index:
+    """Empties slot p of GPU g, and returns its expert; takes no seconds away."""
     e: Index = slots.held_GP[g, p]
-    share: Float = slots.share_GP[g, p]
-    slots.held_GP[g, p], slots.share_GP[g, p] = EMPTY, 0.0
+    slots.held_GP[g, p] = EMPTY
     slots.count_E[e] -= 1
     last: Index = slots.count_E[e]
     for at in range(last):
         if slots.gpu_EG[e, at] == g:
             slots.gpu_EG[e, at] = slots.gpu_EG[e, last]
     slots.holds_GE[g, e] = 0
-    add_share(layer, slots.sum_s_GXW, g, g, e, -share)
-    return e, share
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def swap(layer: Layer, slots: Slots, g: Index, p: Index, h: Index, q: Index) -> cython.void:
-    """Swaps the experts in slot p of GPU g and slot q of GPU h; slot q may be empty."""
-    a, share_a = _take(layer, slots, g, p)
-    if slots.held_GP[h, q] != EMPTY:
-        b, share_b = _take(layer, slots, h, q)
-        _give(layer, slots, g, p, b, share_b)
-    _give(layer, slots, h, q, a, share_a)
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def overwrite(layer: Layer, slots: Slots, h: Index, q: Index, e: Index) -> cython.void:
-    """Replaces the expert in slot q of GPU h by a further replica of expert e; e EMPTY: empties the slot."""
-    if slots.held_GP[h, q] != EMPTY:
-        x, _ = _take(layer, slots, h, q)
-        even_out(layer, slots, x)
-    if e != EMPTY:
-        _give(layer, slots, h, q, e, 0.0)
-        even_out(layer, slots, e)
+    return e
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
 @cython.locals(g=Index)
-def even_out(layer: Layer, slots: Slots, e: Index) -> cython.void:
-    """Divides the tokens of expert e evenly over its replicas."""
-    share: Float = 1.0 / slots.count_E[e]
+def _add_all(layer: Layer, slots: Slots, e: Index, sign: Float) -> cython.void:
+    """Adds the seconds of all replicas of expert e, in even shares, or takes them away if the sign is -1."""
+    if slots.count_E[e] > 0:
+        slots.share_E[e] = 1.0 / slots.count_E[e]
     for at in range(slots.count_E[e]):
         g = slots.gpu_EG[e, at]
-        for p in range(slots.held_GP.shape[1]):
-            if slots.held_GP[g, p] == e:
-                add_share(layer, slots.sum_s_GXW, g, g, e, share - slots.share_GP[g, p])
-                slots.share_GP[g, p] = share
+        add_share(layer, slots.sum_s_GXW, g, g, e, sign * slots.share_E[e])
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
+@cython.locals(a=Index, b=Index)
+def swap(layer: Layer, slots: Slots, g: Index, p: Index, h: Index, q: Index) -> cython.void:
+    """Swaps the experts in slot p of GPU g and slot q of GPU h; slot q may be empty."""
+    a, b = _take(slots, g, p), slots.held_GP[h, q]
+    if b != EMPTY:
+        _take(slots, h, q)
+        _put(slots, g, p, b)
+        add_share(layer, slots.sum_s_GXW, h, h, b, -slots.share_E[b])
+        add_share(layer, slots.sum_s_GXW, g, g, b, slots.share_E[b])
+    _put(slots, h, q, a)
+    add_share(layer, slots.sum_s_GXW, g, g, a, -slots.share_E[a])
+    add_share(layer, slots.sum_s_GXW, h, h, a, slots.share_E[a])
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+@cython.locals(x=Index)
+def overwrite(layer: Layer, slots: Slots, h: Index, q: Index, e: Index) -> cython.void:
+    """Replaces the expert in slot q of GPU h by a further replica of expert e; e EMPTY: empties the slot."""
+    x = slots.held_GP[h, q]
+    if x != EMPTY:
+        _add_all(layer, slots, x, -1.0)
+        _take(slots, h, q)
+        _add_all(layer, slots, x, 1.0)
+    if e != EMPTY:
+        _add_all(layer, slots, e, -1.0)
+        _put(slots, h, q, e)
+        _add_all(layer, slots, e, 1.0)
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+def slot_of(layer: Layer, slots: Slots, g: Index, e: Index) -> Index:
+    """The slot of GPU g that holds expert e, or the first empty one if e is EMPTY; EMPTY if there is none."""
+    for p in range(layer.slots_G[g]):
+        if slots.held_GP[g, p] == e:
+            return p
+    return EMPTY
+
+
+@cfunc
+@nogil
+@exceptval(check=False)
+@cython.locals(least_s=Float, weight=Float, places=Index, number=Float)
 def price(layer: Layer, slots: Slots) -> Float:
-    """Updates the slowest GPUs, seconds and weights of the cases in `slots`, and returns the objective in seconds."""
+    """Updates the slowest GPUs and the paths that count in `slots`, and returns the objective in seconds."""
     _find_slowest(slots)
-    for w in range(layer.cases):
-        slots.seconds_W[w] = slots.top_s_YWR[0, w, 0] + slots.top_s_YWR[1, w, 0] + layer.aggregate_s_W[w]
-    value_s: Float = _tail_mean(slots.seconds_W, slots.ranked_W, layer.worst)
-    least_s: Float = slots.ranked_W[layer.worst - 1]
-    places: Index = layer.worst
-    for w in range(layer.cases):
-        slots.weight_W[w] = 0.0
-        if slots.seconds_W[w] > least_s:
-            slots.weight_W[w] = 1.0 / layer.worst
-            places -= 1
-    for w in range(layer.cases):
-        if places > 0 and slots.seconds_W[w] == least_s:
-            slots.weight_W[w] = 1.0 / layer.worst
-            places -= 1
+    for y in range(2):
+        for w in range(layer.cases):
+            slots.most_YW[y, w] = slots.top_s_YWR[y, w, 0]
+            slots.weight_YW[y, w] = 0.0
+    value_s: Float = _mean_of_longest(layer, slots)
+    least_s, places, number = slots.ranked_Z[layer.worst - 1], layer.worst, layer.worst
+    for z in range(layer.worst):
+        places -= slots.ranked_Z[z] > least_s  # what is left for paths as long as the shortest that counts
+    slots.fixed_s = 0.0
+    for z in range(slots.path_s_Z.shape[0]):
+        if slots.path_s_Z[z] < least_s or (slots.path_s_Z[z] == least_s and places == 0):
+            continue
+        places -= slots.path_s_Z[z] == least_s
+        slots.fixed_s += layer.fixed_s_Z[z] / number
+        for y in range(2):
+            for w in range(layer.cases):
+                slots.weight_YW[y, w] += layer.count_ZYW[z, y, w] / number
     return value_s
 
 
@@ -219,12 +239,12 @@ def find_gains(slots: Slots) -> cython.void:
     """Fills gain_G: seconds by which the objective falls if a critical GPU takes no time; -1 for GPUs not critical."""
     slots.gain_G[:] = -1.0
     for y in range(2):
-        for w in range(slots.seconds_W.shape[0]):
-            if slots.weight_W[w] > 0:
+        for w in range(slots.weight_YW.shape[1]):
+            if slots.weight_YW[y, w] > 0:
                 g, over_s = slots.top_YWR[y, w, 0], slots.top_s_YWR[y, w, 0]
                 if slots.top_YWR[y, w, 1] != EMPTY:
                     over_s -= slots.top_s_YWR[y, w, 1]
-                slots.gain_G[g] = larger(slots.gain_G[g], 0.0) + slots.weight_W[w] * over_s
+                slots.gain_G[g] = larger(slots.gain_G[g], 0.0) + slots.weight_YW[y, w] * over_s
 
 
 @cfunc
@@ -275,44 +295,35 @@ def find_rest(slots: Slots) -> cython.void:
 @cfunc
 @nogil
 @exceptval(check=False)
-@cython.locals(at=Index)
-def find_rest_of_two(slots: Slots, g: Index, h: Index) -> cython.void:
-    """Fills rest_YW with the seconds of each phase on the slowest GPU other than g and h."""
-    for y in range(2):
-        for w in range(slots.rest_YW.shape[1]):
-            at = 0
-            while slots.top_YWR[y, w, at] == g or slots.top_YWR[y, w, at] == h:
-                at += 1
-            slots.rest_YW[y, w] = slots.top_s_YWR[y, w, at]
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
 def objective(layer: Layer, slots: Slots, best_s: Float) -> Float:
-    """The objective of cases that take after_s_W; stops early with a lower bound if that reaches best_s."""
-    value_s: Float = 0.0
-    for w in range(layer.cases):
-        value_s += slots.weight_W[w] * slots.after_s_W[w]
-    if value_s >= best_s or layer.worst == layer.cases:
+    """The objective if phases take most_YW; stops early with a lower bound if that reaches best_s."""
+    value_s: Float = slots.fixed_s
+    for y in range(2):
+        for w in range(layer.cases):
+            value_s += slots.weight_YW[y, w] * slots.most_YW[y, w]
+    if value_s >= best_s or layer.worst == slots.path_s_Z.shape[0]:
         return value_s
-    return _tail_mean(slots.after_s_W, slots.ranked_W, layer.worst)
+    return _mean_of_longest(layer, slots)
 
 
 @cfunc
 @nogil
 @exceptval(check=False)
-@cython.locals(value=Float, at=Index)
-def _tail_mean(seconds_W: Floats1, ranked_W: Floats1, worst: Index) -> Float:
-    """The mean of the `worst` largest of seconds_W; writes all of them into ranked_W, largest first."""
-    for w in range(seconds_W.shape[0]):
-        value = seconds_W[w]
-        at = w
-        while at > 0 and ranked_W[at - 1] < value:
-            ranked_W[at] = ranked_W[at - 1]
+@cython.locals(path_s=Float, at=Index)
+def _mean_of_longest(layer: Layer, slots: Slots) -> Float:
+    """The mean of the `worst` longest paths if phases take most_YW; writes path_s_Z and ranked_Z."""
+    for z in range(slots.path_s_Z.shape[0]):
+        path_s = layer.fixed_s_Z[z]
+        for y in range(2):
+            for w in range(layer.cases):
+                path_s += layer.count_ZYW[z, y, w] * slots.most_YW[y, w]
+        slots.path_s_Z[z] = path_s
+        at = z
+        while at > 0 and slots.ranked_Z[at - 1] < path_s:
+            slots.ranked_Z[at] = slots.ranked_Z[at - 1]
             at -= 1
-        ranked_W[at] = value
+        slots.ranked_Z[at] = path_s
     total: Float = 0.0
-    for w in range(worst):
-        total += ranked_W[w]
-    return total / worst
+    for z in range(layer.worst):
+        total += slots.ranked_Z[z]
+    return total / layer.worst

@@ -11,7 +11,7 @@ from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.placement.assignment import ASSIGN
 from aurora.algorithms.placement.colocation import COLOCATE
 from aurora.algorithms.placement.colocation_problem import ColocationProblem
-from aurora.algorithms.placement.cost_model import GroupCosts, LayerCosts, layer_costs
+from aurora.algorithms.placement.cost_model import LayerCosts, layer_costs
 from aurora.algorithms.placement.grouping import grouped
 from aurora.algorithms.placement.objective import formula, seconds
 from aurora.algorithms.placement.placement_bounds import colocated_bound_s
@@ -32,7 +32,7 @@ class GroupedLayer:
     """
 
     group_E: IntArray
-    nics_as_ports: GroupCosts
+    nics_as_ports: LayerCosts
 
     def gpu_E(self, held_G: IntArray) -> IntArray:
         """Returns (E,) int64, the GPU of each expert; GPU g holds the group held_G[g]."""

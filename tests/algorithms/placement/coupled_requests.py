@@ -12,7 +12,7 @@ def coupled_s(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray)
     """Returns (3, G, J) seconds of Eq. 1's parts if rank j's requests moved to GPU g with group j.
 
     The parts are gate and dispatch, experts and combine, and aggregation. In serving, requests stay where they are: there
-    `GroupCosts` holds.
+    `LayerCosts` holds.
 
     Source: Aurora §5 (arXiv:2410.17043).
     """
@@ -29,4 +29,4 @@ def coupled_s(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray)
     out, into = cluster.out_Bps_G[:, None], cluster.in_Bps_G[:, None]
     dispatch = np.maximum(send_J / out, recv_J / into) * profile.dispatch_bytes
     combine = np.maximum(recv_J / out, send_J / into) * profile.combine_bytes
-    return np.stack([gate + dispatch, costs.expert_s_GJ + combine, aggregate])
+    return np.stack([gate + dispatch, costs.expert_s_WGE[0] + combine, aggregate])

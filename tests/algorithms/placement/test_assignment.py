@@ -17,7 +17,6 @@ from tests.algorithms.placement.coupled_requests import coupled_s
 from tests.conftest import cluster
 from tests.planner.test_plan import profile
 from tests.strategies import clusters, profiles
-from tests.without_compiler import printed
 
 MATRICES = st.integers(1, 5).flatmap(lambda n: arrays(np.float64, (2, n, n), elements=st.integers(0, 12).map(float)))
 
@@ -47,15 +46,6 @@ def test_the_first_threshold_rises_where_the_second_pays_for_it():
     assert bottleneck_sum_matching(first, second).tolist() == [1, 0]
 
 
-def test_the_matching_is_the_same_without_a_compiler():
-    code = (
-        "import numpy as np; from aurora.algorithms.placement.assignment import bottleneck_sum_matching;"
-        "print(bottleneck_sum_matching(*np.random.default_rng(0).random((2, 9, 9))).tolist())"
-    )
-    compiled, plain = printed(code)
-    assert compiled == plain
-
-
 @pytest.mark.full
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=2))))
 def test_exact_is_the_optimum_of_the_plans_own_objective(case):
@@ -65,7 +55,7 @@ def test_exact_is_the_optimum_of_the_plans_own_objective(case):
     best = 0.0
     for layer in range(source.layers):
         costs = layer_costs(machines, source, layer).grouped(plan.models[0].placement.gpu_E(layer))
-        best += min(exclusive_s(costs.phase_times(np.array(p))) for p in permutations(range(n)))
+        best += min(exclusive_s(costs.times_alone(np.array(p))) for p in permutations(range(n)))
     assert plan.objective_s == pytest.approx(best, rel=1e-12)
     assert plan.assignment_bound_s == pytest.approx(plan.objective_s, rel=1e-12)
     for name in ASSIGN:
@@ -84,7 +74,7 @@ def test_requests_that_move_along_price_like_requests_that_were_there(case):
     for held in permutations(range(n)):  # GPU g has rank and group held[g]
         where = np.argsort(held)
         permuted = type(machines)("permuted", tuple(machines.gpus[g] for g in where))
-        stays = exclusive_s(layer_costs(permuted, source, 0).grouped(group_E).phase_times(np.arange(n)))
+        stays = exclusive_s(layer_costs(permuted, source, 0).grouped(group_E).times_alone(np.arange(n)))
         assert used(moved, held) == pytest.approx(stays, rel=1e-12)
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from aurora.algorithms.placement import colocation_problem_core as core
 from aurora.algorithms.placement.colocation import COLOCATE
-from aurora.algorithms.placement.colocation_problem import ColocationProblem, anneal
-from aurora.algorithms.placement.cost_model import GroupCosts, layer_costs
+from aurora.algorithms.placement.colocation_problem import ColocationProblem, search
+from aurora.algorithms.placement.cost_model import LayerCosts, layer_costs
 from aurora.algorithms.placement.linear_program import PathProgram
 from aurora.algorithms.placement.objective import objectives
+from aurora.algorithms.search.slot_search import slot_search
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
 from tests.conftest import cluster
@@ -42,13 +42,11 @@ def random_problem(seed, n, objective="causal", models=2):
     costs = []
     for _ in range(models):
         tokens_SJ = (rng.lognormal(size=(n, n)) * 1000).astype(np.int64)
-        load_J = tokens_SJ.sum(axis=0)
-        send, recv = tokens_SJ.sum(axis=1)[:, None] - tokens_SJ, load_J - tokens_SJ
-        compute = load_J / speed_G[:, None] * rng.choice([0.25, 1.0, 4.0])
+        compute = tokens_SJ.sum(axis=0) / speed_G[:, None] * rng.choice([0.25, 1.0, 4.0])
         costs.append(
-            GroupCosts(
-                load_J=load_J, send_GJ=send, recv_GJ=recv, dispatch_bytes=1, combine_bytes=1, expert_s_GJ=compute,
-                gate_s_G=1000 / speed_G, aggregate_s_G=300 / speed_G, out_Bps=speed_G, in_Bps=speed_G,
+            LayerCosts(
+                own_WGE=tokens_SJ[None], dispatch_bytes=1, combine_bytes=1, expert_s_WGE=compute[None],
+                gate_s_WG=1000 / speed_G[None], aggregate_s_WG=300 / speed_G[None], out_Bps=speed_G, in_Bps=speed_G,
             )
         )  # fmt: skip
     return ColocationProblem(tuple(costs), {0: np.arange(n)}, objective=objective)
@@ -63,13 +61,17 @@ def assignments(problem):
 
 def exact(problem):
     """(M, G) groups of the best of all assignments of movable models, by a program of whole shares."""
-    arrays, models, n = problem.arrays, len(problem.costs_M), problem.gpus
-    model_V, gpu_V, group_V = (each.ravel() for each in np.indices((models, n, n)))
-    cost_KV = arrays.seconds_GKMJ.transpose(1, 2, 0, 3).reshape(-1, len(model_V))
-    once_EV = [model_V * n + at_V == np.arange(models * n)[:, None] for at_V in (gpu_V, group_V)]
+    layer, n, models = problem.layer, problem.gpus, len(problem.movers_M)
+    _, _, sums, columns = layer.part_s_GEXW.shape
+    gpu_V, expert_V = (each.ravel() for each in np.indices((n, models * n)))
+    slot_V = gpu_V * models + expert_V // n
+    once_EV = [at_V == np.arange(models * n)[:, None] for at_V in (expert_V, slot_V)]
     program = PathProgram(
-        cost_KV, gpu_V, np.zeros((len(cost_KV), n)), arrays.term_K, problem.count_ZX, problem.base_Z,
-        np.zeros(problem.count_ZX.shape[1]), csr_array(np.concatenate(once_EV).astype(np.float64)),
+        layer.part_s_GEXW.transpose(2, 3, 0, 1).reshape(sums * columns, -1), gpu_V,
+        layer.base_s_GXW.transpose(1, 2, 0).reshape(sums * columns, n),
+        (np.arange(2).repeat(2)[:, None] * columns + np.arange(columns)).ravel(),
+        layer.paths_ZYW.reshape(len(layer.fixed_s_Z), -1), layer.fixed_s_Z, np.zeros(2 * columns),
+        csr_array(np.concatenate(once_EV).astype(np.float64)),
     )  # fmt: skip
     cost_V, at_most_RV, limit_R, sum_EV, lower_V = program._matrices()
     found = milp(
@@ -79,7 +81,9 @@ def exact(problem):
         constraints=[LinearConstraint(at_most_RV, -np.inf, limit_R), LinearConstraint(sum_EV, 1.0, 1.0)],
         options={"mip_rel_gap": 0.0},
     )
-    return found.x[: len(gpu_V)].reshape(models, n, n).argmax(axis=2)
+    group_MG = np.stack([problem.held.get(model, np.zeros(n, dtype=np.int64)) for model in range(len(problem.costs_M))])
+    group_MG[problem.movers_M] = found.x[: len(gpu_V)].reshape(n, models, n).argmax(axis=2).T
+    return group_MG
 
 
 def optimum(problem):
@@ -87,11 +91,11 @@ def optimum(problem):
 
 
 @given(problems())
-def test_the_compiled_price_is_the_objective(problem):
+def test_the_slot_search_prices_the_objective(problem):
     group_MG = next(iter(assignments(problem)))
-    annealing = core.ColocationAnnealing(problem.arrays, group_MG.T.copy(), problem.movers_M)
-    _, found = core.anneal(annealing, np.zeros((0, 4)), 1.0, 1.0)
-    assert found == pytest.approx(problem.value_s(group_MG))
+    held_GM = group_MG[problem.movers_M].T + np.arange(len(problem.movers_M)) * problem.gpus
+    _, found_s = slot_search(problem.layer, held_GM, np.random.default_rng(0), 0, replicas=False, effort=0)
+    assert found_s == pytest.approx(problem.value_s(group_MG))
 
 
 @given(problems(), st.sampled_from(sorted(COLOCATE)))
@@ -108,10 +112,10 @@ def test_every_method_places_each_group_once_and_moves_a_model_only_where_it_may
 @given(problems())
 def test_local_search_is_never_worse_than_where_it_starts(problem):
     priced = {}
-    for name in ("decoupled", "matching", "local-search"):
+    for name in ("matching", "local-search"):
         group_MG = COLOCATE[name](problem, np.random.default_rng(0))
         priced[name] = (problem.value_s(group_MG), problem.sequential_s(group_MG))
-    assert priced["local-search"] <= min(priced["decoupled"], priced["matching"])
+    assert priced["local-search"] <= priced["matching"]
 
 
 def test_of_assignments_that_one_port_decides_the_one_is_taken_whose_models_take_least():
@@ -143,21 +147,20 @@ def test_on_eight_mixed_gpus_local_search_is_near_the_best():
     for seed in range(8):
         problem = random_problem(seed, 8)
         best_s = problem.value_s(exact(problem))
-        for name, values in (("local-search", gaps), ("decoupled", theirs)):
+        for name, values in (("local-search", gaps), ("matching", theirs)):
             values.append(problem.value_s(COLOCATE[name](problem, np.random.default_rng(0))) / best_s)
     assert np.mean(gaps) <= 1.005
     assert max(gaps) <= 1.03
     assert np.mean(theirs) > np.mean(gaps)
 
 
-def test_annealing_with_nothing_to_gain_stays():
-    none, nothing = np.zeros((1, 1), dtype=np.int64), np.zeros(1)
-    still = GroupCosts(
-        load_J=none[0], send_GJ=none, recv_GJ=none, dispatch_bytes=1, combine_bytes=1, expert_s_GJ=np.zeros((1, 1)),
-        gate_s_G=nothing, aggregate_s_G=nothing, out_Bps=np.ones(1), in_Bps=np.ones(1),
+def test_a_search_with_nothing_to_gain_stays():
+    still = LayerCosts(
+        own_WGE=np.zeros((1, 1, 1), dtype=np.int64), dispatch_bytes=1, combine_bytes=1, expert_s_WGE=np.zeros((1, 1, 1)),
+        gate_s_WG=np.zeros((1, 1)), aggregate_s_WG=np.zeros((1, 1)), out_Bps=np.ones(1), in_Bps=np.ones(1),
     )  # fmt: skip
     problem = ColocationProblem((still, still), {0: np.arange(1)})
-    assert anneal(problem, np.zeros((2, 1), dtype=np.int64), np.random.default_rng(0)).tolist() == [[0], [0]]
+    assert search(problem, np.zeros((2, 1), dtype=np.int64), np.random.default_rng(0)).tolist() == [[0], [0]]
 
 
 @pytest.mark.full

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.algorithms.placement import server_search as search
-from aurora.algorithms.placement import server_search_core as core
+from aurora.algorithms.search import annealing_core as core
+from aurora.types import Placement
+from tests.without_compiler import printed
 
 
 def routed(rng, tokens, experts, top_k):
@@ -55,24 +57,35 @@ def above_s(limits, gpu_E):
     return np.maximum(gpu_s_G - limits.most_gpu_s, 0).sum() + np.maximum(server_s_N - limits.most_server_s, 0).sum()
 
 
+def slots_of(limits, gpu_E):
+    """(G, P) the expert in each slot."""
+    return Placement.unreplicated(gpu_E, len(limits.slots_G)).held_LGP(int(limits.layer.slots_G.max()))[0]
+
+
+def gpus_of(held_GP):
+    """(E,) the GPU of each expert."""
+    gpu_X, slot_X = np.nonzero(held_GP >= 0)
+    return gpu_X[np.argsort(held_GP[gpu_X, slot_X])]
+
+
 @given(problems(), st.sampled_from((0.1, 3.0, 1e9)))
 def test_moves_and_swaps_are_priced_and_counted_as_they_are(problem, heat):
     (experts_UK, server_U), limits, gpu_E, rng = problem
-    now_E = gpu_E.copy()
-    tables = core.ServerTables(experts_UK, server_U, limits, 0.0, 0.0, now_E)
+    annealing = core.Annealing(limits.layer, slots_of(limits, gpu_E), (experts_UK, server_U), limits, 0.0, 0.0)
     for _ in range(12):
-        best_E, (over_s, rows) = core.anneal(tables, rng.random((2, 3)), heat, 1.0, 1.0, 1.0)
+        best_GP, (over_s, rows) = core.anneal(annealing, rng.random((2, 3)), heat, 1.0, 1.0, 1.0)
+        now_GP, now_over_s, now_rows = annealing.now
+        now_E, best_E = gpus_of(now_GP), gpus_of(best_GP)
         before, after, best = (crossing(experts_UK, server_U, limits.server_G[each_E]) for each_E in (gpu_E, now_E, best_E))
-        assert (tables.change, rows) == (after - before, best - before)
-        np.testing.assert_allclose((tables.over_s, over_s), (above_s(limits, now_E), above_s(limits, best_E)), atol=1e-9)
+        assert (now_rows, rows) == (after - before, best - before)
+        np.testing.assert_allclose((now_over_s, over_s), (above_s(limits, now_E), above_s(limits, best_E)), atol=1e-9)
     assert (np.bincount(now_E, minlength=len(limits.slots_G)) <= limits.slots_G).all()
 
 
 @given(problems())
 def test_levelling_keeps_servers_and_slots_and_never_fills_the_fullest_gpu_further(problem):
     _, limits, gpu_E, _ = problem
-    level_E = gpu_E.copy()
-    search._level(limits, level_E)
+    level_E = gpus_of(search.level(limits, slots_of(limits, gpu_E)))
     assert (limits.server_G[level_E] == limits.server_G[gpu_E]).all()
     assert (np.bincount(level_E, minlength=len(limits.slots_G)) <= limits.slots_G).all()
     own = np.arange(len(gpu_E))
@@ -85,6 +98,24 @@ def test_levelling_keeps_servers_and_slots_and_never_fills_the_fullest_gpu_furth
             for each_E in (gpu_E, level_E)
         ]
         assert fullest[1] <= fullest[0] * (1 + 1e-9)
+
+
+def test_compiled_and_plain_code_anneal_alike():
+    code = (
+        "import numpy as np\n"
+        "from aurora.algorithms.placement.server_search import Limits\n"
+        "from aurora.algorithms.search import annealing_core as core\n"
+        "rng = np.random.default_rng(3)\n"
+        "tokens = np.argsort(rng.random((300, 8)), axis=1)[:, :3], rng.integers(0, 2, 300)\n"
+        "limits = Limits(np.array([0, 0, 1, 1]), np.full(4, 3), rng.random((4, 8)), rng.random((2, 8)),"
+        " 1.0, 2.0, rng.random(4), rng.random(2))\n"
+        "held_GP = np.append(np.arange(8).reshape(4, 2), np.full((4, 1), -1), axis=1)\n"
+        "annealing = core.Annealing(limits.layer, held_GP, tokens, limits, 0.0, 1e-9)\n"
+        "held_GP, cost = core.anneal(annealing, rng.random((200, 3)), 30.0, 0.99, 1.0, 1.01)\n"
+        "print(held_GP.tolist(), float(cost[0]), cost[1], [np.asarray(each).tolist() for each in annealing.now])\n"
+    )
+    compiled, plain = printed(code)
+    assert compiled == plain
 
 
 @given(st.integers(0, 2**32))
