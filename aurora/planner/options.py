@@ -122,10 +122,9 @@ def resolve(
     colocated, equal, gpus = len(profiles) > 1, cluster.equal, len(cluster.gpus)
     _check_scenario(options, len(profiles))
     _check_min_replicas(options, cluster)
-    start = "matching" if colocated and equal else "exact"  # for one model, or before a joint search
     alike = equal and len(_servers(cluster)) > 1
     by_index = alike and options.place == "contiguous" and options.colocate == "auto"  # neighbours stay on one server
-    if options.colocate in JOINT and options.assign not in ("auto", start):
+    if options.colocate in JOINT and options.assign not in ("auto", "exact"):
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
     searches = (not equal or len(profiles) > 2) and options.assign == "auto"
@@ -134,7 +133,7 @@ def resolve(
     meant = {
         "place": place,
         "colocate": "contiguous" if by_index else "local-search" if searches else "matching",
-        "assign": "contiguous" if by_index else start,
+        "assign": "contiguous" if by_index else "exact",
         "aim": OWN if colocated else "mean",
         "objective": known["objective"][0] if colocated else "auto",
         "time_slice": TIME_SLICES[0] if colocated or options.micro_batches > 1 else "auto",

@@ -58,7 +58,7 @@ class ShardCosts(LayerCosts):
         if phase not in SIDES:
             return super().phase_s(phase)
         (tokens_SE,), token_s_G = self.own_WGE, self.port_s_XG[SIDES.index(phase)]
-        far_E = tokens_SE.sum(axis=phase in ("send", "crecv")) - np.diagonal(tokens_SE)
+        far_E = tokens_SE.sum(axis=int(phase in ("send", "crecv"))) - np.diagonal(tokens_SE)
         return np.zeros((1, len(token_s_G))), (token_s_G[:, None] * far_E)[None]
 
 
@@ -70,11 +70,16 @@ def by_load(costs: LayerCosts) -> IntArray:
     return group_G
 
 
+def exclusive_s_GE(costs: LayerCosts) -> FloatArray:
+    """Returns (G, E) seconds of dispatch, experts and combine on each GPU if it holds one expert and no other model runs."""
+    return costs.alone_s_GE(*SIDES[:2]) + costs.expert_s_WGE[0] + costs.alone_s_GE(*SIDES[2:])
+
+
 def decoupled(a: LayerCosts, b: LayerCosts) -> IntArray:
     """Returns (2, G) the groups of both models: bundles of one group each first, then bundles onto GPUs (§7.2)."""
     a_XJ, b_XJ = (np.stack([costs.alone_s_GE(side).mean(axis=0) for side in SIDES[:2]]) for costs in (a, b))
     bundle_J = bottleneck_matching((a_XJ[:, :, None] + b_XJ[:, None, :]).max(axis=0))
-    bundle_G = bottleneck_matching(a.exclusive_s_GE + b.exclusive_s_GE[:, bundle_J])
+    bundle_G = bottleneck_matching(exclusive_s_GE(a) + exclusive_s_GE(b)[:, bundle_J])
     return np.stack([bundle_G, bundle_J[bundle_G]])
 
 
@@ -139,7 +144,7 @@ def averaged(jobs: Sequence[LayerJob], rng: np.random.Generator, pairs: bool = F
         held = [rng.permutation(len(jobs[0].cluster)) for _ in jobs]
         if pairs:
             a, b = (one.costs for one in jobs)
-            group_G = bottleneck_matching(a.exclusive_s_GE + b.exclusive_s_GE[:, held[1]])
+            group_G = bottleneck_matching(exclusive_s_GE(a) + exclusive_s_GE(b)[:, held[1]])
             held = [group_G, held[1][group_G]]
         outcomes.append(price(jobs, held))
     seconds, busy = np.mean(outcomes, axis=0).tolist()

@@ -79,11 +79,6 @@ def exact(costs: LayerCosts, rng: np.random.Generator) -> IntArray:
     return bottleneck_sum_matching(costs.gate_s_WG[0][:, None] + there_s_GJ, costs.expert_s_WGE[0] + back_s_GJ)
 
 
-def matching(costs: LayerCosts, rng: np.random.Generator) -> IntArray:
-    """Minimises max over GPUs of (dispatch + experts + combine) seconds, exactly. Args and returns: as in `exact`."""
-    return bottleneck_matching(costs.exclusive_s_GE)
-
-
 def contiguous(costs: LayerCosts, rng: np.random.Generator) -> IntArray:
     """Assigns group g to GPU g. Args and returns: as in `exact`."""
     return np.arange(len(costs.out_Bps))
@@ -96,7 +91,6 @@ def shuffled(costs: LayerCosts, rng: np.random.Generator) -> IntArray:
 
 ASSIGN: dict[str, AssignmentStrategy] = {
     "exact": exact,
-    "matching": matching,
     "contiguous": contiguous,
     "random": shuffled,
 }

@@ -7,11 +7,11 @@ from functools import cached_property
 import numpy as np
 
 from aurora.algorithms.placement.cost_model import LayerCosts
-from aurora.algorithms.placement.objective import Formula, Part, formula
+from aurora.algorithms.placement.objective import Formula, formula
 from aurora.algorithms.placement.phase_times import PhaseTimes, exclusive_s
 from aurora.algorithms.search.phase_sums import PARTS, PhaseSums
 from aurora.algorithms.search.slot_search import slot_search
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import IntArray
 
 KICKS = 512  # restarts at most, until EFFORT is used up
 EFFORT = 4000  # changes times columns that are priced for each pair of GPUs
@@ -71,11 +71,12 @@ class ColocationProblem:
         part_s_GEXW, base_s_GXW = np.zeros((gpus, len(movers) * gpus, PARTS, columns)), np.zeros((gpus, PARTS, columns))
         for x, name in enumerate(of.moved):
             y, w = divmod(x, columns)
-            for k, by_model in enumerate(self._by_model(of.parts[name])):
-                for model, seconds_GJ in by_model.items():
+            for k, part in enumerate(of.parts[name]):
+                for model, phase in part:
+                    seconds_GJ = self.costs_M[model].alone_s_GE(phase)
                     if model in movers:
                         first = movers.index(model) * gpus
-                        part_s_GEXW[:, first : first + gpus, 2 * y + k, w] = seconds_GJ
+                        part_s_GEXW[:, first : first + gpus, 2 * y + k, w] += seconds_GJ
                     else:
                         base_s_GXW[:, 2 * y + k, w] += seconds_GJ[np.arange(gpus), self.held[model]]
         count_ZX = np.zeros((len(of.paths), 2 * columns))
@@ -85,17 +86,6 @@ class ColocationProblem:
         fixed_s_Z = of.count_ZX[:, :fixed] @ of.term_XG(times_M)[:fixed].max(axis=1)
         count_ZYW = count_ZX.reshape(-1, 2, columns)
         return PhaseSums(part_s_GEXW, base_s_GXW, fixed_s_Z, np.full(gpus, len(movers)), 1, count_ZYW, gpus)
-
-    def _by_model(self, parts: tuple[Part, ...]) -> list[dict[int, FloatArray]]:
-        """For each part of a term, the seconds (G, J) that each model adds. Parts of a single model become their maximum."""
-        by_part: list[dict[int, FloatArray]] = []
-        for part in parts:
-            by_part.append({})
-            for model, phase in part:
-                by_part[-1][model] = self.costs_M[model].alone_s_GE(phase) + by_part[-1].get(model, 0.0)
-        if len(models := {model for part in parts for model, _ in part}) > 1:
-            return by_part
-        return [{model: np.maximum.reduce([by_model[model] for by_model in by_part]) for model in models}]
 
 
 def search(problem: ColocationProblem, group_MG: IntArray, rng: np.random.Generator) -> IntArray:

@@ -138,11 +138,6 @@ class LayerCosts:
         alone = [fixed_WG[0][:, None] + cost_WGE[0] for fixed_WG, cost_WGE in map(self.phase_s, phases)]
         return np.asarray(np.broadcast_to(longest_of(alone), self.own_WGE.shape[1:]))
 
-    @property
-    def exclusive_s_GE(self) -> FloatArray:
-        """(G, E) seconds of dispatch, experts and combine on each GPU if it holds one expert and no other model runs."""
-        return np.asarray(self.alone_s_GE(*SIDES[:2]) + self.expert_s_WGE[0] + self.alone_s_GE(*SIDES[2:]))
-
     def times_alone(self, expert_G: IntArray) -> PhaseTimes:
         """Returns the seconds of each phase if GPU g holds the expert, or group, expert_G[g] alone; only for a single case."""
         at = np.arange(len(expert_G)), expert_G

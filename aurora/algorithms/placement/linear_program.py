@@ -1,4 +1,4 @@
-"""The linear program of one layer, whose variables are shares of experts or groups on GPUs; and a placement that rounds shares.
+"""The linear program of one layer, whose variables are shares of experts on GPUs.
 
 It minimises the mean of the longest paths of `objective.Formula`. For one model, the paths are the seconds of its traffic
 cases. Bounds are computed from the dual solution apart from the solver, so that its tolerance never enters.
@@ -56,16 +56,14 @@ class PathProgram(NamedTuple):
         """Seconds of one unit of time for the solver."""
         return float(self.fixed_KG.max() + self.cost_KV.max()) or 1.0
 
-    def solved(self) -> tuple[FloatArray, FloatArray] | None:
-        """Returns (V,) the shares of the optimum and (R,) the dual prices of the rows; None if the solver gives up."""
+    def prices(self) -> FloatArray | None:
+        """Returns (R,) dual prices of the rows in the optimum, zero or more; None if the solver gives up."""
         cost_V, at_most_RV, limit_R, sum_EV, lower_V = self._matrices()
         bounds_V2 = np.column_stack([lower_V, np.full(len(lower_V), np.inf)])
         solution = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
             cost_V, at_most_RV, limit_R, sum_EV, np.ones(sum_EV.shape[0]), bounds_V2, method="highs-ds"
         )
-        if solution.status != 0:
-            return None
-        return solution.x[: len(self.gpu_V)], np.maximum(0.0, -solution.ineqlin.marginals)
+        return np.maximum(0.0, -solution.ineqlin.marginals) if solution.status == 0 else None
 
     def _matrices(self) -> tuple[FloatArray, csr_array, FloatArray, csr_array, FloatArray]:
         """(cost_V, at_most_RV, limit_R, sum_EV, lower_V): minimise cost_V @ v with at_most_RV @ v <= limit_R, sum_EV @ v = 1.
@@ -131,8 +129,8 @@ class PathProgram(NamedTuple):
         term_X = self.least_X.copy()
         if self.fixed_KG.shape[1] == 1:  # a single GPU has all shares
             np.maximum.at(term_X, self.term_K, self.fixed_KG[:, 0] + self.cost_KV.sum(axis=1))
-        elif (solution := self.solved()) is not None:
-            return self.dual_s(solution[1])
+        elif (price_R := self.prices()) is not None:
+            return self.dual_s(price_R)
         return float(np.sort(self.count_ZX @ term_X + self.base_Z)[-self.worst :].mean())
 
 
@@ -207,34 +205,3 @@ def blocks(costs: LayerCosts, most: int) -> IntArray:
     kind_GX = np.column_stack([costs.expert_s_WGE.sum(axis=(0, 2)), *costs.port_s_XG])
     kinds_KX, kind_G = np.unique(kind_GX, axis=0, return_inverse=True)
     return np.asarray(kind_G.reshape(-1) * min(most, len(kinds_KX)) // len(kinds_KX), dtype=np.int64)
-
-
-def lp_rounding(costs: LayerCosts, slots_G: IntArray) -> IntArray:
-    """Places each expert on the GPU that takes its largest share in the linear program, as far as slots last.
-
-    If ports and speeds differ, the program gives how many experts each GPU should hold, which a search by swaps rarely reaches.
-    For large layers it is solved for the sum of all cases, or for blocks of equal GPUs; an expert then goes to the GPU of
-    its block that would compute least.
-
-    Args:
-        costs: one layer in W cases.
-        slots_G: (G,) int64, how many experts each GPU can hold; at least E in all.
-
-    Returns:
-        (E,) int64, the GPU of each expert.
-    """
-    gpus, experts = costs.expert_s_WGE.shape[1:]
-    if gpus * experts * len(costs.own_WGE) > SMALL:
-        costs = costs.summed
-    layer = costs.phase_sums(slots_G)
-    block_G = np.arange(gpus) if gpus * experts <= SMALL else blocks(costs, max(1, SMALL // experts))
-    solution = phase_program(layer, np.zeros((2, len(costs.own_WGE))), block_G).solved()
-    share_GE = np.zeros((gpus, experts)) if solution is None else solution[0].reshape(-1, experts)[block_G]
-    work_s_GE = costs.expert_s_WGE.sum(axis=0)
-    busy_s_G, free_G, gpu_E = np.zeros(gpus), layer.slots_G.copy(), np.empty(experts, dtype=np.int64)
-    for expert in np.lexsort((-costs.load_WE.sum(axis=0), -share_GE.max(axis=0))).tolist():
-        after_s_G = busy_s_G + work_s_GE[:, expert]
-        gpu = int(np.lexsort((after_s_G, -share_GE[:, expert], free_G == 0))[0])
-        gpu_E[expert] = gpu
-        busy_s_G[gpu], free_G[gpu] = after_s_G[gpu], free_G[gpu] - 1
-    return gpu_E

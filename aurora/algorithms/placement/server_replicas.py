@@ -56,10 +56,6 @@ class Homes(NamedTuple):
         np.add.at(server_s_N, serving_NE, self.from_NE * self.limits.server_s_NE[serving_NE, np.arange(len(self.server_E))])
         return server_s_N
 
-    def rows(self, serving_NE: IntArray, server: int) -> int:
-        """Returns the number of rows that cross from a server to others; serving_NE as in `shares`."""
-        return _rows(self.tokens(server), serving_NE[server], server)
-
     def tokens(self, server: int) -> IntArray:
         """Returns (V, K) int64, the experts of each token that starts on a server, or on all servers alike."""
         return np.asarray(self.experts_UK[(self.server_U == server) | (self.server_U == NONE)])

@@ -16,7 +16,7 @@ from aurora.algorithms.layers_in_threads import Progress, map_layers, no_progres
 from aurora.algorithms.placement.assignment import ASSIGN, best_exclusive_s
 from aurora.algorithms.placement.cost_model import OWN, SUMMED, LayerCosts, aimed_costs, expected_costs
 from aurora.algorithms.placement.grouping import PLACE, grouped
-from aurora.algorithms.placement.linear_program import blocks, lp_rounding
+from aurora.algorithms.placement.linear_program import blocks
 from aurora.algorithms.placement.placement_bounds import layer_bound_s
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, capped
 from aurora.algorithms.replicas.registry import REPLICAS, place_unbounded
@@ -173,15 +173,17 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
     start = Placement.unreplicated(gpu_E, len(problem.slots_G))
     if place != SWAP_SEARCH:
         return start
-    placements = [_searched(problem, [begun], rng, replicas=False) for begun in (start, *_relaxed(problem))]
+    placements = [_searched(problem, [begun], rng, replicas=False) for begun in (start, *_by_speed(problem))]
     return min(placements, key=problem.deciding_s) if len(placements) > 1 else placements[0]
 
 
-def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
-    """LP rounding where GPUs differ: how many experts each should hold is hard to reach by swaps. None where they are alike."""
-    gpus = len(problem.slots_G)
-    alike = blocks(problem.searched, gpus).max() == 0
-    return [] if alike else [Placement.unreplicated(lp_rounding(problem.searched, problem.slots_G), gpus)]
+def _by_speed(problem: ExclusiveProblem) -> list[Placement]:
+    """Experts packed by what a token costs each GPU, where GPUs differ: how many each should hold is hard to reach by swaps."""
+    if blocks(problem.searched, len(problem.slots_G)).max() == 0:
+        return []
+    slots, load_E = GpuSlots(problem.slots_G, problem.searched.token_s_G), problem.searched.load_WE.mean(axis=0)
+    held_GP, _ = REPLICAS["equal-split"](load_E, slots, np.ones(len(load_E), dtype=np.int64), np.random.default_rng(0))
+    return [Placement.of_slots(held_GP[None])]
 
 
 def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
@@ -197,7 +199,7 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
         starts.append(place_unbounded(load_1E, slots, "eplb"))
     else:
         starts.append(_unreplicated(problem, "balanced", options.assign, rng))
-    placements = [_searched(problem, begun, rng, replicas=True) for begun in (starts, _relaxed(problem)) if begun]
+    placements = [_searched(problem, begun, rng, replicas=True) for begun in (starts, _by_speed(problem)) if begun]
     best = min(placements, key=problem.deciding_s)
     if problem.exact:  # replicas that cost time are no insurance
         alone = _unreplicated(problem, SWAP_SEARCH, options.assign, rng)

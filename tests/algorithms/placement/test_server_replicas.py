@@ -59,7 +59,6 @@ def test_replicas_save_rows_within_slots_and_are_served_as_they_are_counted(laye
     assert ((share_NE > 0).sum(axis=1) - held_N <= np.minimum(most, layer.spare_N)).all()
     np.testing.assert_allclose(share_NE.sum(axis=0), 1)
     serving_NE, at_home = serving_servers(share_NE.T, layer.weight_N), np.tile(layer.server_E, (servers, 1))
-    assert sum(layer.rows(serving_NE, server) for server in range(servers)) == crossing(layer, serving_NE)
     free_NE = server_replicas(layer._replace(limits=layer.limits._replace(most_server_s=np.inf)), np.full(servers, most))
     assert crossing(layer, serving_servers(free_NE.T, layer.weight_N)) <= crossing(layer, at_home)
     assert excess_s(layer, share_NE) <= excess_s(layer, free_NE) + 1e-9

@@ -196,7 +196,7 @@ def test_larger_memory_holds_more_experts():
 
 
 def test_replicas_fill_the_memory_of_gpus_that_differ():
-    machines, source = cluster(1e3, 1e3, 1e3, 1e3), drawn(0, expert_bytes=100, other_bytes=50)
+    machines, source = cluster(1e3, 1e3, 1e3, 1e3), drawn(1, expert_bytes=100, other_bytes=50)
     sizes = (250, 350, 350, 450)  # of two, three, three and four experts
     machines = replace(
         machines, gpus=tuple(replace(gpu, memory_bytes=size) for gpu, size in zip(machines.gpus, sizes, strict=True))
