@@ -180,7 +180,7 @@ def best_place(layer: Layer, slots: Slots, a: Index, best_s: Float, filling: cyt
     found.priced = 0
     share: Float = 1.0 / (slots.count_E[a] + 1)
     for step in range(layer.gpus):
-        h = (slots.gpu_EG[a, 0] + step) % layer.gpus
+        h = step if filling else (slots.gpu_EG[a, 0] + step) % layer.gpus
         if step > ENOUGH_GPUS and found.h != EMPTY and not filling:
             break
         if slots.holds_GE[h, a]:
