@@ -22,7 +22,7 @@ from tables import Table, today, write
 import aurora
 from aurora.algorithms.alltoall.decomposition import slots
 from aurora.algorithms.alltoall.hierarchical_order import RAILS, hierarchical_order
-from aurora.algorithms.alltoall.open_shop import SMALL, SMALL_TRIES, dense, search
+from aurora.algorithms.alltoall.open_shop import SMALL, SMALL_TRIES, search
 from aurora.algorithms.alltoall.registry import ORDER, birkhoff
 from aurora.algorithms.alltoall.schedule import DEFAULT_BPS
 from aurora.algorithms.network.port_bounds import fluid_bound, one_to_one_bound, pair_seconds
@@ -193,26 +193,6 @@ def mixed_ports() -> list[str]:
     return table.lines
 
 
-def caps() -> list[str]:
-    """What it costs to peel fewer slots: what is left goes last, one partner at a time."""
-    table = Table(
-        "A cap on the slots: makespan / bound (rows a pair), uniform traffic (10 matrices a row)",
-        "n | method | n slots | 2 n | 4 n | 8 n",
-    )
-    for n in (8, 16, 32):
-        cells = []
-        for most in (n, 2 * n, 4 * n, 8 * n):
-            found, rows = [], []
-            for bytes_GG in matrices(uniform, n, 10):
-                network = Network.equal(n)
-                order = birkhoff(bytes_GG, network, rng=np.random.default_rng(0), most=most)
-                found.append(timed(order, bytes_GG, network).makespan_s / one_to_one_bound(bytes_GG, network))
-                rows.append(len(order.pairs_X2) / (n * (n - 1)))
-            cells.append(f"{ratios(found)} ({np.mean(rows):.1f})")
-        table.add(n, "birkhoff", " | ".join(cells))
-    return table.lines
-
-
 NIC_BPS = 50e9  # of an H100 server: 400 Gbps a GPU
 
 
@@ -279,9 +259,10 @@ def reuse() -> list[str]:
 
 def times() -> list[str]:
     names = ("uniform", "zipf 0.8", "recorded OLMoE")
-    title = "Time of one dense open-shop schedule (`open_shop.dense`; each matrix over and over)"
+    title = "Time of a search without draws (`open_shop.search`; each matrix over and over)"
     table = Table(title, f"n | {' | '.join(names)}")
     medians: dict[str, dict[int, float]] = {name: {} for name in names}
+    rng = np.random.default_rng(0)
     for n in (8, 16, 32, 64, 128, 320, 1024):
         cells = []
         for name in names:
@@ -292,11 +273,11 @@ def times() -> list[str]:
             took = []
             for bytes_GG in matrices(make, n, 9 if n < 500 else 3):
                 seconds_GG = pair_seconds(bytes_GG, Network.equal(n))
-                dense(seconds_GG, np.zeros(2 * n))
+                search(seconds_GG, 0, rng)
                 repeats = max(1, min(200, 200_000 // n**2))
                 began = time.perf_counter()
                 for _ in range(repeats):
-                    dense(seconds_GG, np.zeros(2 * n))
+                    search(seconds_GG, 0, rng)
                 took.append((time.perf_counter() - began) / repeats)
             medians[name][n] = statistics.median(took)
             cells.append(f"{medians[name][n] * 1e6:.4g} us")
@@ -318,15 +299,15 @@ def medians_us(calls: Sequence[Callable[..., object]], cases: Sequence[tuple]) -
 
 
 def call_times(n: int) -> list[float]:
-    """Microseconds of one dense schedule, of `openshop`'s search, of `openshop` and of `aurora.order`."""
-    network, rng, bias_s = Network.equal(n, DEFAULT_BPS), np.random.default_rng(0), np.zeros(2 * n)
+    """Microseconds of a search without draws, of `openshop`'s search, of `openshop` and of `aurora.order`."""
+    network, rng = Network.equal(n, DEFAULT_BPS), np.random.default_rng(0)
     tries = SMALL_TRIES if n < SMALL else 0
     cases = []
     for bytes_GG in matrices(uniform, n, CALLS):
         cases.append((bytes_GG, pair_seconds(bytes_GG, network)))
     return medians_us(
         [
-            lambda bytes_GG, seconds_GG: dense(seconds_GG, bias_s),
+            lambda bytes_GG, seconds_GG: search(seconds_GG, 0, rng),
             lambda bytes_GG, seconds_GG: search(seconds_GG, tries, rng),
             lambda bytes_GG, seconds_GG: ORDER["openshop"](bytes_GG, network, rng=rng),
             lambda bytes_GG, seconds_GG: aurora.order(bytes_GG),
@@ -342,7 +323,7 @@ def calls() -> list[str]:
         "also checks the matrix, the order and the schedule."
     )
     title = "Calls: us, and what they take beside their core"
-    table = Table(title, "n | one dense schedule | core | `openshop` | more | `aurora.order` | more", about)
+    table = Table(title, "n | without draws | core | `openshop` | more | `aurora.order` | more", about)
     for n in (8, 32, 64):
         one, core, openshop, order = call_times(n)
         table.add(n, *(f"{us:.0f}" for us in (one, core, openshop, openshop - core, order, order - core)))
@@ -436,7 +417,7 @@ def main() -> None:
     if sys.argv[1:] == ["calls"]:
         write("order-calls", heading, *(part() for part in parts))
         return
-    parts += (times, equal_ports, baselines, mixed_ports, caps, startups, reuse)
+    parts += (times, equal_ports, baselines, mixed_ports, startups, reuse)
     write("order", heading, *(part() for part in parts))
 
 

@@ -63,10 +63,8 @@ class _OrderRows(NamedTuple):
 def _rows(hierarchy: Hierarchy) -> _OrderRows:
     """Rows of all orders of some servers, kept for the next call."""
     server_G, servers, ranks = hierarchy.server_G, hierarchy.servers, hierarchy.ranks
-    size_N = np.bincount(server_G, minlength=servers)
-    by_server = np.argsort(server_G, kind="stable")
-    local_G = np.empty(ranks, dtype=np.int64)
-    local_G[by_server] = np.arange(ranks) - np.repeat(size_N.cumsum() - size_N, size_N)
+    size_N, local_G = np.diff(hierarchy.first_N), np.empty(ranks, dtype=np.int64)
+    local_G[hierarchy.member_G] = np.arange(ranks) - np.repeat(hierarchy.first_N[:-1], size_N)
     src_X, dst_X = all_pairs(ranks).T
     inside_X = server_G[src_X] == server_G[dst_X]
     rail_X = ~inside_X & (hierarchy.gateway_GN[src_X, server_G[dst_X]] == dst_X)

@@ -77,18 +77,6 @@ def search(seconds_GG: FloatArray, tries: int, rng: np.random.Generator, limit_s
     return DenseSchedule(*core.search(_workspace(len(seconds_GG)), seconds_GG, tries, seed, limit_s))
 
 
-def dense(seconds_GG: FloatArray, bias_s: FloatArray, limit_s: float = np.inf) -> DenseSchedule:
-    """Makes a dense schedule: of ports that become free, the one with most remaining load first takes its busiest free partner.
-
-    Args:
-        seconds_GG: (G, G) float64, as in `search`.
-        bias_s: (2 G,) float64, seconds added to the load of each port, which change the priorities; senders first.
-        limit_s: the schedule is given up as soon as a port cannot end before limit_s. Its makespan is then infinite.
-    """
-    seconds_GG = np.ascontiguousarray(seconds_GG, np.float64)
-    return DenseSchedule(*core.dense_of(_workspace(len(seconds_GG)), seconds_GG, bias_s, limit_s))
-
-
 def _workspace(ranks: int) -> core.Workspace:
     """This thread's arrays for schedules of so many ranks."""
     kept: dict[int, core.Workspace] = _thread.__dict__.setdefault("workspaces", {})

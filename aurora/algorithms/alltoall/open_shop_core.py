@@ -1,7 +1,6 @@
 """Dense open-shop schedules and rings, compiled by Cython; `open_shop` calls them and says what they are for.
 
-Python calls `search` and `dense_of`, with a Workspace that has all arrays. The functions below them only fill arrays, without
-the GIL.
+Python calls `search`, with a Workspace that has all arrays. The functions below it only fill arrays, without the GIL.
 """
 
 import cython
@@ -105,16 +104,6 @@ def search(work: Workspace, seconds_GG: ConstFloats2, tries: Index, seed: Int, l
     if is_ring:
         pairs_X2 = pairs_X2[np.argsort(np.asarray(work.start_s)[best, : len(pairs_X2)], kind="stable")]
     return pairs_X2, best_s
-
-
-@cython.locals(took_s=Float)
-def dense_of(work: Workspace, seconds_GG: ConstFloats2, bias_s: ConstFloats1, limit_s: Float):
-    """Returns a dense schedule: pairs, makespan. See `open_shop.dense`."""
-    with nogil:
-        _sum_up(seconds_GG, work)
-        work.bias_s[:] = bias_s
-        took_s = _dense(seconds_GG, work, limit_s, 0)
-    return work.pairs[0, : work.count[0]].copy(), took_s
 
 
 @cfunc

@@ -63,14 +63,13 @@ def _by_sender(method: str, pairs_X2: IntArray, ranks: int) -> Order:
 SLOTS = 8  # slots per rank at most; Birkhoff's largest-first matchings need fewer on most traffic
 
 
-def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, most: int | None = None) -> Order:
+def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """Decomposes the traffic (Birkhoff) into slots: rounds in which each rank has one partner. Pairs may be split over slots.
 
     Without start-ups, of which every slot has one, it meets the one-to-one bound: exactly on equal ports, and up to rounding by
     a 2^40th of the bound on mixed ports.
 
-    Args: as in `OrderStrategy`; `rng` is not used.
-        most: maximum number of slots; None: SLOTS * G. Bytes left after them are sent last, in the order `openshop`.
+    Args: as in `OrderStrategy`; `rng` is not used. Bytes left after SLOTS * G slots are sent last, in the order `openshop`.
 
     Source: Aurora Thm 4.2.
     """
@@ -79,7 +78,7 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
         free = network.without_startup
         tick_s = max(one_to_one_bound(bytes_GG, free), 1e-300) / 2**40
         work_GG = np.ceil(pair_seconds(bytes_GG, free) / tick_s).astype(np.int64)
-    _, partner_XG, units_XG = slots(work_GG, SLOTS * n if most is None else most)
+    _, partner_XG, units_XG = slots(work_GG, SLOTS * n)
     slot_X, src_X = np.nonzero(units_XG)
     row_X3 = np.stack([src_X, partner_XG[slot_X, src_X], units_XG[slot_X, src_X]], axis=1)
     left_GG = work_GG.copy()
