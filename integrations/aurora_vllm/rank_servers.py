@@ -305,6 +305,10 @@ class RankServers:
         self.servers.clear()
         self._others.clear()
 
+    def urls(self) -> dict[int, str]:
+        """Returns the URLs of the serving ranks' servers by rank."""
+        return {rank: self.servers[rank].url for rank in self._ranks_now.alive}
+
     def _name(self, *ranks: int) -> str:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self.port is None else "vLLM"
 
@@ -343,9 +347,8 @@ class RankServers:
     async def _start_router(self) -> None:
         port, metrics = free_ports(2)
         self.router = f"http://127.0.0.1:{port}"
-        urls = [self.servers[rank].url for rank in self._ranks_now.alive]
         words = [sys.executable, "-P", "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
-        words += ["--worker-urls", *urls, "--policy", "round_robin", "--prometheus-port", str(metrics)]
+        words += ["--worker-urls", *self.urls().values(), "--policy", "round_robin", "--prometheus-port", str(metrics)]
         words += ["--worker-startup-check-interval", "1"]
         self._others.append(await self._run(words, self.folder / "router.log", dict(os.environ)))
         while self._others[-1].returncode is None and await self._ask("GET", f"{self.router}/health", 1.0) is None:

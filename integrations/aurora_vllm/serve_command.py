@@ -334,9 +334,11 @@ async def serve(
                 start.result()
                 if command.several and front is None:
                     context = await _context_tokens(session, servers.servers[command.ranks[0]].url, command.api_key)
-                    front = web.AppRunner(
-                        ResumingProxy(lambda: servers.router, session, servers.changes, context).app(), shutdown_timeout=1.0
+                    by_tokens = command.given.additional_config["aurora"].get("requests", "stock") != "stock"
+                    proxy = ResumingProxy(
+                        lambda: servers.router, session, servers.changes, context, servers.urls if by_tokens else None
                     )
+                    front = web.AppRunner(proxy.app(), shutdown_timeout=1.0)
                     await front.setup()
                     await web.TCPSite(front, host, port).start()
                 say(f"ready on http://{host}:{port}")

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -22,9 +22,13 @@ from prometheus_client.registry import Collector
 
 from aurora_vllm.rank_progress import FOLDER
 
+if TYPE_CHECKING:
+    from aurora_vllm.prompt_steps import IntervalChanges
+
 LOG = logging.getLogger("vllm.aurora")
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
 WRITE_S = 2.0  # between two writes
+WRITER = "aurora-metrics"  # name of the thread that writes
 BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 METRICS: dict[str, dict[str, tuple[Any, ...]]] = {  # by subject, and name without "aurora_": kind, help and further labels
     "the plugin": {
@@ -58,6 +62,16 @@ METRICS: dict[str, dict[str, tuple[Any, ...]]] = {  # by subject, and name witho
         "control_moved_bytes": (Counter, "Bytes of expert weights that were moved between ranks"),
         "control_move_seconds": (Counter, "Seconds in which expert weights were moved"),
     },
+    "the requests": {
+        "prompt_interval": (Gauge, "Steps from one in which prompts are computed to the next"),
+        "prompts_held": (Counter, "Prompts that waited for a step in which prompts are computed"),
+        "prompts_held_seconds": (Counter, "Seconds that these prompts waited"),
+        "busiest_rank_tokens": (Counter, "Tokens of each step's busiest rank, which all ranks wait for"),
+        "mean_rank_tokens": (
+            Counter,
+            "Mean tokens of the ranks of each step; over it, the busiest rank's are 1 if ranks are even",
+        ),
+    },
 }
 
 
@@ -89,6 +103,31 @@ class RankMetrics:
     def of(self, name: str, **labels: str) -> Any:
         """Returns the metric with this name in METRICS, for this rank and the further labels."""
         return self._families[name].labels(**self._labels | labels)
+
+
+class PromptMetrics:
+    """Metrics of the steps in which a rank computes prompts; on rank 0 also of the tokens of all ranks.
+
+    Args:
+        model_name, rank, registry: as in `RankMetrics`.
+    """
+
+    def __init__(self, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
+        self._metrics = RankMetrics("the requests", model_name, rank, registry)
+        self._shown: dict[str, float] = {}
+        if not any(thread.name == WRITER for thread in threading.enumerate()):  # else this process is a worker, too
+            MetricsWriter(registry)
+
+    def show(self, changes: "IntervalChanges") -> None:
+        """Exports the present values."""
+        steps, planner = changes.steps, changes.planner
+        values = {"prompts_held": steps.held, "prompts_held_seconds": steps.held_s}
+        if planner is not None:
+            values |= {"busiest_rank_tokens": planner.busiest, "mean_rank_tokens": planner.mean}
+        for name, value in values.items():
+            self._metrics.of(name).inc(value - self._shown.get(name, 0.0))
+        self._shown = values
+        self._metrics.of("prompt_interval").set(changes.plan[0])
 
 
 def open_status_folder() -> None:
@@ -140,7 +179,7 @@ class MetricsWriter:
         self._registry, self._soon = registry, threading.Event()
         folder = os.environ.get(FOLDER)
         if folder is not None and MULTIPROCESS not in os.environ:
-            threading.Thread(target=self._run, args=(Path(folder),), daemon=True, name="aurora-metrics").start()
+            threading.Thread(target=self._run, args=(Path(folder),), daemon=True, name=WRITER).start()
 
     def write_soon(self) -> None:
         """Wakes the thread, so that it writes the metrics now."""

@@ -14,6 +14,7 @@ from aurora.types.options import LEAST_PREEMPTION_S, LONGEST_S, MOST_PORT, check
 
 ORDERS = ("auto", "plan", "online", "push", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
+REQUESTS = ("stock", "tokens", "cadence")
 PREFIX = "AURORA_"
 JOINS = "AURORA_RANK_JOINS"  # `aurora vllm` sets it for a rank that comes back, beside those that serve
 SECRET = "AURORA_COMMAND_SECRET"  # `aurora vllm` makes it at each start: servers obey its commands alone
@@ -36,6 +37,11 @@ class Settings:
         all_to_all: hops of all-to-alls. "flat": each row goes straight to its rank. "hierarchical": each row goes once to each
             server, and from there to its ranks. "auto": as planned; with the order "auto", and a plan whose cluster has
             servers, whichever is measured to be faster.
+        requests: ranks of requests, of `vllm serve` with data-parallel ranks. "stock": vLLM's own rule, by numbers of requests.
+            "tokens": the rank with the fewest prompt tokens to compute, then the least used KV cache. "cadence": the same, and
+            all ranks compute prompts in every k-th step; k is planned from the load.
+        ttft_s: with the requests "cadence": seconds within which a prompt of one step should have its first token, which
+            bounds k; None: no bound.
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes of the record.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: no other server shares the GPUs.
@@ -58,6 +64,8 @@ class Settings:
     plan: Path | None = None
     order: str = option("auto", one_of=ORDERS)
     all_to_all: str = option("auto", one_of=ALL_TO_ALLS)
+    requests: str = option("stock", one_of=REQUESTS)
+    ttft_s: float | None = option(None, above=0.0, most=LONGEST_S)
     record: Path | None = None
     record_every_s: float = option(60.0, above=0.0, most=LONGEST_S)
     colocate: str | None = None
@@ -80,6 +88,12 @@ class Settings:
             raise BadInput("order: expected another than push with colocate or hierarchical all-to-alls, which go by messages")
         if self.all_to_all == "hierarchical" and self.plan is None:
             raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
+        if self.ttft_s is not None and self.requests != "cadence":
+            raise BadInput(f"ttft_s: expected the requests 'cadence', whose setting it is, found {self.requests!r}")
+        if self.fault_store is not None and self.requests == "cadence":
+            raise BadInput(
+                "requests: expected 'tokens' where ranks may be lost (fault_store), found 'cadence', which rank 0 plans"
+            )
         ControlOptions(self.loss)
         for name in ("loss", "dry_run"):
             if not self.adapt and getattr(self, name) != getattr(Settings, name):

@@ -11,8 +11,11 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, web
 
 from aurora_vllm.client_paths import only_client_paths
+from aurora_vllm.request_ranks import chosen_rank
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RANK = "X-data-parallel-rank"  # header with which the user chooses the rank
+CHARACTERS = 4  # of a token of text, about
 DEFAULT_TOKENS = 16  # vLLM's max_tokens of completions
 DONE = b"data: [DONE]\n\n"
 NO_REASON: dict[str, Any] = {}  # vLLM ends the stream of a request that it aborts before the first token without a chunk
@@ -204,12 +207,16 @@ class ResumingProxy:
         session: the HTTP client.
         changes: the changes of the serving ranks.
         context_tokens: largest number of tokens of a prompt plus its answer.
+        ranks: returns the URLs of the ranks' servers by rank, if the proxy chooses a request's rank; None: the router does.
     """
 
     def __init__(
-        self, upstream: Callable[[], str], session: ClientSession, changes: ServingChanges, context_tokens: int
-    ) -> None:
+        self, upstream: Callable[[], str], session: ClientSession, changes: ServingChanges, context_tokens: int,
+        ranks: Callable[[], dict[int, str]] | None = None,
+    ) -> None:  # fmt: skip
         self._upstream, self._session, self._changes, self._context = upstream, session, changes, context_tokens
+        self._ranks, self._sent = ranks, 0
+        self._prompts: dict[int, tuple[str, int]] = {}  # URL and tokens of prompts that are not computed, by id of the request
 
     def app(self) -> web.Application:
         """Returns the aiohttp application that serves the proxy."""
@@ -221,9 +228,21 @@ class ResumingProxy:
 
     def _send(self, request: web.Request, path: str, **options: Any) -> Any:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
-        return self._session.request(
-            request.method, self._upstream() + path, headers=headers, timeout=ClientTimeout(total=None), **options
-        )
+        url = self._upstream()
+        if self._ranks is not None and "json" in options:
+            url = self._url_of_rank(self._ranks(), prompt_tokens(options["json"]), request)
+            headers = {name: value for name, value in headers.items() if name.lower() != RANK.lower()}  # a server has one
+        return self._session.request(request.method, url + path, headers=headers, timeout=ClientTimeout(total=None), **options)
+
+    def _url_of_rank(self, urls: dict[int, str], tokens: int, request: web.Request) -> str:
+        """Returns the URL of the rank that the user gave, or else of the one with the fewest prompt tokens to compute."""
+        places = {url: place for place, url in enumerate(urls.values())}
+        prompts = [(places[url], count) for url, count in self._prompts.values() if url in places]
+        chosen = list(urls)[chosen_rank(prompts, [(0, 0, 0.0)] * len(urls), 1, self._sent)]
+        given = request.headers.get(RANK, "")
+        rank = int(given) if given.isdecimal() and int(given) in urls else chosen
+        self._prompts[id(request)], self._sent = (urls[rank], tokens), self._sent + 1
+        return urls[rank]
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         """Passes a request on as it is."""
@@ -245,7 +264,10 @@ class ResumingProxy:
             body = None
         if not isinstance(body, dict):
             return await self._pass(request)
-        return await (self._stream if body.get("stream") else self._answer)(request, body)
+        try:
+            return await (self._stream if body.get("stream") else self._answer)(request, body)
+        finally:
+            self._prompts.pop(id(request), None)
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         """Answers in one piece. Nothing has reached the client before, so a request that a fault ended is sent anew."""
@@ -282,7 +304,7 @@ class ResumingProxy:
                             return failed
                     else:
                         response = response or await opened(request)
-                        if await told(stream, answer.content, response):
+                        if await told(stream, answer.content, response, lambda: self._prompts.pop(id(request), None)):
                             return response
             except ClientError:
                 pass
@@ -313,9 +335,19 @@ async def opened(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def told(stream: ResumedStream, content: StreamReader, response: web.StreamResponse) -> bool:
-    """Forwards the chunks from upstream to the client. Returns True if the upstream stream ended regularly."""
+async def told(
+    stream: ResumedStream, content: StreamReader, response: web.StreamResponse, begun: Callable[[], object] = lambda: None
+) -> bool:
+    """Forwards the chunks from upstream to the client. Returns True if the upstream stream ended regularly.
+
+    Args:
+        stream: the stream.
+        content: the chunks from upstream.
+        response: the stream to the client.
+        begun: called at each chunk: the prompt is computed.
+    """
     async for chunk in chunks(content):
+        begun()
         if chunk is None and stream.finished:
             await response.write(DONE)
             return True
@@ -327,6 +359,14 @@ async def told(stream: ResumedStream, content: StreamReader, response: web.Strea
         if stream.fault is not None:
             break
     return False
+
+
+def prompt_tokens(body: dict[str, Any]) -> int:
+    """Returns the tokens of a request's prompt, exactly if it is given as tokens; text has about one for CHARACTERS."""
+    prompt = body.get("prompt", body.get("messages"))
+    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+        return len(prompt)
+    return len(json.dumps(prompt)) // CHARACTERS
 
 
 def was_aborted(text: bytes) -> bool:

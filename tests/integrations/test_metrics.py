@@ -21,7 +21,7 @@ from aurora_vllm import plugin_status
 from aurora_vllm.metrics import Metrics, drift, exchange_bound
 from aurora_vllm.plugin_status import ControlMetrics, PluginStatus
 from aurora_vllm.rank_progress import RankFiles, RankProgress
-from aurora_vllm.served_metrics import BUCKETS_S
+from aurora_vllm.served_metrics import BUCKETS_S, PromptMetrics
 from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.watchdog import Watchdog
@@ -336,6 +336,7 @@ def test_the_page_names_every_metric_and_no_other():
     _, registry = made(None)
     PluginStatus(Settings(), "m", 0, True, registry)
     ControlMetrics("m", 0, registry)
+    PromptMetrics("m", 0, registry)
     Watchdog(0, RankProgress(), RankFiles(ROOT, []), True, "m", registry=registry).end()
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     documented = dict(re.findall(r"^\| `(aurora_\w+)` \| (\w+) \|", text, re.MULTILINE))

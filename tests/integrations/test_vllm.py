@@ -770,9 +770,9 @@ class Server:
                 assert time.monotonic() < until, self.log.read_text()[-3000:]
                 time.sleep(1)
 
-    def ask(self, path, body=None):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
+    def ask(self, path, body=None, header={}):  # noqa: B006
+        data, header = None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json", **header}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, header)
         with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
             return reply.read().decode()
 

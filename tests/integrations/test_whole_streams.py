@@ -240,3 +240,40 @@ def test_without_ranks_that_serve_again_requests_end():
     engine.recover = lambda: setattr(engine.changes, "ended", True)
     _, text = ask(engine, stream=True, prompt="hello")
     assert streamed(text)[1][-1]["error"]["code"] == 503
+
+
+def test_the_proxy_sends_requests_to_the_rank_with_the_fewest_prompt_tokens():
+    """Prompts of 30, 4, 30 and 4 tokens at once; then one whose rank the user gives."""
+
+    async def go():
+        asked, held = [[], []], asyncio.Event()
+
+        async def answer(request, rank):
+            asked[rank].append((len((await request.json())["prompt"]), request.headers.get("x-data-parallel-rank")))
+            await held.wait()
+            return web.json_response({"choices": []})
+
+        servers = []
+        for rank in range(2):
+            app = web.Application()
+            app.router.add_post("/v1/completions", lambda request, rank=rank: answer(request, rank))
+            servers.append(TestServer(app))
+            await servers[-1].start_server()
+        urls = {rank: str(server.make_url("")).rstrip("/") for rank, server in enumerate(servers)}
+        async with ClientSession() as session:
+            front = TestServer(ResumingProxy(lambda: "", session, Engine().changes, CONTEXT, lambda: urls).app())
+            await front.start_server()
+            sent = []
+            for tokens in (30, 4, 30, 4, 3):
+                header = {"X-Data-Parallel-Rank": "1"} if tokens == 3 else {}
+                url = front.make_url("/v1/completions")
+                sent.append(asyncio.create_task(session.post(url, json={"prompt": [1] * tokens}, headers=header)))
+                while sum(map(len, asked)) < len(sent):
+                    assert not sent[-1].done(), await sent[-1].result().text()
+                    await asyncio.sleep(0.01)
+            held.set()
+            assert [(await reply).status for reply in sent] == [200] * 5
+            await asyncio.gather(front.close(), *(server.close() for server in servers))
+        return asked
+
+    assert asyncio.run(go()) == [[(30, None), (4, None)], [(4, None), (30, None), (3, None)]]

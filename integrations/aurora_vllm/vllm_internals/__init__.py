@@ -7,6 +7,7 @@
     eplb_policy     the policy that vLLM's load balancer asks
     model_runner    wrappers of a worker's model runner: forward passes, loading, commands
     expert_moves    adaptation of the placement to traffic, through EPLB
+    requests        the ranks of requests, and the steps in which ranks compute prompts
     fault_tolerance serving when ranks are lost or join, with close_group_connections and joining_rank
     cpu             additions that vLLM needs for expert parallelism on CPUs
 

@@ -21,6 +21,7 @@ from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import check_api, find, lacks, needed
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
 from aurora_vllm.vllm_internals.patches import within
+from aurora_vllm.vllm_internals.requests import check_requests, choose_ranks
 from aurora_vllm.vllm_internals.worker_startup import BACK_END, WorkerStartup, process_number
 
 LOG = logging.getLogger("vllm.aurora")
@@ -50,8 +51,11 @@ def install_settings_check() -> None:
         if settings is not None:
             with _as_one_sentence(*args, **named):
                 check_ranks(settings, config.parallel_config)
+                check_requests(settings, config)
             if settings.plan is not None:
                 set_redundant_experts(config, settings.plan)
+            if settings.requests != "stock":
+                choose_ranks()
             if settings.fault_store is not None:
                 serve_on_without_lost_ranks(config, settings.fault_store)
             from aurora_vllm.served_metrics import (

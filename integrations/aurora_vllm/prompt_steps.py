@@ -1,0 +1,275 @@
+"""Steps in which data-parallel ranks compute prompts: what each rank reports of its steps, and the interval that rank 0 plans.
+
+Reports and plans go through the store that vLLM's engines share, in a thread that no step waits for. A plan names the step from
+which it holds, so that all ranks change in the same one. A rank that reads it later is slower until then, and no more.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aurora.algorithms.requests.steps import MOST_INTERVAL, RECENT_S, RanksAtStep, planned_interval
+
+POLL_S = 0.1  # between two reports
+LEAD = 4  # reports from a plan to the step from which it holds
+KEPT = 64  # steps in a report
+LEAST_STEPS = 8  # that the seconds of a step are fitted to
+
+
+class Step(NamedTuple):
+    """A step of all ranks: vLLM's number of the wave, and of the step in it."""
+
+    wave: int
+    number: int
+
+
+class StepSeconds(NamedTuple):
+    """A step as one rank saw it: its seconds, this rank's prompt tokens in it, and its requests that generated."""
+
+    step: Step
+    seconds: float
+    prompt_tokens: int
+    generating: int
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """The state of one rank.
+
+    Attributes:
+        arrived: prompts that have come since it started.
+        arrived_tokens: tokens of these prompts.
+        prompt_tokens: prompt tokens left after the last step in which prompts were computed, of requests that may begin.
+        generating: requests that generate.
+        steps: the last steps.
+    """
+
+    arrived: int = 0
+    arrived_tokens: int = 0
+    prompt_tokens: int = 0
+    generating: int = 0
+    steps: Sequence[StepSeconds] = ()
+
+    def idle(self) -> "RankReport":
+        """Returns the report of a rank that has no request any more."""
+        return replace(self, prompt_tokens=0, generating=0)
+
+    def to_json(self) -> str:
+        """Returns the report as text."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "RankReport":
+        """Returns the report that `to_json` wrote."""
+        values = json.loads(text)
+        return cls(**values | {"steps": [StepSeconds(Step(*step), *rest) for step, *rest in values["steps"]]})
+
+
+class RankSteps:
+    """Watches the steps of one rank's scheduler.
+
+    Args:
+        most_tokens: maximum tokens of a step.
+        most_requests: maximum requests that have begun.
+        lag: steps that are scheduled while a step runs.
+
+    Attributes:
+        latest: a report, not older than POLL_S while the rank has requests.
+        held: prompts that had to wait for a step in which prompts are computed.
+        held_s: seconds that they waited for.
+    """
+
+    def __init__(self, most_tokens: int, most_requests: int, lag: int = 0) -> None:
+        self.latest, self.held, self.held_s = RankReport(), 0, 0.0
+        self._most_tokens, self._most_requests = most_tokens, most_requests
+        self._known = set[str]()
+        self._left: dict[str, int] = {}  # prompt tokens that are not computed, by request
+        self._came_s: dict[str, float] = {}  # of prompts that are held
+        self._arrived = self._arrived_tokens = self._backlog = self._generating = 0
+        self._under_way = deque([(0, 0)] * lag)
+        self._recent = deque[StepSeconds](maxlen=KEPT)
+        self._before: tuple[Step, float, bool] | None = None
+        self._reported_s = -math.inf
+
+    def look(self, step: Step, now_s: float, requests: dict[str, Any], running: Sequence[Any], opens: bool) -> None:
+        """Takes the scheduler's requests right before it schedules a step.
+
+        Args:
+            step: the step.
+            now_s: the time, in seconds.
+            requests: all requests by id, in the sequence in which they came.
+            running: those that have begun.
+            opens: True: prompts are computed in this step.
+        """
+        computed, generating = self._progress(running, now_s)
+        if self._before is not None:
+            before, before_s, opened = self._before
+            self._under_way.append((min(computed, self._most_tokens), self._generating))
+            tokens = self._under_way.popleft()
+            if step == (before.wave, before.number + 1):
+                self._recent.append(StepSeconds(before, now_s - before_s, *tokens))
+            if opened:
+                self._backlog = sum(islice(self._left.values(), max(1, self._most_requests - generating)))
+        for name in list(takewhile(lambda name: name not in self._known, reversed(requests))):
+            self._left[name] = requests[name].num_prompt_tokens
+            self._known.add(name)
+            self._arrived, self._arrived_tokens = self._arrived + 1, self._arrived_tokens + self._left[name]
+            if generating and not opens:
+                self._came_s[name] = now_s
+        self._generating, self._before = generating, (step, now_s, opens)
+        if now_s - self._reported_s >= POLL_S:
+            self._reported_s = now_s
+            for name in self._known - requests.keys():
+                self._known.remove(name)
+                self._left.pop(name, None)
+                self._came_s.pop(name, None)
+            self.latest = RankReport(self._arrived, self._arrived_tokens, self._backlog, generating, tuple(self._recent))
+
+    def _progress(self, running: Sequence[Any], now_s: float) -> tuple[int, int]:
+        """Returns the prompt tokens that were computed since the last look, and the requests that generate."""
+        computed = generating = 0
+        for request in running:
+            name = request.request_id
+            if (before := self._left.get(name)) is None:
+                generating += 1
+                continue
+            left = max(0, request.num_prompt_tokens - request.num_computed_tokens)
+            computed += before - left
+            self._left[name] = left
+            if left < before and name in self._came_s:
+                self.held, self.held_s = self.held + 1, self.held_s + now_s - self._came_s.pop(name)
+            if left == 0:
+                del self._left[name]
+                generating += 1
+        return computed, generating
+
+
+class IntervalPlanner:
+    """Plans the interval between steps in which prompts are computed, from the reports of all ranks.
+
+    The seconds of a step are fitted to those of the last seconds: a + b x prompt tokens of its busiest rank. The requests that
+    generate are in `a`.
+
+    Args:
+        max_num_batched_tokens: maximum tokens of a rank in a step.
+        ttft_s: as in `planned_interval`.
+
+    Attributes:
+        without_s: seconds of a step without prompts; 0: not known.
+        busiest: tokens of the busiest rank, summed over steps.
+        mean: mean tokens of the ranks, summed over steps.
+    """
+
+    def __init__(self, max_num_batched_tokens: int, ttft_s: float | None = None) -> None:
+        self.without_s, self.busiest, self.mean = 0.0, 0, 0.0
+        self._most_tokens, self._ttft_s = max_num_batched_tokens, ttft_s
+        self._token_s = 0.0
+        self._open: dict[Step, dict[int, StepSeconds]] = {}  # steps that other ranks may still report
+        self._done = self._newest = Step(-1, -1)
+        self._fitted = deque[tuple[float, float, int]]()  # time of the plan, seconds, prompt tokens of the busiest rank
+        self._arrivals = deque[tuple[float, int, int]]()  # time of the plan, prompts and tokens that had come
+
+    def plan(self, reports: Sequence[RankReport], now_s: float) -> int:
+        """Returns the interval for the present load; 1: prompts are computed in every step.
+
+        Args:
+            reports: the ranks' latest reports.
+            now_s: the time, in seconds.
+        """
+        self._take_steps(reports, now_s)
+        self._arrivals.append((now_s, sum(each.arrived for each in reports), sum(each.arrived_tokens for each in reports)))
+        while len(self._arrivals) > 1 and self._arrivals[0][0] < now_s - RECENT_S:
+            self._arrivals.popleft()
+        (first_s, first, first_tokens), (_, last, last_tokens) = self._arrivals[0], self._arrivals[-1]
+        seconds = now_s - first_s
+        if self.without_s <= 0 or self._token_s <= 0 or seconds <= 0:
+            return 1
+        if (last - first) / seconds * MOST_INTERVAL * self.without_s < 1:
+            return 1  # prompts are so rare that none would wait for another
+        ranks = RanksAtStep(
+            0, now_s, [each.prompt_tokens for each in reports], [0] * len(reports), [each.generating for each in reports]
+        )
+        rate = (last_tokens - first_tokens) / seconds
+        return planned_interval(ranks, rate, self._most_tokens, self._step_s, self._ttft_s)
+
+    def _step_s(self, prompt_tokens: int, _generating: int) -> float:
+        return self.without_s + self._token_s * prompt_tokens
+
+    def _take_steps(self, reports: Sequence[RankReport], now_s: float) -> None:
+        """Takes reported steps, once all ranks have had time to report them, and fits the seconds of a step to them."""
+        for rank, report in enumerate(reports):
+            for each in report.steps:
+                if each.step > self._done:
+                    self._open.setdefault(each.step, {})[rank] = each
+        for step in [step for step in self._open if step <= self._newest]:
+            seen = list(self._open.pop(step).values())
+            tokens = [each.prompt_tokens + each.generating for each in seen]
+            self.busiest, self.mean = self.busiest + max(tokens), self.mean + sum(tokens) / len(reports)
+            self._fitted.append((now_s, max(each.seconds for each in seen), max(each.prompt_tokens for each in seen)))
+        self._done, self._newest = self._newest, max(self._open, default=self._newest)
+        while self._fitted and self._fitted[0][0] < now_s - RECENT_S:
+            self._fitted.popleft()
+        _, seconds_N, tokens_N = np.array(self._fitted).reshape(-1, 3).T
+        if len(seconds_N) >= LEAST_STEPS and np.ptp(tokens_N) > 0:
+            token_s, without_s = np.polyfit(tokens_N, seconds_N, 1)
+            if token_s > 0 and without_s > 0:
+                self._token_s, self.without_s = float(token_s), float(without_s)
+
+
+@dataclass
+class IntervalChanges:
+    """Exchanges reports and plans of one rank's engine with the others, through a store.
+
+    Args:
+        rank: this data-parallel rank.
+        ranks: number of them.
+        steps: the rank's steps.
+        planner: sees the ranks' reports; None: another rank does.
+        plans: True: the interval is planned.
+
+    Attributes:
+        plan: the newest plan: its interval, and the step from which it holds.
+    """
+
+    rank: int
+    ranks: int
+    steps: RankSteps
+    planner: IntervalPlanner | None = None
+    plans: bool = True
+    plan: tuple[int, Step] = (1, Step(-1, -1))
+    _there: set[int] = field(default_factory=set)
+
+    def exchange(self, store: Any, now: Step, busy: Callable[[], bool], now_s: float) -> None:
+        """Reports this rank, plans if it does, and reads the newest plan. Called every POLL_S seconds.
+
+        Args:
+            store: a store of torch.distributed.
+            now: this rank's step.
+            busy: returns whether this rank has requests.
+            now_s: the time, in seconds.
+        """
+        report = self.steps.latest if busy() else self.steps.latest.idle()
+        store.set(f"aurora-steps-{self.rank}", report.to_json())
+        if self.planner is not None:
+            self._there |= {rank for rank in range(self.ranks) if rank not in self._there and self._has(store, rank)}
+            reports = [
+                RankReport.from_json(store.get(f"aurora-steps-{rank}")) if rank in self._there else RankReport()
+                for rank in range(self.ranks)
+            ]
+            interval = self.planner.plan(reports, now_s)
+            if self.plans and interval != self.plan[0] and now >= self.plan[1]:
+                lead = math.ceil(LEAD * POLL_S / self.planner.without_s) if self.planner.without_s > 0 else KEPT
+                store.set("aurora-interval", json.dumps([interval, now.wave, now.number + 1 + lead]))
+        if store.check(["aurora-interval"]):
+            interval, *begins = json.loads(store.get("aurora-interval"))
+            self.plan = interval, Step(*begins)
+
+    @staticmethod
+    def _has(store: Any, rank: int) -> bool:
+        return bool(store.check([f"aurora-steps-{rank}"]))

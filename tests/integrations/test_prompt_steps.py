@@ -1,0 +1,208 @@
+from types import SimpleNamespace
+
+import pytest
+from aurora_vllm import prompt_steps
+from aurora_vllm.prompt_steps import IntervalChanges, IntervalPlanner, RankReport, RankSteps, Step, StepSeconds
+
+
+class Rank:
+    """A rank's scheduler: steps of 0.5 s, in which prompts are computed as they are asked to be."""
+
+    def __init__(self, **how):
+        self.steps, self.requests, self.running, self.now_s, self.number = RankSteps(1000, 64, **how), {}, [], 0.0, 0
+
+    def send(self, name, tokens):
+        self.requests[name] = SimpleNamespace(request_id=name, num_prompt_tokens=tokens, num_computed_tokens=0)
+
+    def step(self, opens=True, **computed):
+        self.steps.look(Step(0, self.number), self.now_s, self.requests, self.running, opens)
+        for name, tokens in computed.items():
+            of = self.requests[name]
+            self.running += [] if of in self.running else [of]
+            of.num_computed_tokens += tokens
+        self.now_s, self.number = self.now_s + 0.5, self.number + 1
+
+    def end(self, name):
+        self.running.remove(self.requests.pop(name))
+
+
+def test_a_rank_counts_its_prompts_and_what_is_left_of_them():
+    rank = Rank()
+    rank.send("a", 300)
+    rank.send("b", 100)
+    rank.step(a=200)
+    rank.send("c", 50)
+    rank.step(a=100, b=100)
+    rank.step(a=1, b=1)
+    report = rank.steps.latest
+    assert (report.arrived, report.arrived_tokens) == (3, 450)
+    assert report.prompt_tokens == 50, "c came while the step before was computed, and was not begun in it"
+    assert report.generating == 2
+    assert report.steps == (StepSeconds(Step(0, 0), 0.5, 200, 0), StepSeconds(Step(0, 1), 0.5, 200, 0))
+    rank.end("a")
+    rank.send("a2", 7)
+    rank.step()
+    assert (rank.steps.latest.arrived, rank.steps.latest.arrived_tokens, rank.steps.latest.generating) == (4, 457, 1)
+    assert rank.steps.latest.steps[-1] == StepSeconds(Step(0, 2), 0.5, 0, 2)
+
+
+def test_the_tokens_of_a_step_that_is_scheduled_ahead_go_with_its_own_seconds():
+    """With one step under way, the time between two looks is that of the step before the one that was scheduled."""
+    rank = Rank(lag=1)
+    rank.send("a", 300)
+    rank.step(a=200)
+    rank.step(a=100)
+    rank.step(a=1)
+    assert [each.prompt_tokens for each in rank.steps.latest.steps] == [0, 200]
+
+
+def test_requests_that_are_aborted_leave_no_tokens():
+    rank = Rank()
+    rank.send("a", 300)
+    rank.step()
+    del rank.requests["a"]
+    rank.step()
+    assert rank.steps.latest.prompt_tokens == 300, "of the look before"
+    rank.step()
+    assert rank.steps.latest.prompt_tokens == 0
+
+
+def test_prompts_that_wait_for_a_step_are_counted_with_their_seconds():
+    rank = Rank()
+    rank.send("a", 10)
+    rank.step(a=10)
+    rank.step(a=1)
+    rank.send("b", 20)
+    rank.step(opens=False, a=1)
+    rank.step(opens=True, a=1, b=20)
+    rank.send("c", 20)
+    rank.step(opens=True, a=1, b=1, c=20)
+    rank.step()
+    assert (rank.steps.held, rank.steps.held_s) == (1, 1.0)
+
+
+def test_a_step_that_does_not_follow_is_not_timed():
+    rank = Rank()
+    rank.send("a", 10)
+    rank.step(a=10)
+    rank.number += 5  # in which it had no requests
+    rank.step(a=1)
+    assert rank.steps.latest.steps == ()
+
+
+def reports(numbers, tokens_of, arrived, ranks=2, generating=10, left=0, fixed=0.02):
+    """Reports of ranks of which the last has twice the prompt tokens of the others."""
+    busiest = {number: 2 * tokens_of(number) for number in numbers}
+    return [
+        RankReport(
+            arrived, arrived * 2000, left, generating,
+            [
+                StepSeconds(Step(0, n), fixed + 1e-4 * busiest[n], busiest[n] if rank == ranks - 1 else busiest[n] // 2, 10)
+                for n in numbers
+            ],
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def planned(planner, **how):
+    """The plan after ten seconds with two prompts of 1000 tokens for each rank in every second."""
+    interval = 1
+    for second in range(11):
+        numbers = range(10 * second, 10 * second + 10)
+        interval = planner.plan(reports(numbers, lambda n: 500 * (n % 5 == 0), second, **how), float(second))
+    return interval
+
+
+def test_the_interval_is_planned_from_the_fitted_seconds_of_a_step_and_the_arrivals():
+    """Steps of 20 ms and 0.1 ms a prompt token of the busiest rank, and 4,000 tokens a second of two ranks."""
+    planner = IntervalPlanner(1010)
+    interval = planned(planner)
+    assert planner.without_s == pytest.approx(0.02)
+    assert interval == 17  # prompts of 2 x 850 tokens come in 0.425 s, in which a step of 0.105 s and 16 of 0.02 s fit
+    assert planner.busiest / planner.mean == pytest.approx(1.3125)  # 1010 + 4 x 10 over half of 1010 + 510 + 8 x 10
+
+
+def test_a_bound_on_the_first_token_shortens_the_interval():
+    assert planned(IntervalPlanner(1010, ttft_s=0.3)) == 5  # 0.3 s less twice 0.105 s for the two steps with prompts
+
+
+def test_prompts_are_computed_in_every_step_where_all_ranks_are_full_or_prompts_are_rare():
+    assert planned(IntervalPlanner(1010), left=1000) == 1
+    planner = IntervalPlanner(1010)
+    for second in range(30):
+        few = reports(range(10 * second, 10 * second + 10), lambda n: 500 * (n % 5 == 0), second // 10, fixed=0.001)
+        assert planner.plan(few, float(second)) == 1
+
+
+def test_without_timed_steps_prompts_are_computed_in_every_step():
+    assert IntervalPlanner(1010).plan([RankReport(), RankReport()], 0.0) == 1
+
+
+class Store(dict):
+    """A store of torch.distributed."""
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def set(self, key, value):
+        self[key] = value
+
+    def get(self, key):
+        return self[key].encode()
+
+
+class Planned:
+    """A planner that wants these intervals, one after the other."""
+
+    without_s = 0.1
+
+    def __init__(self, *intervals):
+        self.intervals = list(intervals)
+
+    def plan(self, reports, now_s):
+        self.seen = reports
+        return self.intervals.pop(0)
+
+
+def test_all_ranks_change_their_interval_at_the_same_step():
+    store, planner = Store(), Planned(1, 5, 7, 7)
+    ranks = [IntervalChanges(rank, 2, RankSteps(100, 64), planner if rank == 0 else None) for rank in range(2)]
+
+    def exchange(rank, step):
+        ranks[rank].exchange(store, step, lambda: True, 0.0)
+
+    exchange(0, Step(3, 10))
+    exchange(1, Step(3, 10))
+    assert [rank.plan for rank in ranks] == [(1, Step(-1, -1))] * 2
+    exchange(0, Step(3, 20))
+    exchange(1, Step(3, 22))
+    begins = Step(3, 20 + 1 + prompt_steps.LEAD)
+    assert [rank.plan for rank in ranks] == [(5, begins)] * 2
+    exchange(0, Step(3, 21))
+    assert ranks[0].plan == (5, begins), "one plan begins before the next is made"
+    exchange(0, Step(4, 0))
+    assert ranks[0].plan[0] == 7, "a wave that ends earlier begins it"
+    assert ranks[1].plan == (5, begins), "a rank that has not heard of it"
+
+
+def test_ranks_that_have_no_requests_are_idle_to_the_planner():
+    store, planner = Store(), Planned(1, 1)
+    first = IntervalChanges(0, 3, RankSteps(100, 64), planner)
+    first.exchange(store, Step(0, 0), lambda: False, 0.0)
+    assert planner.seen == [RankReport(steps=[])] + [RankReport()] * 2
+    other = IntervalChanges(2, 3, RankSteps(100, 64))
+    other.steps.latest = RankReport(4, 400, 100, 3, (StepSeconds(Step(0, 1), 0.5, 9, 1),))
+    other.exchange(store, Step(0, 2), lambda: True, 0.0)
+    first.exchange(store, Step(0, 2), lambda: False, 0.0)
+    assert planner.seen[2] == RankReport(4, 400, 100, 3, [StepSeconds(Step(0, 1), 0.5, 9, 1)])
+    other.exchange(store, Step(0, 2), lambda: False, 0.0)
+    assert RankReport.from_json(store.get("aurora-steps-2")).generating == 0
+
+
+def test_ranks_are_only_watched_where_no_interval_is_planned():
+    store = Store()
+    rank = IntervalChanges(0, 1, RankSteps(100, 64), Planned(9), plans=False)
+    rank.exchange(store, Step(0, 0), lambda: True, 0.0)
+    assert rank.plan[0] == 1
+    assert "aurora-interval" not in store
