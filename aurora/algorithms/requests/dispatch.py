@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aurora.algorithms.requests.ranks import RankRule, by_prefix, by_requests, by_tokens, round_robin
-from aurora.algorithms.requests.steps import Aligned, Cadence, EvenStep, EveryStep, Interval
+from aurora.algorithms.requests.steps import Aligned, Cadence, EvenStep, EveryStep, PrefillInterval
 from aurora.errors import BadInput, check_one_of
 from aurora.types import RequestOptions
 
@@ -34,7 +34,7 @@ DISPATCH: dict[str, Dispatch] = {
     "tokens": Dispatch(by_tokens),
     "prefix": Dispatch(by_prefix),
     "aligned": Dispatch(by_tokens, Aligned, ALIGNED_STEPS),
-    "interval": Dispatch(by_tokens, Interval, 1, 1),
+    "interval": Dispatch(by_tokens, PrefillInterval, 1, 1),
     "cadence": Dispatch(by_tokens),
 }
 

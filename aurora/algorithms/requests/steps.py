@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 MOST_INTERVAL = 32  # steps between two in which prompts are computed, at most
-FILL = 0.85  # share of a step's room for prompts that those of an interval may take, were ranks even
+FILL = 0.85  # share of the tokens of a step that its prompts may take, were ranks even
 RECENT_S = 10.0  # of which arrivals are taken for those to come
 EvenStep = Callable[[int, int], float]  # seconds of a step, by prompt tokens and generating requests that each rank has alike
 
@@ -72,7 +72,7 @@ class Aligned(EveryStep):
 
 
 @dataclass
-class Interval(EveryStep):
+class PrefillInterval(EveryStep):
     """Computes prompts in every `interval`-th step; a rank whose prompts could not all begin goes on at once, alone.
 
     Source:
@@ -159,10 +159,10 @@ def planned_interval(
             after one such step waits for the next, and for its end.
     """
     generating = round(sum(ranks.generating_R) / len(ranks.generating_R))
-    room = max(1, max_num_batched_tokens - generating)
-    if min(ranks.prompt_tokens_R) >= room:
+    free = max(1, max_num_batched_tokens - generating)
+    if min(ranks.prompt_tokens_R) >= free:
         return 1
-    prompts = math.ceil(FILL * room)
+    prompts = math.ceil(FILL * free)
     with_prompts_s, without_s = step_s(prompts, generating), step_s(0, generating)
     most_s = prompts * len(ranks.generating_R) / prompt_tokens_per_s if prompt_tokens_per_s else math.inf
     if ttft_s is not None:

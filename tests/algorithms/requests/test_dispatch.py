@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from aurora.algorithms.requests import steps as rules
 from aurora.algorithms.requests.dispatch import DISPATCH, dispatch_of
 from aurora.algorithms.requests.ranks import RankLoads, by_prefix, by_requests, by_tokens, round_robin
-from aurora.algorithms.requests.steps import Aligned, Cadence, Interval, RanksAtStep, planned_interval
+from aurora.algorithms.requests.steps import Aligned, Cadence, PrefillInterval, RanksAtStep, planned_interval
 from aurora.errors import BadInput
 from aurora.types import RequestOptions
 
@@ -71,13 +71,13 @@ def test_aligned_waits_for_others_and_not_longer_than_told():
 
 def test_an_interval_and_its_escape():
     """Every third step; a rank with prompts that did not begin goes on alone, and so does one that generates nothing."""
-    rule, opened = Interval(3), []
+    rule, opened = PrefillInterval(3), []
     for step, waiting in enumerate([(4, 1), (3, 0), (0, 0), (0, 0), (0, 1)]):
         ranks = ranks_at(step, (900, 900), waiting=list(waiting))
         opened.append(rule.open_R(ranks))
         rule.scheduled(ranks_at(step, (900, 900), waiting=[max(0, count - 1) for count in waiting]), opened[-1])
     assert opened == [[True, True], [True, False], [True, False], [True, True], [False, False]]
-    assert Interval(3).open_R(ranks_at(1, (9, 9), generating=[0, 2])) == [True, False]
+    assert PrefillInterval(3).open_R(ranks_at(1, (9, 9), generating=[0, 2])) == [True, False]
 
 
 def linear(prompt_tokens, generating):
