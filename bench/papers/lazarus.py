@@ -18,7 +18,7 @@ import numpy as np
 from aurora.algorithms import recovery
 from aurora.algorithms.alltoall.schedule import scheduled
 from aurora.algorithms.recovery import LayerSlots, fewest_moves, holds, recover
-from aurora.algorithms.replicas.failure_resilient import DEFAULT, place_for_failures
+from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE, place_for_failures, ranked
 from aurora.algorithms.replicas.survival_probability import all_held
 from aurora.types import Cluster, FailureDomains, Gpu, Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
@@ -30,7 +30,27 @@ GPT_M_STEP_S = NODES * BATCH / 45  # by the paper's 45 samples a second of 1.3e9
 STORAGE_BPS, START_S, RECONFIGURE_S = 1.25e9, 60.0, 30.0
 PORT_BPS = 6.25e9  # two of the testbed's nodes share 100 Gbps
 DRAWS = 10
-METHODS = ("aurora", "mro", "spread", "compact")
+METHODS = ("aurora", "mro", "spread")
+
+
+def spread(count_E: IntArray, slots_N: IntArray) -> IntArray:
+    """Places round robin: each replica goes to the next node with an empty slot, if possible one that lacks the expert.
+
+    Args and returns: as in `failure_resilient.mro`.
+
+    Source:
+        The baseline of Lazarus (arXiv:2407.04656) §6.3.
+    """
+    held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
+    empty_N, node = slots_N.copy(), 0
+    for expert in ranked(count_E):
+        for _ in range(int(count_E[expert])):
+            turn_N = (np.arange(len(slots_N)) - node) % len(slots_N)
+            node = int(np.lexsort((turn_N, held_EN[expert], empty_N == 0))[0])
+            held_EN[expert, node] += 1
+            empty_N[node] -= 1
+            node = (node + 1) % len(slots_N)
+    return held_EN
 
 
 @dataclass(frozen=True)
@@ -282,6 +302,7 @@ def moves(name: str, lost: int, method: str, relabel: str) -> tuple[list[float],
 
 def measured() -> Iterator[Headline]:
     """Yields each headline."""
+    SURVIVE["spread"] = lambda count_E, failure_domains, aim, rng: spread(count_E, failure_domains.slots_N)
     for way in METHODS:
         p_K = place_for_failures(np.ones(4), FailureDomains.equal(5, 4), way, replicas=[2, 3, 3, 12]).survival_L[0].p_K
         yield Headline("4", f"3 of 5 nodes failed, survival by {way}", "0.7" if way == "mro" else "", [p_K[2]])

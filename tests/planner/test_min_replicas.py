@@ -51,7 +51,7 @@ def test_what_a_floor_refuses(tmp_path):
         (([profile] * 2, PlanOptions(min_replicas=1)), "`min_replicas`: is for a plan of one model"),
         (
             ([profile], PlanOptions(min_replicas=1, place="swap-search")),
-            "`place`: expected one of auto, aurora, mro, spread, compact",
+            "`place`: expected one of auto, aurora, mro",
         ),
         (([profile], PlanOptions(place="mro")), "`place`: expected one of"),
     ):

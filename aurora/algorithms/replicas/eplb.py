@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from aurora.algorithms.replicas.packing_core import eplb_counts
+from aurora.algorithms.replicas.packing_core import eplb_counts, packed
 from aurora.errors import BadInput
 from aurora.types import GpuSlots
 from aurora.types.arrays import FloatArray, IntArray
@@ -19,13 +19,9 @@ def balanced(load_E: IntArray | FloatArray, slots_J: IntArray, rng: np.random.Ge
     Returns:
         (E,) int64, the group of each expert.
     """
+    held_JP = packed(np.asarray(load_E, dtype=np.float64), np.ones(len(load_E), dtype=np.int64), slots_J, np.ones(len(slots_J)))
     group_E = np.empty(len(load_E), dtype=np.int64)
-    load_J, left_J = np.zeros(len(slots_J)), slots_J.copy()
-    for expert in np.argsort(-load_E, kind="stable").tolist():
-        group = int(np.where(left_J > 0, load_J, np.inf).argmin())
-        group_E[expert] = group
-        load_J[group] += load_E[expert]
-        left_J[group] -= 1
+    group_E[held_JP[held_JP >= 0]] = np.nonzero(held_JP >= 0)[0]
     return group_E
 
 

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.algorithms.replicas import load_bounds
-from aurora.algorithms.replicas.node_placements import BASELINES, NodePlacement, ranked
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.survival_probability import (
     MAX_LISTED_DOMAINS,
@@ -121,10 +121,9 @@ def checked_counts(replicas: Sequence[int], experts: int, least: int, slots_X: I
 
 
 DEFAULT = "aurora"
-KICKS = 60  # random restarts of the swap local search
-MEASURE_OPERATIONS = 4e6  # budget of the search from one start, in sets or experts that the measure visits
+KICKS = 120  # random restarts of the swap local search
+MEASURE_OPERATIONS = 8e6  # budget of the search from one start, in sets that the measure visits
 BRANCHES = 2000  # limit of one exact count, when candidates are compared
-MAX_SWAP_DOMAINS = 62  # the swap search keeps domains as bits of one integer
 
 
 @dataclass(frozen=True)
@@ -161,12 +160,55 @@ def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None
     return Aim(min_replicas, tuple(dict.fromkeys([*first, *rest])))
 
 
-def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
-    """Places replicas by swap local search from several starts, and takes the best result that keeps `min_replicas`.
+def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
+    """Places by Lazarus's maximum rank overlap: groups experts sorted by replica count (`ranked`), and gives each group nodes.
 
-    The starts are the baselines, each on nodes and on failure domains, and a placement that keeps `min_replicas` wherever slots
-    allow. For every number of failures, the result survives with at least the probability of `mro`, unless no candidate that
-    does also keeps `min_replicas`.
+    A group has as many experts as the smallest node has slots, and as many nodes as the fewest replicas of an expert in it.
+    Empty slots then go round robin to experts with replicas left; a node may then hold an expert twice.
+
+    Args:
+        count_E: (E,) int64, the replicas of each expert.
+        slots_N: (N,) int64, the slots of each node.
+
+    Returns:
+        (E, N) int64, the replicas of each expert on each node.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.1. Its Theorem 1 claims that this is optimal, which it is not.
+    """
+    held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
+    rank = ranked(count_E)
+    slots, first = int(slots_N.min()), 0
+    if len(rank) <= slots:  # each expert fits on its first count_E nodes
+        for expert in rank:
+            held_EN[expert, : count_E[expert]] = 1
+    else:
+        for start in range(0, len(rank), slots):
+            group = rank[start : start + slots]
+            served_by = slice(first, min(len(slots_N), first + int(count_E[group[0]])))
+            held_EN[group, served_by] = 1
+            first = served_by.stop
+    left_E = count_E - held_EN.sum(axis=1)
+    round_robin = cycle(rank)
+    for node in range(len(slots_N)):
+        for _ in range(min(int(slots_N[node] - held_EN[:, node].sum()), int(left_E.sum()))):
+            expert = next(expert for expert in round_robin if left_E[expert])
+            held_EN[expert, node] += 1
+            left_E[expert] -= 1
+    return held_EN
+
+
+def ranked(count_E: IntArray) -> list[int]:
+    """Returns the experts sorted by rising replica count, then by number."""
+    return [int(expert) for expert in np.argsort(count_E, kind="stable")]
+
+
+def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
+    """Takes the best of a few placements that keeps `min_replicas`, with a swap local search from each if domains are few.
+
+    They are Lazarus' on nodes and on failure domains, and one that keeps `min_replicas` wherever slots allow. For every number
+    of failures, the result survives with at least the probability of `mro`, unless no candidate that does also keeps
+    `min_replicas`.
 
     Args:
         count_E: (E,) int64, the number of replicas of each expert.
@@ -180,9 +222,9 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
     Raises:
         InfeasiblePlan: if the slots of the failure domains do not keep `min_replicas`.
     """
-    starts = [_by_domain(make(count_E, failure_domains.slots_N), failure_domains) for make in BASELINES.values()]
+    starts = [_by_domain(mro(count_E, failure_domains.slots_N), failure_domains)]
     if failure_domains.domains < failure_domains.nodes:
-        starts += [make(count_E, failure_domains.slots_D) for make in BASELINES.values()]
+        starts.append(mro(count_E, failure_domains.slots_D))
     starts.append(_guaranteed(count_E, failure_domains, aim))
     candidates = [*starts, *_improved(starts, failure_domains, aim, rng)]
     feasible = [count_ED for count_ED in candidates if _keeps_min_replicas(count_ED, failure_domains, aim)]
@@ -195,12 +237,10 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
     return _deal_to_nodes(_best(feasible, starts[0], failure_domains, aim), failure_domains)
 
 
-def _on_nodes(make: NodePlacement) -> FailureStrategy:
-    """A baseline as a FailureStrategy, which ignores failure domains and the aim."""
-    return lambda count_E, failure_domains, aim, rng: make(count_E, failure_domains.slots_N)
-
-
-SURVIVE: dict[str, FailureStrategy] = {DEFAULT: aurora, **{name: _on_nodes(make) for name, make in BASELINES.items()}}
+SURVIVE: dict[str, FailureStrategy] = {
+    DEFAULT: aurora,
+    "mro": lambda count_E, failure_domains, aim, rng: mro(count_E, failure_domains.slots_N),
+}
 
 
 def place_for_failures(
@@ -217,7 +257,7 @@ def place_for_failures(
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         failure_domains: the nodes' slots and which nodes fail together; `FailureDomains.equal(nodes, slots)` for equal nodes.
-        method: "aurora", or the baselines "mro" (Lazarus), "spread" and "compact".
+        method: "aurora", or "mro", that of Lazarus.
         min_replicas: minimum replicas of each expert, each on another node; None: two, or one if two do not fit.
         replicas: (E,) number of replicas of each expert; None: in proportion to load.
         alive: number of failure domains left in the case to optimise first; None: the fewest failures come first.
@@ -326,32 +366,18 @@ def _keeps_min_replicas(count_ED: IntArray, failure_domains: FailureDomains, aim
 def _improved(
     starts: Iterable[IntArray], failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator
 ) -> list[IntArray]:
-    """The result of the swap local search from each start; empty if there are too many domains."""
+    """The result of the swap local search from each start; empty if there are too many domains to list what fails."""
     domains = failure_domains.domains
-    if not 1 < domains <= MAX_SWAP_DOMAINS:
+    if not 1 < domains <= MAX_LISTED_DOMAINS:
         return []
-    listed = domains <= MAX_LISTED_DOMAINS
-    measured_by = _survival_aim(failure_domains, aim, listed)
-    improved = []
-    for start in starts:
-        most = int(MEASURE_OPERATIONS / (domains << domains if listed else len(start) * 8))
-        kick_R2 = rng.random((KICKS if listed else 0, 2))
-        improved.append(swap_local_search(start, failure_domains.slots_D, measured_by, kick_R2, most))
-    return improved
-
-
-def _survival_aim(failure_domains: FailureDomains, aim: Aim, listed: bool) -> SurvivalAim:
-    """The measure of the swap local search. listed: whether all sets of failed domains are listed."""
-    domains = failure_domains.domains
-    size_F = np.array([failed.bit_count() for failed in range(1 << domains)] if listed else [], dtype=np.int64)
-    odds_F = np.zeros(len(size_F))
-    if listed:
-        failed_FD = np.arange(1 << domains)[:, None] >> np.arange(domains) & 1
-        odds_F = np.where(failed_FD, failure_domains.odds_D / failure_domains.odds_D[0], 1.0).prod(axis=1)
+    failed_FD = np.arange(1 << domains)[:, None] >> np.arange(domains) & 1
+    odds_F = np.where(failed_FD, failure_domains.odds_D / failure_domains.odds_D[0], 1.0).prod(axis=1)
     rank_K = np.full(domains + 1, domains)
-    rank_K[list(aim.failures) if listed else slice(1, domains)] = np.arange(1, domains)
+    rank_K[list(aim.failures)] = np.arange(1, domains)
     distinct = min(aim.min_replicas, domains), min(aim.min_replicas, failure_domains.nodes)
-    return SurvivalAim(failure_domains.nodes_D, *distinct, odds_F, size_F, rank_K)
+    measured_by = SurvivalAim(failure_domains.nodes_D, *distinct, odds_F, rank_K[failed_FD.sum(axis=1)])
+    most = int(MEASURE_OPERATIONS / (domains << domains))
+    return [swap_local_search(start, failure_domains.slots_D, measured_by, rng.random((KICKS, 2)), most) for start in starts]
 
 
 def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: FailureDomains, aim: Aim) -> IntArray:

@@ -60,8 +60,7 @@ def _add_replicas(load_E: ConstFloats1, more: Index, most: Index, power: Index, 
 def packed(load_E: ConstFloats1, count_E: ConstInts1, slots_G: ConstInts1, cost_G: ConstFloats1):
     """Packs replicas, largest first, each onto the GPU with an empty slot that ends first with it (LPT).
 
-    If only GPUs that hold the expert have empty slots, another replica moves there from a full GPU without the expert, which
-    frees a slot. A replica that still finds no slot is left out.
+    A replica is left out if only GPUs that hold its expert have empty slots.
 
     Args:
         load_E: (E,) float64, the load of each expert.
@@ -100,47 +99,10 @@ def _pack(
                 if used_G[g] < slots_G[g] and ends < best * (1.0 - CLOSE) and not _holds(held_GP, g, e):
                     chosen, best = g, ends
             if chosen == EMPTY:
-                chosen = _free_slot(size_E, slots_G, cost_G, held_GP, time_G, used_G, e)
-            if chosen == EMPTY:
                 break
-            _put(size_E, cost_G, held_GP, time_G, used_G, chosen, e)
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-def _put(
-    size_E: Floats1, cost_G: ConstFloats1, held_GP: Ints2, time_G: Floats1, used_G: Ints1, g: Index, e: Index
-) -> cython.void:
-    held_GP[g, used_G[g]] = e
-    used_G[g] += 1
-    time_G[g] += size_E[e] * cost_G[g]
-
-
-@cfunc
-@nogil
-@exceptval(check=False)
-@cython.locals(other=Index)
-def _free_slot(
-    size_E: Floats1, slots_G: ConstInts1, cost_G: ConstFloats1, held_GP: Ints2, time_G: Floats1, used_G: Ints1, e: Index
-) -> Index:
-    """Moves a replica from a full GPU without expert e to one with an empty slot. Returns the first GPU, or EMPTY."""
-    for g in range(slots_G.shape[0]):
-        if used_G[g] == slots_G[g]:
-            continue
-        for full in range(slots_G.shape[0]):
-            if full == g or _holds(held_GP, full, e):
-                continue
-            for p in range(used_G[full]):
-                other = held_GP[full, p]
-                if not _holds(held_GP, g, other):
-                    _put(size_E, cost_G, held_GP, time_G, used_G, g, other)
-                    used_G[full] -= 1
-                    held_GP[full, p] = held_GP[full, used_G[full]]
-                    held_GP[full, used_G[full]] = EMPTY
-                    time_G[full] -= size_E[other] * cost_G[full]
-                    return full
-    return EMPTY
+            held_GP[chosen, used_G[chosen]] = e
+            used_G[chosen] += 1
+            time_G[chosen] += size_E[e] * cost_G[chosen]
 
 
 @cfunc

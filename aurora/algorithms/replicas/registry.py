@@ -62,6 +62,8 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     layer = PhaseSums.of_times(times_GE, useful_G, np.zeros(slots.gpus))
     for start_E in _starts(load_E, slots) if count_E is None else [count_E]:
         start_GP = packed(load_E, start_E, useful_G, slots.cost_G)
+        if count_E is not None and (start_GP >= 0).sum() < count_E.sum():
+            start_GP = _dealt(count_E, useful_G)
         found_GP, found = slot_search(layer, start_GP, rng, 0, False, enough_s=enough)
         if found < top:
             held_GP, top = found_GP, found
@@ -98,6 +100,20 @@ def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:
         divided = spare // (count - 1)
         if spare == divided * (count - 1) and 0 < divided < experts and divided * count % gpus == 0:
             yield 1 + (count - 1) * (np.argsort(np.argsort(-load_E, kind="stable")) < divided)
+
+
+def _dealt(count_E: IntArray, slots_G: IntArray) -> IntArray:
+    """(G, P) the expert in each slot: experts with the most replicas first, to the GPUs with the most empty slots.
+
+    This places all of them if any placement on distinct GPUs does (Gale and Ryser).
+    """
+    held_GP, left_G = np.full((len(slots_G), slots_G.max()), -1, dtype=np.int64), slots_G.copy()
+    for expert in np.argsort(-count_E, kind="stable"):
+        gpu_X = np.argsort(-left_G, kind="stable")[: count_E[expert]]
+        gpu_X = gpu_X[left_G[gpu_X] > 0]
+        left_G[gpu_X] -= 1
+        held_GP[gpu_X, left_G[gpu_X]] = expert
+    return held_GP
 
 
 def _fill(load_E: FloatArray, slots_G: IntArray, cost_G: FloatArray, count_E: IntArray, held_GP: IntArray) -> None:

@@ -5,10 +5,9 @@ bits of one integer. An item is lost when all its holders have failed. The proba
 enough, else sampled with a 95 % interval. The bound is for any placement of the same replica counts.
 
 The local search swaps replicas between failure domains until no swap makes the loss of an expert less likely. It minimises
-first the number of domains and nodes that experts lack of their guarantee, then the odds that some expert is lost. These odds
-are exact if all sets of failed domains can be listed. Otherwise the search minimises the number of different sets of domains
-that hold an expert, by size, smallest first. It does not use `search/slots_core`: a domain may hold an expert several times,
-and its objective is no sum over GPUs.
+first the number of domains and nodes that experts lack of their guarantee, then the odds that some expert is lost, of all sets
+of failed domains. It does not use `search/slots_core`: a domain may hold an expert several times, and whether a set of domains
+loses an expert is no sum over GPUs.
 """
 
 from collections.abc import Sequence

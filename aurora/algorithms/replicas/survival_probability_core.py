@@ -20,13 +20,12 @@ class SurvivalAim:
     nodes_D: ConstInts1  # the nodes of each domain
     distinct_domains: Index  # on how many domains each expert should be
     distinct_nodes: Index  # on how many nodes each expert should be
-    odds_F: Floats1  # the odds of each set of failed domains, by its bits; empty where sets are not listed
-    size_F: Ints1  # the number of domains in each set; empty where sets are not listed
-    rank_K: Ints1  # (D + 1,) the measure's index for sets of k failed domains, 0 (the guarantee) if they do not count
+    odds_F: Floats1  # the odds of each set of failed domains, by its bits
+    rank_F: Ints1  # the measure's index for each set
 
-    def __init__(self, nodes_D: ConstInts1, distinct_domains: Index, distinct_nodes: Index, odds_F, size_F, rank_K):
+    def __init__(self, nodes_D: ConstInts1, distinct_domains: Index, distinct_nodes: Index, odds_F, rank_F):
         self.nodes_D, self.distinct_domains, self.distinct_nodes = nodes_D, distinct_domains, distinct_nodes
-        self.odds_F, self.size_F, self.rank_K = odds_F, size_F, rank_K
+        self.odds_F, self.rank_F = odds_F, rank_F
 
 
 @final
@@ -41,17 +40,16 @@ class DomainSlots:
     held_ED: Ints2  # the replicas of each expert in each domain
     mask_E: Ints1  # the domains of each expert as bits
     lack_E: Ints1  # how many domains and nodes each expert lacks of its guarantee
-    sorted_E: Ints1  # the experts by mask, if sets are not listed
     mark_F: Flags1  # whether a set of failed domains loses an expert
-    now_V: Floats1  # the measure of the placement: what experts lack, then at aim.rank_K the odds of sets that lose an expert
+    now_V: Floats1  # the measure of the placement: what experts lack, then by aim.rank_F the odds of sets that lose an expert
     next_V: Floats1
 
     def __init__(self, aim: SurvivalAim, expert_X, domain_X, experts: Index):
         self.aim, self.expert_X, self.domain_X, self.experts = aim, expert_X.copy(), domain_X, experts
-        self.held_ED, self.sorted_E = np.zeros((experts + 1, len(aim.nodes_D)), np.int64), np.arange(experts)
+        self.held_ED = np.zeros((experts + 1, len(aim.nodes_D)), np.int64)
         self.mask_E, self.lack_E = np.zeros((2, experts + 1), np.int64)
         self.mark_F = np.zeros(len(aim.odds_F), np.uint8)
-        self.now_V, self.next_V = np.zeros((2, max(aim.rank_K) + 1))
+        self.now_V, self.next_V = np.zeros((2, max(aim.rank_F) + 1))
 
 
 def search(aim: SurvivalAim, expert_X, domain_X, experts: Index, kick_R4: Ints2, most: Index):
@@ -116,28 +114,12 @@ def _update(slots: DomainSlots, expert: Index) -> cython.bint:
 @cfunc
 @nogil
 @exceptval(check=False)
-@cython.locals(at=Index, size=Index, rest=Int)
 def _measure(slots: DomainSlots, value_V: Floats1) -> cython.void:
-    """Evaluates the measure of a placement into value_V; it counts different sets of domains if there are too many to list."""
+    """Evaluates the measure of a placement into value_V."""
     bit: Index = 1
     value_V[:] = 0.0
     for expert in range(slots.experts):
         value_V[0] += slots.lack_E[expert]
-    if slots.mark_F.shape[0] == 0:
-        for k in range(slots.experts):  # an insertion sort, as few masks have changed
-            expert, at = slots.sorted_E[k], k
-            while at > 0 and slots.mask_E[slots.sorted_E[at - 1]] > slots.mask_E[expert]:
-                slots.sorted_E[at] = slots.sorted_E[at - 1]
-                at -= 1
-            slots.sorted_E[at] = expert
-        for k in range(slots.experts):
-            rest, size = slots.mask_E[slots.sorted_E[k]], 0
-            if k == 0 or rest != slots.mask_E[slots.sorted_E[k - 1]]:
-                while rest:
-                    rest &= rest - 1
-                    size += 1
-                value_V[slots.aim.rank_K[size]] += 1.0
-        return
     slots.mark_F[:] = 0
     for expert in range(slots.experts):
         slots.mark_F[slots.mask_E[expert]] = 1
@@ -148,7 +130,7 @@ def _measure(slots: DomainSlots, value_V: Floats1) -> cython.void:
         bit <<= 1
     for failed in range(slots.mark_F.shape[0]):
         if slots.mark_F[failed]:
-            value_V[slots.aim.rank_K[slots.aim.size_F[failed]]] += slots.aim.odds_F[failed]
+            value_V[slots.aim.rank_F[failed]] += slots.aim.odds_F[failed]
 
 
 @cfunc

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.algorithms.check.plans import check_resilient
-from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, place_for_failures
-from aurora.algorithms.replicas.node_placements import compact, mro, spread
+from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, mro, place_for_failures
 from aurora.algorithms.replicas.survival_probability import held_by, survival
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import FailureDomains
@@ -142,14 +141,12 @@ def test_many_nodes_are_placed_and_counted_exactly():
     assert (found.survival_L[0].p_K >= named.survival_L[0].p_K).all()
 
 
-def test_what_the_named_ones_do():
+def test_what_lazarus_does():
     count_E, slots_N = np.array([2, 3, 4, 3]), np.full(4, 3)
     by_group = mro(count_E, slots_N)  # rarest first: 0, 1 and 3 on two nodes, 2 on the next; then what is left, in turn
     assert by_group[[0, 1, 3], :2].tolist() == [[1, 1]] * 3
     assert by_group.sum(axis=1).tolist() == count_E.tolist()
     assert (by_group.sum(axis=0) == 3).all()
-    assert spread(count_E, slots_N).max() == 1
-    assert compact(count_E, slots_N).tolist() == [[2, 0, 0, 0], [0, 3, 0, 0], [1, 0, 0, 3], [0, 0, 3, 0]]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +158,7 @@ def test_what_the_named_ones_do():
         (BadInput, {"replicas": [1, 1]}, "`replicas`: expected 3 counts of 1 or more"),
         (BadInput, {"replicas": [1, 1, 1], "min_replicas": 2}, "`replicas`: expected 3 counts of 2 or more"),
         (BadInput, {"alive": 2}, "`alive`: expected 1 to 1 of 2"),
-        (BadInput, {"method": "best"}, "`method`: expected one of aurora, mro, spread, compact"),
+        (BadInput, {"method": "best"}, "`method`: expected one of aurora, mro"),
         (BadInput, {"seed": -1}, "`seed`"),
     ],
 )
@@ -188,9 +185,16 @@ def test_survival_of_no_failures_to_speak_of():
     assert survival(np.array([[1]]), FailureDomains.equal(1, 1), np.random.default_rng(0)).p_K.tolist() == []
 
 
-def test_what_was_drawn_and_never_seen_to_survive_is_no_broken_plan():
-    """Round robin of 256 experts over 64 nodes: half of the nodes gone, no draw keeps everything."""
+def test_what_was_drawn_and_never_seen_to_survive_is_no_broken_plan(monkeypatch):
+    """Replicas of 256 experts in turn over 64 nodes: half of the nodes gone, no draw keeps everything."""
     failure_domains = FailureDomains.equal(64, 8)
-    made = place_for_failures((1.0 + np.arange(256)) ** -0.8, failure_domains, "spread", min_replicas=2)
+
+    def in_turn(count_E, failure_domains, aim, rng):
+        held_EN, turn_X = np.zeros((256, 64), dtype=np.int64), np.arange(512)
+        np.add.at(held_EN, (np.repeat(np.argsort(count_E, kind="stable"), np.sort(count_E)), turn_X % 64), 1)
+        return held_EN
+
+    monkeypatch.setitem(SURVIVE, "in-turn", in_turn)
+    made = place_for_failures((1.0 + np.arange(256)) ** -0.8, failure_domains, "in-turn", min_replicas=2)
     assert (made.survival_L[0].p_K - made.survival_L[0].half_width_K == 0).any()
     check_resilient(made, failure_domains, guaranteed=False)

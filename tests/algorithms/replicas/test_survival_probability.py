@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.algorithms.replicas import survival_probability as module
-from aurora.algorithms.replicas.node_placements import mro
+from aurora.algorithms.replicas.failure_resilient import mro
 from aurora.algorithms.replicas.survival_probability import held_by, sample_failures, survival, wilson
 from aurora.errors import BadInput
 from aurora.types import FailureDomains
