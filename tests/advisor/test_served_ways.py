@@ -188,7 +188,8 @@ def test_drawn_traffic_recommends_nothing(engine):
     assert (drawn.best, drawn.way, drawn.plan) == (None, None, None)
     assert recommendation_json(drawn)["recommendation"] is None
     said = recommendation_lines(drawn)
-    assert said[0].startswith("No recommendation: this traffic is drawn")
+    assert said[0].startswith("Requests over 8 ranks: 1000 requests of drawn lengths, which advise nothing")
+    assert said[1].startswith("No recommendation: this traffic is drawn")
     assert not [line for line in said if line.startswith(("Serve", "Keep", "Share", "Cut"))]
     assert len(drawn.recorded.models) >= 2
     assert 1 < drawn.at_most[0] < drawn.at_most[1] < drawn.recorded.ratios["linear"][1]
@@ -198,7 +199,7 @@ def test_recorded_traffic_is_answered_in_one_sentence():
     found = recommend("h100:8", "sglang", model=CONFIG, profile=traffic())
     assert not found.drawn
     said = recommendation_lines(found)
-    assert said[0].startswith("Serve with ")
+    assert said[1].startswith("Serve with ")
     assert found.way is found.best.way
     assert (found.plan is not None) == (found.way.placement == "plan")
     assert "python -m sglang.launch_server --model-path M" in SGLANG.command(found.way, "M", Path("out"))

@@ -77,7 +77,7 @@ def test_all_to_alls_of_large_models_are_chosen_on_some_layers(monkeypatch):
 @pytest.mark.parametrize(("tokens_G", "levelled"), [((36, 4, 4, 4), True), ((12, 12, 12, 12), False)])
 def test_nics_are_levelled_where_it_pays(tokens_G, levelled):
     """One rank has a prompt and the others decode, or all have as many tokens."""
-    source_U, rng = np.repeat(np.arange(4), tokens_G), np.random.default_rng(3)  # no placement keeps the prompt on its server
+    source_U, rng = np.repeat(np.arange(4), tokens_G), np.random.default_rng(4)  # no placement keeps the prompt on its server
     chosen_UK = np.argsort(rng.random((len(source_U), 16)), axis=1)[:, :4]
     p = routed(chosen_UK, source_U, experts=16)
     p = replace(p, tokens_TLSE=p.tokens_TLSE[:, :, :4])

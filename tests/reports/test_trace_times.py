@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.network.switch import timed
+from aurora.algorithms.workload.load_statistics import contiguous_interval
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
@@ -148,7 +149,9 @@ def test_tables_show_every_layer_of_every_model():
     p = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32))
     plan = make_plan(cluster(1e6, 1e6), [p, p])
     trace = simulate_plan(plan, [p, p])
-    text = as_text([profile_table(p), plan_table(plan), summary_table(summarise(trace, plan.cluster))])
+    text = as_text(
+        [profile_table(p, contiguous_interval(p, 0)), plan_table(plan), summary_table(summarise(trace, plan.cluster))]
+    )
     assert text.count("synthetic") == 1 + 4 + 4
     assert "colocated, equal GPUs" in text
 
