@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.replicas.registry import REGISTERED
 from aurora.io import shipped
 from aurora.types import Cluster, Gpu
 
@@ -35,7 +36,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def registries():
     """The dicts that methods of one's own are registered in, afterwards as they were."""
-    before = [(registry, dict(registry)) for registry in (ORDER, PLACE)]
+    before = [(registry, dict(registry)) for registry in (ORDER, PLACE, REGISTERED)]
     yield
     for registry, content in before:
         registry.clear()

@@ -16,7 +16,7 @@ from aurora.algorithms.placement.cost_model import AIMS, OWN, layer_costs
 from aurora.algorithms.placement.grouping import PLACE
 from aurora.algorithms.placement.objective import TABLE_2, objectives
 from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE
-from aurora.algorithms.replicas.registry import REPLICAS
+from aurora.algorithms.replicas.registry import REGISTERED, REPLICAS, of_groups
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH
 from aurora.types import PRIORITIES, TIME_SLICES, Cluster, Plan, PlanOptions, Profile
@@ -65,7 +65,8 @@ def register(kind: str, name: str, method: Callable[..., Any]) -> str:
     Args:
         kind: "order": the method orders one all-to-all; it is a function (bytes_GG, network, *, rng) -> Order. "place": it
             groups the experts of one layer, one group per GPU; it is a function (load_E, slots_J, rng) -> (E,) integers, the
-            group of each expert. Several threads call it at the same time, each for another layer.
+            group of each expert. `aurora.place` takes it, too. Several threads call it at the same time, each for another
+            layer.
         name: the method's name; registering it again replaces the method. A plan loaded in another process keeps its placement
             and orders, and needs the method only to make new ones.
         method: the function.
@@ -96,6 +97,8 @@ def register(kind: str, name: str, method: Callable[..., Any]) -> str:
     if not callable(method):
         raise BadInput(f"`method`: expected a function, found {type(method).__name__}")
     _REGISTRIES[kind][name] = method
+    if kind == "place":
+        REGISTERED[name] = of_groups(name, method)
     return name
 
 

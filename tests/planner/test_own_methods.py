@@ -51,6 +51,27 @@ def test_registered_methods_plan_save_load_and_simulate(registries, tmp_path):
         aurora.simulate(read, traffic(), orders="batch")
 
 
+def test_a_registered_name_is_taken_wherever_a_name_is(registries):
+    aurora.register("order", "rotation", rotation)
+    aurora.register("place", "even-odd", lambda load_E, slots_J, rng: np.arange(len(load_E)) % len(slots_J))
+    assert aurora.order(BYTES, method="rotation") == aurora.order(BYTES, method=rotation)
+    slots = aurora.GpuSlots.equal(2, 3)
+    placed = aurora.place([5, 1, 1, 1], slots, "even-odd")
+    assert placed.placement.slots_LG == (((0, 2), (1, 3)),)
+    assert (placed.method, placed.max_load_L.tolist()) == ("even-odd", [6.0])
+    for loads, how, said in (
+        ([1] * 4, {"replicas": [2, 1, 1, 1]}, "`replicas`: expected one of each expert with `method` even-odd, found 2"),
+        ([1] * 6, {"method": "first"}, r"`method` first: expected at most \[3, 3\] experts on GPUs, found \[6, 0\]"),
+        ([1] * 6, {"method": "none"}, r"experts on GPUs, found float64 of shape \(6,\)"),
+    ):
+        aurora.register("place", "first", lambda load_E, slots_J, rng: np.zeros(len(load_E), dtype=int))
+        aurora.register("place", "none", lambda load_E, slots_J, rng: load_E)
+        with pytest.raises(BadInput, match=said):
+            aurora.place(loads, slots, **({"method": "even-odd"} | how))
+    with pytest.raises(BadInput, match=r"`method`: expected one of equal-split, eplb, even-odd.*, found 'odd'"):
+        aurora.place([1, 1], slots, "odd")
+
+
 def test_what_cannot_be_registered(registries):
     for given in (
         ("sort", "mine", rotation),

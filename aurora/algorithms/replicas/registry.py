@@ -21,7 +21,7 @@ from aurora.algorithms.replicas.failure_resilient import checked_counts
 from aurora.algorithms.replicas.packing_core import counts_by_size, eplb_counts, packed
 from aurora.algorithms.search.phase_sums import PhaseSums
 from aurora.algorithms.search.slot_search import slot_search
-from aurora.errors import InfeasiblePlan, check_one_of
+from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import expert_loads
@@ -129,6 +129,32 @@ def _fill(load_E: FloatArray, slots_G: IntArray, cost_G: FloatArray, count_E: In
 
 
 REPLICAS: dict[str, ReplicaStrategy] = {"equal-split": equal_split, "eplb": eplb}
+REGISTERED: dict[str, ReplicaStrategy] = {}  # users' groupings of experts, which hold each once
+
+
+def of_groups(name: str, group: Callable[[FloatArray, IntArray, np.random.Generator], ArrayLike]) -> ReplicaStrategy:
+    """Returns the strategy that holds each expert once, in the slots of the GPU of its group.
+
+    Args:
+        name: the strategy's name.
+        group: function (load_E, slots_G, rng) -> (E,) integers, the GPU of each expert.
+    """
+
+    def placed(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
+        gpu_E = np.asarray(group(load_E, slots.slots_G, rng))
+        right = gpu_E.shape == load_E.shape and gpu_E.dtype.kind in "iu" and ((gpu_E >= 0) & (gpu_E < slots.gpus)).all()
+        held_G = np.bincount(gpu_E, minlength=slots.gpus) if right else slots.slots_G + 1
+        if (held_G > slots.slots_G).any():
+            found = held_G.tolist() if right else f"{gpu_E.dtype} of shape {gpu_E.shape}"
+            raise BadInput(f"`method` {name}: expected at most {slots.slots_G.tolist()} experts on GPUs, found {found}")
+        if count_E is not None and (count_E != 1).any():
+            raise BadInput(f"`replicas`: expected one of each expert with `method` {name}, found {int(count_E.max())}")
+        held_GP = np.full((slots.gpus, int(slots.slots_G.max())), -1)
+        for gpu in range(slots.gpus):
+            held_GP[gpu, : held_G[gpu]] = np.flatnonzero(gpu_E == gpu)
+        return held_GP, np.where(held_GP >= 0, 1.0, 0.0)
+
+    return placed
 
 
 def place(
@@ -141,7 +167,7 @@ def place(
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         slots: how many experts fit on each GPU; `GpuSlots.equal(gpus, slots)` for equal GPUs.
-        method: "equal-split" or "eplb".
+        method: "equal-split", "eplb", or a placement of one's own (`aurora.register`).
         replicas: (E,) number of replicas of each expert; None: the method decides.
         seed: random seed of strategies that draw.
 
@@ -159,7 +185,7 @@ def place(
         196.67
     """
     load_LE = expert_loads("loads", loads)
-    check_one_of("method", method, REPLICAS)
+    check_one_of("method", method, REPLICAS | REGISTERED)
     PlanOptions(seed=seed)  # refuses what no seed can be
     count_E = None if replicas is None else checked_counts(replicas, load_LE.shape[1], 1, slots.slots_G, "GPUs")
     if count_E is not None and (count_E > slots.gpus).any():
@@ -213,7 +239,8 @@ def slot_tables(
     experts = load_LE.shape[1]
     if experts > slots.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
-    return [REPLICAS[method](load_E, slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
+    strategy = (REPLICAS | REGISTERED)[method]
+    return [strategy(load_E, slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
 
 
 def _placement(tables: Sequence[SlotTables]) -> Placement:
