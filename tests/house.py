@@ -33,8 +33,8 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/advisor": (2230, 2230),
     "aurora/reports": (1915, 1280),
     "aurora/cli": (1630, 1100),
-    "integrations/aurora_vllm": (5534, 4300),
-    "product": (33_684, 30_070),
+    "integrations/aurora_vllm": (5530, 4300),
+    "product": (33_680, 30_070),
     "tests": (31_050, 25_000),
     "bench": (8759, 8759),
 }

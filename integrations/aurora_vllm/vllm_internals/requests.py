@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from aurora.errors import AuroraError, BadInput
+from aurora.errors import BadInput
 from aurora_vllm.prompt_steps import POLL_S, IntervalChanges, IntervalPlanner, RankSteps, Step
 from aurora_vllm.request_ranks import chosen_rank
 from aurora_vllm.settings import Settings, read_settings
@@ -117,13 +117,9 @@ def watch_prompts() -> None:
 def _started(engine: Any) -> IntervalChanges | None:
     """Starts the thread that reports the steps of a rank's engine. Returns its state; None if the settings ask for none."""
     config = engine.vllm_config
-    try:
-        settings = read_settings((config.additional_config or {}).get("aurora"), os.environ)
-        if settings is None or settings.requests == "stock":
-            return None
-        check_api("requests")
-    except AuroraError as error:
-        LOG.warning("aurora: vLLM schedules prompts as it would without the plugin: %s", error)
+    additional = config.additional_config if isinstance(config.additional_config, dict) else {}
+    settings = read_settings(additional.get("aurora"), os.environ)
+    if settings is None or settings.requests == "stock":
         return None
     most_tokens, most_requests = config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
     changes = IntervalChanges(
