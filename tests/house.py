@@ -33,10 +33,10 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/advisor": (2230, 2230),
     "aurora/reports": (1915, 1280),
     "aurora/cli": (1630, 1100),
-    "integrations/aurora_vllm": (5530, 4300),
-    "product": (33_680, 30_070),
-    "tests": (31_050, 25_000),
-    "bench": (8759, 8759),
+    "integrations/aurora_vllm": (5540, 4300),
+    "product": (33_690, 30_070),
+    "tests": (31_000, 25_000),
+    "bench": (8760, 8760),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")
 LAYOUT_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

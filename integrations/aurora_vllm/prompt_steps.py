@@ -234,7 +234,7 @@ class IntervalChanges:
         plans: True: the interval is planned.
 
     Attributes:
-        plan: the newest plan: its interval, and the step from which it holds.
+        plan: the newest plan: its interval, and the step from which it holds, in which prompts are computed.
     """
 
     rank: int
@@ -243,6 +243,7 @@ class IntervalChanges:
     planner: IntervalPlanner | None = None
     plans: bool = True
     plan: tuple[int, Step] = (1, Step(-1, -1))
+    _before: tuple[int, Step] = (1, Step(-1, -1))
     _there: set[int] = field(default_factory=set)
 
     def exchange(self, store: Any, now: Step, busy: Callable[[], bool], now_s: float) -> None:
@@ -265,10 +266,24 @@ class IntervalChanges:
             interval = self.planner.plan(reports, now_s)
             if self.plans and interval != self.plan[0] and now >= self.plan[1]:
                 lead = math.ceil(LEAD * POLL_S / self.planner.without_s) if self.planner.without_s > 0 else KEPT
-                store.set("aurora-interval", json.dumps([interval, now.wave, now.number + 1 + lead]))
+                number = now.number + 1 + lead
+                number += -self._since_open(Step(now.wave, number), self.plan) % self.plan[0]  # the next one with prompts
+                store.set("aurora-interval", json.dumps([interval, now.wave, number]))
         if store.check(["aurora-interval"]):
             interval, *begins = json.loads(store.get("aurora-interval"))
-            self.plan = interval, Step(*begins)
+            if (plan := (interval, Step(*begins))) != self.plan:
+                self._before, self.plan = self.plan, plan
+
+    def opens(self, step: Step) -> bool:
+        """Returns whether prompts are computed in a step: in the first of the plan, and in every interval-th after it."""
+        plan = self.plan
+        plan = plan if step >= plan[1] else self._before
+        return self._since_open(step, plan) % plan[0] == 0
+
+    @staticmethod
+    def _since_open(step: Step, plan: tuple[int, Step]) -> int:
+        """Returns the steps since one with prompts by a plan; the first step of each wave is one."""
+        return step.number - plan[1].number if step.wave == plan[1].wave else step.number
 
     @staticmethod
     def _has(store: Any, rank: int) -> bool:

@@ -179,10 +179,14 @@ def test_all_ranks_change_their_interval_at_the_same_step():
     exchange(1, Step(3, 22))
     begins = Step(3, 20 + 1 + prompt_steps.LEAD)
     assert [rank.plan for rank in ranks] == [(5, begins)] * 2
+    for rank in ranks:
+        assert [number for number in range(20, 40) if rank.opens(Step(3, number))] == [20, 21, 22, 23, 24, 25, 30, 35]
     exchange(0, Step(3, 21))
     assert ranks[0].plan == (5, begins), "one plan begins before the next is made"
-    exchange(0, Step(4, 0))
-    assert ranks[0].plan[0] == 7, "a wave that ends earlier begins it"
+    exchange(0, Step(3, 26))
+    assert ranks[0].plan == (7, Step(3, 35)), "the next step with prompts that is not too near"
+    assert [number for number in range(26, 50) if ranks[0].opens(Step(3, number))] == [30, 35, 42, 49]
+    assert [number for number in range(9) if ranks[0].opens(Step(4, number))] == [0, 7]
     assert ranks[1].plan == (5, begins), "a rank that has not heard of it"
 
 

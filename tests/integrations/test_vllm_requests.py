@@ -45,14 +45,11 @@ def test_requests_go_by_tokens_and_all_ranks_change_their_interval_in_the_same_s
             for _ in range(4):
                 assert list(pool.map(server.complete, range(96))) == expected(alone("qwen3moe"), 96)
         metrics = server.ask("/metrics")
-    begun = {}
-    for rank, interval, begins, now in re.findall(
-        r"EngineCore_DP(\d).*aurora: interval (\d+) of (\(.*?\)) begins in (\(.*?\))", server.log.read_text()
-    ):
-        begun.setdefault((begins, interval), {})[rank] = now
-    both = {plan: now for plan, now in begun.items() if len(now) == 2}
-    assert len(both) > 1
-    assert sum(set(now.values()) == {begins} for (begins, _), now in both.items()) > len(both) / 2, both
+    begun = re.findall(r"EngineCore_DP(\d).*aurora: interval (\d+ begins in \(.*?\))", server.log.read_text())
+    of = [{plan for rank, plan in begun if rank == of_rank} for of_rank in "01"]
+    assert len(of[0] & of[1]) > max(map(len, of)) / 2 > 1, (
+        of
+    )  # one without requests at that step, or that heard late, says none
     assert 'aurora_prompt_interval{ep_rank="1"' in metrics
     busiest, mean = (
         float(re.search(rf"^aurora_{name}_rank_tokens_total\S* (\S+)$", metrics, re.MULTILINE)[1])

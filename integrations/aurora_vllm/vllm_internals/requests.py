@@ -100,13 +100,12 @@ def watch_prompts() -> None:
         if (changes := self._aurora_prompts) is None:
             return bool(original(self))
         now = Step(self.current_wave, self.step_counter)
-        interval, begins = changes.plan
-        if changes.plans:
-            self.scheduler.prefill_capacity_bound = False  # else a rank whose prompts did not all begin goes on alone
-            if now >= begins and interval != self.prefill_schedule_interval:
-                self.prefill_schedule_interval = interval
-                LOG.debug("aurora: interval %d of %s begins in %s", interval, tuple(begins), tuple(now))
         throttled = bool(original(self))
+        if changes.plans:
+            throttled = not changes.opens(now)
+            self.scheduler.prefill_capacity_bound = False  # else a rank whose prompts did not all begin goes on alone
+            if now == changes.plan[1]:
+                LOG.debug("aurora: interval %d begins in %s", changes.plan[0], tuple(now))
         changes.steps.look(now, time.monotonic(), self.scheduler.requests, self.scheduler.running, not throttled)
         return throttled
 
