@@ -19,11 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import numpy as np
 from tables import Table, write
 
+from aurora.algorithms.requests import dispatch
+from aurora.algorithms.requests.steps import Cadence, RanksAtStep
 from aurora.io import shipped
 from aurora.io.requests import load_requests
 from aurora.simulator.serving import serve
@@ -55,6 +58,13 @@ def workloads() -> dict[str, Requests]:
         "Mooncake conversation": shortened("mooncake_conversation.jsonl", 140, 32, 8, 100, 0.7),
         "equal requests": Requests(np.arange(160) * 0.125, np.full(160, 115), np.full(160, 66)),
     }
+
+
+class VllmCadence(Cadence):
+    """The cadence as vLLM keeps it: a rank that generates nothing computes its prompts at once, alone."""
+
+    def open_R(self, ranks: RanksAtStep) -> list[bool]:
+        return [opens or not busy for opens, busy in zip(super().open_R(ranks), ranks.generating_R, strict=True)]
 
 
 def simulated(requests: Requests, rule: str) -> tuple[float, ...]:
@@ -174,14 +184,30 @@ def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with TemporaryDirectory() as folder:
         found = asyncio.run(measured(runs, Path(folder)))
-    columns = ("workload", "rule", *FIGURES, "measured, % of requests", "simulated")
+    report(found)
+
+
+def report(found: dict[tuple[str, str], list[tuple[float, ...]]]) -> None:
+    """Writes the figures of all runs beside those that the simulator predicts."""
+    columns = (
+        "workload",
+        "rule",
+        "runs",
+        *FIGURES,
+        "measured, % of requests",
+        "simulated",
+        "simulated, ranks that generate nothing go on alone",
+    )
     table = Table("Requests to ranks", " | ".join(columns), __doc__ or "")
     for name, rule in found:
         medians, base = (np.median(found[name, of], axis=0) for of in (rule, "requests"))
         simulation, plain = (simulated(workloads()[name], of) for of in (rule, "requests"))
-        table.add(name, rule, *(f"{figure:.2f}" for figure in medians), ratios(medians, base), ratios(simulation, plain))
+        with mock.patch.object(dispatch, "Cadence", VllmCadence):
+            alone = simulated(workloads()[name], rule)
+        cells = name, rule, len(found[name, rule]), *(f"{figure:.2f}" for figure in medians), ratios(medians, base)
+        table.add(*cells, ratios(simulation, plain), ratios(alone, plain))
     spread = max(float(np.ptp(each, axis=0)[0] / np.median(each, axis=0)[0]) for each in found.values())
-    about = f"{runs} runs each, medians; tokens/s differ by at most {100 * spread:.0f} % between runs of one rule."
+    about = f"Medians; tokens/s differ by at most {100 * spread:.0f} % between runs of one rule."
     write("requests-to-ranks", table.lines, [about + f" Load of the machine at the end: {os.getloadavg()[0]:.1f}."])
 
 

@@ -36,7 +36,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "integrations/aurora_vllm": (5540, 4300),
     "product": (33_690, 30_070),
     "tests": (31_000, 25_000),
-    "bench": (8760, 8760),
+    "bench": (8779, 8779),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")
 LAYOUT_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

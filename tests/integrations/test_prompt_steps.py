@@ -22,9 +22,6 @@ class Rank:
             of.num_computed_tokens += tokens
         self.now_s, self.number = self.now_s + 0.5, self.number + 1
 
-    def end(self, name):
-        self.running.remove(self.requests.pop(name))
-
 
 def test_a_rank_counts_its_prompts_and_what_is_left_of_them():
     rank = Rank()
@@ -39,11 +36,14 @@ def test_a_rank_counts_its_prompts_and_what_is_left_of_them():
     assert report.prompt_tokens == 50, "c came while the step before was computed, and was not begun in it"
     assert report.generating == 2
     assert report.steps == (StepSeconds(Step(0, 0), 0.5, 200, 0), StepSeconds(Step(0, 1), 0.5, 200, 0))
-    rank.end("a")
+    rank.running.remove(rank.requests.pop("a"))
     rank.send("a2", 7)
     rank.step()
     assert (rank.steps.latest.arrived, rank.steps.latest.arrived_tokens, rank.steps.latest.generating) == (4, 457, 1)
     assert rank.steps.latest.steps[-1] == StepSeconds(Step(0, 2), 0.5, 0, 2)
+    rank.number += 5  # in which it had no requests
+    rank.step()
+    assert rank.steps.latest.steps[-1].step == Step(0, 2), "a step that does not follow is not timed"
 
 
 def test_the_tokens_of_a_step_that_is_scheduled_ahead_go_with_its_own_seconds():
@@ -79,15 +79,6 @@ def test_prompts_that_wait_for_a_step_are_counted_with_their_seconds():
     rank.step(opens=True, a=1, b=1, c=20)
     rank.step()
     assert (rank.steps.held, rank.steps.held_s) == (1, 1.0)
-
-
-def test_a_step_that_does_not_follow_is_not_timed():
-    rank = Rank()
-    rank.send("a", 10)
-    rank.step(a=10)
-    rank.number += 5  # in which it had no requests
-    rank.step(a=1)
-    assert rank.steps.latest.steps == ()
 
 
 def reports(numbers, tokens_of, arrived, ranks=2, generating=10, left=0, fixed=0.02):
@@ -128,15 +119,11 @@ def test_a_bound_on_the_first_token_shortens_the_interval():
 
 
 def test_prompts_are_computed_in_every_step_where_all_ranks_are_full_or_prompts_are_rare():
-    assert planned(IntervalPlanner(1010), left=1000) == 1
+    assert planned(IntervalPlanner(1010), left=1000) == IntervalPlanner(1010).plan([RankReport()], 0.0) == 1
     planner = IntervalPlanner(1010)
     for second in range(30):
         few = reports(range(10 * second, 10 * second + 10), lambda n: 500 * (n % 5 == 0), second // 10, fixed=0.001)
         assert planner.plan(few, float(second)) == 1
-
-
-def test_without_timed_steps_prompts_are_computed_in_every_step():
-    assert IntervalPlanner(1010).plan([RankReport(), RankReport()], 0.0) == 1
 
 
 class Store(dict):

@@ -47,12 +47,8 @@ def test_requests_go_by_tokens_and_all_ranks_change_their_interval_in_the_same_s
         metrics = server.ask("/metrics")
     begun = re.findall(r"EngineCore_DP(\d).*aurora: interval (\d+ begins in \(.*?\))", server.log.read_text())
     of = [{plan for rank, plan in begun if rank == of_rank} for of_rank in "01"]
-    assert len(of[0] & of[1]) > max(map(len, of)) / 2 > 1, (
-        of
-    )  # one without requests at that step, or that heard late, says none
-    assert 'aurora_prompt_interval{ep_rank="1"' in metrics
+    assert len(of[0] & of[1]) > max(map(len, of)) / 2 > 1, of
     busiest, mean = (
-        float(re.search(rf"^aurora_{name}_rank_tokens_total\S* (\S+)$", metrics, re.MULTILINE)[1])
-        for name in ("busiest", "mean")
+        float(re.search(rf"aurora_{name}_rank_tokens_total\{{.* (\S+)", metrics)[1]) for name in ("busiest", "mean")
     )
     assert 1 <= busiest / mean <= 2
