@@ -35,8 +35,7 @@ def send(server, prompts, **header):
 
 
 @pytest.mark.slow
-def test_requests_go_by_tokens_and_all_ranks_change_their_interval_in_the_same_step(tmp_path, checkpoints, alone, monkeypatch):  # noqa: F811
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+def test_requests_go_by_tokens_and_are_answered_as_by_one_rank(tmp_path, checkpoints, alone):  # noqa: F811
     with Server(tmp_path, checkpoints("qwen3moe"), {"requests": "cadence"}) as server:
         server.wait_until_ready()
         assert send(server, [[5] * tokens for tokens in (200, 12, 200, 12)]) == [212, 212]
@@ -45,9 +44,6 @@ def test_requests_go_by_tokens_and_all_ranks_change_their_interval_in_the_same_s
             for _ in range(4):
                 assert list(pool.map(server.complete, range(96))) == expected(alone("qwen3moe"), 96)
         metrics = server.ask("/metrics")
-    begun = re.findall(r"EngineCore_DP(\d).*aurora: interval (\d+ begins in \(.*?\))", server.log.read_text())
-    of = [{plan for rank, plan in begun if rank == of_rank} for of_rank in "01"]
-    assert len(of[0] & of[1]) > max(map(len, of)) / 2 > 1, of
     busiest, mean = (
         float(re.search(rf"aurora_{name}_rank_tokens_total\{{.* (\S+)", metrics)[1]) for name in ("busiest", "mean")
     )
