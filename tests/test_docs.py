@@ -182,7 +182,7 @@ def test_the_plugins_pages_are_short():
     """One screen to start, one page of settings, one of limits."""
     pages = [ROOT / "integrations/README.md", *(ROOT / "docs/reference").glob("vllm-*.md")]
     assert len(pages) == 3
-    assert sum(len(page.read_text().splitlines()) for page in pages) <= 200
+    assert sum(len(page.read_text().splitlines()) for page in pages) <= 215
 
 
 def test_the_cluster_example_is_a_cluster(tmp_path):

@@ -29,7 +29,7 @@ class Step(NamedTuple):
     number: int
 
 
-class StepSeconds(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step as one rank saw it: its seconds, this rank's prompt tokens in it, and its requests that generated."""
 
     step: Step
@@ -54,7 +54,7 @@ class RankReport:
     arrived_tokens: int = 0
     prompt_tokens: int = 0
     generating: int = 0
-    steps: Sequence[StepSeconds] = ()
+    steps: Sequence[MeasuredStep] = ()
 
     def idle(self) -> "RankReport":
         """Returns the report of a rank that has no request any more."""
@@ -68,7 +68,7 @@ class RankReport:
     def from_json(cls, text: str | bytes) -> "RankReport":
         """Returns the report that `to_json` wrote."""
         values = json.loads(text)
-        return cls(**values | {"steps": [StepSeconds(Step(*step), *rest) for step, *rest in values["steps"]]})
+        return cls(**values | {"steps": [MeasuredStep(Step(*step), *rest) for step, *rest in values["steps"]]})
 
 
 class RankSteps:
@@ -93,7 +93,7 @@ class RankSteps:
         self._came_s: dict[str, float] = {}  # of prompts that are held
         self._arrived = self._arrived_tokens = self._backlog = self._generating = 0
         self._under_way = deque([(0, 0)] * lag)
-        self._recent = deque[StepSeconds](maxlen=KEPT)
+        self._recent = deque[MeasuredStep](maxlen=KEPT)
         self._before: tuple[Step, float, bool] | None = None
         self._reported_s = -math.inf
 
@@ -113,7 +113,7 @@ class RankSteps:
             self._under_way.append((min(computed, self._most_tokens), self._generating))
             tokens = self._under_way.popleft()
             if step == (before.wave, before.number + 1):
-                self._recent.append(StepSeconds(before, now_s - before_s, *tokens))
+                self._recent.append(MeasuredStep(before, now_s - before_s, *tokens))
             if opened:
                 self._backlog = sum(islice(self._left.values(), max(1, self._most_requests - generating)))
         for name in list(takewhile(lambda name: name not in self._known, reversed(requests))):
@@ -170,7 +170,7 @@ class IntervalPlanner:
         self.without_s, self.busiest, self.mean = 0.0, 0, 0.0
         self._most_tokens, self._ttft_s = max_num_batched_tokens, ttft_s
         self._token_s = 0.0
-        self._open: dict[Step, dict[int, StepSeconds]] = {}  # steps that other ranks may still report
+        self._open: dict[Step, dict[int, MeasuredStep]] = {}  # steps that other ranks may still report
         self._done = self._newest = Step(-1, -1)
         self._fitted = deque[tuple[float, float, int]]()  # time of the plan, seconds, prompt tokens of the busiest rank
         self._arrivals = deque[tuple[float, int, int]]()  # time of the plan, prompts and tokens that had come

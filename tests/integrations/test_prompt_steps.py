@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 from aurora_vllm import prompt_steps
-from aurora_vllm.prompt_steps import IntervalChanges, IntervalPlanner, RankReport, RankSteps, Step, StepSeconds
+from aurora_vllm.prompt_steps import IntervalChanges, IntervalPlanner, RankReport, RankSteps, Step, MeasuredStep
 
 
 class Rank:
@@ -35,12 +35,12 @@ def test_a_rank_counts_its_prompts_and_what_is_left_of_them():
     assert (report.arrived, report.arrived_tokens) == (3, 450)
     assert report.prompt_tokens == 50, "c came while the step before was computed, and was not begun in it"
     assert report.generating == 2
-    assert report.steps == (StepSeconds(Step(0, 0), 0.5, 200, 0), StepSeconds(Step(0, 1), 0.5, 200, 0))
+    assert report.steps == (MeasuredStep(Step(0, 0), 0.5, 200, 0), MeasuredStep(Step(0, 1), 0.5, 200, 0))
     rank.running.remove(rank.requests.pop("a"))
     rank.send("a2", 7)
     rank.step()
     assert (rank.steps.latest.arrived, rank.steps.latest.arrived_tokens, rank.steps.latest.generating) == (4, 457, 1)
-    assert rank.steps.latest.steps[-1] == StepSeconds(Step(0, 2), 0.5, 0, 2)
+    assert rank.steps.latest.steps[-1] == MeasuredStep(Step(0, 2), 0.5, 0, 2)
     rank.number += 5  # in which it had no requests
     rank.step()
     assert rank.steps.latest.steps[-1].step == Step(0, 2), "a step that does not follow is not timed"
@@ -88,7 +88,7 @@ def reports(numbers, tokens_of, arrived, ranks=2, generating=10, left=0, fixed=0
         RankReport(
             arrived, arrived * 2000, left, generating,
             [
-                StepSeconds(Step(0, n), fixed + 1e-4 * busiest[n], busiest[n] if rank == ranks - 1 else busiest[n] // 2, 10)
+                MeasuredStep(Step(0, n), fixed + 1e-4 * busiest[n], busiest[n] if rank == ranks - 1 else busiest[n] // 2, 10)
                 for n in numbers
             ],
         )
@@ -183,10 +183,10 @@ def test_ranks_that_have_no_requests_are_idle_to_the_planner():
     first.exchange(store, Step(0, 0), lambda: False, 0.0)
     assert planner.seen == [RankReport(steps=[])] + [RankReport()] * 2
     other = IntervalChanges(2, 3, RankSteps(100, 64))
-    other.steps.latest = RankReport(4, 400, 100, 3, (StepSeconds(Step(0, 1), 0.5, 9, 1),))
+    other.steps.latest = RankReport(4, 400, 100, 3, (MeasuredStep(Step(0, 1), 0.5, 9, 1),))
     other.exchange(store, Step(0, 2), lambda: True, 0.0)
     first.exchange(store, Step(0, 2), lambda: False, 0.0)
-    assert planner.seen[2] == RankReport(4, 400, 100, 3, [StepSeconds(Step(0, 1), 0.5, 9, 1)])
+    assert planner.seen[2] == RankReport(4, 400, 100, 3, [MeasuredStep(Step(0, 1), 0.5, 9, 1)])
     other.exchange(store, Step(0, 2), lambda: False, 0.0)
     assert RankReport.from_json(store.get("aurora-steps-2")).generating == 0
 
