@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 from aurora_vllm import prompt_steps
-from aurora_vllm.prompt_steps import IntervalChanges, IntervalPlanner, RankReport, RankSteps, Step, MeasuredStep
+from aurora_vllm.prompt_steps import IntervalChanges, IntervalPlanner, MeasuredStep, RankReport, RankSteps, Step
 
 
 class Rank:
