@@ -86,7 +86,7 @@ def reports(numbers, tokens_of, arrived, ranks=2, generating=10, left=0, fixed=0
     busiest = {number: 2 * tokens_of(number) for number in numbers}
     return [
         RankReport(
-            arrived, arrived * 2000, left, generating,
+            arrived, arrived * 1250, left, generating,
             [
                 MeasuredStep(Step(0, n), fixed + 1e-4 * busiest[n], busiest[n] if rank == ranks - 1 else busiest[n] // 2, 10)
                 for n in numbers
@@ -97,20 +97,20 @@ def reports(numbers, tokens_of, arrived, ranks=2, generating=10, left=0, fixed=0
 
 
 def planned(planner, **how):
-    """The plan after ten seconds with two prompts of 1000 tokens for each rank in every second."""
+    """The plan after ten seconds with two prompts of 1250 tokens for each rank in every second."""
     interval = 1
     for second in range(11):
         numbers = range(10 * second, 10 * second + 10)
-        interval = planner.plan(reports(numbers, lambda n: 500 * (n % 5 == 0), second, **how), float(second))
+        interval = planner.plan(reports(numbers, lambda n: 500 * (n % 5 == 0), 2 * second, **how), float(second))
     return interval
 
 
 def test_the_interval_is_planned_from_the_fitted_seconds_of_a_step_and_the_arrivals():
-    """Steps of 20 ms and 0.1 ms a prompt token of the busiest rank, and 4,000 tokens a second of two ranks."""
+    """Steps of 20 ms and 0.1 ms a prompt token of the busiest rank, and 5,000 tokens a second of two ranks."""
     planner = IntervalPlanner(1010)
     interval = planned(planner)
     assert planner.without_s == pytest.approx(0.02)
-    assert interval == 17  # prompts of 2 x 850 tokens come in 0.425 s, in which a step of 0.105 s and 16 of 0.02 s fit
+    assert interval == 12  # prompts of 2 x 850 tokens come in 0.34 s, in which a step of 0.105 s and 11 of 0.02 s fit
     assert planner.busiest / planner.mean == pytest.approx(1.3125)  # 1010 + 4 x 10 over half of 1010 + 510 + 8 x 10
 
 

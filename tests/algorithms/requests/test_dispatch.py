@@ -86,15 +86,15 @@ def linear(prompt_tokens, generating):
 
 
 def test_the_interval_by_hand():
-    """Four ranks, 4000 tokens a step, 20,000 prompt tokens/s: 0.85 of a step are 3400 on each, which come in 0.68 s.
+    """Four ranks, 4000 tokens a step, 25,000 prompt tokens/s: 0.85 of a step are 3400 on each, which come in 0.544 s.
 
-    One step with them takes 0.36 s, 16 without 0.32 s. With a bound of 0.9 s on TTFT, 0.54 s are left for the interval: one
-    step with prompts and nine without.
+    One step with them takes 0.36 s, nine without 0.18 s. With a bound of 0.85 s on TTFT, 0.49 s are left for the interval:
+    one step with prompts and six without.
     """
     idle = ranks_at(prompts=(0, 0, 0, 0), generating=[0] * 4)
-    assert planned_interval(idle, 20_000, 4000, linear) == 17
-    assert planned_interval(idle, 20_000, 4000, linear, ttft_s=0.9) == 10
-    assert planned_interval(idle, 20_000, 4000, linear, ttft_s=0.01) == 1
+    assert planned_interval(idle, 25_000, 4000, linear) == 10
+    assert planned_interval(idle, 25_000, 4000, linear, ttft_s=0.85) == 7
+    assert planned_interval(idle, 25_000, 4000, linear, ttft_s=0.01) == 1
     assert planned_interval(idle, 40_000, 4000, linear) == 1  # they come in 0.34 s: more than one step's
     assert planned_interval(idle, 0, 4000, linear) == rules.MOST_INTERVAL
     busy = ranks_at(prompts=(4000, 4001, 9000, 4000), generating=[0] * 4)
@@ -113,15 +113,15 @@ def test_an_interval_takes_no_longer_than_its_prompts_take_to_come(rate, ranks, 
 
 
 def test_a_cadence_is_planned_from_recent_arrivals_alone():
-    """20,000 prompt tokens in one second, after none for a minute: the rate counts from the first arrival, or of RECENT_S."""
+    """25,000 prompt tokens in one second, after none for a minute: the rate counts from the first arrival, or of RECENT_S."""
     rule = Cadence(4000, linear)
-    rule.arrived(0.0, 20_000)
-    first = ranks_at(0, (20_000, 0, 0, 0), generating=[0] * 4)
+    rule.arrived(0.0, 25_000)
+    first = ranks_at(0, (25_000, 0, 0, 0), generating=[0] * 4)
     assert rule.open_R(first) == [True] * 4
-    rule.scheduled(ranks_at(0, (16_000, 0, 0, 0), generating=[1] * 4, now_s=1.0), [True] * 4)
-    assert rule.interval == planned_interval(ranks_at(prompts=(0,) * 4), 20_000, 4000, linear) == 16
-    assert [rule.open_R(ranks_at(step, (9,) * 4))[0] for step in range(1, 18)] == [False] * 15 + [True, False]
-    rule.scheduled(ranks_at(16, (0,) * 4, now_s=1.0 + rules.RECENT_S), [True] * 4)
+    rule.scheduled(ranks_at(0, (21_000, 0, 0, 0), generating=[1] * 4, now_s=1.0), [True] * 4)
+    assert rule.interval == planned_interval(ranks_at(prompts=(0,) * 4), 25_000, 4000, linear) == 10
+    assert [rule.open_R(ranks_at(step, (9,) * 4))[0] for step in range(1, 12)] == [False] * 9 + [True, False]
+    rule.scheduled(ranks_at(10, (0,) * 4, now_s=1.0 + rules.RECENT_S), [True] * 4)
     assert rule.interval == rules.MOST_INTERVAL
     assert rule.open_R(ranks_at(0, (9,) * 4)) == [True] * 4  # a new count of steps: the ranks were idle
 
