@@ -520,8 +520,8 @@ def test_the_command_ends_when_asked_to_and_then_says_what_a_plan_would_bring(tm
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, survive=False)
     (port,) = free_ports(1)
     command = SimpleNamespace(
-        given=SimpleNamespace(host="127.0.0.1", port=port), api_key=None, ranks=range(2), several=True, survive=False,
-        state=tmp_path, tensor=1, model_folder=parent.model_folder,
+        given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}), api_key=None, ranks=range(2),
+        several=True, survive=False, state=tmp_path, tensor=1, model_folder=parent.model_folder,
         command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
 

@@ -38,10 +38,11 @@ class Watched(MemoryTransport):
 @pytest.mark.parametrize(("holds_between_layers", "slice_s"), [(False, float("inf")), (True, float("inf")), (True, 2.0)])
 def test_two_servers_of_two_ranks_take_turns(holds_between_layers, slice_s, tmp_path):
     """Ranks of one begin in another order than those of the other. Ports of unknown rates count as 1 B/s in slices."""
-    computing_G = [threading.Lock() for _ in SLOTS_G]
+    computing_G, joined = [threading.Lock() for _ in SLOTS_G], threading.Barrier(4)
 
     def serve(memory, store, rank):
         arbiter = join_port_arbiter(store, "k", rank, tmp_path, 120.0)
+        joined.wait(120.0)  # else one server may have left before the other comes, which then takes its place
         start, stop = arbiter.start_compute, arbiter.stop_compute
         arbiter.start_compute = lambda: (start(), computing_G[rank].acquire(blocking=False) or pytest.fail("two compute"))
         arbiter.stop_compute = lambda: (computing_G[rank].release(), stop())

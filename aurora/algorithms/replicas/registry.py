@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from aurora.algorithms.layers_in_threads import map_layers
 from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import eplb
 from aurora.algorithms.replicas.failure_resilient import checked_counts
@@ -32,8 +33,8 @@ ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Gen
 ENOUGH = 1e-3  # relative: a search stops when it is this close to the mean load
 SIZES = (0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95)  # of replicas at most, over a GPU's mean load, best first
 TINY = 1e-300  # in place of a mean load of zero
-KICKS = 1500  # restarts of a search that is not close enough
-EFFORT = 200_000  # changes that these price at most
+KICKS = 400  # restarts of a search that is not close enough
+EFFORT = 50_000  # changes that these price at most
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
@@ -240,7 +241,11 @@ def slot_tables(
     if experts > slots.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
     strategy = (REPLICAS | REGISTERED)[method]
-    return [strategy(load_E, slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
+
+    def placed(layer: int) -> SlotTables:
+        return strategy(load_LE[layer], slots, count_E, np.random.default_rng(seed))
+
+    return map_layers(placed, len(load_LE), "placing replicas")
 
 
 def _placement(tables: Sequence[SlotTables]) -> Placement:
