@@ -74,7 +74,7 @@ def test_the_whole_way(aurora, folder):
     code, out, _ = aurora("plan", "--cluster", DEMO, "--profile", a, "--profile", b, "-o", plan)
     assert code == 0
     assert (
-        "colocated, equal GPUs: place balanced, assign matching, colocate matching, time slice exchange, order openshop-best"
+        "colocated, equal GPUs: place balanced, assign exact, colocate matching, time slice exchange, order openshop-best"
         in " ".join(out.split())
     )
     code, out, _ = aurora("simulate", plan)

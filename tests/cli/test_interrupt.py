@@ -52,7 +52,7 @@ def test_ctrl_c_while_ranks_start(mixtral, tmp_path):
     aurora.save(plan, tmp_path / "plan.json")
     (tmp_path / "prompts.txt").write_text("import os\n")
     words = ["run", "plan.json", "--model", mixtral, "--prompts", "prompts.txt", "--max-new-tokens", "200", "-o", "answers"]
-    for wait_s in (1.0, 2.0, 4.0, 8.0):
+    for wait_s in (0.5, 1.0, 2.0):
         command = subprocess.Popen(
             [sys.executable, "-c", "import aurora.__main__ as main; main.main()", *map(str, words)],
             cwd=tmp_path,
