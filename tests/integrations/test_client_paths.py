@@ -146,7 +146,8 @@ def served(tmp_path, monkeypatch, api_key, ask):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2)
     (port,) = free_ports(1)
     command = SimpleNamespace(
-        given=SimpleNamespace(host="127.0.0.1", port=port), api_key=api_key, ranks=range(2), several=True, survive=True,
+        given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}), api_key=api_key,
+        ranks=range(2), several=True, survive=True,
         tensor=1, state=tmp_path, model_folder=parent.model_folder, command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
     asked = []
