@@ -45,7 +45,7 @@ dist: install
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 
-# A CPU build of vLLM in an environment of its own (3.5 GB). TESTS='tests/integrations/test_vllm.py tests/integrations/test_vllm_runners.py tests/integrations/test_vllm_command.py tests/integrations/test_vllm_survive.py' are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
+# A CPU build of vLLM in an environment of its own (3.5 GB). TESTS='tests/integrations/test_vllm.py tests/integrations/test_vllm_runners.py tests/integrations/test_vllm_command.py tests/integrations/test_vllm_survive.py tests/integrations/test_vllm_requests.py' are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
 TESTS ?= tests/integrations
 SELECT ?=
 test-vllm: $(VENV)-vllm/installed
