@@ -10,7 +10,6 @@ from aurora.algorithms.check.fit import check_traffic, without_proof
 from aurora.cli.inputs import check_output, profiles_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import progress_bars, show
-from aurora.errors import BadInput
 from aurora.io import load_plan, load_requests, save
 from aurora.types import BARRIERS, PlanOptions, RequestOptions
 from aurora.types.options import SIMULATED_ORDERS, OptionField
@@ -138,8 +137,6 @@ def _serve(
         refuse_given(DRAWN, "without `requests`")
     else:
         refuse_given(("trace_format",), "with `requests`")
-    if RUNNING.get().params["ttft_s"] is not None and options.dispatch != "cadence":
-        raise BadInput(f"`ttft_s`: expected with `dispatch` cadence, found {options.dispatch}")
     plan = load_plan(path)
     profiles = profiles_of(plan, path, profile)
     check_traffic(plan, profiles)

@@ -208,8 +208,8 @@ class _Trace:
         )
         turns = len(self.rows) - len(set(sessions))
         said = f"{self.name}: times in {self.form.unit}" if self.form.unit != "dates" else f"{self.name}: times are dates"
-        said += f"; {turns} later turns, sent when the one before is answered" if turns else ""
-        said += f"; {self.failed} that failed are left out" if self.failed else ""
+        said += f"; later turns, each sent when the one before is answered: {turns}" if turns else ""
+        said += f"; failed and left out: {self.failed}" if self.failed else ""
         return Requests(
             np.array(at_s) - at_s[0],
             np.array(inputs),

@@ -116,6 +116,8 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.ttft_s is not None and self.dispatch != "cadence":
+            raise BadInput(f"`ttft_s`: expected with `dispatch` cadence, found {self.dispatch}")
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise BadInput(
                 f"`max_num_seqs`: expected at most the {self.max_num_batched_tokens} of `max_num_batched_tokens`, as each "

@@ -240,7 +240,7 @@ class ResumingProxy:
         prompts = [(places[url], count) for url, count in self._prompts.values() if url in places]
         chosen = list(urls)[chosen_rank(prompts, [(0, 0, 0.0)] * len(urls), 1, self._sent)]
         given = request.headers.get(RANK, "")
-        rank = int(given) if given.isdecimal() and int(given) in urls else chosen
+        rank = int(given) if given in map(str, urls) else chosen
         self._prompts[id(request)], self._sent = (urls[rank], tokens), self._sent + 1
         return urls[rank]
 

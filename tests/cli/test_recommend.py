@@ -73,7 +73,7 @@ def test_requests_are_advised_before_experts_if_they_are_recorded(aurora, tmp_pa
     assert code == 0, err
     told = " ".join(printed.split())
     assert re.search(r"Requests over 4 ranks: 200 requests, which are [0-9.]+% of what even ranks .* can take", told)
-    assert re.search(r"Of them, --load-balance-method minimum_tokens brings 1\.[0-9]+x the tokens per second, TTFT p95", told)
+    assert re.search(r"Of them, --load-balance-method total_tokens brings 1\.[0-9]+x the tokens per second, TTFT p95", told)
     assert told.index("Requests over 4 ranks") < told.index("No recommendation: this traffic is drawn")
     found = json.loads(aurora(*line, "--requests", trace, "--json")[1])["requests"]
     assert (found["requests"], found["drawn"], found["worth"]) == (200, False, True)

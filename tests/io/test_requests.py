@@ -65,7 +65,7 @@ def test_burstgpts_failed_requests_are_counted_and_left_out(tmp_path):
         [472, 417],
         [18, 276],
     )
-    assert found.source == "burstgpt: times in seconds; 1 that failed are left out"
+    assert found.source == "burstgpt: times in seconds; failed and left out: 1"
     (tmp_path / "trace").write_text(text.splitlines()[0] + "\n45,ChatGPT,1087,0,1087,API log\n")
     with pytest.raises(BadInput, match="expected requests, found 1 that failed"):
         load_requests(tmp_path / "trace")
@@ -113,7 +113,7 @@ def test_later_turns(tmp_path):
     assert found.arrival_s_Q.tolist() == [0, 0, 3, 8]
     assert found.delay_s_Q.tolist() == [0, 2.5, 0, 0]
     assert [len(set(found.session_Q[:2])), len(set(found.session_Q))] == [1, 3]
-    assert found.source == "mooncake: times in milliseconds; 1 later turns, sent when the one before is answered"
+    assert found.source == "mooncake: times in milliseconds; later turns, each sent when the one before is answered: 1"
     with pytest.raises(BadInput, match=r"line 1: expected the columns timestamp,.*, found no timestamp"):
         loaded(tmp_path, rows[1:], "mooncake")
 

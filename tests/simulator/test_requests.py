@@ -197,6 +197,8 @@ def test_a_later_turn_is_sent_once_the_one_before_is_answered():
 def test_options_and_requests_that_are_refused():
     with pytest.raises(BadInput, match="`max_num_seqs`: expected at most the 4 of"):
         RequestOptions(max_num_batched_tokens=4, max_num_seqs=5)
+    with pytest.raises(BadInput, match="`ttft_s`: expected with `dispatch` cadence, found tokens"):
+        RequestOptions(dispatch="tokens", ttft_s=1.0)
     with pytest.raises(BadInput, match="`osl`: expected a number, or a trace"):
         drawn_requests(RequestOptions(rate=1, isl=1))
     with pytest.raises(BadInput, match="`rate`: expected at most 1000000 requests, found 1e"):

@@ -27,6 +27,9 @@ padding | without an all-to-all | decode: to the most tokens of a rank by allgat
   for all layers at once or --eplb-rebalance-layers-per-chunk of them a step | srt/eplb/eplb_manager.py
 --enable-waterfill | off | the shared expert of a token goes to the least busy GPU; DeepSeek-V3 and R1, DeepEP or MegaMoE;
   since 0.5.17. Not described here | srt/arg_groups/fields/exec_.py (ExecMoe)
+--load-balance-method | auto: round_robin, but for prefill and decode apart | total_tokens: to the rank with the fewest tokens;
+  minimum_tokens in older versions. --prefill-decode-interval and --enable-prefill-delayer, which let prompts wait on all
+  ranks, are not described here | srt/arg_groups/fields/parallel.py, srt/arg_groups/fields/schedule.py
 several servers | one | --nnodes, --node-rank, --dist-init-addr | srt/arg_groups/fields/parallel.py
 """
 
@@ -116,5 +119,5 @@ SGLANG = ServingEngine(
     moves_wait=True,
     form="sglang",
     dispatch="round-robin",
-    dispatch_flags=[DispatchFlag("--load-balance-method minimum_tokens", "tokens")],
+    dispatch_flags=[DispatchFlag("--load-balance-method total_tokens", "tokens")],
 )

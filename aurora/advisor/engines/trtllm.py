@@ -15,6 +15,8 @@ moe_config.load_balancer | none: experts in sequence | a file with num_slots and
 moe_config.max_num_tokens | none | a rank's rows beyond it are computed in further chunks, of which one's allgather overlaps
   the next one's compute, all-to-alls do not (not priced: it is there to save memory); halves of a batch do not overlap |
   examples/wide_ep/README.md; pull requests 3104 and 3504
+attention_dp_config | no balance | enable_balance: prompts wait until all ranks have some, for timeout_iters (50) steps at most,
+  and then batching_wait_iters (10) more for further ones | llmapi/llm_args.py (AttentionDpConfig)
 several servers | one | mpirun (or Slurm) with trtllm-llmapi-launch | examples/wide_ep/README.md
 """
 
@@ -134,7 +136,11 @@ TRTLLM = ServingEngine(
     file="placement.yaml",
     files=files,
     dispatch_flags=[
-        DispatchFlag(f"attention_dp_config: {{enable_balance: true, timeout_iters: {steps}}}", f"aligned:{steps}", "requests")
+        DispatchFlag(
+            f"attention_dp_config: {{enable_balance: true, timeout_iters: {steps}, batching_wait_iters: 0}}",
+            f"aligned:{steps}",
+            "requests",
+        )
         for steps in (2, 8, 32)
     ],
 )

@@ -25,6 +25,10 @@ CUDA graphs | on | deepep_high_throughput with data parallelism and moonep turn 
   vllm/config/parallel.py (EPLBConfig)
 --eplb-config.num_redundant_experts | 0 | slots beyond one for each expert; without EPLB vLLM refuses it |
   vllm/config/parallel.py
+ranks of requests | by the number of requests | a request's data_parallel_rank, or the header X-data-parallel-rank, wins |
+  vllm/v1/engine/core_client.py
+--prefill-schedule-interval | 1 | data-parallel ranks compute prompts in every N-th step; a rank whose prompts could not all
+  begin, or that generates nothing, goes on alone | vllm/v1/engine/core.py, vllm/v1/core/sched/scheduler.py
 several servers | one | --data-parallel-size-local, -address, -start-rank and --headless; a rank over servers: --nnodes,
   --node-rank | vllm/engine/arg_utils.py; docs/serving/data_parallel_deployment.md
 """

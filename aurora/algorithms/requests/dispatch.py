@@ -1,5 +1,6 @@
 """Ways to spread requests over data-parallel ranks, by name: rules for the rank of a request and for the steps of prompts."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ def dispatch_of(options: RequestOptions, ranks: int, step_s: EvenStep) -> tuple[
     name, colon, number = options.dispatch.partition(":")
     check_one_of("dispatch", name, DISPATCH)
     way = DISPATCH[name]
-    if colon and (way.number is None or not number.isdecimal() or int(number) < way.least):
+    if colon and (way.number is None or not re.fullmatch(r"[0-9]{1,6}", number) or int(number) < way.least):
         expected = f"{name}" if way.number is None else f"{name}:N with a whole number N from {way.least} on"
         raise BadInput(f"`dispatch`: expected {expected}, found {options.dispatch!r}")
     if ranks == 1 and name == "aligned":
