@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aurora.algorithms.requests.steps import MOST_INTERVAL, RECENT_S, RanksAtStep, planned_interval
+from aurora.algorithms.requests.steps import RECENT_S, RanksAtStep, planned_interval
 
 POLL_S = 0.1  # between two reports
 LEAD = 4  # reports from a plan to the step from which it holds
@@ -190,13 +190,11 @@ class IntervalPlanner:
         seconds = now_s - first_s
         if self.without_s <= 0 or self._token_s <= 0 or seconds <= 0:
             return 1
-        if (last - first) / seconds * MOST_INTERVAL * self.without_s < 1:
-            return 1  # prompts are so rare that none would wait for another
         ranks = RanksAtStep(
             0, now_s, [each.prompt_tokens for each in reports], [0] * len(reports), [each.generating for each in reports]
         )
-        rate = (last_tokens - first_tokens) / seconds
-        return planned_interval(ranks, rate, self._most_tokens, self._step_s, self._ttft_s)
+        rates = (last - first) / seconds, (last_tokens - first_tokens) / seconds
+        return planned_interval(ranks, *rates, self._most_tokens, self._step_s, self._ttft_s)
 
     def _step_s(self, prompt_tokens: int, _generating: int) -> float:
         return self.without_s + self._token_s * prompt_tokens

@@ -134,12 +134,17 @@ class Cadence(EveryStep):
             self.tokens -= self.recent.popleft()[1]
         if open_R[0] and self.first_s is not None:
             seconds = min(RECENT_S, ranks.now_s - self.first_s)
-            rate = self.tokens / seconds if seconds > 0 else math.inf
-            self.interval = planned_interval(ranks, rate, self.max_num_batched_tokens, self.step_s, self.ttft_s)
+            rates = (len(self.recent) / seconds, self.tokens / seconds) if seconds > 0 else (math.inf, math.inf)
+            self.interval = planned_interval(ranks, *rates, self.max_num_batched_tokens, self.step_s, self.ttft_s)
 
 
 def planned_interval(
-    ranks: RanksAtStep, prompt_tokens_per_s: float, max_num_batched_tokens: int, step_s: EvenStep, ttft_s: float | None = None
+    ranks: RanksAtStep,
+    prompts_per_s: float,
+    prompt_tokens_per_s: float,
+    max_num_batched_tokens: int,
+    step_s: EvenStep,
+    ttft_s: float | None = None,
 ) -> int:
     """Returns k, so that all ranks compute prompts in every k-th step: the largest interval that keeps queues from growing.
 
@@ -148,10 +153,12 @@ def planned_interval(
     (k - 1) x step_s(0, generating) + step_s(P, generating) must not take longer. With the steps above, R = 4, P = 3400 and
     25,000 prompt tokens/s: 0.544 s, in which a step of 0.36 s and 9 of 0.02 s fit; k = 10.
 
-    Where all ranks have a whole step's prompts waiting, they are even, and k = 1.
+    Where all ranks have a whole step's prompts waiting, they are even, and k = 1. So it is where less than one prompt comes in
+    the longest interval: none would wait for another.
 
     Args:
         ranks: the ranks, after a step's prompts were scheduled.
+        prompts_per_s: prompts that come in a second, for all ranks.
         prompt_tokens_per_s: prompt tokens that come in a second, for all ranks.
         max_num_batched_tokens: maximum tokens of a rank in a step.
         step_s: seconds of a step of even ranks, by the prompt tokens and the generating requests of each.
@@ -160,13 +167,11 @@ def planned_interval(
     """
     generating = round(sum(ranks.generating_R) / len(ranks.generating_R))
     free = max(1, max_num_batched_tokens - generating)
-    if min(ranks.prompt_tokens_R) >= free:
-        return 1
     prompts = math.ceil(FILL * free)
     with_prompts_s, without_s = step_s(prompts, generating), step_s(0, generating)
+    if without_s <= 0 or prompts_per_s * MOST_INTERVAL * without_s < 1 or min(ranks.prompt_tokens_R) >= free:
+        return 1
     most_s = prompts * len(ranks.generating_R) / prompt_tokens_per_s if prompt_tokens_per_s else math.inf
     if ttft_s is not None:
         most_s = min(most_s, ttft_s - with_prompts_s)
-    if without_s <= 0 or not math.isfinite(most_s):
-        return MOST_INTERVAL
-    return max(1, min(MOST_INTERVAL, 1 + math.floor((most_s - with_prompts_s) / without_s)))
+    return max(1, int(min(MOST_INTERVAL, 1 + (most_s - with_prompts_s) / without_s)))

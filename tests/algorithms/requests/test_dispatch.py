@@ -92,19 +92,21 @@ def test_the_interval_by_hand():
     one step with prompts and six without.
     """
     idle = ranks_at(prompts=(0, 0, 0, 0), generating=[0] * 4)
-    assert planned_interval(idle, 25_000, 4000, linear) == 10
-    assert planned_interval(idle, 25_000, 4000, linear, ttft_s=0.85) == 7
-    assert planned_interval(idle, 25_000, 4000, linear, ttft_s=0.01) == 1
-    assert planned_interval(idle, 40_000, 4000, linear) == 1  # they come in 0.34 s: more than one step's
-    assert planned_interval(idle, 0, 4000, linear) == rules.MOST_INTERVAL
+    assert planned_interval(idle, 9, 25_000, 4000, linear) == 10
+    assert planned_interval(idle, 9, 25_000, 4000, linear, ttft_s=0.85) == 7
+    assert planned_interval(idle, 9, 25_000, 4000, linear, ttft_s=0.01) == 1
+    assert planned_interval(idle, 9, 40_000, 4000, linear) == 1  # they come in 0.34 s: more than one step's
+    assert planned_interval(idle, 9, 100, 4000, linear) == rules.MOST_INTERVAL
+    assert planned_interval(idle, 3, 100, 4000, linear) == 1  # 16 steps of 0.02 s are 0.32 s: less than one prompt
+    assert planned_interval(idle, 0, 0, 4000, linear) == 1
     busy = ranks_at(prompts=(4000, 4001, 9000, 4000), generating=[0] * 4)
-    assert planned_interval(busy, 1, 4000, linear) == 1  # all have a whole step's: they are even
+    assert planned_interval(busy, 9, 1, 4000, linear) == 1  # all have a whole step's: they are even
 
 
 @given(st.floats(1, 1e6), st.integers(1, 16), st.integers(0, 200))
 def test_an_interval_takes_no_longer_than_its_prompts_take_to_come(rate, ranks, generating):
     at = ranks_at(prompts=(0,) * ranks, generating=[generating] * ranks)
-    interval = planned_interval(at, rate, 4096, linear)
+    interval = planned_interval(at, 1e9, rate, 4096, linear)
     prompts = np.ceil(rules.FILL * (4096 - generating))
     if interval > 1:
         assert (interval - 1) * linear(0, generating) + linear(prompts, generating) <= prompts * ranks / rate + 1e-9
@@ -113,16 +115,17 @@ def test_an_interval_takes_no_longer_than_its_prompts_take_to_come(rate, ranks, 
 
 
 def test_a_cadence_is_planned_from_recent_arrivals_alone():
-    """25,000 prompt tokens in one second, after none for a minute: the rate counts from the first arrival, or of RECENT_S."""
+    """Five prompts of 5000 tokens in one second, after none for a minute: the rate counts from the first arrival, or of RECENT_S."""
     rule = Cadence(4000, linear)
-    rule.arrived(0.0, 25_000)
+    for _ in range(5):
+        rule.arrived(0.0, 5000)
     first = ranks_at(0, (25_000, 0, 0, 0), generating=[0] * 4)
     assert rule.open_R(first) == [True] * 4
     rule.scheduled(ranks_at(0, (21_000, 0, 0, 0), generating=[1] * 4, now_s=1.0), [True] * 4)
-    assert rule.interval == planned_interval(ranks_at(prompts=(0,) * 4), 25_000, 4000, linear) == 10
+    assert rule.interval == planned_interval(ranks_at(prompts=(0,) * 4), 5, 25_000, 4000, linear) == 10
     assert [rule.open_R(ranks_at(step, (9,) * 4))[0] for step in range(1, 12)] == [False] * 9 + [True, False]
     rule.scheduled(ranks_at(10, (0,) * 4, now_s=1.0 + rules.RECENT_S), [True] * 4)
-    assert rule.interval == rules.MOST_INTERVAL
+    assert rule.interval == 1
     assert rule.open_R(ranks_at(0, (9,) * 4)) == [True] * 4  # a new count of steps: the ranks were idle
 
 
@@ -135,6 +138,7 @@ def test_a_cadence_is_planned_from_recent_arrivals_alone():
         ("aligned:-1", 2, "expected aligned:N with a whole number N from 0 on, found 'aligned:-1'"),
         ("interval:0", 2, "expected interval:N with a whole number N from 1 on, found 'interval:0'"),
         ("interval:", 2, "expected interval:N"),
+        ("interval:" + "9" * 5000, 2, "expected interval:N"),
         ("aligned:8", 1, "expected two data-parallel ranks or more for aligned"),
     ],
 )
