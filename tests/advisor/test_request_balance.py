@@ -25,8 +25,7 @@ def parts(way, prompts, generating, context=600, isl=512):
 @pytest.mark.parametrize("exchange", ["allgather", "deepep-ht"])
 def test_the_busiest_rank_delays_its_own_work_and_the_mean_that_of_experts(exchange):
     """1024 prompt tokens and 16 requests on one of two ranks, 0 and 16 on the other: points of the grid, and their mean."""
-    way = SERVING_ENGINES["vllm"].default(2, 8)
-    way = replace(way, exchange=exchange)
+    way = replace(SERVING_ENGINES["vllm"].default(2, 8), exchange=exchange)
     steps = UnevenSteps(ONE_SERVER, way, RATIOS, context=600, isl=512)
     busiest, mean, other = parts(way, 1024, 16), parts(way, 512, 16), parts(way, 0, 16)
     own = busiest.total - busiest.host_s - busiest.experts_s - busiest.collectives_s
@@ -44,8 +43,7 @@ def test_the_busiest_rank_delays_its_own_work_and_the_mean_that_of_experts(excha
 
 
 def test_all_ranks_leave_their_graphs_where_one_has_prompts():
-    way = SERVING_ENGINES["vllm"].default(2, 8)
-    steps = UnevenSteps(ONE_SERVER, way, RATIOS, context=600, isl=512)
+    steps = UnevenSteps(ONE_SERVER, SERVING_ENGINES["vllm"].default(2, 8), RATIOS, context=600, isl=512)
     some = np.array([16, 16])
     assert steps(np.array([0, 0]), some) < steps(np.array([1, 0]), some) <= steps(np.array([1, 1]), some)
 
@@ -80,8 +78,7 @@ def test_load_is_arrivals_over_what_even_ranks_take(compared):
 
 
 def test_one_rank_has_nothing_to_spread(compared):
-    way = SERVING_ENGINES["vllm"].default(1, 8)
-    one = replace(compared, default=replace(compared.default, way=way))
+    one = replace(compared, default=replace(compared.default, way=SERVING_ENGINES["vllm"].default(1, 8)))
     assert balance_of_requests(ONE_SERVER, one, None, alternating()) is None
 
 
