@@ -56,7 +56,7 @@ def workloads() -> dict[str, Requests]:
     return {
         "Azure conversation": shortened("azure_conv_2023.csv", 480, 8, 4, 150, 1.6),
         "Mooncake conversation": shortened("mooncake_conversation.jsonl", 140, 32, 8, 100, 0.7),
-        "equal requests": Requests(np.arange(160) * 0.125, np.full(160, 115), np.full(160, 66)),
+        "equal requests": Requests(np.arange(480) * 0.25, np.full(480, 115), np.full(480, 66)),
     }
 
 
