@@ -1,7 +1,6 @@
 """Whole plans: scenarios, bounds, strategies, and inputs that do not fit."""
 
 from dataclasses import replace
-from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -15,10 +14,8 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_plan, check_schedule
 from aurora.algorithms.placement.assignment import ASSIGN
 from aurora.algorithms.placement.colocation import COLOCATE, JOINT
-from aurora.algorithms.placement.colocation_problem import ColocationProblem
 from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.placement.grouping import PLACE
-from aurora.algorithms.placement.objective import BUSIEST_RESOURCE, formula
 from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BadInput, InfeasiblePlan
@@ -69,57 +66,6 @@ def test_plans_do_not_depend_on_the_number_of_threads(monkeypatch, order):
 
     assert made(1) == made(3, progress=lambda *each: told.append(each))
     assert [each for each in told if each[0] == "ordering all-to-alls"] == [("ordering all-to-alls", n, 5) for n in range(6)]
-
-
-@pytest.mark.full
-@given(TWO)
-def test_plans_repeat_for_a_seed(case):
-    machines, a, b = case
-    options = PlanOptions("random", "random", "random", "random", seed=5)
-    first, second = make_plan(machines, [a, b], options), make_plan(machines, [a, b], options)
-    assert [m.placement for m in first.models] == [m.placement for m in second.models]
-    assert all(
-        (x.pairs_X2 == y.pairs_X2).all() for x, y in zip(first.models[0].dispatch_L, second.models[0].dispatch_L, strict=True)
-    )
-
-
-@given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_experts=4, max_layers=1))))
-def test_the_bound_is_below_every_placement(case):
-    machines, source = case
-    n = len(machines)
-    bound = make_plan(machines, [source]).bound_s
-    for where in product(range(n), repeat=source.experts):
-        costs = layer_costs(machines, source, 0).grouped(np.array(where))
-        assert exclusive_s(costs.times_alone(np.arange(n))) >= bound * (1 - 1e-9)
-
-
-@pytest.mark.full
-@given(st.tuples(clusters(2), profiles(2, max_experts=3, max_layers=1), profiles(2, max_experts=3, max_layers=1)))
-def test_the_colocated_bound_is_below_every_pair_of_placements(case):
-    machines, a, b = case
-    bound = make_plan(machines, [a, b]).bound_s
-    gpus = np.arange(2)
-    for first in product(range(2), repeat=a.experts):
-        terms = layer_costs(machines, a, 0).grouped(np.array(first)).times_alone(gpus)
-        for second in product(range(2), repeat=b.experts):
-            beside = layer_costs(machines, b, 0).grouped(np.array(second)).times_alone(gpus)
-            assert formula("causal", 2).seconds([terms, beside]) >= bound * (1 - 1e-9)
-
-
-@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n), profiles(n))))
-def test_colocation_by_matching_is_optimal_for_the_shared_dispatch(case):
-    """Brute force over the second model's groups, the first's fixed (Aurora §6.2, case II)."""
-    machines, a, b = case
-    n = len(machines)
-    costs = [layer_costs(machines, p, 0).grouped(np.arange(p.experts) % n) for p in (a, b)]
-    held = np.arange(n)
-
-    def port_time(group_G):
-        ta, tb = costs[0].times_alone(held), costs[1].times_alone(group_G)
-        return max((ta.port_4G[0] + tb.port_4G[0]).max(), (ta.port_4G[1] + tb.port_4G[1]).max())
-
-    found = COLOCATE["matching"](ColocationProblem(tuple(costs), {0: held}), np.random.default_rng(0))
-    assert port_time(found[1]) == min(port_time(np.array(p)) for p in permutations(range(n)))
 
 
 def test_auto_takes_the_shorter_order_on_mixed_ports():
@@ -241,24 +187,6 @@ def test_three_models_take_what_the_busiest_resource_does(case):
     assert plan.objective_s == pytest.approx(total)
     assert plan.bound_s <= plan.objective_s * (1 + 1e-9)
     assert plan.assignment_bound_s is None
-
-
-def test_no_placement_of_three_models_is_below_the_bound():
-    """Brute force over every expert of every model on any of two GPUs."""
-    rng = np.random.default_rng(0)
-    for speeds in ((1.0, 1.0), (2.0, 1.0)):
-        machines = cluster(*speeds)
-        sources = [profile(rng.integers(0, 9, (1, 1, 2, experts)), rate=rng.uniform(0, 2)) for experts in (2, 3, 4)]
-        plan = make_plan(machines, sources, PlanOptions(colocate="local-search"))
-        each = [
-            [
-                layer_costs(machines, source, 0).grouped(np.array(where)).times_alone(np.arange(len(machines)))
-                for where in product(range(2), repeat=source.experts)
-            ]
-            for source in sources
-        ]
-        best = min(formula(BUSIEST_RESOURCE, 3).seconds(times) for times in product(*each))
-        assert plan.bound_s <= best * (1 + 1e-9) <= plan.objective_s * (1 + 2e-9)
 
 
 def test_objectives_of_two_models_are_refused_for_three():

@@ -9,7 +9,8 @@ from aurora.algorithms.alltoall.hierarchical import carriers, hierarchical_rows,
 from aurora.errors import BadInput
 from aurora.types import Hierarchy, Network, Servers
 from aurora.types.schedule import MOST_ROWS
-from tests.without_compiler import printed
+from tests.algorithms.check.hierarchical_rows import hierarchical_moves, rows_by_hand
+from tests.algorithms.check.replayed_moves import check_moves
 
 
 @st.composite
@@ -26,27 +27,12 @@ def token_tables(draw):
 
 def by_hand(rank_UK, source_U, hierarchy):
     """(steps, G, G) rows, by sending each token on its own, by the carriers."""
-    carrier_GNC = carriers(hierarchical_rows(rank_UK, source_U, hierarchy).sent_GN, hierarchy)
-    steps_SGG = np.zeros((hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
-    server_G = hierarchy.server_G.tolist()
-    for rank in range(hierarchy.ranks):
-        for server in range(hierarchy.servers):
-            needed = [{int(to) for to in token if server_G[to] == server} for token in rank_UK[source_U == rank]]
-            needed = [each for each in needed if each]
-            for number, each in enumerate(needed):
-                piece = next(c for c in range(hierarchy.pieces) if number < len(needed) * (c + 1) // hierarchy.pieces)
-                step, at = piece // hierarchy.parts, rank
-                ways = []
-                if server_G[rank] != server:
-                    carrier = int(carrier_GNC[rank, server, piece])
-                    peers, own = ([g for g, s in enumerate(server_G) if s == n] for n in (server, server_G[rank]))
-                    ways = [carrier] * (carrier != rank) + [peers[own.index(carrier) % len(peers)]]
-                for to in ways:
-                    steps_SGG[step, at, to] += 1
-                    step, at = step + 1, to
-                for to in each - {at}:
-                    steps_SGG[step, at, to] += 1
-    return steps_SGG
+    return rows_by_hand(rank_UK, source_U, hierarchy, carriers_of(rank_UK, source_U, hierarchy))
+
+
+def carriers_of(rank_UK, source_U, hierarchy):
+    """The rank whose NIC carries each piece, as the planner claims."""
+    return carriers(hierarchical_rows(rank_UK, source_U, hierarchy).sent_GN, hierarchy)
 
 
 @given(token_tables())
@@ -54,6 +40,13 @@ def test_every_step_carries_the_rows_that_its_tokens_need(tokens):
     rank_UK, source_U, hierarchy = tokens
     found = step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
     np.testing.assert_array_equal(found, by_hand(rank_UK, source_U, hierarchy))
+    carrier_GNC, server_G = carriers_of(rank_UK, source_U, hierarchy), hierarchy.server_G
+    assert (server_G[carrier_GNC] == server_G[:, None, None]).all()
+    sent_GN = hierarchical_rows(rank_UK, source_U, hierarchy).sent_GN
+    for server in range(hierarchy.servers):  # levelling makes no NIC busier than the busiest, but by whole rows of pieces
+        busiest_2N = [rows_GN[server_G == server].max(axis=0) for rows_GN in (carried_by(sent_GN, hierarchy), sent_GN)]
+        assert (busiest_2N[0] <= busiest_2N[1] + hierarchy.pieces).all()
+    check_moves(hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC), rank_UK, source_U, server_G)
 
 
 def test_a_token_goes_once_to_a_server():
@@ -122,15 +115,3 @@ def test_a_hierarchy_has_a_rank_on_each_server_and_a_chunk():
     for rows in (0, 10**30):
         with pytest.raises(BadInput, match=f"expected to level from one row to {MOST_ROWS} on, found {rows}"):
             Hierarchy(np.array([0, 0]), 1, rows)
-
-
-def test_rows_are_the_same_without_a_compiler():
-    code = (
-        "import numpy as np; from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, hop_rows;"
-        "from aurora.types import Hierarchy;"
-        "hierarchy, rng = Hierarchy(np.array([0, 0, 0, 1, 1, 2]), 2, 1), np.random.default_rng(0);"
-        "rows = hierarchical_rows(rng.integers(0, 6, (60, 2)), np.minimum(rng.integers(0, 9, 60), 5), hierarchy);"
-        "print([each.tolist() for each in hop_rows(rows, hierarchy)])"
-    )
-    compiled, plain = printed(code)
-    assert compiled == plain

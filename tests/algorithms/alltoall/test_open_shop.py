@@ -13,7 +13,6 @@ from aurora.algorithms.network.port_bounds import one_to_one_bound, pair_seconds
 from aurora.algorithms.network.switch import timed
 from aurora.types import Order
 from tests.strategies import traffics_on_ports
-from tests.without_compiler import printed
 
 
 def columns(pairs_X2, seconds_GG):
@@ -55,20 +54,6 @@ def test_a_known_schedule_makes_no_other_longer(case, factor):
     if factor > 1:
         assert found_s == drawn_s
     assert found_s == plain_s or found_s < plain_s * factor
-
-
-def test_compiled_and_plain_code_find_the_same():
-    code = (
-        "import numpy as np; from aurora.algorithms.alltoall.open_shop import search;"
-        "rng = np.random.default_rng(5); m = rng.integers(0, 99, (9, 9)) * (1 - np.eye(9));"
-        "even = rng.uniform(0.95, 1.05, (9, 9)) * (1 - np.eye(9));"
-        "made = [search(each, 9, np.random.default_rng(0)) for each in (m, even)];"
-        "print([(float(makespan_s), pairs_X2.tolist()) for pairs_X2, makespan_s in made]);"
-        "many = search(np.minimum(np.arange(1600).reshape(40, 40) % 3, 1.0), 0, rng);"
-        "print(float(many[1]), many[0].tolist())"
-    )
-    compiled, plain = printed(code)
-    assert compiled == plain
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -1,7 +1,4 @@
-"""Checker of hierarchical all-to-alls: replays dispatch and combine row by row, from the choices of every token.
-
-It calls no maker: what carries rows is checked like the rows, as a claim.
-"""
+"""Hierarchical all-to-alls token by token: who must compute its choices, and the rows by which it travels. Calls no maker."""
 
 import numpy as np
 
@@ -10,49 +7,6 @@ from aurora.types import Hierarchy
 from aurora.types.arrays import FloatArray, IntArray
 
 SLACK = 1e-9  # relative, for sums of float seconds
-
-
-def check_hierarchical(
-    there_SGG: IntArray,
-    back_SGG: IntArray,
-    rank_UK: IntArray,
-    source_U: IntArray,
-    hierarchy: Hierarchy,
-    carrier_GNC: IntArray,
-) -> None:
-    """Checks that the steps of a hierarchical dispatch and its combine carry the rows that tokens need, and no others.
-
-    The checker routes every token row by row, by the rules of `Hierarchy`. The numbers of these rows must be those of there_SGG
-    and, in the opposite direction, of back_SGG. Levelling must hand rows over only inside servers, and no NIC may carry more
-    rows to a server than the busiest NIC would without levelling.
-
-    Args:
-        there_SGG: (S, G, G) int64, rows from each rank to each other in each step of the dispatch.
-        back_SGG: (S, G, G) int64, rows from each rank to each other in each step of the combine.
-        rank_UK: (U, K) int64, the rank that computes each of the K chosen experts of each token.
-        source_U: (U,) int64, the rank that each token starts on.
-        hierarchy: the servers, gateways and pieces.
-        carrier_GNC: (G, N, C) int64, the rank whose NIC carries each piece of the rows from each rank to each server.
-
-    Raises:
-        BrokenPlan: if a check fails.
-    """
-    rank_UK, source_U = (np.asarray(array, dtype=np.int64) for array in (rank_UK, source_U))
-    visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
-    _check_carriers(carrier_GNC, visits_GN, hierarchy)
-    moves_X5 = hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)
-    found_SGG = np.zeros((hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
-    np.add.at(found_SGG, tuple(moves_X5[:, :3].T), 1)
-    ways = ("dispatch", found_SGG, there_SGG), ("combine", found_SGG[::-1].transpose(0, 2, 1), back_SGG)
-    for phase, expected_SGG, claimed_SGG in ways:
-        if claimed_SGG.shape != expected_SGG.shape:
-            raise BrokenPlan(f"hierarchical {phase}: expected rows of {expected_SGG.shape}, found {claimed_SGG.shape}")
-        if (wrong_X3 := np.argwhere(claimed_SGG != expected_SGG)).size:
-            step, src, dst = wrong_X3[0].tolist()
-            raise BrokenPlan(
-                f"hierarchical {phase}, step {step}: {src} -> {dst} carries {claimed_SGG[step, src, dst]} rows, its tokens "
-                f"need {expected_SGG[step, src, dst]}"
-            )
 
 
 def check_serving(
@@ -105,29 +59,6 @@ def check_serving(
         )
 
 
-def _check_carriers(carrier_GNC: IntArray, visits_GN: IntArray, hierarchy: Hierarchy) -> None:
-    """Raises BrokenPlan if rows leave their server to be carried, or a NIC is busier than without levelling."""
-    if carrier_GNC.shape != (shape := (hierarchy.ranks, hierarchy.servers, hierarchy.pieces)):
-        raise BrokenPlan(f"hierarchical all-to-all: expected carriers of {shape}, found {carrier_GNC.shape}")
-    server_G, every_N = hierarchy.server_G, np.arange(hierarchy.servers)
-    if (astray_X3 := np.argwhere(server_G[carrier_GNC] != server_G[:, None, None])).size:
-        source, server, piece = astray_X3[0].tolist()
-        carrier = carrier_GNC[source, server, piece]
-        raise BrokenPlan(f"hierarchical all-to-all: rank {carrier} of another server carries rows of rank {source}")
-    carried_GN, most_NN = np.zeros_like(visits_GN), np.zeros((2, hierarchy.servers, hierarchy.servers), dtype=np.int64)
-    rows_GNC = np.diff(hierarchy.piece_starts(visits_GN))
-    np.add.at(carried_GN, (carrier_GNC, every_N[:, None]), rows_GNC)
-    for most_N, rows_GN in zip(most_NN, (visits_GN, carried_GN), strict=True):
-        np.maximum.at(most_N, server_G, rows_GN)
-    slack = hierarchy.pieces  # which are whole rows
-    if (busy_X2 := np.argwhere(most_NN[1] > most_NN[0] + slack)).size:
-        home, server = busy_X2[0].tolist()
-        raise BrokenPlan(
-            f"hierarchical all-to-all, server {home} to {server}: a NIC carries {most_NN[1, home, server]} rows, "
-            f"{most_NN[0, home, server]} without levelling"
-        )
-
-
 def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy, carrier_GNC: IntArray) -> IntArray:
     """Returns (X, 5) int64: step, source, destination, token and server of every row of a hierarchical dispatch.
 
@@ -140,6 +71,13 @@ def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarc
     server_G, gateway_GN = hierarchy.server_G, hierarchy.gateway_GN
     starts_GNC = hierarchy.piece_starts(_visits(rank_UK, source_U, server_G, hierarchy.servers))
     return np.asarray(_moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, hierarchy.parts))
+
+
+def rows_by_hand(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy, carrier_GNC: IntArray) -> IntArray:
+    """Returns (S, G, G) int64, how many of these rows go from each rank to each other in each step."""
+    rows_SGG = np.zeros((hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
+    np.add.at(rows_SGG, tuple(hierarchical_moves(rank_UK, source_U, hierarchy, carrier_GNC)[:, :3].T), 1)
+    return rows_SGG
 
 
 def _visits(rank_UK, source_U, server_G, servers):

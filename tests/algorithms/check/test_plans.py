@@ -25,26 +25,10 @@ def good(method="openshop"):
     return timed(ORDER[method](BYTES, ONES, rng=np.random.default_rng(0)), BYTES, ONES)
 
 
-COLUMNS = ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")
-
-
-def columns(schedule, **changed):
-    return replace(schedule, **{name: changed.get(name, getattr(schedule, name)) for name in COLUMNS})
-
-
-def in_sequence(schedule, row_X):
-    return columns(schedule, **{name: getattr(schedule, name)[row_X] for name in COLUMNS})
-
-
 def edited(array, index, value):
     copy = array.copy()
     copy[index] = value
     return copy
-
-
-@pytest.mark.parametrize("method", ORDER)
-def test_good_schedules_pass(method):
-    check_schedule(good(method), BYTES, ONES)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +38,16 @@ def test_good_schedules_pass(method):
 def test_a_value_that_cannot_be(column, value, message):
     s = good()
     with pytest.raises(BrokenPlan, match=message):
-        check_schedule(columns(s, **{column: edited(getattr(s, column), 0, value)}), BYTES, ONES)
+        check_schedule(replace(s, **{column: edited(getattr(s, column), 0, value)}), BYTES, ONES)
 
 
 def test_a_transfer_too_fast_for_its_port():
     s = good()
     halved = edited(s.end_s_X, 0, (s.start_s_X[0] + s.end_s_X[0]) / 2)
     with pytest.raises(BrokenPlan, match="but its rate moves"):
-        check_schedule(columns(s, end_s_X=halved), BYTES, ONES)
+        check_schedule(replace(s, end_s_X=halved), BYTES, ONES)
     with pytest.raises(BrokenPlan, match="its port carries 1"):
-        check_schedule(columns(s, end_s_X=halved, rate_Bps_X=edited(s.rate_Bps_X, 0, 2.0)), BYTES, ONES)
+        check_schedule(replace(s, end_s_X=halved, rate_Bps_X=edited(s.rate_Bps_X, 0, 2.0)), BYTES, ONES)
 
 
 def test_shared_ports_that_are_too_full_together():
@@ -105,46 +89,13 @@ def test_a_pair_is_of_one_tier():
 
 def test_one_partner_at_a_time_in_each_tier():
     """Both transfers of rank 0 flow at once, which they may in two tiers and not in one."""
-    claimed = columns(
+    claimed = replace(
         good(), src_X=[0, 0], dst_X=[1, 2], bytes_X=[1, 1], start_s_X=[0, 0], end_s_X=[2, 2], rate_Bps_X=[0.5, 0.5]
     )
     bytes_GG = np.array([[0, 1, 1], [0, 0, 0], [0, 0, 0]])
     check_schedule(replace(claimed, tier_X=np.array([0, 1])), bytes_GG, ONES)
     with pytest.raises(BrokenPlan, match="rank 0 sends to or from two partners at once"):
         check_schedule(replace(claimed, tier_X=np.array([1, 1])), bytes_GG, ONES)
-
-
-FAULTS = {
-    "a byte less": lambda s, row: {"bytes_X": edited(s.bytes_X, row, s.bytes_X[row] - 1)},
-    "to another rank": lambda s, row: {"dst_X": edited(s.dst_X, row, 3 - s.src_X[row] - s.dst_X[row])},
-    "too fast": lambda s, row: {
-        "rate_Bps_X": edited(s.rate_Bps_X, row, s.rate_Bps_X[row] * 2),
-        "end_s_X": edited(s.end_s_X, row, (s.start_s_X[row] + s.end_s_X[row]) / 2),
-    },
-    "too early": lambda s, row: {
-        "start_s_X": edited(s.start_s_X, row, s.start_s_X[row] - 0.5),
-        "end_s_X": edited(s.end_s_X, row, s.end_s_X[row] - 0.5),
-    },
-    "twice": lambda s, row: {name: np.append(getattr(s, name), getattr(s, name)[row]) for name in COLUMNS},
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("method", ["openshop", "birkhoff", "all-at-once"])
-def test_every_row_is_looked_at(method, fault):
-    """One fault in any row is found, whether its port is shared or not, and in rows of any sequence."""
-    made = good(method)
-    for row in range(len(made.src_X)):
-        spoiled = columns(made, **FAULTS[fault](made, row))
-        for wrong in (spoiled, in_sequence(spoiled, np.arange(len(spoiled.src_X))[::-1])):
-            with pytest.raises(BrokenPlan):
-                check_schedule(wrong, BYTES, ONES)
-
-
-def test_rows_may_come_in_any_sequence():
-    for method in ORDER:
-        made = good(method)
-        check_schedule(in_sequence(made, np.random.default_rng(0).permutation(len(made.src_X))), BYTES, ONES)
 
 
 def test_two_partners_at_once_where_one_was_claimed():

@@ -18,7 +18,6 @@ from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BrokenPlan
 from aurora.planner.plan import make_plan
 from aurora.types import Cluster, Cut, Gpu, Network, Order, PlanOptions, Servers, SyntheticOptions
-from tests.algorithms.network.rates import fair_rates
 from tests.strategies import profiles, traffics_on_ports, traffics_on_servers
 
 PORT = 8.0
@@ -78,17 +77,6 @@ def test_the_cut_is_the_busiest_port_or_nic(case):
     assert route(case[1]).seconds(case[0]) == pytest.approx(worst_s(*case))
 
 
-@settings(max_examples=40)
-@given(traffics_on_servers(startups=(0.0, 0.3)), st.sampled_from([*ORDER]))
-def test_every_order_keeps_to_nics_and_bounds(case, method):
-    bytes_GG, network = case
-    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
-    made = timed(order, bytes_GG, network)
-    check_schedule(made, bytes_GG, network)
-    assert made.makespan_s >= made.cut.bound_s * (1 - 1e-9)
-    assert made.gap >= -1e-9
-
-
 @given(traffics_on_servers(), st.sampled_from(("all-at-once", "openshop")))
 def test_the_judge_counts_nics_like_the_price(case, method):
     """Behind fast ports some NIC is always full, so the same schedule breaks NICs that are one percent slower."""
@@ -117,21 +105,6 @@ def test_one_server_is_the_big_switch(case, method):
     assert one.makespan_s == pytest.approx(big.makespan_s)
     assert one.cut.bound_s == pytest.approx(big.fluid_bound_s)
     assert one.gap == pytest.approx(big.gap)
-
-
-@given(traffics_on_servers())
-def test_rates_fill_nics_and_favour_nobody(case):
-    """Each flow has a full port or NIC on which no other flow is faster."""
-    bytes_GG, network = case
-    src, dst = np.nonzero(bytes_GG)
-    routes = route(network)
-    rates = fair_rates(src, dst, network)
-    use = routes.use_GGK[src, dst]
-    used = np.array([rates[(use == r).any(axis=1)].sum() for r in range(len(routes.capacity_Bps_R))])
-    assert (used <= routes.capacity_Bps_R * (1 + 1e-9)).all()
-    for flow in range(len(src)):
-        full = [r for r in use[flow] if r >= 0 and used[r] >= routes.capacity_Bps_R[r] * (1 - 1e-9)]
-        assert any(rates[flow] >= rates[(use == r).any(axis=1)].max() * (1 - 1e-9) for r in full)
 
 
 def test_the_judge_sees_a_nic_above_its_rate():

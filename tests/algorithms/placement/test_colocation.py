@@ -163,7 +163,6 @@ def test_a_search_with_nothing_to_gain_stays():
     assert search(problem, np.zeros((2, 1), dtype=np.int64), np.random.default_rng(0)).tolist() == [[0], [0]]
 
 
-@pytest.mark.full
 @given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n, max_experts=3, max_layers=1),
                                                      profiles(n, max_experts=9, max_layers=1))))  # fmt: skip
 def test_matching_holds_for_unequal_numbers_of_experts_and_many_a_gpu(case):

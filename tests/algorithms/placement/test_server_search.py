@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from aurora.algorithms.placement import server_search as search
 from aurora.algorithms.search import annealing_core as core
 from aurora.types import Placement
-from tests.without_compiler import printed
 
 
 def routed(rng, tokens, experts, top_k):
@@ -98,24 +97,6 @@ def test_levelling_keeps_servers_and_slots_and_never_fills_the_fullest_gpu_furth
             for each_E in (gpu_E, level_E)
         ]
         assert fullest[1] <= fullest[0] * (1 + 1e-9)
-
-
-def test_compiled_and_plain_code_anneal_alike():
-    code = (
-        "import numpy as np\n"
-        "from aurora.algorithms.placement.server_search import Limits\n"
-        "from aurora.algorithms.search import annealing_core as core\n"
-        "rng = np.random.default_rng(3)\n"
-        "tokens = np.argsort(rng.random((300, 8)), axis=1)[:, :3], rng.integers(0, 2, 300)\n"
-        "limits = Limits(np.array([0, 0, 1, 1]), np.full(4, 3), rng.random((4, 8)), rng.random((2, 8)),"
-        " 1.0, 2.0, rng.random(4), rng.random(2))\n"
-        "held_GP = np.append(np.arange(8).reshape(4, 2), np.full((4, 1), -1), axis=1)\n"
-        "annealing = core.Annealing(limits.layer, held_GP, tokens, limits, 0.0, 1e-9)\n"
-        "held_GP, cost = core.anneal(annealing, rng.random((200, 3)), 30.0, 0.99, 1.0, 1.01)\n"
-        "print(held_GP.tolist(), float(cost[0]), cost[1], [np.asarray(each).tolist() for each in annealing.now])\n"
-    )
-    compiled, plain = printed(code)
-    assert compiled == plain
 
 
 @given(st.integers(0, 2**32))

@@ -10,7 +10,6 @@ from aurora.algorithms.replicas.registry import place
 from aurora.errors import BadInput
 from aurora.types import GpuSlots
 from tests.algorithms.replicas.test_registry import best_even, slots_and_loads
-from tests.without_compiler import printed
 
 
 def largest_time(held_GP, load_E, cost_G):
@@ -159,17 +158,6 @@ def test_slots_that_stay_may_hold_an_expert_twice():
 def test_what_does_not_fit_is_refused(loads, held, options, words):
     with pytest.raises(BadInput, match=words):
         rebalance(loads, held, **options)
-
-
-def test_compiled_and_plain_code_find_the_same():
-    code = (
-        "import numpy as np\n"
-        "from aurora.algorithms.replicas.rebalance import rebalance\n"
-        "held = np.arange(24).reshape(1, 6, 4) % 20\n"
-        "print(rebalance(np.random.default_rng(3).random(20) ** 3, held, enough=0.0).held_LGP.tolist())\n"
-    )
-    compiled, plain = printed(code)
-    assert compiled == plain
 
 
 def test_few_slots_full_of_the_wrong_replicas_are_balanced_with_fewer_moves_than_anew():

@@ -13,7 +13,6 @@ from aurora.algorithms.placement.cost_model import LayerCosts, aimed_costs
 from aurora.algorithms.search.slot_search import fill, slot_search
 from aurora.types import Placement
 from tests.strategies import clusters, profiles
-from tests.without_compiler import printed
 
 
 @st.composite
@@ -164,22 +163,6 @@ def test_a_search_may_go_on_and_little_effort_is_enough_for_a_result():
     short_GP, short_s = slot_search(layer, start_GP, rng, 50, effort=1)
     assert before_s < short_s <= value_s(costs, start_GP)
     check_slots(short_GP, layer.slots_G, 12)
-
-
-@pytest.mark.full
-def test_compiled_and_plain_code_find_the_same():
-    code = (
-        "import numpy as np\n"
-        "from tests.algorithms.search.test_slot_search import drawn\n"
-        "from aurora.algorithms.search.phase_sums import PhaseSums\n"
-        "from aurora.algorithms.search.slot_search import fill, slot_search\n"
-        "rng = np.random.default_rng(5)\n"
-        "layer = drawn(rng, 4, 8, 2).phase_sums(np.full(4, 3))\n"
-        "held_GP, _ = slot_search(layer, np.append(np.arange(8).reshape(4, 2), np.full((4, 1), -1), axis=1), rng, 2)\n"
-        "print(held_GP.tolist(), fill(layer, held_GP)[0].tolist())\n"
-    )
-    compiled, plain = printed(code)
-    assert compiled == plain
 
 
 def test_a_search_ends_where_all_tokens_can_stay_at_home():

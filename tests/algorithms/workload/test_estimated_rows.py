@@ -13,7 +13,7 @@ from aurora.algorithms.workload.serving_gpus import replica_tokens, serving_gpus
 from aurora.algorithms.workload.traffic import CountedTokens, _in_pieces, _needed_tokens, expected_tokens
 from aurora.types import Hierarchy, SyntheticOptions
 from tests.algorithms.workload.test_serving_gpus import replicated
-from tests.planner.test_hierarchical_plans import slow_nics
+from tests.planner.test_hierarchical_plans import CONFIG, slow_nics
 
 
 def estimated_rows(tokens, split_EG, hierarchy):
@@ -67,13 +67,7 @@ def test_replicas_get_the_tokens_that_are_served_there(case):
 
 
 def test_independent_tokens_are_estimated_within_a_tenth():
-    config = {
-        "num_local_experts": 32,
-        "num_hidden_layers": 1,
-        "num_experts_per_tok": 4,
-        "hidden_size": 64,
-        "intermediate_size": 8,
-    }
+    config = CONFIG | {"num_local_experts": 32, "num_hidden_layers": 1, "num_experts_per_tok": 4}
     profile = aurora.synthetic_profile("zipf:0.3", config, SyntheticOptions(4, window_tokens=500, token_level=True))
     hierarchy, split_EG = Hierarchy(np.array([0, 0, 1, 1])), np.repeat(np.eye(4), 8, axis=0)
     experts_UK, source_U = profile.routing.layer(0)
@@ -85,13 +79,7 @@ def test_independent_tokens_are_estimated_within_a_tenth():
 
 def test_a_bound_from_counts_holds_for_the_tokens_that_were_counted():
     for seed in range(5):
-        config = {
-            "num_local_experts": 8,
-            "num_hidden_layers": 1,
-            "num_experts_per_tok": 3,
-            "hidden_size": 64,
-            "intermediate_size": 8,
-        }
+        config = CONFIG | {"num_local_experts": 8, "num_hidden_layers": 1, "num_experts_per_tok": 3}
         options = SyntheticOptions(4, window_tokens=20, seed=seed, token_level=True, correlation=0.5)
         known = aurora.synthetic_profile("zipf:0.5", config, options)
         bounds = []

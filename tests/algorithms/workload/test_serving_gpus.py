@@ -9,7 +9,6 @@ from aurora.algorithms.workload.serving_gpus import replica_tokens, served_split
 from aurora.errors import BrokenPlan
 from tests.algorithms.alltoall.test_hierarchical import token_tables
 from tests.algorithms.check.hierarchical_rows import check_serving
-from tests.without_compiler import printed
 
 
 @st.composite
@@ -86,13 +85,3 @@ def test_replicas_of_a_server_share_its_tokens():
     source_U = np.repeat(np.arange(4), 3)
     gpu_U = serving_gpus(np.zeros((12, 1), dtype=np.int64), source_U, split_EG, server_G)[:, 0]
     assert gpu_U.tolist() == [0, 1, 1] * 2 + [2] * 6
-
-
-def test_tokens_of_replicas_are_the_same_without_a_compiler():
-    code = (
-        "import numpy as np; from aurora.algorithms.workload.serving_gpus import replica_tokens;"
-        "split_EG = np.array([[0.3, 0.6, 0.1], [0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]);"
-        "print(replica_tokens(np.arange(9).reshape(3, 3) * 7, split_EG)[0].tolist())"
-    )
-    compiled, plain = printed(code)
-    assert compiled == plain

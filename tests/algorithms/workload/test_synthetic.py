@@ -8,7 +8,6 @@ import pytest
 from aurora.algorithms.workload.synthetic import draw, draw_profile
 from aurora.errors import BadInput
 from aurora.types import GpuKind, SyntheticOptions
-from tests.without_compiler import printed
 
 MIXTRAL = {"num_local_experts": 8, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 56}
 DEEPSEEK = {
@@ -104,17 +103,6 @@ def test_sets_of_experts_are_as_frequent_as_with_gumbel_top_k(exponent, correlat
     spread_S = np.sqrt(np.maximum(1, expected_S + found_S))  # one standard deviation of the difference of two counts
     assert (np.abs(found_S - expected_S) < 5 * spread_S).all()
     assert np.sqrt(np.mean(((found_S - expected_S) / spread_S)[expected_S + found_S > 10] ** 2)) < 1.4
-
-
-def test_draws_are_the_same_without_a_compiler():
-    code = (
-        "import numpy as np; from aurora.algorithms.workload.synthetic import draw;"
-        "counts_TSE, kept_UK = np.zeros((1, 3, 16), dtype=np.int64), np.zeros((3000, 2), dtype=np.uint8);"
-        "draw(np.arange(1.0, 17), 0.0, 1000, counts_TSE, kept_UK, 2, np.random.default_rng(0), (4, 2));"
-        "print(counts_TSE.tolist(), kept_UK.tolist())"
-    )
-    compiled, plain = printed(code)
-    assert compiled == plain
 
 
 @pytest.mark.parametrize("skew", ["zipf", "zipf:x", "zipf:-1", "normal:1", "zipf:nan"])

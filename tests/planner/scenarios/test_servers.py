@@ -220,19 +220,9 @@ def test_no_placements_of_several_models_take_less_than_their_bound(case, data):
             assert seconds(objective, times_M, nics=False) <= seconds(objective, times_M, nics=True) * (1 + 1e-9)
 
 
-@given(cases(), st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None)
-def test_no_split_of_tokens_beats_the_bound_on_ports_and_nics(case, seed):
-    cluster, _, profile = case
-    costs, slots_G = layer_costs(cluster, profile, 0), np.full(len(cluster), profile.experts)
-    least_s, rng = layer_bound_s(costs, slots_G), np.random.default_rng(seed)
-    for shape in (0.1, 1.0, 10.0) * 4:
-        assert least_s <= costs.value_s(rng.dirichlet(np.full(len(cluster), shape), profile.experts)) * (1 + 1e-9)
-
-
-@given(cases(), st.integers(0, 2), st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None)
-def test_no_replicas_in_few_slots_beat_the_bound_on_nics(case, spare, seed):
+@given(cases(), st.sampled_from((0, 1, 2, 9)), st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_no_replicas_in_few_slots_or_many_beat_the_bound_on_nics(case, spare, seed):
     cluster, _, profile = case
     costs, gpus, rng = layer_costs(cluster, profile, 0), len(cluster), np.random.default_rng(seed)
     slots = min(profile.experts, -(-profile.experts // gpus) + spare)
@@ -242,15 +232,17 @@ def test_no_replicas_in_few_slots_beat_the_bound_on_nics(case, spare, seed):
         for held_E in held_EG.T:
             more = rng.permutation(np.flatnonzero(held_E == 0))[: slots - int(held_E.sum())]
             held_E[more] = rng.random(len(more)) < 0.7
-        split_EG = held_EG * rng.dirichlet(np.full(gpus, 1.0), profile.experts)
+        split_EG = held_EG * (rng.dirichlet(np.full(gpus, rng.choice([0.1, 1.0, 10.0])), profile.experts) + 1e-12)
         assert least_s <= costs.value_s(split_EG / split_EG.sum(axis=1, keepdims=True)) * (1 + 1e-9)
 
 
-@settings(max_examples=6, deadline=None)
-@given(cases(), st.integers(1, 2))
-def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower_than_its_start(case, spare):
+@settings(max_examples=12, deadline=None)
+@given(cases(), st.integers(0, 2))
+def test_a_placement_keeps_its_slots_and_bound_and_is_never_slower_than_its_start(case, spare):
+    """Without replicas where no slot is spare."""
     cluster, hierarchy, profile = case
-    options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=-(-profile.experts // len(cluster)) + spare)
+    slots = -(-profile.experts // len(cluster)) + spare if spare else None
+    options = PlanOptions("equal-split" if spare else "swap-search", "exact", aim="own", slots_per_gpu=slots)
     start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
     placement = OverServers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
     found = OverServers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
@@ -261,24 +253,7 @@ def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower
     assert found.bound_s <= found_s * (1 + 1e-9)
     assert found_s <= start_s
     assert found.objective_s == pytest.approx(found_s)
-    assert max(map(len, placement.slots_LG[0])) <= options.slots_per_gpu
-
-
-@pytest.mark.full
-@given(cases())
-def test_a_placement_over_servers_is_never_slower_than_its_start(case):
-    cluster, hierarchy, profile = case
-    options = PlanOptions("swap-search", "exact", aim="own")
-    start = Exclusive(cluster, [profile], options).place(np.random.default_rng(0))
-    placement = OverServers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
-    placed = OverServers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
-    costs = layer_costs(cluster, profile, 0, True)
-    start_s, placed_s = (
-        exclusive_s(costs.phase_times(each.placements_M[0].split_EG(0), hierarchy)) for each in (start, placed)
-    )
-    assert placed.objective_s == pytest.approx(placed_s)
-    assert placed_s <= start_s
-    assert placed.bound_s <= placed_s
+    assert max(map(len, placement.slots_LG[0])) <= (slots or profile.experts)
 
 
 @pytest.mark.parametrize("shared_nic", [False, True])
@@ -386,13 +361,8 @@ def test_a_server_of_a100_beside_one_of_h20(token_s):
 
 def test_a_small_plan_is_about_as_fast_as_the_best_of_all_even_placements():
     cluster, _ = two_servers((1, 1, 1), 450e9, 450e9, 50e9)
-    config = {
-        "num_local_experts": 5,
-        "num_hidden_layers": 1,
-        "num_experts_per_tok": 2,
-        "hidden_size": 2048,
-        "intermediate_size": 1024,
-    }
+    config = CONFIG | {"num_local_experts": 5, "num_hidden_layers": 1, "num_experts_per_tok": 2}
+    config |= {"hidden_size": 2048, "intermediate_size": 1024}
     profile = draw_profile("zipf:0.8", config, SyntheticOptions(3, 128, token_level=True))
     plan = make_plan(cluster, [profile], PlanOptions(all_to_all="hierarchical", slots_per_gpu=3, aim="own"))
     costs, hierarchy = layer_costs(cluster, profile, 0, True), plan.models[0].hierarchy
