@@ -160,7 +160,7 @@ async def measured(runs: int, folder: Path) -> dict[tuple[str, str], list[tuple[
     """Returns the figures of all runs, by workload and rule."""
     model, found = make_model(folder), defaultdict[tuple[str, str], list[tuple[float, ...]]](list)
     servers = {rule: Server(model, setting, 8171 + number, folder) for number, (rule, setting) in enumerate(RULES.items())}
-    limits = {"timeout": aiohttp.ClientTimeout(total=None), "connector": aiohttp.TCPConnector(limit=0)}
+    limits = {"timeout": aiohttp.ClientTimeout(total=None), "connector": aiohttp.TCPConnector(limit=0, force_close=True)}
     try:
         async with aiohttp.ClientSession(**limits) as session:
             await asyncio.gather(*(server.ready(session) for server in servers.values()))

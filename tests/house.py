@@ -33,7 +33,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/advisor": (3130, 3130),
     "aurora/reports": (1915, 1280),
     "aurora/cli": (1680, 1150),
-    "integrations/aurora_vllm": (5540, 4300),
+    "integrations/aurora_vllm": (5590, 4300),
     "product": (34_990, 31_370),
     "tests": (31_000, 25_000),
     "bench": (8779, 8779),

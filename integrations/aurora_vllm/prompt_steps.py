@@ -43,22 +43,18 @@ class RankReport:
     """The state of one rank.
 
     Attributes:
-        arrived: prompts that have come since it started.
-        arrived_tokens: tokens of these prompts.
+        prompts_per_s: prompts that came in a second, over the last RECENT_S seconds.
+        prompt_tokens_per_s: tokens of these prompts in a second.
         prompt_tokens: prompt tokens left after the last step in which prompts were computed, of requests that may begin.
         generating: requests that generate.
         steps: the last steps.
     """
 
-    arrived: int = 0
-    arrived_tokens: int = 0
+    prompts_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
     prompt_tokens: int = 0
     generating: int = 0
     steps: Sequence[MeasuredStep] = ()
-
-    def idle(self) -> "RankReport":
-        """Returns the report of a rank that has no request any more."""
-        return replace(self, prompt_tokens=0, generating=0)
 
     def to_json(self) -> str:
         """Returns the report as text."""
@@ -91,7 +87,9 @@ class RankSteps:
         self._known = set[str]()
         self._left: dict[str, int] = {}  # prompt tokens that are not computed, by request
         self._came_s: dict[str, float] = {}  # of prompts that are held
-        self._arrived = self._arrived_tokens = self._backlog = self._generating = 0
+        self._arrivals = deque[tuple[float, int]]()  # time and tokens of the prompts of the last RECENT_S seconds
+        self._first_s: float | None = None
+        self._looked_s, self._backlog, self._generating = -math.inf, 0, 0
         self._under_way = deque([(0, 0)] * lag)
         self._recent = deque[MeasuredStep](maxlen=KEPT)
         self._before: tuple[Step, float, bool] | None = None
@@ -102,7 +100,7 @@ class RankSteps:
 
         Args:
             step: the step.
-            now_s: the time, in seconds.
+            now_s: the time, in seconds, by the clock of the requests' `arrival_time`.
             requests: all requests by id, in the sequence in which they came.
             running: those that have begun.
             opens: True: prompts are computed in this step.
@@ -119,17 +117,35 @@ class RankSteps:
         for name in list(takewhile(lambda name: name not in self._known, reversed(requests))):
             self._left[name] = requests[name].num_prompt_tokens
             self._known.add(name)
-            self._arrived, self._arrived_tokens = self._arrived + 1, self._arrived_tokens + self._left[name]
+            came_s = min(max(requests[name].arrival_time, self._looked_s), now_s)  # whatever clock another host has
+            self._first_s = came_s if self._first_s is None else self._first_s
+            self._arrivals.append((came_s, self._left[name]))
             if generating and not opens:
                 self._came_s[name] = now_s
-        self._generating, self._before = generating, (step, now_s, opens)
+        self._generating, self._before, self._looked_s = generating, (step, now_s, opens), now_s
         if now_s - self._reported_s >= POLL_S:
             self._reported_s = now_s
             for name in self._known - requests.keys():
                 self._known.remove(name)
                 self._left.pop(name, None)
                 self._came_s.pop(name, None)
-            self.latest = RankReport(self._arrived, self._arrived_tokens, self._backlog, generating, tuple(self._recent))
+            self.latest = RankReport(*self._rates(now_s), self._backlog, generating, tuple(self._recent))
+
+    def idle(self, now_s: float) -> RankReport:
+        """Returns the report of the rank while it has no request."""
+        prompts_per_s, tokens_per_s = self._rates(now_s)
+        return replace(
+            self.latest, prompts_per_s=prompts_per_s, prompt_tokens_per_s=tokens_per_s, prompt_tokens=0, generating=0
+        )
+
+    def _rates(self, now_s: float) -> tuple[float, float]:
+        """Returns prompts, and their tokens, that came in a second. All that came are known right before a step."""
+        while self._arrivals and self._arrivals[0][0] < now_s - RECENT_S:
+            self._arrivals.popleft()
+        seconds = 0.0 if self._first_s is None else min(RECENT_S, now_s - self._first_s)
+        if seconds <= 0:
+            return 0.0, 0.0
+        return len(self._arrivals) / seconds, sum(tokens for _, tokens in self._arrivals) / seconds
 
     def _progress(self, running: Sequence[Any], now_s: float) -> tuple[int, int]:
         """Returns the prompt tokens that were computed since the last look, and the requests that generate."""
@@ -173,7 +189,6 @@ class IntervalPlanner:
         self._open: dict[Step, dict[int, MeasuredStep]] = {}  # steps that other ranks may still report
         self._done = self._newest = Step(-1, -1)
         self._fitted = deque[tuple[float, float, int]]()  # time of the plan, seconds, prompt tokens of the busiest rank
-        self._arrivals = deque[tuple[float, int, int]]()  # time of the plan, prompts and tokens that had come
 
     def plan(self, reports: Sequence[RankReport], now_s: float) -> int:
         """Returns the interval for the present load; 1: prompts are computed in every step.
@@ -183,17 +198,12 @@ class IntervalPlanner:
             now_s: the time, in seconds.
         """
         self._take_steps(reports, now_s)
-        self._arrivals.append((now_s, sum(each.arrived for each in reports), sum(each.arrived_tokens for each in reports)))
-        while len(self._arrivals) > 1 and self._arrivals[0][0] < now_s - RECENT_S:
-            self._arrivals.popleft()
-        (first_s, first, first_tokens), (_, last, last_tokens) = self._arrivals[0], self._arrivals[-1]
-        seconds = now_s - first_s
-        if self.without_s <= 0 or self._token_s <= 0 or seconds <= 0:
+        if self.without_s <= 0 or self._token_s <= 0:
             return 1
         ranks = RanksAtStep(
             0, now_s, [each.prompt_tokens for each in reports], [0] * len(reports), [each.generating for each in reports]
         )
-        rates = (last - first) / seconds, (last_tokens - first_tokens) / seconds
+        rates = sum(each.prompts_per_s for each in reports), sum(each.prompt_tokens_per_s for each in reports)
         return planned_interval(ranks, *rates, self._most_tokens, self._step_s, self._ttft_s)
 
     def _step_s(self, prompt_tokens: int, _generating: int) -> float:
@@ -253,7 +263,7 @@ class IntervalChanges:
             busy: returns whether this rank has requests.
             now_s: the time, in seconds.
         """
-        report = self.steps.latest if busy() else self.steps.latest.idle()
+        report = self.steps.latest if busy() else self.steps.idle(now_s)
         store.set(f"aurora-steps-{self.rank}", report.to_json())
         if self.planner is not None:
             self._there |= {rank for rank in range(self.ranks) if rank not in self._there and self._has(store, rank)}

@@ -1,10 +1,51 @@
 """Chooses the data-parallel rank of a request by tokens, from what one API server or the proxy of `aurora vllm` knows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from aurora.algorithms.requests.ranks import RankLoads, by_tokens
 
 PRECISE = 1_000_000  # parts of a KV cache
+
+
+@dataclass
+class RankPrompts:
+    """Prompts that an API server has sent to one rank, and what the rank's running step leaves of them.
+
+    A rank computes prompts in the sequence in which they came. vLLM says of each only when it is computed as a whole, and of
+    each step of the rank when it ends. With prompts of 300, 900 and 200 tokens before a step of 1,000, 500 tokens are left
+    while it runs: 200 of the second and the third. Those who came during a step begin in the next.
+
+    Args:
+        most_tokens: maximum tokens of a step.
+        most_requests: maximum requests that have begun.
+    """
+
+    most_tokens: int
+    most_requests: int
+    _left: dict[str, int] = field(default_factory=dict)
+
+    def sent(self, name: str, tokens: int) -> None:
+        """Adds a prompt."""
+        self._left[name] = tokens
+
+    def stepped(self, computing: Container[str], requests: int) -> None:
+        """Begins the next step: takes its tokens from the prompts.
+
+        Args:
+            computing: names of the prompts that are not computed as a whole.
+            requests: the rank's unfinished requests.
+        """
+        self._left = {name: left for name, left in self._left.items() if name in computing}
+        generating = requests - len(self._left)
+        free, slots = self.most_tokens - generating, self.most_requests - generating
+        for name, left in list(self._left.items())[: max(0, slots)]:
+            taken = min(left, free)
+            self._left[name], free = left - taken, free - taken
+
+    def left(self, computing: Container[str]) -> list[int]:
+        """Returns the tokens that are left of each prompt in `computing`."""
+        return [left for name, left in self._left.items() if name in computing]
 
 
 def chosen_rank(
@@ -16,7 +57,7 @@ def chosen_rank(
     long as this server's on average.
 
     Args:
-        prompts: (rank, tokens) of each prompt that this API server has sent, and that is not computed yet.
+        prompts: (rank, tokens left) of each prompt that this API server has sent, and that is not computed yet.
         published_R: (requests that wait, requests that run, used part of the KV cache) of each rank, of all API servers.
         servers: number of API servers.
         sent: requests sent so far, for ties.

@@ -11,8 +11,10 @@ class Rank:
     def __init__(self, **how):
         self.steps, self.requests, self.running, self.now_s, self.number = RankSteps(1000, 64, **how), {}, [], 0.0, 0
 
-    def send(self, name, tokens):
-        self.requests[name] = SimpleNamespace(request_id=name, num_prompt_tokens=tokens, num_computed_tokens=0)
+    def send(self, name, tokens, arrival_s=0.0):
+        self.requests[name] = SimpleNamespace(
+            request_id=name, num_prompt_tokens=tokens, num_computed_tokens=0, arrival_time=arrival_s
+        )
 
     def step(self, opens=True, **computed):
         self.steps.look(Step(0, self.number), self.now_s, self.requests, self.running, opens)
@@ -32,14 +34,14 @@ def test_a_rank_counts_its_prompts_and_what_is_left_of_them():
     rank.step(a=100, b=100)
     rank.step(a=1, b=1)
     report = rank.steps.latest
-    assert (report.arrived, report.arrived_tokens) == (3, 450)
+    assert (report.prompts_per_s, report.prompt_tokens_per_s) == (3.0, 450.0), "in the first second"
     assert report.prompt_tokens == 50, "c came while the step before was computed, and was not begun in it"
     assert report.generating == 2
     assert report.steps == (MeasuredStep(Step(0, 0), 0.5, 200, 0), MeasuredStep(Step(0, 1), 0.5, 200, 0))
     rank.running.remove(rank.requests.pop("a"))
     rank.send("a2", 7)
     rank.step()
-    assert (rank.steps.latest.arrived, rank.steps.latest.arrived_tokens, rank.steps.latest.generating) == (4, 457, 1)
+    assert rank.steps.latest.generating == 1
     assert rank.steps.latest.steps[-1] == MeasuredStep(Step(0, 2), 0.5, 0, 2)
     rank.number += 5  # in which it had no requests
     rank.step()
@@ -81,12 +83,24 @@ def test_prompts_that_wait_for_a_step_are_counted_with_their_seconds():
     assert (rank.steps.held, rank.steps.held_s) == (1, 1.0)
 
 
-def reports(numbers, tokens_of, arrived, ranks=2, generating=10, left=0, fixed=0.02):
+def test_rates_are_of_the_last_ten_seconds_by_the_times_when_requests_came():
+    """Requests that a step of 3 s hid came when they say, or after the look before it, whatever another host's clock says."""
+    rank = Rank()
+    for name, arrival_s in (("a", 2.0), ("b", 3.0), ("c", -90.0), ("d", 99.0)):
+        rank.send(name, 100, arrival_s)
+        rank.now_s = {"a": 2.0, "b": 4.0, "c": 6.0, "d": 6.5}[name]
+        rank.step()
+    assert rank.steps.latest.prompts_per_s == pytest.approx(4 / 4.5)  # in the 4.5 s since the first came, at 2.0
+    rates = [rank.steps.idle(now_s) for now_s in (13.5, 14.25, 20.0)]  # since 3.5, 4.25 and 10: "c" came at 4.0, "d" at 6.5
+    assert [(each.prompts_per_s, each.prompt_tokens_per_s) for each in rates] == [(0.2, 20.0), (0.1, 10.0), (0.0, 0.0)]
+
+
+def reports(numbers, tokens_of, prompts_per_s, ranks=2, generating=10, left=0, fixed=0.02):
     """Reports of ranks of which the last has twice the prompt tokens of the others."""
     busiest = {number: 2 * tokens_of(number) for number in numbers}
     return [
         RankReport(
-            arrived, arrived * 1250, left, generating,
+            prompts_per_s, prompts_per_s * 1250, left, generating,
             [
                 MeasuredStep(Step(0, n), fixed + 1e-4 * busiest[n], busiest[n] if rank == ranks - 1 else busiest[n] // 2, 10)
                 for n in numbers
@@ -101,7 +115,7 @@ def planned(planner, **how):
     interval = 1
     for second in range(11):
         numbers = range(10 * second, 10 * second + 10)
-        interval = planner.plan(reports(numbers, lambda n: 500 * (n % 5 == 0), 2 * second, **how), float(second))
+        interval = planner.plan(reports(numbers, lambda n: 500 * (n % 5 == 0), 2.0, **how), float(second))
     return interval
 
 
@@ -122,7 +136,7 @@ def test_prompts_are_computed_in_every_step_where_all_ranks_are_full_or_prompts_
     assert planned(IntervalPlanner(1010), left=1000) == IntervalPlanner(1010).plan([RankReport()], 0.0) == 1
     planner = IntervalPlanner(1010)
     for second in range(30):
-        few = reports(range(10 * second, 10 * second + 10), lambda n: 500 * (n % 5 == 0), second // 10, fixed=0.001)
+        few = reports(range(10 * second, 10 * second + 10), lambda n: 500 * (n % 5 == 0), 0.1, fixed=0.001)
         assert planner.plan(few, float(second)) == 1
 
 

@@ -1,10 +1,11 @@
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from aurora_vllm.request_ranks import chosen_rank
+from aurora_vllm.request_ranks import RankPrompts, chosen_rank
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import requests
-from aurora_vllm.vllm_internals.requests import check_requests, rank_of_next
+from aurora_vllm.vllm_internals.requests import check_requests, give_rank, step_ended
 
 from aurora.errors import BadInput
 
@@ -33,29 +34,56 @@ def test_prompts_of_other_api_servers_count_as_long_as_the_own():
     assert chosen_rank(prompts, published, 2, 0) == 0
 
 
+def test_prompts_in_the_running_step_count_no_more():
+    """A step of 1000 tokens and 4 requests takes 300 of "a" and 700 of "b"'s 900; "c" came later. 200 + 200 are left."""
+    prompts = RankPrompts(1000, 4)
+    for name, tokens in (("a", 300), ("b", 900), ("c", 200)):
+        prompts.sent(name, tokens)
+        if name == "b":
+            prompts.stepped({"a", "b"}, 2)
+    assert prompts.left({"a", "b", "c"}) == [0, 200, 200]
+    prompts.stepped({"b", "c"}, 3)  # "a" generates: 999 tokens are free
+    assert prompts.left({"b", "c"}) == [0, 0]
+    prompts.sent("d", 50)
+    prompts.stepped({"d"}, 5)  # four requests generate: no other may begin
+    assert prompts.left({"d"}) == [50]
+
+
 def client(engines=2):
-    names = [bytes([number, 0]) for number in range(engines)]
-    return SimpleNamespace(core_engines=names, reqs_in_flight={}, lb_engines=IDLE, client_count=1, client_index=0)
+    names = [number.to_bytes(2, "little") for number in range(engines)]
+    limits = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=1000, max_num_seqs=8))
+    return SimpleNamespace(
+        core_engines=names, lb_engines=[(0, 0, 0.0)] * engines, client_count=1, client_index=0, vllm_config=limits,
+        engine_inflight=Counter(),
+    )  # fmt: skip
+
+
+def rank_of(of, name, tokens, computing, rank=None):
+    """The rank that a request gets."""
+    request = SimpleNamespace(
+        request_id=name, prompt_token_ids=[1] * tokens, prompt_embeds=None, data_parallel_rank=rank, sampling_params=0
+    )
+    give_rank(of, request, computing)
+    of.engine_inflight[of.core_engines[request.data_parallel_rank]] += 1
+    return request.data_parallel_rank
 
 
 def test_the_loads_are_those_of_prompts_that_vllm_has_not_computed():
-    of = client()
-    states = {
-        "computed": SimpleNamespace(is_prefilling=False, prompt_len=9000),
-        "not sent": SimpleNamespace(is_prefilling=True, prompt_len=9000),
-        "computing": SimpleNamespace(is_prefilling=True, prompt_len=10),
-    }
-    of.reqs_in_flight = {"computed": b"\x01\0", "computing": b"\0\0", "aborted": b"\x01\0"}
-    assert rank_of_next(of, states) == 1
-    of.reqs_in_flight["computing"] = b"\x01\0"  # as the user may have sent it
-    assert rank_of_next(of, states) == 0
+    of, computing = client(), {"user's", "long", "short", "next"}
+    assert rank_of(of, "user's", 10, computing, rank=1) == 1, "a rank that the user gave wins, and counts"
+    assert rank_of(of, "long", 900, computing) == 0
+    assert rank_of(of, "short", 20, computing) == 1
+    step_ended(of, of.core_engines[0])  # the next step computes the long prompt
+    assert rank_of(of, "next", 5, computing) == 0
+    computing.remove("short")
+    computing.remove("user's")
+    assert rank_of(of, "last", 5, computing) == 1, "what is computed counts no more"
 
 
-def test_api_servers_begin_with_different_ranks_and_those_of_one_rank_choose_none():
-    assert rank_of_next(client(1), {}) is None
+def test_api_servers_begin_with_different_ranks():
     of = client(4)
-    of.lb_engines, of.client_count, of.client_index = IDLE * 2, 2, 1
-    assert [rank_of_next(of, {}) for _ in range(4)] == [2, 3, 0, 1]
+    of.client_count, of.client_index = 2, 1
+    assert [rank_of(of, str(number), 9, set()) for number in range(4)] == [2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(

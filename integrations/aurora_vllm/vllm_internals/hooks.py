@@ -55,7 +55,7 @@ def install_settings_check() -> None:
             if settings.plan is not None:
                 set_redundant_experts(config, settings.plan)
             if settings.requests != "stock":
-                choose_ranks()
+                choose_ranks(settings.requests)
             if settings.fault_store is not None:
                 serve_on_without_lost_ranks(config, settings.fault_store)
             from aurora_vllm.served_metrics import (

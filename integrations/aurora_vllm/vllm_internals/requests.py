@@ -8,17 +8,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aurora.errors import BadInput
 from aurora_vllm.prompt_steps import POLL_S, IntervalChanges, IntervalPlanner, RankSteps, Step
-from aurora_vllm.request_ranks import chosen_rank
+from aurora_vllm.request_ranks import RankPrompts, chosen_rank
 from aurora_vllm.settings import Settings, read_settings
 from aurora_vllm.vllm_internals.api_checks import check_api, find
 
 LOG = logging.getLogger("vllm.aurora")
 API_ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
+CLIENT = "vllm.v1.engine.core_client:DPLBAsyncMPClient"
 CORE = "vllm.v1.engine.core"
 
 
@@ -46,41 +48,72 @@ def check_requests(settings: Settings, config: Any) -> None:
         raise BadInput(f"requests: expected no --prefill-schedule-interval with 'cadence', which plans it, found {interval}")
 
 
-def choose_ranks() -> None:
-    """Patches vLLM's engine of an API server to give requests their rank. Idempotent."""
-    engine = find(API_ENGINE)
-    original = engine._add_request
+def choose_ranks(rule: str) -> None:
+    """Patches vLLM's engine of an API server to give requests their rank, and its client to see steps end. Idempotent.
+
+    Args:
+        rule: "cadence": prompts count as a whole until they are computed, since most steps compute none.
+    """
+    engine, client = find(API_ENGINE), find(CLIENT)
+    original, ended = engine._add_request, client.process_engine_outputs
     if getattr(original, "_aurora", False):
         return
 
     @functools.wraps(original)
     async def add_request(self: Any, request: Any, *args: Any, **named: Any) -> Any:
-        if request.data_parallel_rank is None and request.sampling_params is not None:
-            request.data_parallel_rank = rank_of_next(self.engine_core, self.output_processor.request_states)
+        if request.sampling_params is not None and len(self.engine_core.core_engines) > 1:
+            give_rank(self.engine_core, request, _Computing(self.output_processor.request_states))
         return await original(self, request, *args, **named)
+
+    @functools.wraps(ended)
+    async def process_engine_outputs(self: Any, outputs: Any) -> None:
+        await ended(self, outputs)
+        if "_aurora_prompts" in self.__dict__ and (outputs.outputs or outputs.scheduler_stats is not None):
+            step_ended(self, outputs.engine_index.to_bytes(2, "little"))
 
     add_request._aurora = True  # type: ignore[attr-defined]
     engine._add_request = add_request
+    if rule == "tokens":
+        client.process_engine_outputs = staticmethod(process_engine_outputs)
 
 
-def rank_of_next(client: Any, states: Mapping[str, Any]) -> int | None:
-    """Returns the rank of the next request; None if the API server has one rank alone.
+@dataclass
+class _Computing:
+    """Names of the prompts that are not computed as a whole, from vLLM's unfinished requests."""
+
+    states: Mapping[str, Any]
+
+    def __contains__(self, name: object) -> bool:
+        state = self.states.get(name)  # type: ignore[call-overload]
+        return state is not None and state.is_prefilling
+
+
+def give_rank(client: Any, request: Any, computing: Container[str]) -> None:
+    """Gives a request its rank, unless the user did, and notes its prompt.
 
     Args:
-        client: vLLM's client of the ranks' engines: `reqs_in_flight` has the engine of each request, also of those with a rank
-            that the user gave.
-        states: unfinished requests, by id.
+        client: vLLM's client of the ranks' engines.
+        request: the request, which is sent right after.
+        computing: names of the prompts that are not computed as a whole.
     """
-    if (ranks := len(client.core_engines)) == 1:
-        return None
-    number = {engine: rank for rank, engine in enumerate(client.core_engines)}
-    engines = client.reqs_in_flight
-    prompts = [
-        (number[engines[name]], state.prompt_len) for name, state in states.items() if state.is_prefilling and name in engines
-    ]
-    sent = client.__dict__.setdefault("_aurora_sent", client.client_index * ranks // client.client_count)
-    client._aurora_sent = sent + 1
-    return chosen_rank(prompts, client.lb_engines, client.client_count, sent)
+    ranks = len(client.core_engines)
+    if "_aurora_prompts" not in client.__dict__:
+        limits = client.vllm_config.scheduler_config
+        client._aurora_computing, client._aurora_sent = computing, client.client_index * ranks // client.client_count
+        client._aurora_prompts = [RankPrompts(limits.max_num_batched_tokens, limits.max_num_seqs) for _ in range(ranks)]
+    prompts_R = client._aurora_prompts
+    if request.data_parallel_rank is None:
+        prompts = [(rank, left) for rank in range(ranks) for left in prompts_R[rank].left(computing)]
+        request.data_parallel_rank = chosen_rank(prompts, client.lb_engines, client.client_count, client._aurora_sent)
+        client._aurora_sent += 1
+    prompt = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
+    prompts_R[request.data_parallel_rank].sent(request.request_id, len(prompt))
+
+
+def step_ended(client: Any, engine: bytes) -> None:
+    """Notes that a step of a rank's engine has ended, and the next one begun. Other API servers have as many requests there."""
+    requests = client.client_count * client.engine_inflight[engine]
+    client._aurora_prompts[client.core_engines.index(engine)].stepped(client._aurora_computing, requests)
 
 
 def watch_prompts() -> None:
@@ -106,7 +139,7 @@ def watch_prompts() -> None:
             self.scheduler.prefill_capacity_bound = False  # else a rank whose prompts did not all begin goes on alone
             if now == changes.plan[1]:
                 LOG.debug("aurora: interval %d begins in %s", changes.plan[0], tuple(now))
-        changes.steps.look(now, time.monotonic(), self.scheduler.requests, self.scheduler.running, not throttled)
+        changes.steps.look(now, time.time(), self.scheduler.requests, self.scheduler.running, not throttled)
         return throttled
 
     should_throttle_prefills._aurora = True  # type: ignore[attr-defined]
@@ -138,7 +171,7 @@ def _exchange(engine: Any, changes: IntervalChanges) -> None:
     while True:
         now = Step(engine.current_wave, engine.step_counter)
         try:
-            changes.exchange(engine.dp_store, now, engine.scheduler.has_requests, time.monotonic())
+            changes.exchange(engine.dp_store, now, engine.scheduler.has_requests, time.time())
         except Exception as error:  # the rank that holds the store has ended
             LOG.info("aurora: the interval between steps with prompts stays %d: %s", changes.plan[0], error)
             return
