@@ -24,7 +24,8 @@ from scipy.special import ndtri
 from tables import Table, write
 
 from aurora.advisor.engines.engine import Layout
-from aurora.advisor.served_sizes import ServedSizes, memory_bytes
+from aurora.advisor.gpu_memory import memory_bytes
+from aurora.advisor.served_sizes import ServedSizes
 from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.io.clusters import load_gpus
 

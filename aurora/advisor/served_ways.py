@@ -15,9 +15,9 @@ from aurora.advisor.balancers import MethodReach, reach
 from aurora.advisor.ceiling import BLOCKS, ImbalanceSplit, RankCurve, imbalance_split
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout, ServingWay
-from aurora.advisor.served_sizes import ServedSizes, memory_bytes
+from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit, memory_fit
+from aurora.advisor.served_sizes import ServedSizes
 from aurora.advisor.step_time import DEFAULT, SchedulerStep, step_seconds
-from aurora.algorithms.gpu_slots import USABLE
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import text_config
 from aurora.errors import InfeasiblePlan
@@ -113,6 +113,8 @@ class WaysOfServing:
         others: all other compared ways, most tokens per second first.
         left_out: ways that were not compared, each with the reason.
         layers: number of layers on which methods were compared.
+        memory: memory of a GPU in the default, in the fastest way of each layout, exchange and number of slots, and in those
+            that do not fit.
     """
 
     load: RequestLoad
@@ -123,6 +125,7 @@ class WaysOfServing:
     others: tuple[ComparedWay, ...]
     left_out: Mapping[str, str]
     layers: int
+    memory: tuple[MemoryFit, ...]
 
 
 @dataclass(frozen=True)
@@ -147,27 +150,19 @@ class ServingCase:
         """Returns the requests in flight on a data-parallel rank."""
         return max(1, self.load.concurrency * layout.copy_gpus // layout.data)
 
-    def prompts(self, layout: Layout) -> int:
-        """Returns the number of prompts that a rank computes in one step."""
-        return max(1, min(self.requests(layout), BATCHED_TOKENS // self.load.isl))
+    def prompts(self, layout: Layout, most: int = BATCHED_TOKENS) -> int:
+        """Returns the number of prompts that a rank computes in one step of at most `most` tokens."""
+        return max(1, min(self.requests(layout), most // self.load.isl))
 
-    def step_tokens(self, layout: Layout) -> tuple[int, int]:
-        """Returns (prefill, decode): the tokens of all ranks of a copy in a step of each kind."""
-        chunk = min(self.load.isl, BATCHED_TOKENS)
-        return self.prompts(layout) * chunk * layout.data, self.requests(layout) * layout.data
+    def step_tokens(self, layout: Layout, most: int = BATCHED_TOKENS) -> tuple[int, int]:
+        """Returns (prefill, decode): the tokens of all ranks of a copy in a step of each kind, at most `most` of each rank."""
+        chunk = min(self.load.isl, most)
+        return self.prompts(layout, most) * chunk * layout.data, self.requests(layout) * layout.data
 
-    def memory(self, layout: Layout, more_slots: int, expert_bytes: int, layers: int) -> float:
-        """Returns the bytes that a GPU holds: weights, replicas, and the KV cache of the requests in flight.
-
-        Args:
-            layout: division of the model over GPUs.
-            more_slots: number of slots for replicas on a GPU, in each layer.
-            expert_bytes: bytes of an expert's weights in one layer.
-            layers: number of MoE layers.
-        """
-        requests = self.requests(layout)
-        memory = memory_bytes(self.config, layout, requests * (self.load.isl + self.load.osl), sequences=requests)
-        return memory.total + more_slots * expert_bytes * layers
+    def fit(self, way: ServingWay, name: str = "") -> MemoryFit:
+        """Returns the memory of a GPU in a way of serving, with the KV cache of the requests in flight."""
+        context = self.load.isl + self.load.osl
+        return memory_fit(self.config, self.kind, way, self.requests(way.layout), context, BATCHED_TOKENS, name)
 
     def service(
         self, way: ServingWay, ratios: tuple[float, float] = PERFECT, fetch_bytes: tuple[float, float] = (0.0, 0.0)
@@ -179,8 +174,9 @@ class ServingCase:
             ratios: (prefill, decode): seconds of the slowest GPU's experts / seconds with perfect balance, by kind of step.
             fetch_bytes: (prefill, decode): bytes of weights for which a GPU waits in a step.
         """
-        layout, load, sizes = way.layout, self.load, ServedSizes.of(self.config)
-        requests, together, from_tokens = self.requests(layout), self.prompts(layout), SERVING_ENGINES[way.engine].halves_from
+        layout, load, sizes, most = way.layout, self.load, ServedSizes.of(self.config), way.batched_tokens or BATCHED_TOKENS
+        requests, together = self.requests(layout), self.prompts(layout, most)
+        from_tokens = SERVING_ENGINES[way.engine].halves_from
 
         def step_s(step: SchedulerStep, phase: int) -> float:
             """Returns the seconds of a step of prompts (0) or of answers (1)."""
@@ -192,11 +188,11 @@ class ServingCase:
             link_Bps = self.kind.port_Bps if way.hosts == 1 else min(self.kind.port_Bps, self.nic_Bps or self.kind.port_Bps)
             return computed.total + fetch_bytes[phase] / (link_Bps * DEFAULT.link_share)
 
-        chunks = ceil(load.isl / BATCHED_TOKENS)
-        sizes_C = [min(BATCHED_TOKENS, load.isl - chunk * BATCHED_TOKENS) for chunk in range(chunks)]
+        chunks = ceil(load.isl / most)
+        sizes_C = [min(most, load.isl - chunk * most) for chunk in range(chunks)]
         prompt_s = 0.0
         for chunk, tokens in enumerate(sizes_C):
-            before = chunk * BATCHED_TOKENS * together
+            before = chunk * most * together
             step = SchedulerStep(tokens * together, 0, before, before, together)
             prompt_s += step_s(step, 0)
         kv_tokens = requests * (load.isl + load.osl // 2)
@@ -252,6 +248,7 @@ def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
     if way.exchange != default.exchange and EXCHANGES[way.exchange].sends != "reduce":
         words.append(f"exchange {way.exchange}")
     words += ["halves of a batch overlap"] * (way.overlap and not default.overlap)
+    words += [f"steps of {way.batched_tokens} tokens"] * (way.batched_tokens not in (0, default.batched_tokens))
     words += ["planned placement"] * (way.placement == "plan")
     if way.eplb is not None and way.eplb != default.eplb:
         words.append(f"EPLB every {way.eplb.interval} steps")
@@ -292,12 +289,16 @@ class _Comparison:
     def __init__(self, profile: Profile, model: ServingCase, engine: str, gpus: int, nvlink: bool) -> None:
         self.whole, self.model, self.use = profile, model, SERVING_ENGINES[engine]
         self.few = profile.at_layers(evenly_spaced(profile.layers, COMPARED_LAYERS))
-        self.default = self.use.default(gpus, model.per_server, profile.experts, nvlink)
         self.left_out: dict[str, str] = {}
-        if why := self._short(self.default):
+        self.fits: dict[ServingWay, MemoryFit] = {}
+        self.short: list[MemoryFit] = []
+        default = self.use.default(gpus, model.per_server, profile.experts, nvlink)
+        if why := self._short(default):
             raise InfeasiblePlan(f"{engine}'s default on {gpus} GPUs: {why}")
-        self.ways = list(self._distinct(self.use.ways(gpus, model.per_server, profile.experts, nvlink)))
-        self.reached: dict[tuple[int, int, int, str], tuple[MethodReach, MethodReach]] = {}
+        self.default = self._sized(default)
+        ways = self.use.ways(gpus, model.per_server, profile.experts, nvlink)
+        self.ways = list(self._distinct(way for way in ways if way != default))
+        self.reached: dict[tuple[int, int, int, int, str], tuple[MethodReach, MethodReach]] = {}
 
     def _slots(self, way: ServingWay) -> int:
         """Slots of a GPU in a way."""
@@ -305,39 +306,62 @@ class _Comparison:
 
     def _short(self, way: ServingWay) -> str:
         """Why a way does not fit; empty if it does."""
-        more = self._slots(way) - -(-self.whole.experts // way.layout.expert) if way.layout.expert > 1 else 0
-        need = self.model.memory(way.layout, more, self.whole.expert_bytes, self.whole.layers)
-        have = USABLE * self.model.kind.memory_bytes
-        if need > have:
-            return f"a GPU needs {need / 1e9:.0f} GB for weights and requests, and has {have / 1e9:.0f} GB"
         heads = text_config(self.model.config).get("num_attention_heads")
         if isinstance(heads, int) and heads % way.layout.tensor:
             return f"{heads} attention heads cannot be cut over {way.layout.tensor} GPUs"
-        return ""
+        if way not in self.fits:
+            self.fits[way] = self.model.fit(way)
+        return self.fits[way].why
+
+    def _sized(self, way: ServingWay) -> ServingWay:
+        """A way that fits, with the tokens of a step if they must be set: for low-latency buffers, or as memory holds fewer."""
+        fit = self.fits[way]
+        tokens = min(BATCHED_TOKENS, fit.most_tokens)
+        if tokens == BATCHED_TOKENS and way.exchange not in LOW_LATENCY:
+            return way
+        sized = replace(way, batched_tokens=tokens)
+        self.fits[sized] = fit
+        return sized
 
     def _distinct(self, ways: Iterable[ServingWay]) -> Iterator[ServingWay]:
         """Yields ways that fit and are priced apart: of exchanges that are priced alike, the first."""
         seen: dict[tuple[EngineExchange, ServingWay], ServingWay] = {}
+        seen[priced_by(self.default), self.default] = self.default
         for way in ways:
-            alike = replace(way, exchange=self.default.exchange)
-            kind, name = (priced_by(way), alike), ", ".join(changes(alike, self.default))
             if not self.model.kind.kind.startswith(maker := EXCHANGES[way.exchange].maker):
                 self.left_out[f"exchange {way.exchange}"] = f"needs GPUs of {maker}"
-            elif why := self._short(way):
+                continue
+            if why := self._short(way):
+                name = ", ".join(changes(way, self.default))
                 self.left_out[name] = why
-            elif kind in seen:
+                self.short += [replace(self.fits[way], name=name)] * (way in self.fits)
+                continue
+            sized = self._sized(way)
+            kind = priced_by(sized), replace(sized, exchange=self.default.exchange)
+            if kind in seen:
                 self.left_out.setdefault(f"exchange {way.exchange}", f"priced like {seen[kind].exchange}")
             else:
-                seen[kind] = way
-                if way != self.default:
-                    yield way
+                seen[kind] = sized
+                yield sized
 
-    def _measure(self, layout: Layout, slots: int, methods: Iterable[str]) -> None:
-        """Measures methods at the steps of prompts and of answers, on the GPUs of one copy."""
-        key = layout.data, layout.expert, slots
+    def _memory(self, others: Iterable[ComparedWay]) -> tuple[MemoryFit, ...]:
+        """Memory in the default, in the fastest way of each layout, exchange and number of slots, and where it does not fit."""
+        rows, seen = [replace(self.fits[self.default], name="")], {self.default.layout, self.default.exchange, (0, False)}
+        for other in others:
+            assert other.way is not None
+            fit = self.fits[other.way]
+            kinds = {other.way.layout, other.way.exchange, (fit.more_slots, fit.parts.eplb > 0)}
+            if not kinds <= seen:
+                seen |= kinds
+                rows.append(replace(fit, name=other.name))
+        return (*rows, *self.short)
+
+    def _measure(self, layout: Layout, slots: int, most: int, methods: Iterable[str]) -> None:
+        """Measures methods at the steps of prompts and of answers, of at most so many tokens, on the GPUs of one copy."""
+        key = layout.data, layout.expert, slots, most
         missing = [method for method in dict.fromkeys(methods) if (*key, method) not in self.reached]
         both = []
-        for tokens in self.model.step_tokens(layout) if missing else ():
+        for tokens in self.model.step_tokens(layout, most) if missing else ():
             curve = self._curve(tokens)
             window_steps = max(1.0, self.few.load_LE.sum() / self.few.layers / self.few.top_k / self.few.windows / tokens)
             every = max(1, min(round(self.use.eplb.interval / window_steps), self.few.windows // BLOCKS))  # before it is judged
@@ -354,22 +378,24 @@ class _Comparison:
     def compared(self, progress: Progress) -> WaysOfServing:
         """Returns all ways beside the default."""
         fewest = self._slots(self.default)
-        settings: dict[tuple[Layout, int], list[str]] = {(self.default.layout, fewest): ["linear", "exact"]}
+        first = self.default.layout, fewest, self._most(self.default)
+        settings: dict[tuple[Layout, int, int], list[str]] = {first: ["linear", "exact"]}
         for way in (self.default, *self.ways):
             if method := method_of(way, self.use.replicate):
-                settings.setdefault((replace(way.layout, copies=1), self._slots(way)), []).append(method)
-        for number, ((layout, slots), methods) in enumerate(settings.items()):
+                settings.setdefault((replace(way.layout, copies=1), self._slots(way), self._most(way)), []).append(method)
+        for number, ((layout, slots, most), methods) in enumerate(settings.items()):
             progress("comparing ways of serving", number, len(settings))
-            self._measure(layout, slots, methods)
+            self._measure(layout, slots, most, methods)
         progress("comparing ways of serving", len(settings), len(settings))
-        linear = self._ratios(self.default.layout, fewest, "linear")[0]
+        linear = self._ratios(self.default, fewest, "linear")[0]
         base, perfect = (self.model.service(self.default, ratios).tokens_per_s for ratios in (linear, PERFECT))
 
         def priced(way: ServingWay | None, slots: int, method: str) -> ComparedWay:
             return self._priced(way, slots, method, base, perfect)
 
         others = [priced(way, self._slots(way), method_of(way, self.use.replicate)) for way in self.ways]
-        tokens = self.model.step_tokens(self.default.layout)
+        tokens = self.model.step_tokens(self.default.layout, self._most(self.default))
+        others.sort(key=lambda other: -other.service.tokens_per_s)
         prompts, answers = (
             imbalance_split(self.few, self.default.layout.expert, count, curve=self._curve(count)) for count in tokens
         )
@@ -379,16 +405,26 @@ class _Comparison:
             (prompts, answers),
             priced(self.default, fewest, "linear"),
             priced(None, fewest, "exact"),
-            tuple(sorted(others, key=lambda other: -other.service.tokens_per_s)),
+            tuple(others),
             self.left_out,
             self.few.layers,
+            self._memory(others),
         )
 
-    def _ratios(self, layout: Layout, slots: int, method: str) -> tuple[tuple[float, float], ...]:
+    @staticmethod
+    def _most(way: ServingWay) -> int:
+        """The most tokens of a rank in a step."""
+        return way.batched_tokens or BATCHED_TOKENS
+
+    def _reach(self, way: ServingWay, slots: int, method: str) -> tuple[MethodReach, MethodReach]:
+        """What was measured of a method in a way's layout and steps, of prompts and of answers."""
+        return self.reached[way.layout.data, way.layout.expert, slots, self._most(way), method]
+
+    def _ratios(self, way: ServingWay, slots: int, method: str) -> tuple[tuple[float, float], ...]:
         """Ratios of prompts and of answers: the mean, and the better and the worse end of their intervals."""
         if not method:
             return PERFECT, PERFECT, PERFECT
-        prompts, answers = self.reached[layout.data, layout.expert, slots, method]
+        prompts, answers = self._reach(way, slots, method)
 
         def at(end: str) -> tuple[float, float]:
             """Returns that end of both, or the means where there is no interval."""
@@ -404,8 +440,8 @@ class _Comparison:
         """A way beside the default's and perfect tokens per second; without one, a method in the default's layout."""
         used = way or self.default
         layout, apart = used.layout, self._apart(used)
-        mean, better, worse = self._ratios(layout, slots, method)
-        moved = self._moved_bytes(layout, slots, method)
+        mean, better, worse = self._ratios(used, slots, method)
+        moved = self._moved_bytes(used, slots, method)
         waits = method == "eplb-every" and self.use.moves_wait
         fetch_bytes = (moved[0] / layout.expert, moved[1] / layout.expert) if waits else (0.0, 0.0)
         service = self.model.service(used, mean, fetch_bytes)
@@ -424,21 +460,21 @@ class _Comparison:
             None if apart or perfect < SHARED_OUT * base else saves / possible,
             more * self.whole.layers * self.whole.expert_bytes,
             moved[1],
-            max((of.worst for of in self.reached[layout.data, layout.expert, slots, method]), default=1.0) if method else 1.0,
+            max(of.worst for of in self._reach(used, slots, method)) if method else 1.0,
         )
 
     def _apart(self, way: ServingWay) -> bool:
         """True if more than the balance differs from the default."""
-        return (way.layout, way.overlap, priced_by(way)) != (
-            self.default.layout, self.default.overlap, priced_by(self.default)
+        return (way.layout, way.overlap, way.batched_tokens, priced_by(way)) != (
+            self.default.layout, self.default.overlap, self.default.batched_tokens, priced_by(self.default)
         )  # fmt: skip
 
-    def _moved_bytes(self, layout: Layout, slots: int, method: str) -> tuple[float, float]:
+    def _moved_bytes(self, way: ServingWay, slots: int, method: str) -> tuple[float, float]:
         """Bytes of weights that all GPUs fetch in a step of prompts and in one of answers, in the mean."""
         if not method:
             return 0.0, 0.0
         window_tokens = self.few.load_LE.sum() / self.few.layers / self.few.top_k / self.few.windows
-        both, tokens = self.reached[layout.data, layout.expert, slots, method], self.model.step_tokens(layout)
+        both, tokens = self._reach(way, slots, method), self.model.step_tokens(way.layout, self._most(way))
         times = self.whole.layers / self.few.layers / window_tokens
         prompts, answers = (of.moved_bytes * times * step for of, step in zip(both, tokens, strict=True))
         return prompts, answers

@@ -51,7 +51,7 @@ def recommend(
     from aurora.advisor.recommend import save_recommendation
     from aurora.advisor.two_models import recommend_for_two, takes_turns
     from aurora.reports.advice import recommendation_lines, two_models_advice
-    from aurora.reports.comparisons import balancing_costs, recommendation_table, requests_table
+    from aurora.reports.comparisons import balancing_costs, memory_table, recommendation_table, requests_table
     from aurora.reports.json_objects import fields_json, recommendation_json
 
     if (not gpus) == (cluster is None):
@@ -102,6 +102,7 @@ def recommend(
         recommendation_table(recommendation),
         None if recommendation.requests is None else requests_table(recommendation.requests),
         None if recommendation.drawn or recommendation.served is None else balancing_costs(recommendation.served),
+        None if recommendation.served is None else memory_table(recommendation.engine, recommendation.served),
         *([f"config: {said}"] if (said := recommendation.profile.provenance.get("config")) else []),
         *recommendation_lines(recommendation),
         None if sharing is None else f"A second model like it on these GPUs: {two_models_advice(sharing)}",

@@ -8,6 +8,7 @@ from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServin
 from aurora.advisor.sharing import ApartSeconds
 from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, TwoModels, takes_turns
 from aurora.planner.choice import TIE
+from aurora.reports.comparisons import SHOWN_SHORT
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.trace_times import Summary
 
@@ -95,6 +96,9 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
         rest = f" Their gains count for {part}." if simulated.share < 1 else ""
         return [*lines, f"Steps are MoE layers with the attention between them, simulated with {default}{rest}"]
     load = recommendation.served.load
+    if (most := recommendation.default.batched_tokens) > 0:
+        lines.append(f"The default fits with at most {most} tokens of a rank in a step: --max-num-batched-tokens or its like.")
+    lines += [f"{fit.name} does not fit: {fit.why}." for fit in recommendation.served.memory if fit.why][:SHOWN_SHORT]
     return [
         *lines,
         f"Requests have {load.isl} tokens and answers of {load.osl}, {load.concurrency} in flight on each GPU. Steps are "

@@ -1,5 +1,7 @@
 """Tables of a recommendation: ways of serving compared, what balancing takes, and simulated plans."""
 
+from dataclasses import astuple
+
 from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
@@ -8,6 +10,7 @@ from aurora.advisor.served_ways import METHODS, WaysOfServing
 from aurora.reports.formatting import DASH, right, seconds, size
 
 SHOWN_WAYS = 12  # of a recommendation, at most
+SHOWN_SHORT = 4  # ways that do not fit, at most
 
 
 def recommendation_table(recommendation: Recommendation) -> Table:
@@ -63,6 +66,26 @@ def balancing_costs(served: WaysOfServing) -> Table:
     }
     for (method, _), row in sorted(rows.items(), key=lambda entry: (entry[0][1], entry[1][3])):
         table.add_row(METHODS[method], *row)
+    return table
+
+
+def memory_table(engine: str, served: WaysOfServing) -> Table:
+    """Returns a table of the memory of a GPU, part by part, in the ways that differ in it; those that do not fit come last."""
+    caption = (
+        f"GB: 10^9 bytes; {engine} fills {served.memory[0].usable_bytes / 1e9:.1f}.\n"
+        "tokens: the most of a rank in a step that fit;\n"
+        "slots: the most for replicas that fit.\n"
+        "From sources and datasheets, not measured"
+    )
+    heads = right("weights", "experts", "cache", "activ.", "buffers", "EPLB", "graphs", "total", "tokens", "slots")
+    table = Table(Column("GB of a GPU", min_width=11), *heads, caption=caption)
+    short = [fit for fit in served.memory if fit.why]
+    for group in ([fit for fit in served.memory if not fit.why], short[:SHOWN_SHORT]):
+        for fit in group:
+            gigabytes = [f"{size / 1e9:.1f}" for size in (*astuple(fit.parts), fit.parts.total)]
+            tokens = str(fit.most_tokens) if fit.most_tokens < 100_000 else f"{fit.most_tokens // 1000}k"
+            table.add_row(fit.name or f"{engine}'s default", *gigabytes, tokens, str(fit.most_slots))
+        table.add_section()
     return table
 
 

@@ -235,4 +235,5 @@ def ways_json(served: WaysOfServing) -> JsonObject:
         "ceiling": way(served.ceiling),
         "others": [way(other) for other in served.others],
         **fields_json(served, "left_out layers"),
+        "memory": [{**asdict(fit), "total": fit.parts.total} for fit in served.memory],
     }

@@ -9,6 +9,7 @@ import pytest
 import aurora
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import Layout
+from aurora.advisor.gpu_memory import memory_bytes
 from aurora.advisor.recommend import best_way, installs, planned, recommend
 from aurora.advisor.served_ways import (
     BATCHED_TOKENS,
@@ -144,13 +145,19 @@ def test_shares_of_a_small_ceiling_are_not_told():
 
 
 def test_memory_decides_what_can_be_had():
-    one, two = Layout(data=16, expert=16), Layout(data=8, expert=8, copies=2)
+    """Two copies have twice the experts on a GPU; even steps of 16 tokens, one of each request, leave no room for them."""
     model = replace(ONE_SERVER, nic_Bps=50e9)
-    between = sum(model.memory(layout, 0, 0, 0) for layout in (one, two)) / 2
-    small = replace(model, kind=replace(H100, memory_bytes=int(between / 0.9)))
+    two = replace(SERVING_ENGINES["vllm"].default(16, 8, 16), layout=Layout(data=8, expert=8, copies=2))
+    least = memory_bytes(CONFIG, two, 16 * 576, sequences=16, slots=2, tokens=16).total
+    small = replace(model, kind=replace(H100, memory_bytes=int(least / 0.92)))
     compared = compare_ways_of_serving(traffic(), small, "vllm", 16)
     assert "a GPU needs" in compared.left_out["2 copies, each DP 8 EP 8"]
-    assert all(other.way is None or other.way.layout.copies == 1 for other in compared.others)
+    assert not [other for other in compared.others if other.way.layout == two.layout and other.way.exchange == "allgather"]
+    assert "2 copies, each DP 8 EP 8" in {fit.name for fit in compared.memory if fit.why}
+    lowered = next(other for other in compared.others if other.way.batched_tokens)
+    assert f"--max-num-batched-tokens {lowered.way.batched_tokens}" in SERVING_ENGINES["vllm"].command(
+        lowered.way, "M", Path("p")
+    )
     with pytest.raises(InfeasiblePlan, match="vllm's default on 8 GPUs: a GPU needs"):
         compare_ways_of_serving(traffic(), replace(ONE_SERVER, kind=replace(H100, memory_bytes=10**8)), "vllm", 8)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.advisor.engines.engine import EXCHANGES, Layout
-from aurora.advisor.served_sizes import ServedSizes, memory_bytes
+from aurora.advisor.served_sizes import ServedSizes
 from aurora.advisor.step_time import DEFAULT, SchedulerStep, active_experts, all_reduce_bytes, ring_nic_bytes, step_seconds
 from aurora.errors import BadInput
 from aurora.io.clusters import load_gpus
@@ -28,20 +28,6 @@ CONFIG = {
 SIZES = ServedSizes.of(CONFIG)
 KIND = load_gpus()["NVIDIA H100 80GB HBM3"]
 SPLITS = [Layout(), Layout(4), Layout(4, expert=4), Layout(data=4, expert=4), Layout(2, 4, 8)]
-
-
-def test_weights_are_counted_by_hand():
-    attention = 64 * (8 * 16) * 2 + 64 * (2 * 16) * 2  # queries and output; keys and values
-    expert, shared, router = 3 * 64 * 32, 3 * 64 * 48, 64 * 16
-    ends = 2 * 100 * 64
-    whole = memory_bytes(CONFIG, Layout(), 0)
-    assert whole.weights == 2 * (4 * (attention + shared + router) + ends)
-    assert whole.experts == 2 * 4 * 16 * expert
-    split = memory_bytes(CONFIG, Layout(2, 2, 4), 100)
-    assert split.weights == 2 * (4 * ((attention + shared) / 2 + router) + ends / 2)
-    assert split.experts == whole.experts / 4
-    assert split.cache == 100 * 4 * 2 * 16 * 2 * 2 / 2
-    assert split.total == split.weights + split.experts + split.cache
 
 
 def test_dense_models_have_no_experts():

@@ -190,6 +190,7 @@ class ServingWay:
         per_server: GPUs of a server.
         nvlink: whether NVLink connects the GPUs of a server.
         experts: number of routed experts of a layer; 0: unknown, so that slots are not checked.
+        batched_tokens: the most tokens of a data-parallel rank in a step; 0: the engine's default.
 
     Raises:
         BadInput: if a name is unknown, a number is out of range, or slots cannot be divided evenly over the GPUs.
@@ -206,12 +207,13 @@ class ServingWay:
     per_server: int = 8
     nvlink: bool = True
     experts: int = 0
+    batched_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_one_of("exchange", self.exchange, EXCHANGES)
         check_one_of("placement", self.placement, PLACEMENTS)
         check_one_of("balance", self.balance, BALANCES)
-        if self.redundant < 0 or self.experts < 0 or self.per_server < 1:
+        if min(self.redundant, self.experts, self.batched_tokens) < 0 or self.per_server < 1:
             raise BadInput("a way of serving: expected no negative numbers of experts, and 1 GPU or more in a server")
         even = self.experts and (self.redundant or self.eplb)
         if even and (slots := self.experts + self.redundant) % self.layout.expert:

@@ -25,6 +25,8 @@ padding | without an all-to-all | decode: to the most tokens of a rank by allgat
   srt/arg_groups/parallel_hook.py, srt/eplb/lplb_solver.py
 --enable-eplb | off | moves experts every --eplb-rebalance-num-iterations (1000) steps by the load of as many; serving waits,
   for all layers at once or --eplb-rebalance-layers-per-chunk of them a step | srt/eplb/eplb_manager.py
+--chunked-prefill-size | by memory, 8192 on H100 and H200 | tokens of a prompt's chunk, divided among data-parallel ranks; low-
+  latency buffers have slots for SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (128) tokens | srt/server_args.py
 --enable-waterfill | off | the shared expert of a token goes to the least busy GPU; DeepSeek-V3 and R1, DeepEP or MegaMoE;
   since 0.5.17. Not described here | srt/arg_groups/fields/exec_.py (ExecMoe)
 --load-balance-method | auto: round_robin, but for prefill and decode apart | total_tokens: to the rank with the fewest tokens;
@@ -92,6 +94,9 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
         words += [f"--expert-distribution-recorder-buffer-size {way.eplb.window}"]
     words += ["--ep-dispatch-algorithm lp"] * (way.balance == "lplb")
     words += ["--enable-two-batch-overlap"] * way.overlap
+    words += [f"--chunked-prefill-size {way.batched_tokens * layout.data}"] * (way.batched_tokens > 0)
+    dispatched = way.batched_tokens > 0 and way.exchange == "deepep-ll"
+    words = [f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={way.batched_tokens}"] * dispatched + words
 
     def at(place: LaunchPlace) -> list[str]:
         several = f"--nnodes {way.hosts} --node-rank {place.node} --dist-init-addr {place.head}:{DIST_PORT}"

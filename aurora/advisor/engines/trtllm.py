@@ -15,6 +15,7 @@ moe_config.load_balancer | none: experts in sequence | a file with num_slots and
 moe_config.max_num_tokens | none | a rank's rows beyond it are computed in further chunks, of which one's allgather overlaps
   the next one's compute, all-to-alls do not (not priced: it is there to save memory); halves of a batch do not overlap |
   examples/wide_ep/README.md; pull requests 3104 and 3504
+max_num_tokens | 8192 | the most tokens of a rank in a step | llmapi/llm_args.py
 attention_dp_config | no balance | enable_balance: prompts wait until all ranks have some, for timeout_iters (50) steps at most,
   and then batching_wait_iters (10) more for further ones | llmapi/llm_args.py (AttentionDpConfig)
 several servers | one | mpirun (or Slurm) with trtllm-llmapi-launch | examples/wide_ep/README.md
@@ -75,6 +76,8 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
         settings["moe_tensor_parallel_size"] = layout.copy_gpus // layout.expert
     if layout.data > 1:
         settings["enable_attention_dp"] = True
+    if way.batched_tokens:
+        settings["max_num_tokens"] = way.batched_tokens
     if way.hosts > 1:
         settings["gpus_per_node"] = way.per_server
     balancer: str | dict[str, int] | None = str(file) if way.placement == "plan" else None

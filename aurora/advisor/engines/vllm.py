@@ -25,6 +25,9 @@ CUDA graphs | on | deepep_high_throughput with data parallelism and moonep turn 
   vllm/config/parallel.py (EPLBConfig)
 --eplb-config.num_redundant_experts | 0 | slots beyond one for each expert; without EPLB vLLM refuses it |
   vllm/config/parallel.py
+--max-num-batched-tokens | 8192 on an API server with 70 GiB or more and no A100, 16384 from 160 GiB on, 2048 below; 256 with
+  deepep_low_latency and nixl_ep | the most tokens of a rank in a step; low-latency buffers have slots for as many |
+  vllm/engine/arg_utils.py (get_batch_defaults, use_batched_dp_moe)
 ranks of requests | by the number of requests | a request's data_parallel_rank, or the header X-data-parallel-rank, wins |
   vllm/v1/engine/core_client.py
 --prefill-schedule-interval | 1 | data-parallel ranks compute prompts in every N-th step; a rank whose prompts could not all
@@ -84,6 +87,7 @@ def serve_words(way: ServingWay, model: str, place: LaunchPlace) -> list[str]:
     words += [f"--tensor-parallel-size {layout.tensor}"] * (layout.tensor > 1)
     words += [f"--data-parallel-size {layout.data}"] * (layout.data > 1)
     words += ["--enable-expert-parallel"] * (layout.expert > 1)
+    words += [f"--max-num-batched-tokens {way.batched_tokens}"] * (way.batched_tokens > 0)
     if way.hosts > 1 and layout.data > 1:
         ranks = layout.data // way.hosts
         words += [f"--data-parallel-size-local {ranks}", f"--data-parallel-address {place.head}"]

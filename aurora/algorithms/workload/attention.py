@@ -294,6 +294,7 @@ def shared_width(config: Mapping[str, Any], shape: Shape) -> int:
     """
     flat = flat_config(config)
     width = next((flat[name] for name in _SHARED_WIDTH if flat.get(name) is not None), None)
-    many = flat.get("n_shared_experts", flat.get("num_shared_experts"))
+    llama4 = str(flat.get("model_type")).startswith("llama4")  # it has one, and no entry for it
+    many = flat.get("n_shared_experts", flat.get("num_shared_experts", 1 if llama4 else None))
     width = width if width is not None else shape.inner * many if isinstance(many, int) else 0
     return width if isinstance(width, int) and width > 0 else 0
