@@ -30,7 +30,8 @@ from tables import Table, write
 
 from aurora.advisor.engines.engine import Layout
 from aurora.advisor.served_sizes import ServedSizes
-from aurora.advisor.step_time import DEFAULT, SchedulerStep, StepConstants, step_seconds
+from aurora.advisor.step_constants import DEFAULT, StepConstants
+from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.io.clusters import load_gpus
 from aurora.types import GpuKind
 

@@ -346,7 +346,18 @@ def moe_share(
     nic_Bps = nic_Bps_of(cluster)
     step, servers = SchedulerStep(tokens, prefill_requests=-(-tokens // isl)), way.per_server if nic_Bps else len(cluster)
     parts = [
-        astuple(step_seconds(config, kind, way.layout, step, exchange=way.exchange, nic_Bps=nic_Bps, per_server=servers))
+        astuple(
+            step_seconds(
+                config,
+                kind,
+                way.layout,
+                step,
+                exchange=way.exchange,
+                nic_Bps=nic_Bps,
+                per_server=servers,
+                quantised=way.quantises,
+            )
+        )
         for kind in kinds
     ]
     slowest = StepSeconds(*map(max, zip(*parts, strict=True)))

@@ -10,7 +10,7 @@ from aurora.algorithms.workload.attention import (
     shared_width,
     text_config,
 )
-from aurora.algorithms.workload.model_config import Shape, other_weight_bits
+from aurora.algorithms.workload.model_config import Shape, activation_bits, other_weight_bits
 from aurora.algorithms.workload.model_structure import decoder_layers, dense_layers, number
 
 HALF_BYTES = 2  # of a number of activations
@@ -41,6 +41,7 @@ class ServedSizes:
         streams: number of residual streams that hyper-connections mix; 1 without hyper-connections.
         moe_layers, experts, top_k, expert_weights, expert_bytes: as in Shape; zero without experts.
         dispatched: width of a token on the way to its experts.
+        row_bytes: bytes of a number of that token with its part of the scales, if it is quantised as its experts ask for.
     """
 
     hidden: int
@@ -58,6 +59,7 @@ class ServedSizes:
     expert_weights: int = 0
     expert_bytes: int = 0
     dispatched: int = 0
+    row_bytes: float = HALF_BYTES
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -82,4 +84,5 @@ class ServedSizes:
         return cls(
             hidden, shape.decoder_layers, vocabulary, attention, dense, inner, shared, number_bytes, streams,
             shape.layers, shape.experts, shape.top_k, shape.expert_weights, shape.expert_bytes, shape.dispatched,
+            activation_bits(config) / 8,
         )  # fmt: skip

@@ -17,7 +17,8 @@ from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout, ServingWay
 from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit, memory_fit
 from aurora.advisor.served_sizes import ServedSizes
-from aurora.advisor.step_time import DEFAULT, SchedulerStep, step_seconds
+from aurora.advisor.step_constants import DEFAULT
+from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import text_config
 from aurora.errors import InfeasiblePlan
@@ -184,6 +185,7 @@ class ServingCase:
             computed = step_seconds(
                 sizes, self.kind, layout, step, exchange=way.exchange, overlap=cut,
                 nic_Bps=self.nic_Bps, per_server=self.per_server, ratio=ratios[phase],
+                quantised=way.quantises,
             )  # fmt: skip
             link_Bps = self.kind.port_Bps if way.hosts == 1 else min(self.kind.port_Bps, self.nic_Bps or self.kind.port_Bps)
             return computed.total + fetch_bytes[phase] / (link_Bps * DEFAULT.link_share)

@@ -7,14 +7,15 @@ have equally many tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import ceil
 from typing import Any, Self
 
 import numpy as np
 from scipy.special import ndtri
 
+from aurora.advisor.collectives import collectives_of
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout
 from aurora.advisor.served_sizes import HALF_BYTES, ServedSizes
+from aurora.advisor.step_constants import StepConstants
 from aurora.algorithms.workload.attention import (
     AttentionLayers,
     entry_bytes,
@@ -90,58 +91,7 @@ class StepSeconds:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
-@dataclass(frozen=True)
-class StepConstants:
-    """Constants of an engine on a host that datasheets do not give.
-
-    The defaults are of vLLM 0.20.1 on a server of B300. Kernels, launches, the step, experts and linear attention are fitted to
-    one configuration, Qwen3.6-35B-A3B on one GPU, and rounded; others are from AISimulate's tables of B300, or from the fits
-    of `bench/steps.py`.
-
-    Attributes:
-        memory_share: memory bandwidth that kernels reach / the datasheet's.
-        flops_share: operations per second that matrix products reach / the datasheet's.
-        grouped_share: the same for grouped matrix products of experts.
-        attention_share: the same for attention over many pairs of tokens.
-        linear_share: the same for linear attention in prefill.
-        index_share: the same for an indexer of sparse attention, with its choice of entries.
-        evenness: 1 / variance of (an expert's popularity / mean popularity): with small values, tokens share few experts.
-        kernel_s: fixed seconds of a kernel within a CUDA graph.
-        launch_s: seconds of the host, with the engine's Python, to launch attention in steps with prompts, where graphs break.
-        eager_s: seconds of the host for any other launch in a step too large for graphs.
-        step_s: seconds of a step outside its layers: scheduler, inputs, sampling.
-        reduce_s: seconds of an all-reduce without bytes, on GPUs of one server, within a CUDA graph.
-        collective_s: seconds of any other collective without bytes, on GPUs of one server.
-        collective_rank_s: seconds that each rank adds to a collective other than an all-reduce.
-        link_share: bandwidth that collectives reach / bandwidth of the links, each way.
-        coordination_s: seconds in which data-parallel ranks agree on the size of a step.
-    """
-
-    memory_share: float = 0.83
-    flops_share: float = 0.6
-    grouped_share: float = 0.31
-    attention_share: float = 0.4
-    linear_share: float = 0.055
-    index_share: float = 0.02
-    evenness: float = 1.4
-    kernel_s: float = 2.1e-6
-    launch_s: float = 18e-6
-    eager_s: float = 28e-6
-    step_s: float = 4.6e-4
-    reduce_s: float = 7e-6
-    collective_s: float = 5.5e-6
-    collective_rank_s: float = 1.3e-6
-    link_share: float = 0.5
-    coordination_s: float = 5e-4
-
-    def beside(self, sent: EngineExchange) -> Self:
-        """Returns the constants during overlap, while the exchange `sent` occupies part of a GPU's multiprocessors."""
-        names = ("flops_share", "grouped_share", "attention_share", "linear_share", "index_share")
-        return replace(self, **{name: getattr(self, name) * (1 - sent.processors) for name in names})
-
-
-DEFAULT = StepConstants()
-
+SHARP = 1.5  # reading and arithmetic of a product overlap in part: their seconds add up with this exponent, as 2 in a triangle
 GRAPH_TOKENS = 512  # largest step of vLLM's CUDA graphs
 GRAPH_SIZES = np.array([1, 2, 4, *range(8, 256, 8), *range(256, GRAPH_TOKENS + 1, 16)])  # which it pads to
 KERNELS = {"full": 9, "sliding": 9, "mla": 14, "sparse": 32, "linear": 13, "dense": 4, "shared": 4, "routed": 9}  # of a layer
@@ -173,18 +123,6 @@ def active_experts(experts: float, top_k: int, total: int, tokens: float, evenne
     return float(experts * (1 - (1 + mean / evenness) ** -evenness))
 
 
-def all_reduce_bytes(message_bytes: float, ranks: int) -> float:
-    """Returns bytes that a rank sends in an all-reduce: a reduce-scatter and an allgather.
-
-    Args:
-        message_bytes: bytes of the reduced array.
-        ranks: number of ranks.
-
-    Source: Patarasuk and Yuan, JPDC 69(2), 2009.
-    """
-    return 2 * (ranks - 1) / ranks * message_bytes
-
-
 @dataclass(frozen=True)
 class _Gpu:
     """Rates of a GPU that kernels reach."""
@@ -193,8 +131,9 @@ class _Gpu:
     constants: StepConstants
 
     def seconds(
-        self, read_bytes: float, flops: float, weight_bytes: float, share: float, kernels: float = 0.0, passed: float = 0.0
-    ) -> float:
+        self, read_bytes: float, flops: float, weight_bytes: float, share: float, kernels: float = 0.0, passed: float = 0.0,
+        overlaps: bool = False,
+    ) -> float:  # fmt: skip
         """The roofline of a part with its kernels, and the time of those that pass over activations between its products.
 
         Args:
@@ -204,12 +143,14 @@ class _Gpu:
             share: of that rate that they reach.
             kernels: how many.
             passed: numbers of activations that they read and write.
+            overlaps: whether reading and arithmetic overlap as a whole, as in attention over a cache.
         """
         low = self.kind.fp8_flops if weight_bytes <= 1 else None
         peak = (low or self.kind.half_flops) * share
         memory_Bps = self.kind.memory_Bps * self.constants.memory_share
         moved_s = passed * HALF_BYTES / memory_Bps + kernels * self.constants.kernel_s
-        return max(read_bytes / memory_Bps, flops / peak) + moved_s
+        read_s, flops_s = read_bytes / memory_Bps, flops / peak
+        return moved_s + (max(read_s, flops_s) if overlaps else (read_s**SHARP + flops_s**SHARP) ** (1 / SHARP))
 
 
 def step_seconds(
@@ -221,10 +162,11 @@ def step_seconds(
     imbalance: float = 1.0,
     exchange: str = "allgather",
     overlap: bool = False,
-    constants: StepConstants = DEFAULT,
+    constants: StepConstants | None = None,
     nic_Bps: float | None = None,
     per_server: int = 8,
     ratio: float | None = None,
+    quantised: bool = True,
 ) -> StepSeconds:
     """Returns the seconds of one scheduler step of a served model, divided into its parts.
 
@@ -236,12 +178,13 @@ def step_seconds(
         imbalance: expected load of the busiest expert-parallel rank / mean load; chance comes on top.
         exchange: name of the exchange, one of EXCHANGES.
         overlap: whether the step is cut in halves, so that one computes during the other's exchanges.
-        constants: constants of the engine on its host.
+        constants: constants of the engine on its host; None: those of the kind of GPU.
         nic_Bps: bytes per second of a GPU's NIC, or of its share of a NIC of several GPUs, each way; None: all GPUs are in one
             server.
         per_server: GPUs of a server.
         ratio: seconds of the slowest rank's experts / seconds with perfect balance, used instead of `imbalance` and chance.
             None: not used.
+        quantised: whether tokens travel to their experts in the experts' number format, as `ServedSizes.row_bytes` has it.
 
     Raises:
         BadInput: if the layout spans servers and `nic_Bps` is None, or an argument is out of range.
@@ -250,11 +193,11 @@ def step_seconds(
 
     Example:
         >>> from aurora.advisor.engines.engine import Layout
-        >>> from aurora.io.clusters import load_gpus
-        >>> step = SchedulerStep(decode_requests=32, kv_tokens=64_000)
+        >>>         >>> step = SchedulerStep(decode_requests=32, kv_tokens=64_000)
         >>> seconds = step_seconds(config, load_gpus()["NVIDIA H200"], Layout(tensor=8, expert=8), step)  # doctest: +SKIP
     """
     sizes = config if isinstance(config, ServedSizes) else ServedSizes.of(config)
+    constants = StepConstants.of(kind) if constants is None else constants
     check_one_of("exchange", exchange, EXCHANGES)
     if not imbalance >= 1:
         raise BadInput(f"imbalance: expected at least 1, found {imbalance}")
@@ -271,7 +214,7 @@ def step_seconds(
     rows = step.decode_requests + (step.prefill_requests if step.prefill_tokens else 0)
     head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
     uneven = imbalance if ratio is None else ratio if sent.follows_placement else 1.0
-    reduces, travels = _collectives(sizes, layout, tokens, sent, uneven, per_server)
+    reduces, travels = collectives_of(sizes, layout, tokens, sent, uneven, per_server, quantised)
     reduce_s, there_s, back_s = (
         sum(call.seconds(constants, kind, nic_Bps, per_server) for call in calls)
         for calls in (reduces, travels[:1], travels[1:])
@@ -329,7 +272,7 @@ def _attention_s(
         plain = entry_bytes(layers, tensor) - layers.index_bytes
         cache_bytes += many * (min(entries, attended * new) * plain + entries * layers.index_bytes)
     pair_share = gpu.constants.linear_share if layers.kind == "linear" else gpu.constants.attention_share
-    cache_s = gpu.seconds(cache_bytes, flops, HALF_BYTES, pair_share)
+    cache_s = gpu.seconds(cache_bytes, flops, HALF_BYTES, pair_share, overlaps=True)
     index_s = gpu.seconds(0.0, index_flops, HALF_BYTES, gpu.constants.index_share)
     return layers.layers * (products_s + cache_s + index_s)
 
@@ -364,104 +307,12 @@ def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbal
     passed = rows * (2 * sizes.expert_weights * width / sizes.dispatched + 3 * sizes.dispatched)
     flops = 2 * sizes.expert_weights * width * (rows + active * TILE / 2)
     number_bytes = sizes.expert_bytes / sizes.expert_weights
-    read_bytes, share = active * sizes.expert_bytes * width, gpu.constants.grouped_share
+    read_bytes = active * sizes.expert_bytes * width
+    share = gpu.constants.grouped_fp8_share if number_bytes <= 1 and gpu.kind.fp8_flops else gpu.constants.grouped_share
     grouped_s = gpu.seconds(read_bytes, flops, number_bytes, share, KERNELS["routed"], passed)
     router = sizes.hidden * sizes.experts
     router_s = gpu.seconds(router * HALF_BYTES, 2 * router * tokens, HALF_BYTES, gpu.constants.flops_share)
     return sizes.moe_layers * (grouped_s + router_s)
-
-
-@dataclass(frozen=True)
-class _Collectives:
-    """Collectives that are alike.
-
-    Attributes:
-        many: how many.
-        ranks: among how many.
-        sent_bytes: that a rank sends or gets in one.
-        nic_bytes: that each GPU's NIC carries each way.
-        arrays: that one call of the library carries.
-        reduces: whether they are all-reduces.
-    """
-
-    many: int
-    ranks: int
-    sent_bytes: float
-    nic_bytes: float
-    arrays: int = 1
-    reduces: bool = False
-
-    def seconds(self, constants: StepConstants, kind: GpuKind, nic_Bps: float | None, per_server: int) -> float:
-        """Seconds of all: latencies, and bytes over links and, where ranks are on several servers, over NICs."""
-        apart_s = constants.collective_s + constants.collective_rank_s * min(self.ranks, per_server)
-        latency_s = constants.reduce_s if self.reduces else apart_s
-        servers = ceil(self.ranks / per_server)
-        link_s = self.sent_bytes / kind.port_Bps
-        if servers > 1 and nic_Bps is not None:
-            latency_s, link_s = 2 * latency_s, max(link_s, self.nic_bytes / nic_Bps)
-        return self.many * (latency_s + link_s / constants.link_share)
-
-
-def ring_nic_bytes(ring_bytes: float, ranks: int, per_server: int) -> float:
-    """Returns the bytes that each GPU's NIC carries each way in a collective over rings, as NCCL runs it between servers.
-
-    A ring enters and leaves each server once, and carries there what each of its ranks sends. NCCL runs a ring for each NIC and
-    divides the bytes among them. The server with the fewest ranks has the fewest NICs.
-
-    Args:
-        ring_bytes: bytes that a rank sends, over all rings.
-        ranks: number of ranks.
-        per_server: GPUs of a server, each with a NIC or an equal share of one.
-
-    Source: Hu et al., "Demystifying NCCL", arXiv:2507.04786; NCCL's src/graph/search.cc.
-
-    Example:
-        >>> ring_nic_bytes(15.0, 16, 8)
-        1.875
-    """
-    servers = ceil(ranks / per_server)
-    return 0.0 if servers == 1 else ring_bytes / (ranks - (servers - 1) * per_server)
-
-
-def _visited(groups: int, top_k: int) -> float:
-    """Groups of equally many experts that the choices of a token fall into, on average."""
-    return float(groups * (1 - (1 - 1 / groups) ** top_k))
-
-
-def _collectives(
-    sizes: ServedSizes, layout: Layout, tokens: int, sent: EngineExchange, imbalance: float, per_server: int
-) -> tuple[list[_Collectives], list[_Collectives]]:
-    """Collectives of a step: of tensor parallelism; and the exchanges there and back, none without data-parallel ranks.
-
-    Experts that are split by width get all tokens whatever the exchange. Otherwise a token goes where `once_per` says, and the
-    busiest rank gets the most.
-    """
-    reduces: list[_Collectives] = []
-    routed = layout.expert > 1 and sent.sends in ("route", "balance")
-    spread = (layout.data > 1 or routed) and sizes.moe_layers > 0
-    if layout.tensor > 1:
-        message = tokens * sizes.hidden * HALF_BYTES
-        after = sizes.layers - (sizes.moe_layers if spread else 0)
-        sent_bytes = all_reduce_bytes(message, layout.tensor)
-        nic_bytes = ring_nic_bytes(sent_bytes, layout.tensor, per_server)
-        reduces.append(_Collectives(sizes.layers + after + 1, layout.tensor, sent_bytes, nic_bytes, reduces=True))
-        if spread:  # tokens are split among tensor ranks before their experts, and gathered after
-            reduces.append(_Collectives(sizes.moe_layers, layout.tensor, sent_bytes / 2, nic_bytes / 2))
-    if not spread:
-        return reduces, []
-    token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.copy_gpus
-    if not routed:  # all tokens go to all ranks with their choices, and back reduced
-        sent_bytes = (layout.data - 1) * tokens * token_bytes
-        nic_bytes = ring_nic_bytes((ranks - 1) * tokens / layout.tensor * token_bytes, ranks, per_server)
-        chosen = 1 + 8 * sizes.top_k / token_bytes
-        there = _Collectives(sizes.moe_layers, ranks, sent_bytes * chosen, nic_bytes * chosen, arrays=3)
-        return reduces, [there, replace(there, sent_bytes=sent_bytes, nic_bytes=nic_bytes, arrays=1)]
-    servers, choices = ceil(ranks / per_server), sizes.top_k if sent.once_per == "expert" else _visited(ranks, sizes.top_k)
-    crossing = {"server": _visited(servers, sizes.top_k), "servers": servers}.get(sent.once_per, choices)
-    rank_bytes = tokens / layout.tensor * token_bytes * imbalance
-    sent_bytes, nic_bytes = (rank_bytes * rows * (many - 1) / many for rows, many in ((choices, ranks), (crossing, servers)))
-    call = _Collectives(sizes.moe_layers, ranks, sent_bytes, nic_bytes)
-    return reduces, [replace(call, arrays=3), call]
 
 
 def _launches(

@@ -143,7 +143,7 @@ def _read_fields(path: Path | str, where: str, row: dict[str, Any], value: type,
 
 
 _FIELD_TYPES: dict[str, type] = {
-    **dict.fromkeys(("name", "kind", "rack", "source"), str),
+    **dict.fromkeys(("name", "kind", "rack", "source", "shares_source"), str),
     **dict.fromkeys(("node", "memory_bytes", "pcie"), int),
 }  # of Gpu and GpuKind; others are numbers
 

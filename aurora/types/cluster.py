@@ -14,6 +14,9 @@ from aurora.types.network import Network, Servers, check_servers
 PCIE_LANE_Bps = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}  # each way, after coding; by generation
 
 
+SHARES = ("dense_share", "grouped_share", "grouped_fp8_share", "attention_share")  # of GpuKind
+
+
 @dataclass(frozen=True)
 class GpuKind:
     """Datasheet figures of one kind of GPU.
@@ -27,6 +30,11 @@ class GpuKind:
         source: the datasheet.
         fp8_flops: peak operations per second at fp8; None if the GPU has no fp8.
         link_Bps: bytes per second to the other GPUs of the server (NVLink), each way; None if only PCIe connects them.
+        dense_share: operations per second that large matrix products reached on such a GPU / the peak of their number format;
+            None: no measurement is known.
+        grouped_share, grouped_fp8_share: the same for grouped matrix products of experts, at half precision and at fp8.
+        attention_share: the same for attention over prompts of 4,096 tokens and more.
+        shares_source: where the shares were measured; empty without shares.
     """
 
     kind: str
@@ -37,8 +45,17 @@ class GpuKind:
     source: str
     fp8_flops: float | None = None
     link_Bps: float | None = None
+    dense_share: float | None = None
+    grouped_share: float | None = None
+    grouped_fp8_share: float | None = None
+    attention_share: float | None = None
+    shares_source: str = ""
 
     def __post_init__(self) -> None:
+        for field in SHARES:
+            if (share := getattr(self, field)) is not None and not (0 < share <= 1 and self.shares_source):
+                expected = "a number above 0 and up to 1, with `shares_source`"
+                raise BadInput(f"gpu kind {self.kind!r}: {field}: expected {expected}, found {share}")
         for field in ("memory_bytes", "memory_Bps", "half_flops", "fp8_flops", "link_Bps"):
             value = getattr(self, field)
             if value is not None and not 0 < value < float("inf"):

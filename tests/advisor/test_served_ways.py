@@ -18,7 +18,8 @@ from aurora.advisor.served_ways import (
     compare_ways_of_serving,
     method_of,
 )
-from aurora.advisor.step_time import DEFAULT, SchedulerStep, step_seconds
+from aurora.advisor.step_constants import DEFAULT
+from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_gpus

@@ -1,14 +1,20 @@
 """Seconds of a step and bytes of a GPU, from first principles."""
 
+import csv
+import os
+import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.advisor.collectives import all_reduce_bytes, ring_nic_bytes
 from aurora.advisor.engines.engine import EXCHANGES, Layout
 from aurora.advisor.served_sizes import ServedSizes
-from aurora.advisor.step_time import DEFAULT, SchedulerStep, active_experts, all_reduce_bytes, ring_nic_bytes, step_seconds
+from aurora.advisor.step_constants import DEFAULT, StepConstants, nearest
+from aurora.advisor.step_time import SchedulerStep, active_experts, step_seconds
 from aurora.errors import BadInput
 from aurora.io.clusters import load_gpus
 
@@ -27,6 +33,9 @@ CONFIG = {
 }
 SIZES = ServedSizes.of(CONFIG)
 KIND = load_gpus()["NVIDIA H100 80GB HBM3"]
+QUIET = replace(
+    DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0, small_share=1e-9, large_s=0.0, nic_share=1.0
+)  # bytes alone
 SPLITS = [Layout(), Layout(4), Layout(4, expert=4), Layout(data=4, expert=4), Layout(2, 4, 8)]
 
 
@@ -71,14 +80,13 @@ def test_more_never_takes_less(split, prefill, decode, kv_tokens, more, exchange
 def test_a_layer_exchanges_what_its_layout_needs():
     step = SchedulerStep(prefill_tokens=600)
     assert step_seconds(SIZES, KIND, Layout(), step).collectives_s == 0
-    quiet = replace(DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
     message = 600 * 64 * 2
-    reduced = step_seconds(SIZES, KIND, Layout(4), step, constants=quiet).collectives_s
+    reduced = step_seconds(SIZES, KIND, Layout(4), step, constants=QUIET).collectives_s
     assert reduced == pytest.approx((2 * 4 + 1) * 1.5 * message / KIND.link_Bps)  # twice a layer, and embeddings
-    gathered = step_seconds(SIZES, KIND, Layout(data=4, expert=4), step, constants=quiet).collectives_s
+    gathered = step_seconds(SIZES, KIND, Layout(data=4, expert=4), step, constants=QUIET).collectives_s
     assert gathered == pytest.approx(4 * 3 * (2 * message + 600 * 2 * 8) / KIND.link_Bps)  # tokens, choices, and results
     routed = step_seconds(
-        SIZES, KIND, Layout(data=4, expert=4), step, exchange="nvlink-one-sided", constants=quiet
+        SIZES, KIND, Layout(data=4, expert=4), step, exchange="nvlink-one-sided", constants=QUIET
     ).collectives_s
     ranks = 4 * (1 - (3 / 4) ** 2)  # of a token's two experts
     assert routed == pytest.approx(4 * 2 * ranks * 3 / 4 * message / KIND.link_Bps)
@@ -94,10 +102,9 @@ def test_a_layer_exchanges_what_its_layout_needs():
     ],
 )
 def test_a_token_travels_once_to_what_its_exchange_says(exchange, links, nics):
-    quiet = replace(DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
     step, split, message = SchedulerStep(prefill_tokens=600), Layout(data=16, expert=16), 600 * 64 * 2
     for nic_Bps in (KIND.port_Bps * 1e-3, KIND.port_Bps * 1e3):
-        took_s = step_seconds(SIZES, KIND, split, step, exchange=exchange, constants=quiet, nic_Bps=nic_Bps).collectives_s
+        took_s = step_seconds(SIZES, KIND, split, step, exchange=exchange, constants=QUIET, nic_Bps=nic_Bps).collectives_s
         assert took_s == pytest.approx(4 * 2 * message * max(links / KIND.port_Bps, nics / nic_Bps))
 
 
@@ -117,11 +124,11 @@ def test_steps_without_prompts_take_the_exchange_that_is_named_for_them():
 @pytest.mark.parametrize("link_Bps", [1e6, 1e9, 1e15])
 def test_halves_hide_what_travels_beside_what_computes(link_Bps):
     """Two halves compute as they would alone; of what travels as much is left as does not fit beside a stage of the other."""
-    quiet = replace(DEFAULT, launch_s=0.0, eager_s=0.0)
+    quick = replace(DEFAULT, launch_s=0.0, eager_s=0.0)
     kind = replace(KIND, link_Bps=link_Bps)
     split, step = Layout(data=4, expert=4), SchedulerStep(prefill_tokens=1200)
     whole, half, cut = (
-        step_seconds(SIZES, kind, split, each, exchange="nvlink-one-sided", constants=quiet, overlap=overlap)
+        step_seconds(SIZES, kind, split, each, exchange="nvlink-one-sided", constants=quick, overlap=overlap)
         for each, overlap in ((step, False), (step.half, False), (step, True))
     )
     assert (cut.attention_s, cut.experts_s) == (2 * half.attention_s, 2 * half.experts_s)
@@ -145,9 +152,6 @@ def test_halves_launch_twice_and_leave_multiprocessors_to_the_exchange():
         step_seconds(SIZES, KIND, split, large, exchange=name, overlap=True).attention_s for name in ("nixl", "deepep-ht")
     )
     assert with_all < with_less <= with_all / (1 - 20 / 132) * (1 + 1e-9)
-
-
-QUIET = replace(DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
 
 
 def collectives_s(layout, nic_Bps, tokens=600, **how):
@@ -216,3 +220,102 @@ def test_steps_are_of_something():
         SchedulerStep()
     with pytest.raises(BadInput, match="kv_tokens"):
         SchedulerStep(1, kv_tokens=-1)
+
+
+def test_a_collective_between_servers_by_hand():
+    """One layer of DeepSeek-V3 in FP8, 128 tokens on each of 16 H100 in two servers, NICs of 50 GB/s; DeepEP's low-latency kernels.
+
+    A token of 7,168 numbers travels to eight experts in 8.25 bits each, with scales: 7,392 B; back in 16: 14,336 B. Half of the
+    experts are on the other server: 128 x 8 / 2 x 7,392 B = 3.785 MB over the NIC at 0.85 of its rate, 89.0 us, and 172.7 us back;
+    twice 5.5 + 8 x 1.3 us until the first byte: 120.8 + 204.5 us.
+    """
+    took_s = collectives_of_deepep("deepep-ll", 128, 2)
+    assert took_s == pytest.approx(2 * 2 * 15.9e-6 + 128 * 4 * (7392 + 14336) / 50e9 / 0.85)
+    assert took_s == pytest.approx(325.3e-6, rel=1e-3)
+
+
+def test_a_gather_between_servers_by_hand():
+    """Gathered by NCCL in BF16: 15 other ranks' tokens over 8 NICs; 42.2 us until the first byte, in turn over 16 ranks."""
+    sizes, step = replace(SIZES, layers=1, moe_layers=1, dense=0), SchedulerStep(decode_requests=128)
+    gathered_s = step_seconds(sizes, KIND, Layout(data=16, expert=16), step, nic_Bps=50e9).collectives_s
+    nic_bytes = [15 * 128 * (64 * 2 + there) / 8 for there in (2 * 8, 0)]  # as small ones go, at 0.2 of the rate: sooner
+    assert gathered_s == pytest.approx(2 * (2 * 15.9e-6 + 8 * 1.3e-6) + sum(nic_bytes) / 50e9 / 0.2)
+
+
+DEEPSEEK = {
+    "num_hidden_layers": 1, "hidden_size": 7168, "vocab_size": 100, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "head_dim": 16, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+
+
+def collectives_of_deepep(exchange, tokens, servers):
+    """Seconds of dispatch and combine in one layer of DeepSeek-V3 on servers of 8 H100."""
+    step = SchedulerStep(decode_requests=tokens) if exchange == "deepep-ll" else SchedulerStep(tokens)
+    split = Layout(data=8 * servers, expert=8 * servers)
+    return step_seconds(DEEPSEEK, KIND, split, step, exchange=exchange, nic_Bps=50e9).collectives_s
+
+
+@pytest.mark.parametrize(
+    ("exchange", "file", "columns", "least"),
+    [
+        ("deepep-ll", "deepep_ll", ("dispatch_avg_t_us", "combine_avg_t_us"), 8),
+        ("deepep-ht", "deepep_normal", ("dispatch_transmit_us", "combine_transmit_us"), 256),
+    ],
+)
+def test_exchanges_within_and_between_servers_are_as_recorded(exchange, file, columns, least):
+    """DeepEP's kernels on 1, 2, 4 and 8 servers of 8 H100, as published; the constants are fitted to other kernels' times."""
+    path = (
+        Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared/data"))
+        / "gpu_moe_aiconfigurator"
+        / f"{file}_h100_sxm.csv"
+    )
+    if not path.exists():
+        pytest.skip(f"no recorded times in {path}")
+    errors: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
+    for row in csv.DictReader(path.read_text().splitlines()):
+        tokens, servers = int(row["num_token"]), int(row["node_num"])
+        is_of = (row["hidden_size"], row["num_topk"], row["num_experts"]) == ("7168", "8", "256")
+        if is_of and least <= tokens <= 16384 and row.get("dispatch_sms", "24") == "24":
+            measured_s = sum(float(row[column]) for column in columns) * 1e-6
+            errors[servers].append(collectives_of_deepep(exchange, tokens, servers) / measured_s - 1)
+    medians = {servers: statistics.median(map(abs, found)) for servers, found in errors.items()}
+    assert all(median < 0.25 for median in medians.values()), medians
+
+
+DEEPSEEK_V3 = DEEPSEEK | {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "vocab_size": 129280, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "n_shared_experts": 1, "intermediate_size": 18432, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+QWEN3_30B = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "vocab_size": 151936, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "intermediate_size": 6144, "decoder_sparse_step": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "layout", "step", "how", "tokens_per_s"),
+    [  # tokens a second and GPU; DeepSeek's of github deepseek-ai/profile-data, Qwen's of alibaba/InferSim f2293da (in SGLang)
+        ("NVIDIA H800", DEEPSEEK_V3, Layout(data=32, expert=32), SchedulerStep(16384, prefill_requests=4),
+         {"exchange": "deepep-ht", "overlap": True}, 7839),
+        ("NVIDIA H800", DEEPSEEK_V3, Layout(data=128, expert=128), SchedulerStep(0, 128, 128 * 4989),
+         {"exchange": "deepep-ll", "overlap": True}, 2324),
+        ("NVIDIA H20", QWEN3_30B, Layout(), SchedulerStep(16384, prefill_requests=4), {}, 16594),
+        ("NVIDIA H20", QWEN3_30B, Layout(data=4, expert=4), SchedulerStep(0, 100, 100 * 5120), {}, 2749),
+    ],
+)  # fmt: skip
+def test_steps_of_other_gpus_are_as_published(kind, config, layout, step, how, tokens_per_s):
+    """The shares of kernels come from tables of these GPUs; nothing is fitted to these steps."""
+    seconds = step_seconds(config, load_gpus()[kind], layout, step, nic_Bps=50e9, **how).total
+    assert seconds == pytest.approx(step.tokens / tokens_per_s, rel=0.25)
+
+
+def test_a_kind_without_shares_takes_those_of_the_nearest():
+    """A kind of 600 operations for each byte is nearest to L40S (419) with a share of grouped products, to H100 (295) else."""
+    far = replace(load_gpus()["NVIDIA L4"], half_flops=600.0, memory_Bps=1.0)
+    assert nearest(far, "grouped_share").kind == "NVIDIA L40S"
+    assert StepConstants.of(far).grouped_share == 0.29
+    assert StepConstants.of(far).flops_share == nearest(far, "dense_share").dense_share
+    assert nearest(KIND, "dense_share") is KIND

@@ -227,6 +227,11 @@ class ServingWay:
         """Number of servers that one copy runs on."""
         return -(-self.layout.copy_gpus // self.per_server)
 
+    @property
+    def quantises(self) -> bool:
+        """True if tokens travel in the experts' number format. SGLang's gather (layers/dp_attention.py) is before that."""
+        return self.engine != "sglang" or EXCHANGES[self.exchange].sends != "gather"
+
 
 @dataclass(frozen=True)
 class LaunchPlace:

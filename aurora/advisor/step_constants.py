@@ -1,0 +1,91 @@
+"""Constants of serving engines and GPUs that datasheets do not give, from which the seconds of a step are computed."""
+
+from dataclasses import dataclass, replace
+from math import log
+from typing import Self
+
+from aurora.advisor.engines.engine import EngineExchange
+from aurora.io.clusters import load_gpus
+from aurora.types import GpuKind
+from aurora.types.cluster import SHARES
+
+
+@dataclass(frozen=True)
+class StepConstants:
+    """Constants of an engine on a host and of GPUs.
+
+    `of` has the shares of a kind of GPU. The other defaults are of vLLM 0.20.1 on a server of B300. Kernels, launches, the
+    step, experts and linear attention are fitted to one configuration, Qwen3.6-35B-A3B on one GPU, and rounded; others are from
+    AISimulate's tables of B300, from times of NCCL (shares of links) and DeepEP (of NICs) on servers of H100 in aiconfigurator
+    095f58a, or from the fits of `bench/steps.py`.
+
+    Attributes:
+        memory_share: memory bandwidth that kernels reach / the datasheet's.
+        flops_share: operations per second that matrix products reach / the datasheet's.
+        grouped_share, grouped_fp8_share: the same for grouped matrix products of experts, at half precision and at fp8.
+        attention_share: the same for attention over many pairs of tokens.
+        linear_share: the same for linear attention in prefill.
+        index_share: the same for an indexer of sparse attention, with its choice of entries.
+        evenness: 1 / variance of (an expert's popularity / mean popularity): with small values, tokens share few experts.
+        kernel_s: fixed seconds of a kernel within a CUDA graph.
+        launch_s: seconds of the host, with the engine's Python, to launch attention in steps with prompts, where graphs break.
+        eager_s: seconds of the host for any other launch in a step too large for graphs.
+        step_s: seconds of a step outside its layers: scheduler, inputs, sampling.
+        reduce_s: seconds of an all-reduce without bytes, on GPUs of one server, within a CUDA graph.
+        collective_s: seconds of any other collective without bytes, on GPUs of one server.
+        collective_rank_s: seconds that each rank adds to a collective other than an all-reduce.
+        link_share: bandwidth that large collectives reach / bandwidth of the links, each way.
+        small_share: the same for small ones, which NCCL sends by a protocol of lower latency and lower bandwidth.
+        large_s: seconds by which the protocol of large ones begins later.
+        nic_share: bandwidth that collectives between servers reach / bandwidth of the NICs, each way.
+        coordination_s: seconds in which data-parallel ranks agree on the size of a step.
+    """
+
+    memory_share: float = 0.83
+    flops_share: float = 0.6
+    grouped_share: float = 0.36
+    grouped_fp8_share: float = 0.36
+    attention_share: float = 0.4
+    linear_share: float = 0.053
+    index_share: float = 0.02
+    evenness: float = 1.3
+    kernel_s: float = 2.1e-6
+    launch_s: float = 18e-6
+    eager_s: float = 27e-6
+    step_s: float = 4.6e-4
+    reduce_s: float = 7e-6
+    collective_s: float = 5.5e-6
+    collective_rank_s: float = 1.3e-6
+    link_share: float = 0.7
+    small_share: float = 0.2
+    large_s: float = 16e-6
+    nic_share: float = 0.85
+    coordination_s: float = 5e-4
+
+    @classmethod
+    def of(cls, kind: GpuKind) -> Self:
+        """Returns the constants with the shares of a kind of GPU, each from the nearest kind of which it was measured."""
+        return cls(**{NAMES.get(name, name): getattr(nearest(kind, name), name) for name in SHARES})
+
+    def beside(self, sent: EngineExchange) -> Self:
+        """Returns the constants during overlap, while the exchange `sent` occupies part of a GPU's multiprocessors."""
+        names = ("flops_share", "grouped_share", "grouped_fp8_share", "attention_share", "linear_share", "index_share")
+        return replace(self, **{name: getattr(self, name) * (1 - sent.processors) for name in names})
+
+
+DEFAULT = StepConstants()
+NAMES = {"dense_share": "flops_share"}  # of GpuKind's shares, where StepConstants has another
+
+
+def nearest(kind: GpuKind, share: str) -> GpuKind:
+    """Returns the kind whose share is taken for another: itself if it has one, else the one with the nearest FLOPS per byte.
+
+    Args:
+        kind: a kind of GPU.
+        share: one of SHARES.
+    """
+    if getattr(kind, share) is not None:
+        return kind
+    balance = kind.half_flops / kind.memory_Bps
+    measured = [other for other in load_gpus().values() if getattr(other, share) is not None]
+    return min(measured, key=lambda other: abs(log(other.half_flops / other.memory_Bps / balance)))
