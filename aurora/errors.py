@@ -1,6 +1,7 @@
 """Failures that a user can mend. Everything else is a bug and stays an assertion or a traceback."""
 
 import importlib
+import reprlib
 from collections.abc import Collection
 
 __all__ = ["AuroraError", "BadInput", "BrokenPlan", "InfeasiblePlan", "MissingDependency", "RankFailed"]
@@ -40,10 +41,14 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+_SHORT = reprlib.Repr()  # of lists that hold one another, as by YAML's aliases
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring = 4, 20, 20, 60
+
+
 def shown(value: object) -> str:
     """Returns a value as messages show what was found: in words where it is None, and cut to what fits a sentence."""
     try:
-        return "none" if value is None else repr(value)[:60]
+        return "none" if value is None else (_SHORT.repr if isinstance(value, list | dict) else repr)(value)[:60]
     except ValueError:  # more digits than Python writes
         return "a number of too many digits"
 

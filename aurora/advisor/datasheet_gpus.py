@@ -13,7 +13,7 @@ from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.network import Servers
 
 
-def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int = 8) -> Cluster:
+def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int | None = None) -> Cluster:
     """Returns the Cluster that a text like "h20:8,a100:8" describes.
 
     Args:
@@ -21,32 +21,36 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
             these words, the one with the fastest links, then with the most memory, is taken.
         kinds: datasheets by name.
         nic_Bps: bytes per second of a GPU's NIC to other servers, each way.
-        per_server: GPUs of a server.
+        per_server: GPUs of a server; None: as the kind has them (4 of GB200 and GB300), else 8.
 
     Returns:
-        The cluster; with more than one server it has ports inside the servers and NICs between them.
+        The cluster; with more than one server it has ports inside the servers and NICs between them. Servers of one NVLink
+        domain, such as the 18 trays of a GB200 NVL72, are nodes (what fails together) without NICs between them.
 
     Raises:
         BadInput: if the text is not of that form, a kind is unknown or a number is out of range.
     """
     if not SMALLEST <= nic_Bps <= LARGEST:
         raise BadInput(f"`nic_Bps`: expected from {SMALLEST:g} to {LARGEST:g} bytes per second, found {nic_Bps}")
-    if not 1 <= per_server <= MOST_GPUS:
+    if per_server is not None and not 1 <= per_server <= MOST_GPUS:
         raise BadInput(f"`per_server`: expected from 1 to {MOST_GPUS}, found {per_server}")
     members: list[Gpu] = []
+    domain_G: list[int] = []
     node = 0
     for part in gpus.split(","):
         name, _, number = part.strip().partition(":")
         if not name or not re.fullmatch(r"[1-9][0-9]{0,3}", number):
             raise BadInput(f"`gpus`: expected KIND:NUMBER,..., such as h20:8,a100:8, found {part!r}")
         kind = named_kind("gpus", name, kinds)
+        size, domain = per_server or kind.host_gpus or 8, max(domain_G, default=-1) + 1
         for index in range(int(number)):
-            at = node + index // per_server
+            at = node + index // size
+            domain_G.append(domain + index // (kind.domain_gpus or size))
             members.append(Gpu(f"{name}-{len(members)}", kind.kind, at, kind.port_Bps, kind.port_Bps, kind.memory_bytes))
-        node += -(-int(number) // per_server)
+        node += -(-int(number) // size)
     if len(members) > MOST_GPUS:
         raise BadInput(f"`gpus`: expected at most {MOST_GPUS} GPUs, found {len(members)}")
-    servers = Servers.of([gpu.node for gpu in members], nic_Bps) if node > 1 else None
+    servers = Servers.of(domain_G, nic_Bps) if domain_G[-1] else None
     return Cluster(gpus.replace(":", "x").replace(",", "+"), tuple(members), servers)
 
 

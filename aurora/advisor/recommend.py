@@ -222,7 +222,7 @@ def recommend(
     load: RequestLoad = RequestLoad(),
     requests: Requests | None = None,
     nic_Bps: float = 50e9,
-    per_server: int = 8,
+    per_server: int | None = None,
     progress: Progress = no_progress,
 ) -> Recommendation:
     """Recommends a way to serve a model on given GPUs, with its gain over the engine's default; or no change.
@@ -247,7 +247,7 @@ def recommend(
         requests: recorded requests, on which balance over data-parallel ranks is predicted; None: lengths are drawn about those
             of `load`, and advise nothing. Only where ways of serving are compared.
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
-        per_server: with `gpus` as text: GPUs of a server.
+        per_server: with `gpus` as text: GPUs of a server; None: 8, or 4 of GB200 and GB300.
         progress: called with (name of the work, amount done, amount in all).
 
     Returns:
@@ -280,7 +280,7 @@ def recommend(
     nvlink = has_nvlink(cluster)
     served = simulated = plan = at_most = spread = None
     if config is not None and cluster.equal and kinds:
-        case = ServingCase(config, kinds[0], load, nic_Bps_of(cluster), per_server_of(cluster))
+        case = ServingCase(config, kinds[0], load, nic_Bps_of(cluster), per_server_of(cluster), domain_of(cluster))
         served = compare_ways_of_serving(profile, case, engine, len(cluster), nvlink, progress=progress)
         best = None if drawn else best_way(served)
         spread = balance_of_requests(case, served, best, requests, progress)
@@ -344,7 +344,7 @@ def moe_share(
     """
     tokens = max(1, round(_step_tokens(profile) / len(cluster)))
     nic_Bps = nic_Bps_of(cluster)
-    step, servers = SchedulerStep(tokens, prefill_requests=-(-tokens // isl)), way.per_server if nic_Bps else len(cluster)
+    step, servers = SchedulerStep(tokens, prefill_requests=-(-tokens // isl)), domain_of(cluster)
     parts = [
         astuple(
             step_seconds(
@@ -424,6 +424,11 @@ def per_server_of(cluster: Cluster) -> int:
     """Returns the number of GPUs of a server; if servers differ in size, the number of all GPUs, as if they were one server."""
     sizes = set(Counter(gpu.node for gpu in cluster.gpus).values())
     return sizes.pop() if len(sizes) == 1 else len(cluster)
+
+
+def domain_of(cluster: Cluster) -> int:
+    """Returns the number of GPUs of the largest NVLink domain, which can span servers; all GPUs without NICs between any."""
+    return len(cluster) if cluster.servers is None else max(Counter(cluster.servers.server_G).values())
 
 
 def nic_Bps_of(cluster: Cluster) -> float | None:

@@ -121,7 +121,8 @@ class UnevenSteps:
                 step_seconds(
                     case.config, case.kind, way.layout,
                     SchedulerStep(prompts, generating or int(not prompts), generating * context, 0, -(-prompts // isl) or 1),
-                    exchange=way.exchange, nic_Bps=case.nic_Bps, per_server=case.per_server, ratio=ratios[0 if prompts else 1],
+                    exchange=way.exchange, nic_Bps=case.nic_Bps, per_server=case.domain_gpus or case.per_server,
+                    ratio=ratios[0 if prompts else 1],
                     quantised=way.quantises,
                 )
                 for generating in self._generating

@@ -139,6 +139,7 @@ class ServingCase:
         load: the requests.
         nic_Bps: bytes per second of a GPU's NIC, or of its share of one, to other servers; None: there is one server.
         per_server: GPUs of a server.
+        domain_gpus: GPUs of an NVLink domain, which can span servers; None: a server's.
     """
 
     config: Mapping[str, Any]
@@ -146,6 +147,7 @@ class ServingCase:
     load: RequestLoad
     nic_Bps: float | None
     per_server: int
+    domain_gpus: int | None = None
 
     def requests(self, layout: Layout) -> int:
         """Returns the requests in flight on a data-parallel rank."""
@@ -184,7 +186,7 @@ class ServingCase:
             cut = way.overlap and step.tokens >= from_tokens[phase]
             computed = step_seconds(
                 sizes, self.kind, layout, step, exchange=way.exchange, overlap=cut,
-                nic_Bps=self.nic_Bps, per_server=self.per_server, ratio=ratios[phase],
+                nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratios[phase],
                 quantised=way.quantises,
             )  # fmt: skip
             link_Bps = self.kind.port_Bps if way.hosts == 1 else min(self.kind.port_Bps, self.nic_Bps or self.kind.port_Bps)

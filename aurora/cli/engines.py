@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from aurora.cli.inputs import check_output
+from aurora.cli.inputs import check_output, loads_of
 from aurora.cli.options import Only, names, refuse_given
 from aurora.cli.output import show
 from aurora.cli.profile import shown_profile
@@ -17,7 +17,7 @@ from aurora.types.options import OptionField
 
 RECORD = "vllm-record"
 PLACEMENT, ROUTING = "For a placement", "For recorded routing"
-OF_PLACEMENT, OF_ROUTING = ("gpus", "dense_layers"), ("sources", "where", "window")  # options of each
+OF_PLACEMENT, OF_ROUTING = ("gpus", "dense_layers", "loads"), ("sources", "where", "window")  # options of each
 
 
 def export(
@@ -91,6 +91,7 @@ def import_(
     output: Path | None = None,
     gpus: Annotated[int | None, OptionField(panel=PLACEMENT)] = None,
     dense_layers: Annotated[int | None, OptionField(least=0, most=MOST_LAYERS - 1, panel=PLACEMENT)] = None,
+    loads: Annotated[Path | None, OptionField(panel=PLACEMENT)] = None,
     shape: Path | None = None,
     sources: Annotated[int | None, OptionField(panel=ROUTING)] = None,
     where: Annotated[list[str] | None, OptionField(panel=ROUTING, metavar="COLUMN=VALUE,..")] = None,
@@ -105,6 +106,7 @@ def import_(
         output: default: placement.json; for recorded routing profile.npz.
         gpus: number of GPUs, if the file does not say.
         dense_layers: number of the model's first layers without experts; the file counts them too; default: from --shape.
+        loads: traffic on which the placement is compared with none: as of aurora place, or a profile.
         shape: the model's config.json or folder.
         sources: source ranks, over which the traffic is divided evenly; default: those of the files, or 4.
         where: for csv: the rows to read; if repeated, each selection is a traffic domain.
@@ -121,7 +123,7 @@ def import_(
     target = output or Path("placement.json" if placement else "profile.npz")
     check_output(output=target)
     if placement:
-        _import_placement(file[0], form, target, gpus, dense_layers, shape, as_json)
+        _import_placement(file[0], form, target, gpus, dense_layers, loads, shape, as_json)
         return
     if form == RECORD:
         profile = load_records(file[0])
@@ -135,9 +137,11 @@ def import_(
 
 
 def _import_placement(
-    file: Path, form: str, output: Path, gpus: int | None, dense_layers: int | None, shape: Path | None, as_json: bool
-) -> None:
+    file: Path, form: str, output: Path, gpus: int | None, dense_layers: int | None, loads: Path | None, shape: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Writes the placement in an engine's file, and shows its sizes."""
+    from aurora.algorithms.placement.map_balance import map_balance
     from aurora.algorithms.workload.model_config import Shape
     from aurora.io.engine_placements import import_placement
 
@@ -145,11 +149,15 @@ def _import_placement(
     dense = model.dense_layers if model and dense_layers is None else tuple(range(dense_layers or 0))
     imported = import_placement(file, form, gpus, dense, model)
     placement, remarks = imported.placement, [*imported.remarks, *(model.remarks if model else ())]
+    balance = None if loads is None else map_balance(placement, loads_of(loads), imported.slots_LP)
     save_placement(placement, f"imported from {form}", output)
     layers, slots = len(placement.slots_LG), sum(map(len, placement.slots_LG[0]))
+    slots = slots if imported.slots_LP is None else imported.slots_LP.shape[1]
     sizes = {"layers": layers, "experts": placement.experts, "slots": slots, "gpus": placement.gpus}
     where = f"{layers} layers, {placement.experts} experts in {slots} slots on {placement.gpus} GPUs"
-    show(as_json, {"output": output, "format": form, **sizes, "remarks": remarks}, *remarks, f"wrote {output}: {where}")
+    judged = balance and {"ratios": balance.ratio_L, "without": balance.without_L, "made_for": (balance.made_for or [None])[0]}
+    summary = {"output": output, "format": form, **sizes, "remarks": remarks, "balance": judged}
+    show(as_json, summary, *remarks, None if balance is None else str(balance), f"wrote {output}: {where}")
 
 
 def _where(text: str) -> dict[str, str]:

@@ -5,11 +5,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from aurora.cli.options import RUNNING
 from aurora.errors import AuroraError, BadInput
-from aurora.io import load_json, load_profile
+from aurora.io import load_json, load_loads, load_profile
 from aurora.io.files import check_regular
 from aurora.types import Plan, Profile
+from aurora.types.arrays import FloatArray
 
 
 def check_output(**outputs: Path | None) -> None:
@@ -108,12 +111,37 @@ def check_model(path: str | Path) -> None:
     load_json(folder / "config.json")
 
 
+def load_traffic(path: Path) -> Profile:
+    """Returns the profile in a file; each doubt that its tokens are those of requests is a line on standard error."""
+    from aurora.algorithms.workload.traffic_doubts import traffic_doubts
+
+    profile = load_profile(path)
+    _tell(path, traffic_doubts(profile))
+    return profile
+
+
+def loads_of(path: Path) -> FloatArray:
+    """Returns (L, E) float64, the tokens of each expert in a profile or a file of `load_loads`; doubts as by `load_traffic`."""
+    from aurora.algorithms.workload.traffic_doubts import load_doubts
+
+    if path.suffix == ".npz":
+        return load_traffic(path).load_LE.astype(np.float64)
+    load_LE = load_loads(path)
+    _tell(path, load_doubts(load_LE))
+    return load_LE
+
+
+def _tell(path: Path, doubts: Iterable[str]) -> None:
+    for doubt in doubts:
+        print(f"aurora: {path}: {doubt}", file=sys.stderr)
+
+
 def traffic_of(paths: Iterable[Path], gpus: int) -> list[Profile]:
     """Returns profiles loaded from files, each with one source rank per GPU.
 
     A profile with another number of source ranks is converted (`at_sources`); a line on standard error says so.
     """
-    profiles = [(path, load_profile(path)) for path in paths]
+    profiles = [(path, load_traffic(path)) for path in paths]
     for path, profile in profiles:
         if profile.sources != gpus:
             print(f"aurora: {path}: traffic of {profile.sources} source ranks, dealt to {gpus} GPUs", file=sys.stderr)

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import aurora
-from aurora.cli.inputs import check_output
+from aurora.cli.inputs import check_output, load_traffic
 from aurora.cli.options import names
 from aurora.cli.output import json_text, show
 from aurora.errors import BadInput
-from aurora.io import load_cluster, load_matrix, load_profile, write_text
+from aurora.io import load_cluster, load_matrix, write_text
 from aurora.types.arrays import IntArray
 from aurora.types.options import OptionField
 
@@ -57,7 +57,7 @@ def _bytes(traffic: Path, layer: int | None) -> IntArray:
         if layer is not None:
             raise BadInput(f"{traffic}: --layer is for a profile (.npz)")
         return load_matrix(traffic)
-    profile = load_profile(traffic)
+    profile = load_traffic(traffic)
     if layer is None or not 0 <= layer < profile.layers:
         raise BadInput(f"{traffic}: expected --layer from 0 to {profile.layers - 1}, found {layer}")
     return contiguous_bytes(profile, layer)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import aurora
+from aurora.cli.inputs import loads_of
 from aurora.cli.options import refuse_given
 from aurora.cli.output import show
 from aurora.errors import BadInput
-from aurora.io import load_loads
 from aurora.types import FailureDomains, GpuSlots
 from aurora.types.options import OptionField
 
@@ -44,7 +44,7 @@ def place(
     every expert survives any failure, or any K with --failures K.
 
     Args:
-        loads: load of each expert: .csv without header or .npy, one row per layer.
+        loads: load of each expert: .csv without header or .npy, one row per layer; .csv of layer,expert,count; or a profile.
         slots: number of experts that fit on each GPU; with --for-failures: on each node; with --survive: the fewest.
         method: {replicas}; with --for-failures: {survive}; default: the first.
         replicas: replicas of each expert, r0,r1,...; default: the method chooses.
@@ -71,7 +71,7 @@ def place(
         refuse_given(BUT_SURVIVE, "without `survive`")
         if (count := gpus if gpus is not None else nodes) is None:
             raise BadInput("place --survive: expected --gpus, or --nodes of one GPU each")
-        load_LE = load_loads(loads)
+        load_LE = loads_of(loads)
         least = fewest_slots(load_LE.shape[1], count, failures, nodes)
         placement = place_to_survive(load_LE, count, failures, nodes, slots)
         have = GpuSlots.equal(count, least if slots is None else slots)
@@ -92,7 +92,7 @@ def place(
         if nodes is None:
             raise BadInput("place --for-failures: expected --nodes")
         hosts = FailureDomains.equal(nodes, slots, _numbers("--racks", racks, int), _numbers("--rates", rates, float))
-        resilient = aurora.place_for_failures(load_loads(loads), hosts, min_replicas=min_replicas, alive=alive, **chosen)
+        resilient = aurora.place_for_failures(loads_of(loads), hosts, min_replicas=min_replicas, alive=alive, **chosen)
         check_resilient(resilient, hosts, guaranteed=resilient.method == DEFAULT)
         show(as_json, survival_json(resilient), survival_table(resilient))
         return
@@ -100,7 +100,7 @@ def place(
     if gpus is None and nodes is None:
         raise BadInput("place: expected --gpus, or --nodes of one GPU each")
     have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
-    load_LE = load_loads(loads)
+    load_LE = loads_of(loads)
     placement = aurora.place(load_LE, have, **chosen)
     check_layout(placement, load_LE, have)
     show(as_json, placement_json(placement), layout_table(placement))

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import aurora
-from aurora.cli.inputs import check_folder
+from aurora.cli.inputs import check_folder, load_traffic
 from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
-from aurora.io import load_cluster, load_gpus, load_model_config, load_profile, load_requests
+from aurora.io import load_cluster, load_gpus, load_model_config, load_requests
 from aurora.io.model_configs import served_model
 from aurora.types import Cluster, RequestLoad
 from aurora.types.options import OptionField
@@ -26,7 +26,7 @@ def recommend(
     requests: Path | None = None,
     trace_format: Annotated[str | None, OptionField(choices="trace_format", panel=SERVED)] = None,
     nic_Bps: Annotated[float, OptionField(flag="--nic-bps")] = 50e9,
-    per_server: int = 8,
+    per_server: int | None = None,
     output: Path = Path("recommended"),
     as_json: bool = False,
 ) -> None:
@@ -42,7 +42,7 @@ def recommend(
         requests: a trace of requests, on which balance over data-parallel ranks is predicted.
         trace_format: format of the trace; default: the one that has its columns.
         nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
-        per_server: with --gpus: number of GPUs in a server.
+        per_server: with --gpus: number of GPUs in a server; default: 8, or 4 of GB200 and GB300, whose servers share NVLink.
         output: folder for the plan and the engine's files.
     """
     from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
@@ -64,7 +64,7 @@ def recommend(
         output, "cluster.toml", "profile.npz", "0.npz", "1.npz", *{use.file for use in SERVING_ENGINES.values()}, OPTIONS
     )
     machines = load_cluster(cluster) if cluster else ",".join(gpus or [])
-    traffic, models = [load_profile(path) for path in profile or ()], model or []
+    traffic, models = [load_traffic(path) for path in profile or ()], model or []
     if max(len(models), len(traffic)) > 1 and len(models) not in (0, len(traffic)):
         raise BadInput(f"recommend: expected a --profile for each --model, found {len(traffic)} and {len(models)}")
     if len(traffic) > 1:

@@ -27,7 +27,15 @@ def load_cluster(path: str | Path) -> Cluster:
         BadInput: if the file is missing or wrong; the message names the key.
     """
     path = _found(Path(path))
-    table = load_toml(path)
+    try:
+        table = load_toml(path)
+    except BadInput:
+        if re.search(r"^\s*GPU0\b.*\bGPU1\b", read_text(path), re.MULTILINE):
+            raise BadInput(
+                f"{path}: expected a cluster, found output of nvidia-smi topo -m, which a cluster file (with [[gpu]]) names "
+                'by fabric = {kind = "nvidia-smi", topology = "' + path.name + '", nic_Bps = 50e9}'
+            ) from None
+        raise
     check_schema(path, table)
     return cluster_from_table(str(path), table, path.stem)
 
@@ -144,7 +152,7 @@ def _read_fields(path: Path | str, where: str, row: dict[str, Any], value: type,
 
 _FIELD_TYPES: dict[str, type] = {
     **dict.fromkeys(("name", "kind", "rack", "source", "shares_source"), str),
-    **dict.fromkeys(("node", "memory_bytes", "pcie"), int),
+    **dict.fromkeys(("node", "memory_bytes", "pcie", "host_gpus", "domain_gpus"), int),
 }  # of Gpu and GpuKind; others are numbers
 
 

@@ -6,10 +6,13 @@ its replicas, so an export loses an uneven split.
 
 Sources, whose readers the tests repeat: SGLang v0.5 `srt/eplb/expert_location.py` (`--init-expert-location`); EPLB `eplb.py`
 (`phy2log`); TensorRT-LLM v1.2 `llmapi/llm_args.py` (`MoeLoadBalancerConfig`) and `fused_moe`; vllm-ascend v0.23
-`eplb/core/eplb_utils.py` (`expert_map_path`); vLLM's pull request 41141 (`initial_mapping_path`).
+`eplb/core/eplb_utils.py` (`expert_map_path`). vLLM's open pull requests: 41141 (JSON lines, `initial_mapping_path`), 49572 and
+53022 (one list, or a list per layer), 34811 (`expert_to_ep_rank`); HYGON-AI/vllm-plugin-das 69 (`model_maps`, by model and
+pipeline stage).
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -22,14 +25,17 @@ import yaml
 from aurora.algorithms.gpu_slots import filled, redundant_experts
 from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.model_structure import moe_layers
-from aurora.errors import BadInput, check_one_of
-from aurora.io.files import load_json, naming, read_text
+from aurora.errors import BadInput, check_one_of, shown
+from aurora.io.clusters import MOST_GPUS
+from aurora.io.files import json_value, load_json, naming, read_text
 from aurora.io.routing_dumps import load_sglang, spoken_layers
 from aurora.types import Placement
-from aurora.types.arrays import IntArray, layer_numbers
+from aurora.types.arrays import MOST_LAYERS, IntArray, layer_numbers
+from aurora.types.read_numbers import whole_number
 
 Slots = tuple[tuple[tuple[int, ...], ...], ...]  # by layer and GPU: the experts there
 Rows = dict[int, Any]  # by layer: the experts of its slots, or of each GPU's slots; checked by `_check_experts`
+EVERY_LAYER = -1  # key of the one row that all layers share
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,8 @@ class PlacementFormat:
     """An engine's file format of placements.
 
     Attributes:
-        read: called with the file; returns for each layer the experts in its slots: one list for all GPUs, or a list per GPU.
+        read: called with the file; returns for each layer (or EVERY_LAYER) the experts in its slots, one list for all GPUs or a
+            list per GPU; and sentences about parts of the file that are left out.
         write: called with the slots by layer and GPU (equally many on every GPU) and the numbers of the decoder layers without
             experts; returns the file's text.
         suffix: suffix of the file's name that the engine expects; empty: any.
@@ -45,13 +52,15 @@ class PlacementFormat:
             layer is 1. False: only layers with experts are counted, from 0.
         without_mtp: end of a sentence for users on the engine's behaviour if the file has no rows for layers of multi-token
             prediction (MTP).
+        mixes_shared: True: under mix placement the file has the shared experts too, numbered after the routed ones.
     """
 
-    read: Callable[[Path], Rows]
+    read: Callable[[Path], tuple[Rows, list[str]]]
     write: Callable[[Slots, Sequence[int]], str]
     suffix: str = ""
     by_decoder: bool = False
     without_mtp: str = ""
+    mixes_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,10 +70,12 @@ class Import:
     Attributes:
         placement: the placement.
         remarks: sentences for users about parts of the file that the placement leaves out.
+        slots_LP: (L, P) int64, the expert in each slot, if the file does not divide slots over GPUs; else None.
     """
 
     placement: Placement
     remarks: tuple[str, ...]
+    slots_LP: IntArray | None = None
 
 
 @dataclass(frozen=True)
@@ -143,22 +154,59 @@ def import_placement(
     """
     check_one_of("format", form, PLACEMENT_FORMATS)
     dense_layers = layer_numbers("`dense_layers`", dense_layers)
+    known = PLACEMENT_FORMATS[form]
     with naming(path, f"a placement of {form}"):
-        rows = PLACEMENT_FORMATS[form].read(path)
+        rows, remarks = known.read(path)
+        if EVERY_LAYER in rows:
+            if model is None:
+                raise BadInput("expected the model's sizes (`shape`), as one map for all layers does not say their number")
+            rows = dict.fromkeys(range(model.layers), rows[EVERY_LAYER])
+        if known.mixes_shared and model is not None and model.shared_experts:
+            rows, left_out = _without_shared(rows, model.experts, model.shared_experts)
+            remarks += left_out
         _check_experts(rows, model.experts if model else None)
-        layers = _layers(rows, PLACEMENT_FORMATS[form].by_decoder, dense_layers, model)
-        slots_LG = _slots({layer: rows[layer] for layer in layers}, gpus)
-    placement = Placement.evenly(slots_LG)
-    remarks, last = [], max(layers)
+        layers = _layers(rows, known.by_decoder, dense_layers, model)
+        kept = {layer: rows[layer] for layer in layers}
+        slots_LG = _slots(kept, gpus)
+    last = max(layers)
     if model is not None and (beyond := sorted(layer for layer in rows if layer > last and layer not in model.dense_layers)):
         remarks.append(f"rows of multi-token prediction are left out: {spoken_layers(beyond)}")
-    if twice := sum(len(experts) - len(set(experts)) for layer in slots_LG for experts in layer):
-        remarks.append(f"{twice} slots repeat an expert of their own GPU, whose one replica there takes their share too")
-    return Import(placement, tuple(remarks))
+    if twice := _seconds(slots_LG, layers):
+        said = ", ".join(twice[:3]) + (", ..." if len(twice) > 3 else "")
+        remarks.append(
+            f"{len(twice)} slots repeat an expert of their own GPU, whose one replica there takes their share too: {said}"
+        )
+    flat = all(type(row[0]) is int for row in kept.values())
+    return Import(Placement.evenly(slots_LG), tuple(remarks), np.array([*kept.values()], dtype=np.int64) if flat else None)
+
+
+def _seconds(slots_LG: Slots, layers: Sequence[int]) -> list[str]:
+    """Returns a text for each slot whose expert has an earlier slot on the same GPU."""
+    return [
+        f"expert {expert} of layer {layer} on GPU {gpu}"
+        for layer, held_G in zip(layers, slots_LG, strict=True)
+        for gpu, held in enumerate(held_G)
+        for slot, expert in enumerate(held)
+        if expert in held[:slot]
+    ]
+
+
+def _without_shared(rows: Rows, experts: int, shared: int) -> tuple[Rows, list[str]]:
+    """Returns the rows without the shared experts, numbered from `experts` on, and a sentence if there were any."""
+    numbers = range(experts, experts + shared)
+    kept = {
+        layer: [[expert for expert in held if expert not in numbers] for held in row] if _by_gpu(row) else row
+        for layer, row in rows.items()
+    }
+    if kept == rows:
+        return rows, []
+    return kept, [f"shared experts under mix placement are left out: {spoken_layers(numbers)}; every token computes them"]
 
 
 def _layers(rows: Rows, by_decoder: bool, dense_layers: Sequence[int], model: Shape | None) -> Sequence[int]:
     """Returns the numbers of the rows that are of layers with experts, or raises BadInput if one is missing or too many."""
+    if far := [layer for layer in rows if not 0 <= layer < MOST_LAYERS]:
+        raise BadInput(f"expected layers from 0 to {MOST_LAYERS - 1}, found {shown(far[0])}")
     if model is None:
         every = range(max(rows, default=-1) + 1)
         expected: Sequence[int] = [layer for layer in every if layer not in dense_layers] if by_decoder else every
@@ -189,7 +237,7 @@ def _check_experts(rows: Rows, experts: int | None) -> None:
         for slot, expert in enumerate(row):
             if type(expert) is not int or not 0 <= expert < (experts or 1 << 62):
                 empty = ", as in an empty slot" if expert == -1 else ""
-                raise BadInput(f"layer {layer}, slot {slot}: expected an expert from 0 {limit}, found {expert!r}{empty}")
+                raise BadInput(f"layer {layer}, slot {slot}: expected an expert from 0 {limit}, found {shown(expert)}{empty}")
     experts = experts or 1 + max(map(max, filter(None, flat.values())), default=0)
     for layer, row in flat.items():
         if len(seen := set(row)) < experts:
@@ -199,7 +247,12 @@ def _check_experts(rows: Rows, experts: int | None) -> None:
 
 def _flat(row: Any) -> Iterable[Any]:
     """The experts of a layer's slots, GPU by GPU."""
-    return chain.from_iterable(row) if row and all(isinstance(slots, list) for slots in row) else row
+    return chain.from_iterable(row) if _by_gpu(row) else row
+
+
+def _by_gpu(row: Any) -> bool:
+    """Returns whether a layer's row is a list for each GPU."""
+    return bool(row) and all(isinstance(slots, list) for slots in row)
 
 
 def _slots(rows: Rows, gpus: int | None) -> Slots:
@@ -235,12 +288,99 @@ def _write_vllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return json.dumps(record) + "\n"
 
 
-def _read_vllm(path: Path) -> Rows:
-    for line in filter(str.strip, read_text(path).splitlines()):
-        record = json.loads(line)
-        if record["record_type"] == "eplb_initial_mapping":
-            return {int(layer): row for layer, row in record["initial_global_assignments"].items()}
-    raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
+def _write_vllm_list(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
+    return json.dumps(_rows(slots_LG)) + "\n"
+
+
+def _read_vllm(path: Path) -> tuple[Rows, list[str]]:
+    """Any of vLLM's forms, told apart by their keys; layers without experts have no rows in them."""
+    text = read_text(path)
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        tables = [json_value(text)]
+    except ValueError:
+        if len(lines) < 2:
+            raise
+        tables = [json_value(line) for line in lines]
+    records = [table for table in tables if isinstance(table, dict) and "record_type" in table]
+    if records or len(tables) > 1:
+        for record in records:
+            if record["record_type"] == "eplb_initial_mapping":
+                return _numbered(record["initial_global_assignments"], record.get("num_slots")), []
+        raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
+    match tables[0]:
+        case [*rows]:
+            return _by_layer(rows), []
+        case {"expert_to_ep_rank": rank_E}:
+            by_layer = _by_layer(rank_E)
+            return {layer: _experts_of_ranks(row) for layer, row in by_layer.items()}, []
+        case {"model_maps": dict() as maps}:
+            return _of_one_model(maps)
+    return _by_layer(_entry(tables[0], "physical_to_logical_map")), []
+
+
+def _by_layer(rows: Any) -> Rows:
+    """A list per layer by layer, or one list of numbers for EVERY_LAYER."""
+    if not isinstance(rows, list):
+        raise BadInput(f"expected a list of experts, or a list for each layer, found {shown(rows)}")
+    return dict(enumerate(rows)) if all(isinstance(row, list) for row in rows) else {EVERY_LAYER: rows}
+
+
+def _numbered(rows: Any, slots: Any) -> Rows:
+    """The rows of a mapping from layers' numbers, ascending; each has `slots` slots, None: any number."""
+    if not isinstance(rows, Mapping):
+        raise BadInput(f"initial_global_assignments: expected layers' numbers with lists, found {shown(rows)}")
+    if wrong := [layer for layer in rows if not re.fullmatch("0|[1-9][0-9]{0,5}", str(layer))]:
+        raise BadInput(f"expected layers' numbers, found {shown(wrong[0])}")
+    if slots is not None and any(len(row) != slots for row in rows.values()):
+        raise BadInput(f"expected num_slots = {shown(slots)} slots in every layer, found {sorted({*map(len, rows.values())})}")
+    return dict(sorted((int(layer), row) for layer, row in rows.items()))
+
+
+def _experts_of_ranks(rank_E: Any) -> list[list[int]]:
+    """Returns the experts of each rank by the rank of each expert: [0, 0, 1, 2] gives [[0, 1], [2], [3]]."""
+    for expert, rank in enumerate(rank_E):
+        if type(rank) is not int or not 0 <= rank < MOST_GPUS:
+            raise BadInput(
+                f"expert_to_ep_rank, expert {expert}: expected a rank from 0 to {MOST_GPUS - 1}, found {shown(rank)}"
+            )
+    return [[expert for expert, of in enumerate(rank_E) if of == rank] for rank in range(1 + max(rank_E, default=-1))]
+
+
+def _of_one_model(maps: Mapping[str, Any]) -> tuple[Rows, list[str]]:
+    """The rows of all pipeline stages of the one model that is not of multi-token prediction; by MODEL or MODEL#pp_rank=N."""
+    stages: dict[str, dict[int, list[Any]]] = {}
+    for key, entry in maps.items():
+        model, _, stage = key.partition("#pp_rank=")
+        rows = _entry(entry, "physical_to_logical_map")
+        if len(rows) != entry.get("num_moe_layers", len(rows)):
+            raise BadInput(f"{key}: expected the {shown(entry['num_moe_layers'])} layers of num_moe_layers, found {len(rows)}")
+        stages.setdefault(model, {})[whole_number(stage or "0")] = rows
+    mtp = [model for model in stages if re.search("mtp|nextn", model, re.IGNORECASE)]
+    if len(served := sorted({*stages} - {*mtp})) != 1:
+        raise BadInput(f"expected the map of one model, beside multi-token prediction, found {', '.join(served) or 'none'}")
+    rows_of = stages[served[0]]
+    if sorted(rows_of) != [*range(len(rows_of))]:
+        raise BadInput(f"{served[0]}: expected pipeline stages 0 to {max(rows_of)}, found {sorted(rows_of)}")
+    every = chain.from_iterable(rows_of[stage] for stage in sorted(rows_of))
+    return dict(enumerate(every)), [f"maps of multi-token prediction are left out: {', '.join(mtp)}"] * bool(mtp)
+
+
+def _entry(table: Any, key: str) -> Any:
+    """Returns a map's entry, or raises BadInput that names the engine whose map it is, by the keys that it has."""
+    if isinstance(table, Mapping) and key not in table:
+        engine = next((engine for known, engine in _ENGINE_OF_KEY.items() if known in table), None)
+        raise BadInput(f"'{key}' is missing" + (f": a map of {engine}?" if engine else ""))
+    return table[key]
+
+
+_ENGINE_OF_KEY = {
+    "physical_to_logical_map": "sglang",
+    "phy2log": "eplb",
+    "layer_list": "vllm-ascend",
+    "initial_global_assignments": "trtllm",
+    **dict.fromkeys(("record_type", "expert_to_ep_rank", "model_maps"), "vllm-map"),
+}
 
 
 def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -251,12 +391,12 @@ def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return json.dumps({"physical_to_logical_map": every}) + "\n"
 
 
-def _read_sglang(path: Path) -> Rows:
+def _read_sglang(path: Path) -> tuple[Rows, list[str]]:
     recording = load_sglang(path)
     if "physical_to_logical_map" not in recording and "logical_count" in recording:
         raise BadInput("holds loads (logical_count), not a placement")
-    rows = recording["physical_to_logical_map"]
-    return dict(enumerate(rows.tolist() if hasattr(rows, "tolist") else rows))
+    rows = _entry(recording, "physical_to_logical_map")
+    return dict(enumerate(rows.tolist() if hasattr(rows, "tolist") else rows)), []
 
 
 def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -268,8 +408,8 @@ def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return json.dumps({"phy2log": phy2log, "log2phy": log2phy, "logcnt": logcnt}) + "\n"
 
 
-def _read_eplb(path: Path) -> Rows:
-    return dict(enumerate(load_json(path)["phy2log"]))
+def _read_eplb(path: Path) -> tuple[Rows, list[str]]:
+    return dict(enumerate(_entry(load_json(path), "phy2log"))), []
 
 
 def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -284,17 +424,22 @@ def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return json.dumps({"moe_layer_count": len(layers), "layer_list": layers}) + "\n"
 
 
-def _read_ascend(path: Path) -> Rows:
+def _read_ascend(path: Path) -> tuple[Rows, list[str]]:
     """Layers and devices in the sequence of their lists, as the engine reads them; it does not look at their numbers."""
     table = load_json(path)
-    layers = table["layer_list"][: table.get("moe_layer_count")]
-    if len(layers) != table.get("moe_layer_count", len(layers)):
-        raise BadInput(f"expected the {table['moe_layer_count']} layers of moe_layer_count, found {len(layers)}")
+    layers = _entry(table, "layer_list")
+    counted = [("moe_layer_count", table, layers), *(("device_count", layer, layer["device_list"]) for layer in layers)]
+    for key, of, listed in counted:
+        if len(listed) != of.get(key, len(listed)):
+            raise BadInput(f"expected the {shown(of[key])} {key.split('_')[-2]}s of {key}, found {len(listed)}")
     for key, rows in [("layer_id", layers), *(("device_id", layer["device_list"]) for layer in layers)]:
         ids = [row[key] for row in rows if key in row]
         if len(ids) not in (0, len(rows)) or any(after <= before for before, after in pairwise(ids)):
             raise BadInput(f"expected {key} ascending, as the engine goes by the list's sequence, found {ids}")
-    return {number: [device["device_expert"] for device in layer["device_list"]] for number, layer in enumerate(layers)}
+    found = {number: [device["device_expert"] for device in layer["device_list"]] for number, layer in enumerate(layers)}
+    if len(slots := {len(held) for row in found.values() for held in row}) > 1:
+        raise BadInput(f"expected as many experts on every device, found {' and '.join(map(str, sorted(slots)))}")
+    return found, []
 
 
 def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -307,24 +452,30 @@ def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return str(yaml.safe_dump(balancer, default_flow_style=None, sort_keys=False, width=10**6))
 
 
-def _read_trtllm(path: Path) -> Rows:
+class _OnceLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, which refuses a key that a mapping has twice instead of taking the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            raise BadInput(f"line {node.start_mark.line + 1}: expected each key once, found {len(node.value)} keys, some twice")
+        return mapping
+
+
+def _read_trtllm(path: Path) -> tuple[Rows, list[str]]:
     try:
-        table: Mapping[str, Any] = yaml.safe_load(read_text(path))
+        table: Any = yaml.load(read_text(path), _OnceLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise BadInput(f"not YAML: {' '.join(str(error).split())}") from None
-    rows: Rows = table["initial_global_assignments"]
-    if wrong := [layer for layer in rows if type(layer) is not int]:
-        raise BadInput(f"expected layers' numbers, found {wrong[0]!r}")
-    if (slots := table.get("num_slots")) is not None and any(len(row) != slots for row in rows.values()):
-        raise BadInput(f"expected num_slots = {slots} slots in every layer, found {sorted({len(r) for r in rows.values()})}")
-    return dict(sorted(rows.items()))
+    return _numbered(_entry(table, "initial_global_assignments"), table.get("num_slots")), []
 
 
 PLACEMENT_FORMATS: dict[str, PlacementFormat] = {
     "vllm-map": PlacementFormat(_read_vllm, _write_vllm),
+    "vllm-list": PlacementFormat(_read_vllm, _write_vllm_list),
     "sglang": PlacementFormat(_read_sglang, _write_sglang, ".json", by_decoder=True),
     "eplb": PlacementFormat(_read_eplb, _write_eplb),
-    "vllm-ascend": PlacementFormat(_read_ascend, _write_ascend, ".json"),
+    "vllm-ascend": PlacementFormat(_read_ascend, _write_ascend, ".json", mixes_shared=True),
     "trtllm": PlacementFormat(
         _read_trtllm, _write_trtllm, "", True, ": with MTP on, TensorRT-LLM asks for them, and stops without"
     ),

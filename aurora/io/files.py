@@ -146,13 +146,27 @@ def numbered_lines(path: Path) -> list[tuple[int, str]]:
 def load_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON object. Raises BadInput if the file holds anything else."""
     text = read_text(Path(path), "JSON")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not JSON: {error if text.strip() else 'the file is empty'}") from None
+    with naming(path):
+        try:
+            value = json_value(text)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"not JSON: {error if text.strip() else 'the file is empty'}") from None
     if not isinstance(value, dict):
         raise BadInput(f"{path}: expected a JSON object, found {shown(value)}")
     return value
+
+
+def json_value(text: str) -> Any:
+    """Returns the JSON value of a text. Raises BadInput if an object has a key twice, of which json takes the last."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise BadInput(f"expected each key once, found {shown(next(key for key in keys if keys.count(key) > 1))} twice")
+        return table
+
+    return json.loads(text, object_pairs_hook=once)
 
 
 def json_of_line(line: str) -> Any:
@@ -345,12 +359,12 @@ def load_npy(path: Path) -> NDArray[Any]:
             raise BadInput(f"expected an .npy array of numbers, found {kind_of(path, 'an .npy')}") from None
 
 
-def load_csv(path: Path, dtype: type) -> NDArray[Any]:
-    """Read the numbers of a CSV without a header, rows by columns. Raises BadInput if a cell is not of `dtype`."""
+def load_csv(path: Path, dtype: type, header: bool = False) -> NDArray[Any]:
+    """Read the numbers of a CSV, rows by columns, perhaps after a header. Raises BadInput if a cell is not of `dtype`."""
     if not (text := read_text(path)).strip():
         raise BadInput(f"{path}: expected rows of numbers, found none")
     try:
-        return np.loadtxt(io.StringIO(text), dtype, delimiter=",", comments=None, ndmin=2)
+        return np.loadtxt(io.StringIO(text), dtype, delimiter=",", comments=None, ndmin=2, skiprows=int(header))
     except ValueError as error:
         numbers = "whole numbers" if dtype is np.int64 else "numbers"
         said = re.sub(r"row (\d+), column (\d+)\.", lambda at: f"row {int(at[1]) + 1}, column {at[2]}", str(error))

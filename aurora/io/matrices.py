@@ -1,4 +1,7 @@
-"""Reads users' own arrays (.csv without a header, or .npy): the traffic matrix of an all-to-all, the tokens of each expert."""
+"""Reads users' own arrays (.csv without a header, or .npy): the traffic matrix of an all-to-all, the tokens of each expert.
+
+Tokens of each expert are also read from a .csv with the columns layer,expert,count.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import load_csv, load_npy, naming
+from aurora.io.files import load_csv, load_npy, naming, read_text
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 from aurora.types.placement import expert_loads
 
@@ -22,9 +25,33 @@ def load_matrix(path: str | Path) -> IntArray:
 
 
 def load_loads(path: str | Path) -> FloatArray:
-    """Read loads of zero or more as (L, E) float64; a single row is one layer. Raises BadInput for anything else."""
+    """Read loads of zero or more as (L, E) float64; a single row is one layer. Raises BadInput for anything else.
+
+    Args:
+        path: a .csv without a header or .npy, one row per layer; or a .csv of columns layer,expert,count.
+    """
+    path = Path(path)
     with naming(path, "a table of loads"):
-        return expert_loads(str(path), _load_array(Path(path), ".csv or .npy", np.float64))
+        if path.suffix == ".csv" and read_text(path).partition("\n")[0].strip() == COUNTED:
+            return expert_loads(str(path), _counted(path))
+        return expert_loads(str(path), _load_array(path, ".csv, .npy or a profile (.npz)", np.float64))
+
+
+COUNTED = "layer,expert,count"
+
+
+def _counted(path: Path) -> FloatArray:
+    """The counts of a .csv with a row for each expert of each layer, layers in rising sequence."""
+    rows_X3 = load_csv(path, np.int64, header=True)
+    if rows_X3.shape[1] != 3 or (rows_X3 < 0).any():
+        raise BadInput(f"expected rows of a layer, an expert and a count of zero or more, found {rows_X3.shape[1]} columns")
+    layers, at_X = np.unique(rows_X3[:, 0], return_inverse=True)
+    experts = int(rows_X3[:, 1].max()) + 1
+    if len(rows_X3) != len(layers) * experts or len(np.unique(at_X * experts + rows_X3[:, 1])) != len(rows_X3):
+        raise BadInput(f"expected one row for each of {len(layers)} layers and {experts} experts, found {len(rows_X3)} rows")
+    load_LE = np.zeros((len(layers), experts))
+    load_LE[at_X, rows_X3[:, 1]] = rows_X3[:, 2]
+    return load_LE
 
 
 def _load_array(path: Path, suffixes: str, dtype: type) -> NDArray[Any]:

@@ -133,6 +133,8 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     reader = csv.DictReader(text.splitlines(), strict=True)
     try:
         for row in reader:
+            if None in row:
+                raise BadInput(f"{path}, line {reader.line_num}: expected {len(row) - 1} fields, found more")
             yield reader.line_num, row
     except csv.Error as error:
         raise BadInput(f"{path}, line {reader.line_num}: not CSV: {error}") from None

@@ -9,7 +9,6 @@ vLLM's `expert_load_stats_path` JSON lines (`eplb_load_stats`, its pull request 
 """
 
 import csv
-import json
 import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from aurora.io.files import (
     MOST_TEXT,
     check_archive,
     check_size,
+    json_value,
     kind_of,
     load_csv,
     load_json,
@@ -242,7 +242,7 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     steps = []
     for number, line in numbered_lines(path):
         try:
-            record = json.loads(line)
+            record = json_value(line)
             if record["record_type"] != "eplb_load_stats":
                 continue
             load_LP, logical_LP = counts("expert_load", record["expert_load"], 2), counts("p2l_map", record["p2l_map"], 2)
@@ -325,6 +325,10 @@ def _csv(path: Path, shape: Shape, where: Where, names: tuple[str, str, str] = (
             if missing := [name for name in (*names, *where) if name not in columns]:
                 raise BadInput(f"expected columns {', '.join(missing)}, found {', '.join(columns)[:200] or 'none'}")
             for row in rows:
+                if None in row:
+                    raise BadInput(
+                        f"line {rows.line_num}: expected {len(columns)} fields, found {len(columns) + len(row[None])}"
+                    )
                 if any(row[column] != value for column, value in where.items()):
                     continue
                 for column in columns:

@@ -35,6 +35,8 @@ class GpuKind:
         grouped_share, grouped_fp8_share: the same for grouped matrix products of experts, at half precision and at fp8.
         attention_share: the same for attention over prompts of 4,096 tokens and more.
         shares_source: where the shares were measured; empty without shares.
+        host_gpus: GPUs of a host, such as 4 of a GB200's tray; None: as the user says.
+        domain_gpus: GPUs of an NVLink domain of several hosts, such as 72; None: each host is one.
     """
 
     kind: str
@@ -50,13 +52,15 @@ class GpuKind:
     grouped_fp8_share: float | None = None
     attention_share: float | None = None
     shares_source: str = ""
+    host_gpus: int | None = None
+    domain_gpus: int | None = None
 
     def __post_init__(self) -> None:
         for field in SHARES:
             if (share := getattr(self, field)) is not None and not (0 < share <= 1 and self.shares_source):
                 expected = "a number above 0 and up to 1, with `shares_source`"
                 raise BadInput(f"gpu kind {self.kind!r}: {field}: expected {expected}, found {share}")
-        for field in ("memory_bytes", "memory_Bps", "half_flops", "fp8_flops", "link_Bps"):
+        for field in ("memory_bytes", "memory_Bps", "half_flops", "fp8_flops", "link_Bps", "host_gpus", "domain_gpus"):
             value = getattr(self, field)
             if value is not None and not 0 < value < float("inf"):
                 raise BadInput(f"gpu kind {self.kind!r}: {field} must be a number above zero, found {value}")

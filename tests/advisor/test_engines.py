@@ -120,8 +120,8 @@ def test_an_exported_placement_comes_with_the_engines_own_command(form):
         way = replace(engine.default(2, 2, 4), placement="plan", redundant=2)
         assert said.startswith(engine.command(way, "MODEL", file))
         assert str(file) in said
-    if form == "vllm-map":
-        assert f'"num_redundant_experts": 2, "initial_mapping_path": "{file}"' in said
+    if form in (paths := {"vllm-map": "initial_mapping_path", "vllm-list": "initial_expert_map_path"}):
+        assert f'"num_redundant_experts": 2, "{paths[form]}": "{file}"' in said
     if form == "trtllm":
         assert f"\n# write this to {FOLDER / 'options.yaml'}:\n" in said
         assert yaml.safe_load(said.partition("\n")[2])["moe_config"]["load_balancer"] == str(file)

@@ -33,34 +33,13 @@ ELSEWHERE = {
     "measure devices": "-o devices.toml",
 }
 ODD = (
-    "",
-    "-",
-    "no such name",
-    "\x1b[31mred",
-    "a\tb\nc",
-    "naïve-日本",
-    "$\\x{$",
-    "[bold]",
-    "x" * 5000,
-    "../../etc",
-    "{0}",
-    "%s",
-    "'",
-    "--",
-)
+    "", "-", "no such name", "\x1b[31mred", "a\tb\nc", "naïve-日本", "$\\x{$", "[bold]",
+    "x" * 5000, "../../etc", "{0}", "%s", "'", "--",
+)  # fmt: skip
 NUMBERS = {"int": ("x", "", "-7", "1.5", "nan", str(10**30)), "float": ("x", "", "-1", "nan", "inf", "1e400")}
 OUTPUTS = {"output", "trace"}  # of these parameters, those that are options
-FOLDERS = {
-    "recommend",
-    "demo",
-    "train",
-}  # whose output is a folder
-ANY_TEXT = {
-    ("profile", "text"),
-    ("profile", "more_text"),
-    ("run", "prompts"),
-    ("train", "text"),
-}  # files whose contents may be anything that is text
+FOLDERS = {"recommend", "demo", "train"}  # whose output is a folder
+ANY_TEXT = {("profile", "text"), ("profile", "more_text"), ("run", "prompts"), ("train", "text")}  # with any contents
 EMPTY_FOLDER = {("record", "folder")}  # that need not exist
 
 

@@ -77,7 +77,7 @@ def test_what_it_refuses(aurora, tmp_path, content, args, message):
 
 def test_other_files(aurora, tmp_path):
     (tmp_path / "l.txt").write_text("1")
-    refused(aurora("place", tmp_path / "l.txt", "--gpus", 1, "--slots", 1), r"expected \.csv or \.npy")
+    refused(aurora("place", tmp_path / "l.txt", "--gpus", 1, "--slots", 1), r"expected \.csv, \.npy or a profile")
     np.save(tmp_path / "l.npy", np.array(["a"]))
     refused(aurora("place", tmp_path / "l.npy", "--gpus", 1, "--slots", 1), "expected numbers")
 

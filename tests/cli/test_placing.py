@@ -32,8 +32,7 @@ def folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for seed in range(3):
         save(
-            draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=64, seed=seed)),
-            tmp_path / f"p{seed}.npz",
+            draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=64, seed=seed)), tmp_path / f"p{seed}.npz"
         )
     return tmp_path
 

@@ -27,7 +27,7 @@ def imported(aurora, case, form, *names, shape=True, more=()):
     return aurora("import", *files, "--format", form, "--output", "out.npz" if form not in MAPS else "out.json", *given, *more)
 
 
-MAPS = ("eplb", "trtllm", "vllm-ascend", "sglang", "vllm-map")
+MAPS = ("eplb", "trtllm", "vllm-ascend", "sglang", "vllm-map", "vllm-list")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,7 @@ MAPS = ("eplb", "trtllm", "vllm-ascend", "sglang", "vllm-map")
         ("49-huge-counts", "eplb-load", "loads.npy", "found 3000000000000000000|more than 64 bits hold"),
         ("55-tokens-int8-wrapped", "tokens", "tokens.npz", "token 0, row 0: .* from 0 to 255, found .* int8 holds no expert above"),
         ("60-vllm-map-extra", "vllm-map", "map.jsonl", r"expected layers 0 to 2 \(3\), found 0 to 3 \(4\)"),
+        ("102-vllm-map-dialects", "vllm-map", "d-bad-misses-expert-3.json", "layer 0: expected experts 0 to 3, 1 missing, first 3"),
         ("83-map-minus-one", "eplb", "map.json", "layer 0, slot 4: expected an expert from 0 to 7, found -1, as in an empty slot"),
         ("83-map-minus-one", "vllm-ascend", "ascend.json", "layer 0, slot 4: expected an expert from 0 to 7, found -1"),
         ("41-eplb-duplicate-on-gpu", "eplb", "map.json", r"expected layers 0 to 2 \(3\), found 0: layer 1 is missing"),
@@ -94,6 +95,42 @@ def test_maps_that_are_read(aurora, case, form, file, shape, gpus, layers, told)
     assert told in out
     placement = load_placement(Path("out.json"))
     assert (len(placement.slots_LG), placement.gpus, placement.experts) == (layers, gpus, 8)
+
+
+@pytest.mark.parametrize(
+    ("case", "form", "file", "gpus", "loads", "told"),
+    [
+        # loads 40 20 10 10 of experts 0 1 2 3 on 3 GPUs; halves of 0 and 1 are 20 and 10: 30 20 30, mean 26.67, so 1.125
+        ("102-vllm-map-dialects", "vllm-map", "a-49572-one-list.json", 3, "loads.csv", r"fullest GPU has 1\.12 of the mean load on 3"),
+        # layer 1: halves of 3 and 2 are 5 each: 10 60 10, so 2.25; the mean of both layers is 1.69
+        ("102-vllm-map-dialects", "vllm-list", "b-49572-list-per-layer.json", 3, "loads.csv", r"1\.69 .* \(2\.25 in layer 1\)"),
+        ("102-vllm-map-dialects", "vllm-map", "c-34811-rank-of-expert.json", 3, "loads.csv", r"has 2\.25 of the mean load on 3"),
+        ("101-trtllm-map-of-another-ep", "trtllm", "map-of-ep2.yaml", 4, "counts.csv", r"1\.67 .* worse than no map \(1\.00\): .* made for 2\?"),
+        # 416 slots, of which 1 + 2 + 4 are seconds on their GPU
+        ("110-nvidia-own-map-twice-on-a-gpu", "trtllm", "map.yaml", 16, None, "^7 slots repeat .*: expert 356 of layer 0 on GPU 15, .*416 slots"),
+    ],
+)  # fmt: skip
+def test_maps_are_judged_where_traffic_is_given(aurora, case, form, file, gpus, loads, told):
+    judge = () if loads is None else ("--loads", REPORTS / case / loads)
+    code, out, err = imported(aurora, case, form, file, shape=loads is not None, more=("--gpus", gpus, *judge))
+    assert (code, err) == (0, "")
+    assert re.search(told, " ".join(out.split()))
+
+
+def test_padding_is_named_wherever_traffic_is_read(aurora):
+    """64 real tokens over 16 experts and 64 rows of padding, which choose 0 and 1 as 8 of the real ones do."""
+    _, out, _ = imported(aurora, "106-padding-rows-in-routing", "tokens", "padded.npz")
+    said = "72 of 128 tokens (56%) chose the same experts in all 2 layers (0, 1 in the first): padding?"
+    assert said in " ".join(out.split())
+    for command in (
+        ["plan", "--cluster", "demo-4", "--profile", "out.npz"],
+        ["order", "out.npz", "--layer", 0],
+        ["recommend", "--engine", "vllm", "--gpus", "h100:4", "--profile", "out.npz"],
+        ["place", "out.npz", "--slots", 5, "--gpus", 4],
+    ):
+        code, _, err = aurora(*command)
+        assert (code, f"aurora: out.npz: {said}" in err) == (0, True)
+    assert "padding" not in "".join(imported(aurora, "106-padding-rows-in-routing", "tokens", "real.npz")[1:])
 
 
 def test_loads_that_are_no_numbers_are_refused(aurora):

@@ -20,15 +20,7 @@ from aurora.cli.options import documented, is_further
 from aurora.io import save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS
 from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFormat
-from aurora.types import (
-    DriftOptions,
-    PlanOptions,
-    ProfileOptions,
-    RequestOptions,
-    RunOptions,
-    SyntheticOptions,
-    TrainOptions,
-)
+from aurora.types import DriftOptions, PlanOptions, ProfileOptions, RequestOptions, RunOptions, SyntheticOptions, TrainOptions
 from tests.cli.refusal import refused
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -103,4 +103,19 @@ def vllm(text, numbers, decoder_layers, experts, gpus, redundant):
     return [by_gpu(rows[str(layer)], gpus) for layer in range(len(numbers))]
 
 
-READERS = {"sglang": sglang, "eplb": eplb, "trtllm": trtllm, "vllm-ascend": vllm_ascend, "vllm-map": vllm}
+def vllm_list(text, numbers, decoder_layers, experts, gpus, redundant):
+    """Pull requests 49572 and 53022: a list of physical experts for each MoE layer, or one list for all."""
+    rows = json.loads(text)
+    assert [len(row) for row in rows] == [experts + redundant] * len(numbers)
+    assert all(set(row) == set(range(experts)) for row in rows)
+    return [by_gpu(row, gpus) for row in rows]
+
+
+READERS = {
+    "vllm-list": vllm_list,
+    "sglang": sglang,
+    "eplb": eplb,
+    "trtllm": trtllm,
+    "vllm-ascend": vllm_ascend,
+    "vllm-map": vllm,
+}

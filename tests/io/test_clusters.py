@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.advisor.datasheet_gpus import cluster_of
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_gpus, save, save_cluster, shipped
 from aurora.types import Cluster, Gpu, Servers
@@ -51,6 +53,29 @@ def test_other_servers_than_one_for_each_gpu_are_refused(tmp_path):
         file.write_text(re.sub(r"server_of_gpu = \[[^]]*\]", f"server_of_gpu = {wrong}", text))
         with pytest.raises(BadInput, match="server_of_gpu must be a whole number for each of 4 GPUs"):
             load_cluster(file)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_server", "nodes", "servers"),
+    [
+        ("gb200:16", None, [4, 4, 4, 4], None),  # trays of 4 in one NVLink domain of 72
+        ("gb300:74", None, [4] * 18 + [2], [72, 2]),  # two domains
+        ("h100:16", None, [8, 8], [8, 8]),
+        ("h100:8", 4, [4, 4], [4, 4]),
+        ("gb200:8,h100:8", None, [4, 4, 8], [8, 8]),
+    ],
+)
+def test_servers_of_kinds(gpus, per_server, nodes, servers):
+    made = cluster_of(gpus, load_gpus(), per_server=per_server)
+    assert [*Counter(gpu.node for gpu in made.gpus).values()] == nodes
+    assert (made.servers and [*Counter(made.servers.server_G).values()]) == servers
+
+
+def test_a_topology_is_no_cluster(tmp_path):
+    file = tmp_path / "topo.txt"
+    file.write_text("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t0-31\n")
+    with pytest.raises(BadInput, match=r'output of nvidia-smi topo -m, .*kind = "nvidia-smi", topology = "topo\.txt"'):
+        load_cluster(file)
 
 
 def test_no_folder_to_write_to(tmp_path):
@@ -124,19 +149,10 @@ def test_bad_files(tmp_path, toml, message):
 @pytest.mark.skipif(not RECORDED.exists(), reason="recorded figures are not here: set AURORA_DATA")
 def test_another_collection_of_datasheets_says_the_same():
     same = {
-        "a100_pcie": "NVIDIA A100 80GB PCIe",
-        "a100_sxm": "NVIDIA A100-SXM4-80GB",
-        "a30": "NVIDIA A30",
-        "b200_sxm": "NVIDIA B200",
-        "b300_sxm": "NVIDIA B300 SXM6 AC",
-        "gb200": "NVIDIA GB200",
-        "gb300": "NVIDIA GB300",
-        "h100_pcie": "NVIDIA H100 PCIe",
-        "h100_sxm": "NVIDIA H100 80GB HBM3",
-        "h200_sxm": "NVIDIA H200",
-        "l4": "NVIDIA L4",
-        "l40s": "NVIDIA L40S",
-    }
+        "a100_pcie": "NVIDIA A100 80GB PCIe", "a100_sxm": "NVIDIA A100-SXM4-80GB", "a30": "NVIDIA A30", "l40s": "NVIDIA L40S",
+        "b200_sxm": "NVIDIA B200", "b300_sxm": "NVIDIA B300 SXM6 AC", "gb200": "NVIDIA GB200", "gb300": "NVIDIA GB300",
+        "h100_pcie": "NVIDIA H100 PCIe", "h100_sxm": "NVIDIA H100 80GB HBM3", "h200_sxm": "NVIDIA H200", "l4": "NVIDIA L4",
+    }  # fmt: skip
     kinds = load_gpus()
     with (RECORDED / "gpu_specs.csv").open() as file:
         rows = {row["gpu"]: row for row in csv.DictReader(file)}

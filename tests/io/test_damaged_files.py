@@ -22,13 +22,7 @@ from safetensors.numpy import save_file
 import aurora
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import AuroraError
-from aurora.io import (
-    load_gpus,
-    load_loads,
-    load_matrix,
-    load_requests,
-    save,
-)
+from aurora.io import load_gpus, load_loads, load_matrix, load_requests, save
 from aurora.io.clusters import load_cluster
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
 from aurora.io.files import save_npz, shipped
@@ -50,11 +44,8 @@ PLACEMENT = Placement.evenly((((0, 1), (2, 3)), ((0, 3), (1, 2))))
 def written_routing(folder):
     """A file of each format of recorded routing."""
     torch.save({"rank": 0, "logical_count": torch.tensor(LOADS)[None]}, folder / "stat.pt")
-    slots, passes = (
-        torch.arange(4).repeat(2, 1),
-        {"forward_pass_id": 3, "rank": 0, "global_physical_count": torch.tensor(LOADS)},
-    )
-    torch.save({"records": [passes], "last_physical_to_logical_map": slots}, folder / "passes.pt")
+    passes = {"forward_pass_id": 3, "rank": 0, "global_physical_count": torch.tensor(LOADS)}
+    torch.save({"records": [passes], "last_physical_to_logical_map": torch.arange(4).repeat(2, 1)}, folder / "passes.pt")
     save_file({f"1_{layer}": LOADS[layer] for layer in range(2)}, folder / "rank0.safetensors")
     record = {"record_type": "eplb_load_stats", "expert_load": LOADS.tolist(), "p2l_map": [[0, 1, 2, 3]] * 2}
     (folder / "vllm.jsonl").write_text(json.dumps(record) + "\n")
@@ -119,7 +110,7 @@ READERS = [
     "stat.pt", "passes.pt", "rank0.safetensors", "vllm.jsonl", "loads.npy", "tokens.npz", "counts.csv",
     "expert_distribution_rank0_timestamp1.csv", "profile.npz", "plan.json", "trace.npz", "curves.npz", "rank-0.npz",
     "demo-4.toml", "gpus.toml", "vllm-map.jsonl", "sglang.json", "eplb.json", "vllm-ascend.json", "trtllm.yaml",
-    "placement.json", "matrix.csv", "loads.csv", "requests.csv", "requests.jsonl", "prompts.jsonl",
+    "vllm-list.json", "placement.json", "matrix.csv", "loads.csv", "requests.csv", "requests.jsonl", "prompts.jsonl",
     "corpus.jsonl", "ids.npy", "log.jsonl",
 ]  # fmt: skip
 
@@ -172,10 +163,8 @@ def bytes_changed(draw, content):
         case "gap":
             del content[at : at + draw(st.integers(1, 40))]
         case "put in":
-            odd = st.sampled_from(
-                [b"[" * 100_000, b'{"a":' * 100_000, b"\0", b"\xff\xfe", b"9" * 5000, b"-", b"_", b"true", b"1e999"]
-            )
-            content[at:at] = draw(odd | st.binary(max_size=8))
+            odd = [b"[" * 100_000, b'{"a":' * 100_000, b"\0", b"\xff\xfe", b"9" * 5000, b"-", b"_", b"true", b"1e999"]
+            content[at:at] = draw(st.sampled_from(odd) | st.binary(max_size=8))
         case "twice":
             content *= 2
     return bytes(content)
@@ -193,9 +182,8 @@ def text_changed(draw, path, content):
         lines[at] = json.dumps(other_value(draw, json.loads(lines[at])))
     elif path.suffix == ".toml" and "=" in lines[at]:
         new = draw(st.sampled_from([each for each in ODD if each is not None and "\x1b" not in str(each)]))
-        lines[at] = (
-            f"{lines[at].split('=')[0]}= {json.dumps(new).replace('NaN', 'nan').replace('Infinity', 'inf').replace(':', ' =')}"
-        )
+        text = json.dumps(new).replace("NaN", "nan").replace("Infinity", "inf").replace(":", " =")
+        lines[at] = f"{lines[at].split('=')[0]}= {text}"
     else:
         cells = lines[at].split(",")
         cells[draw(st.integers(0, len(cells) - 1))] = str(draw(st.sampled_from(ODD)))

@@ -1,6 +1,7 @@
 """Engines' placements: files as the engines write them, round trips, and files that lie."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.algorithms.gpu_slots import filled
+from aurora.algorithms.placement.map_balance import map_balance
+from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
 from aurora.io.plans import layers_json, load_placement, placement_from_json, save_placement
@@ -30,9 +33,13 @@ layer_updates_per_iter: 0
 """
 
 
-def read(tmp_path, text, form, gpus=2, dense_layers=()):
+BOMB = "a: &a [0, 0, 0, 0, 0, 0, 0, 0, 0]\n"  # 9 ** 8 numbers where aliases are written out
+BOMB += "".join(f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in pairwise("abcdefgh"))
+
+
+def read(tmp_path, text, form, gpus=2, dense_layers=(), model=None):
     (tmp_path / "engine").write_text(text)
-    return import_placement(tmp_path / "engine", form, gpus, dense_layers).placement
+    return import_placement(tmp_path / "engine", form, gpus, dense_layers, model).placement
 
 
 VLLM = """{"record_type": "eplb_initial_mapping", "version": 1, "num_redundant_experts": 1, "num_slots": 4,
@@ -137,6 +144,58 @@ def test_padding_makes_no_gpu_busier_than_the_busiest_while_it_can(case):
         assert (load_LE[layer] @ Placement.evenly((held_G,)).split_EG(0)).max() <= before_G.max() * (1 + 1e-12)
 
 
+MODEL = Shape("m", 2, (), 3, 2, 64, 32, 64, 3 * 64 * 32, mtp_layers=1, shared_experts=1)
+ROWS = "[[0, 1, 2, 0], [0, 1, 0, 2]]"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "remark"),
+    [
+        ("vllm-map", "[0, 1, 2, 0]", ""),
+        ("vllm-list", ROWS, ""),
+        ("vllm-map", '{"physical_to_logical_map": ' + ROWS + "}", ""),
+        ("vllm-map", '{"record_type": "eplb_load_stats"}\n' + VLLM, ""),
+        ("vllm-map", '{"model_maps": {"A": {"num_moe_layers": 2, "physical_to_logical_map": ' + ROWS + "}}}", ""),
+        ("vllm-map", """{"model_maps": {"A#pp_rank=1": {"physical_to_logical_map": [[0, 1, 0, 2]]},
+            "A#pp_rank=0": {"physical_to_logical_map": [[0, 1, 2, 0]]}, "AMTP": {"physical_to_logical_map": [[0, 1, 2, 0]]}}}""",
+         "maps of multi-token prediction are left out: AMTP"),
+        ("trtllm", "initial_global_assignments: {0: [0, 1, 2, 0], 1: [0, 1, 0, 2], 2: [0, 1, 2, 0]}",
+         "rows of multi-token prediction are left out: 2"),
+        ("vllm-ascend", '{"layer_list": [{"device_list": [{"device_expert": [0, 1, 3]}, {"device_expert": [2, 3, 0]}]}, '
+         '{"device_list": [{"device_expert": [3, 0, 1]}, {"device_expert": [0, 2, 3]}]}]}',
+         "shared experts under mix placement are left out: 3; every token computes them"),
+    ],
+)  # fmt: skip
+def test_dialects_are_read_by_their_keys(tmp_path, form, text, remark):
+    (tmp_path / "engine").write_text(text)
+    found = import_placement(tmp_path / "engine", form, 2, (), MODEL)
+    assert found.placement.layer(0) == REPLICATED
+    assert found.placement.slots_LG[1] == ((0, 1), (0, 2))
+    assert found.remarks == ((remark,) if remark else ())
+
+
+def test_ranks_of_experts_are_a_map_of_all_layers(tmp_path):
+    found = read(tmp_path, '{"expert_to_ep_rank": [0, 1, 0]}', "vllm-map", None, (), MODEL)
+    assert found.slots_LG == (((0, 2), (1,)),) * 2
+
+
+@pytest.mark.parametrize(
+    ("slots", "gpus", "said"),
+    [
+        # loads 8 1 7 2 6 3 5 4 in slots 0 2 1 3 4 6 5 7 on 4 GPUs: 15 3 11 7, mean 9, 15 / 9 = 1.67; in sequence 9 9 9 9.
+        # On 2 GPUs 8 + 7 + 1 + 2 = 18 and 6 + 5 + 3 + 4 = 18: as even as without the map.
+        ([0, 2, 1, 3, 4, 6, 5, 7], 4, "1.67 of the mean load on 4 GPUs, worse than no map (1.00): on 2 GPUs it has 1.00; was it made for 2?"),
+        ([0, 2, 1, 3, 4, 6, 5, 7], 2, "1.00 of the mean load on 2 GPUs, beside no map (1.00)"),
+        # 8 + 7 + 6 + 5 = 26 of 36: 26 / 18 = 1.44. On 4 GPUs 15 11 3 7: worse than none, too, so it was made for neither.
+        ([0, 2, 4, 6, 1, 3, 5, 7], 2, "1.44 of the mean load on 2 GPUs, worse than no map (1.00)"),
+    ],
+)  # fmt: skip
+def test_a_map_is_judged_by_traffic(slots, gpus, said):
+    loads = np.array([[8.0, 1, 7, 2, 6, 3, 5, 4]])
+    placement = Placement.evenly((tuple(map(tuple, np.array(slots).reshape(gpus, -1).tolist())),))
+    assert f"the fullest GPU has {said}" == str(map_balance(placement, loads, np.array([slots])))
+
+
 def test_names_that_engines_do_not_read(tmp_path):
     for form in ("sglang", "vllm-ascend"):
         with pytest.raises(BadInput, match=rf"map: expected a name that ends in \.json, as {form} reads it, found none"):
@@ -161,7 +220,7 @@ def test_eplb_maps_agree_with_one_another():
         ("eplb", " ", 2, (), "not JSON: the file is empty"),
         ("sglang", "{", 2, (), "not JSON"),
         ("sglang", '{"logical_count": [[[3, 4]]]}', 2, (), r"holds loads \(logical_count\), not a placement"),
-        ("sglang", "{}", 2, (), "not a placement of sglang: 'physical_to_logical_map' is missing"),
+        ("sglang", "{}", 2, (), "'physical_to_logical_map' is missing"),
         ("sglang", '{"physical_to_logical_map": 3}', 2, (), "not a placement of sglang: a value in it is missing"),
         ("sglang", '{"physical_to_logical_map": [3]}', 2, (), "not a placement of sglang: a value in it is missing"),
         ("sglang", SGLANG, 3, (), r"expected as many slots in every layer, on 3 GPUs evenly, found \[4\]"),
@@ -185,16 +244,31 @@ def test_eplb_maps_agree_with_one_another():
         ("vllm-ascend", ASCEND.replace('"moe_layer_count": 1', '"moe_layer_count": 2'), 2, (), "expected the 2 layers of moe_layer_count, found 1"),
         ("vllm-ascend", '{"layer_list": []}', 2, (), "expected rows of layers with experts, found none"),
         ("vllm-ascend", '{"layer_list": [3]}', 2, (), "not a placement of vllm-ascend: a value in it is missing"),
-        ("vllm-ascend", "{}", 2, (), "not a placement of vllm-ascend: 'layer_list' is missing"),
+        ("vllm-ascend", "{}", 2, (), "'layer_list' is missing"),
         ("trtllm", "a: [", 2, (), "not YAML"),
         ("trtllm", "", 2, (), "not a placement of trtllm: a value in it is missing"),
-        ("trtllm", "initial_global_assignments: 3", 2, (), "not a placement of trtllm: "),
-        ("trtllm", "initial_global_assignments: [[0, 1]]", 2, (), r"expected layers' numbers, found \[0, 1\]"),
-        ("trtllm", "num_slots: 6", 2, (), "not a placement of trtllm: 'initial_global_assignments' is missing"),
+        ("trtllm", "initial_global_assignments: 3", 2, (), "expected layers' numbers with lists, found 3"),
+        ("trtllm", "initial_global_assignments: {-1: [0, 1]}", 2, (), "expected layers' numbers, found -1"),
+        ("trtllm", "num_slots: 6", 2, (), "'initial_global_assignments' is missing"),
         ("trtllm", TRTLLM.replace("num_slots: 4", "num_slots: 6"), 2, (), r"expected num_slots = 6 .* found \[4\]"),
         ("vllm-map", '{"record_type": "eplb_load_stats"}', 2, (), "expected a line of record_type eplb_initial_mapping, found none"),
-        ("vllm-map", "[1]", 2, (), "not a placement of vllm-map: a value in it is missing"),
-        ("best", SGLANG, 2, (), "`format`: expected one of vllm-map, sglang, eplb, vllm-ascend, trtllm, found 'best'"),
+        ("vllm-map", "[0, 1]", 2, (), r"expected the model's sizes \(`shape`\), as one map for all layers"),
+        ("vllm-map", "3", 2, (), "a value in it is missing"),
+        ("vllm-map", '{"expert_to_ep_rank": [[0, 4096]]}', 2, (), "expert_to_ep_rank, expert 1: expected a rank from 0 to 4095, found 4096"),
+        ("vllm-map", '{"model_maps": {"A": {"physical_to_logical_map": [[0]]}, "B": {"physical_to_logical_map": [[0]]}}}', 1, (), "expected the map of one model, .* found A, B"),
+        ("vllm-map", '{"model_maps": {"A#pp_rank=1": {"physical_to_logical_map": [[0]]}}}', 1, (), r"A: expected pipeline stages 0 to 1, found \[1\]"),
+        ("vllm-map", '{"model_maps": {"A": {"physical_to_logical_map": [[0]], "num_moe_layers": 2}}}', 1, (), "A: expected the 2 layers of num_moe_layers, found 1"),
+        ("vllm-map", VLLM.replace('"1":', '"one":'), 2, (), "expected layers' numbers, found 'one'"),
+        ("vllm-map", VLLM.replace('"1":', '"0":'), 2, (), "expected each key once, found '0' twice"),
+        ("vllm-map", VLLM.replace('"num_slots": 4', '"num_slots": 5'), 2, (), r"expected num_slots = 5 slots in every layer, found \[4\]"),
+        ("eplb", ASCEND, 2, (), r"'phy2log' is missing: a map of vllm-ascend\?"),
+        ("vllm-ascend", ASCEND.replace('"device_count": 2', '"device_count": 7'), 2, (), "expected the 7 devices of device_count, found 2"),
+        ("vllm-ascend", ASCEND.replace("[2, 0]", "[2, 0, 1]"), 2, (), "expected as many experts on every device, found 2 and 3"),
+        ("vllm-ascend", '{"layer_list": [{"layer_id": 3, "device_list": []}, {"layer_id": 3, "device_list": []}]}', 2, (), r"expected layer_id ascending, .* found \[3, 3\]"),
+        ("trtllm", TRTLLM.replace("  4:", "  3:"), 2, (), "line 4: expected each key once, found 2 keys, some twice"),
+        ("trtllm", BOMB + "initial_global_assignments: {0: *h}", 2, (), r"layer 0, slot 0: expected an expert from 0 on, found \[\[\["),
+        ("trtllm", BOMB + "initial_global_assignments: {0: [0]}\nnum_slots: *h", 2, (), r"expected num_slots = \[\[.* found \[1\]"),
+        ("best", SGLANG, 2, (), "`format`: expected one of vllm-map, vllm-list, sglang, eplb, vllm-ascend, trtllm, found 'best'"),
     ],
 )  # fmt: skip
 def test_files_that_lie(tmp_path, form, text, gpus, dense_layers, message):

@@ -60,11 +60,8 @@ def test_burstgpts_failed_requests_are_counted_and_left_out(tmp_path):
     text = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
     (tmp_path / "trace").write_text(text + "45,ChatGPT,1087,0,1087,API log\n118,GPT-4,417,276,693,API log\n")
     found = load_requests(tmp_path / "trace")
-    assert (found.arrival_s_Q.tolist(), found.input_tokens_Q.tolist(), found.output_tokens_Q.tolist()) == (
-        [0, 113],
-        [472, 417],
-        [18, 276],
-    )
+    assert (found.arrival_s_Q.tolist(), found.input_tokens_Q.tolist()) == ([0, 113], [472, 417])
+    assert found.output_tokens_Q.tolist() == [18, 276]
     assert found.source == "burstgpt: times in seconds; failed and left out: 1"
     (tmp_path / "trace").write_text(text.splitlines()[0] + "\n45,ChatGPT,1087,0,1087,API log\n")
     with pytest.raises(BadInput, match="expected requests, found 1 that failed"):
@@ -73,19 +70,12 @@ def test_burstgpts_failed_requests_are_counted_and_left_out(tmp_path):
 
 def test_benchmarks_results(tmp_path):
     """vLLM saves one object, over several lines if a person formats it; SGLang appends one a run."""
-    result = {
-        "duration": 9.5,
-        "start_times": [100.5, 100.25, 101],
-        "input_lens": [7, 8, 9],
-        "output_lens": [2, 3, 0],
-        "ttfts": [],
-    }
+    result = {"duration": 9.5, "start_times": [100.5, 100.25, 101], "input_lens": [7, 8, 9], "output_lens": [2, 3, 0]}
+    result |= {"ttfts": []}
     for text in (json.dumps(result), json.dumps(result, indent=1)):
         assert read(tmp_path, text) == ([0, 0.25], [8, 7], [3, 2])
     for wrong in (result | {"start_times": [1.0]}, {"input_lens": [1], "output_lens": [1]}):
-        with pytest.raises(
-            BadInput, match="expected lists start_times, input_lens, output_lens of one length, as of a benchmark"
-        ):
+        with pytest.raises(BadInput, match="lists start_times, input_lens, output_lens of one length, as of a benchmark"):
             loaded(tmp_path, [wrong])
 
 
@@ -103,12 +93,8 @@ def test_prefixes_and_the_size_of_their_blocks(tmp_path):
 def test_later_turns(tmp_path):
     """A turn with a delay waits for the one before; its delay has the unit of the times. One with a time does not wait."""
     size = {"input_length": 5, "output_length": 6}
-    rows = [
-        size | {"timestamp": 1000, "session_id": "a"},
-        size | {"delay": 2500, "session_id": "a"},
-        size | {"timestamp": 4000},
-    ]
-    rows += [size | {"timestamp": 9000, "session_id": "a"}]
+    turns = {"timestamp": 1000}, {"delay": 2500}, {"timestamp": 4000, "session_id": None}, {"timestamp": 9000}
+    rows = [size | {"session_id": "a"} | turn for turn in turns]
     found = loaded(tmp_path, rows)
     assert found.arrival_s_Q.tolist() == [0, 0, 3, 8]
     assert found.delay_s_Q.tolist() == [0, 2.5, 0, 0]
@@ -118,20 +104,18 @@ def test_later_turns(tmp_path):
         loaded(tmp_path, rows[1:], "mooncake")
 
 
+OURS = "arrival_s,input_tokens,output_tokens"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            "arrival_s,input_tokens,output_tokens\n2,1,1\n1,1,1\n",
-            "line 3: expected times that never fall, found 1 after a later one",
-        ),
+        (f"{OURS}\n2,1,1\n1,1,1\n", "line 3: expected times that never fall, found 1 after a later one"),
+        (f"{OURS}\n2,1,1,5\n", "line 2: expected 3 fields, found more"),
         ("", "expected requests, found none"),
         ("arrival_s,input_tokens,output_tokens\n", "expected requests, found none"),
         ("a,b\n1,2\n", "line 2: expected the columns arrival_s,input_tokens,output_tokens or TIMESTAMP,.*, found 'a,b'"),
-        (
-            "arrival_s,input_tokens,output_tokens\n1,2\n",
-            "line 2: expected a time from zero on and two numbers of tokens above zero",
-        ),
+        (f"{OURS}\n1,2\n", "line 2: expected a time from zero on and two numbers of tokens above zero"),
         ("arrival_s,input_tokens,output_tokens\nnan,2,3\n", "line 2: expected a time"),
         ("arrival_s,input_tokens,output_tokens\n1,0,3\n", "line 2: expected a time"),
         ("arrival_s,input_tokens,output_tokens\n-1,2,3\n", "line 2: expected a time"),

@@ -7,13 +7,7 @@ import pytest
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_cluster, load_gpus, save
-from aurora.profiler.devices import (
-    clocks_and_power,
-    cluster_of_devices,
-    find_devices,
-    inventory,
-    open_nvml,
-)
+from aurora.profiler.devices import clocks_and_power, cluster_of_devices, find_devices, inventory, open_nvml
 from tests.profiler.nvml import NVMLError, Replay
 
 

@@ -56,20 +56,12 @@ def test_vllm_lines_count_physical_experts(tmp_path):
     assert imported(path, "vllm").load_LE.tolist() == LOADS.tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("w.npy", lambda path: np.save(path, LOADS)),
-        ("w.npy", lambda path: np.save(path, LOADS[None].astype(np.uint32))),
-    ],
-)
-def test_bare_arrays_of_loads(tmp_path, name, write):
-    assert imported(saved(tmp_path, name, write), "eplb-load").load_LE.tolist() == LOADS.tolist()
-
-
-def test_a_table_of_loads(tmp_path):
+def test_bare_arrays_of_loads(tmp_path):
     (tmp_path / "w.csv").write_text("10,1,5,4\n2,8,7,3\n")
     assert imported(tmp_path / "w.csv", "eplb-load").load_LE.tolist() == LOADS.tolist()
+    for array in (LOADS, LOADS[None].astype(np.uint32)):
+        path = saved(tmp_path, "w.npy", lambda file, array=array: np.save(file, array))
+        assert imported(path, "eplb-load").load_LE.tolist() == LOADS.tolist()
 
 
 def test_tokens(tmp_path):
@@ -177,6 +169,8 @@ def npy_bytes(value):
         ("csv", "c.csv", b"layer,expert,count\n", "expected rows of counts, found none"),
         ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: count: expected zero or more, below 1e15, found -1"),
         ("csv", "c.csv", b"layer,expert,count\n0,0\n", "line 2: count: expected a whole number, found none"),
+        ("csv", "c.csv", b"layer,expert,count\n1,0,1,2\n", "line 2: expected 3 fields, found 4"),
+        ("vllm", "v.jsonl", b'{"record_type": "a", "record_type": "a"}', "line 1: expected each key once, found 'record_type' twice"),
         ("csv", "c.csv", b"layer,expert,count\n1,4,1\n", r"line 2: expected experts below 4 and layers 1 to 2 \(2\) as in the config, found expert 4"),
         ("csv", "c.csv", b'layer,expert,count\n"0,0', "line 1: not CSV: unexpected end of data"),
         ("csv", "c.csv", b"layer,expert,count\n0,0,\xff\n", "expected UTF-8 text"),
@@ -218,19 +212,14 @@ def test_what_does_not_go_together(tmp_path):
         imported([tmp_path / "one.csv", tmp_path / "two.csv"], "csv")
 
 
+WIDTHS = {"hidden_size": 2048, "intermediate_size": 1024}
 RECORDED = pytest.mark.skipif(not (RECORDS / "olmoe_mixtral_domains").is_dir(), reason="no recorded data here")
 
 
 @RECORDED
 def test_recorded_domains_of_olmoe():
     """208,896 tokens a domain, top-8 of 64; layers 0, 7 and 15 were recorded."""
-    shape = {
-        "num_hidden_layers": 16,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "hidden_size": 2048,
-        "intermediate_size": 1024,
-    }
+    shape = {**WIDTHS, "num_hidden_layers": 16, "num_experts": 64, "num_experts_per_tok": 8}
     wheres = [{"model": "olmoe-1b-7b-0924", "selection": "topk", "domain": domain} for domain in ("arxiv", "book")]
     made = import_profile([RECORDS / "olmoe_mixtral_domains" / "counts_dev.csv"], "csv", shape, 4, wheres=wheres)
     assert made.tokens_TLSE.shape == (1, 3, 4, 64)
@@ -239,13 +228,7 @@ def test_recorded_domains_of_olmoe():
 
 @RECORDED
 def test_recorded_subjects_of_mixtral():
-    shape = {
-        "num_hidden_layers": 32,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-    }
+    shape = {**WIDTHS, "num_hidden_layers": 32, "num_local_experts": 8, "num_experts_per_tok": 2}
     path = RECORDS / "mixtral_fiddler" / "counts_original.csv"
     header, first = path.read_text().splitlines()[:2]
     row = dict(zip(header.split(","), first.split(","), strict=True))

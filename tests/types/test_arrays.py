@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 import aurora
 
 ROOT = Path(aurora.__file__).parents[1]
@@ -43,16 +41,3 @@ def test_every_axis_letter_in_use_is_in_the_legend():
 def test_the_legend_has_no_letter_that_nobody_uses():
     used = {letter for path in python_files() for letter in axes_of(path.read_text())}
     assert set(LEGEND) <= used
-
-
-@pytest.mark.parametrize(
-    ("source", "letters"),
-    [
-        ("load_LE = tokens_LSE.sum(axis=1)", {"L", "E", "S"}),
-        ("def f(pairs_X2, *, kick_R2): return self._least_XGJ", {"X", "R", "G", "J"}),
-        ("f(load_E1=1)", {"E"}),
-        ("MOST_STEPS = PCIE_LANE_Bps = out_Bps = MOST_S", set()),
-    ],
-)
-def test_what_counts_as_an_axis(source, letters):
-    assert set(axes_of(source)) == letters

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
-from aurora.io import load_profile, save
+from aurora.io import load_model_config, load_profile, save
 from aurora.types import SyntheticOptions, TokenRouting
 from tests.strategies import routed_profiles
 
@@ -92,14 +92,8 @@ def test_choices_that_disagree_with_the_counts(profile):
 
 
 def test_a_file_with_half_of_them(tmp_path):
-    config = {
-        "num_local_experts": 8,
-        "num_hidden_layers": 2,
-        "num_experts_per_tok": 2,
-        "hidden_size": 64,
-        "intermediate_size": 9,
-    }
-    profile = draw_profile("zipf:1", config, SyntheticOptions(sources=2, window_tokens=32, windows=2, token_level=True))
+    options = SyntheticOptions(sources=2, window_tokens=32, windows=2, token_level=True)
+    profile = draw_profile("zipf:1", load_model_config("mixtral-topics"), options)
     save(profile, tmp_path / "p.npz")
     with np.load(tmp_path / "p.npz") as file:
         arrays = {name: file[name] for name in file.files}

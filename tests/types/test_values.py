@@ -132,10 +132,23 @@ def test_a_kinds_own_curve_beats_speed():
     assert made.seconds("expert", Gpu(**{**GPU, "kind": "unknown", "speed": 4.0}), 1) == 0.25
 
 
-@pytest.mark.parametrize("slots", [(((0,), (0,)),), (((0, 1), (3,)),), (((0,), (1,)), ((0, 1), (1,))), ()])
-def test_placements_hold_every_expert_once(slots):
-    with pytest.raises(BadInput, match="placement"):
-        Placement(slots)
+@pytest.mark.parametrize(
+    ("slots", "split", "message"),
+    [
+        ((((0,), (0,)),), None, r"layer 0: expected experts 0..0 once, found \[0, 0\]"),
+        ((((0, 1), (3,)),), None, r"layer 0: expected experts 0..3 once, found \[0, 1, 3\]"),
+        ((((0,), (1,)), ((0, 1), (1,))), None, r"layer 1: expected experts 0..1 once, found \[0, 1, 1\]"),
+        ((), None, "expected one list of GPUs for every layer"),
+        ((((0,), (0,)),), (((0.5,), (0.4,)),), "expected shares of zero or more that sum to 1"),
+        ((((0,), (0,)),), (((1.5,), (-0.5,)),), "expected shares of zero or more that sum to 1"),
+        ((((0, 0), ()),), (((0.5, 0.5), ()),), "expected no expert twice on a GPU"),
+        ((((0,), (0,)),), (((0.5,), ()),), "expected a share for each slot"),
+        ((((1,), (1,)),), (((0.5,), (0.5,)),), r"expected experts 0..1 once, found \[1, 1\]"),
+    ],
+)
+def test_placements_hold_every_expert_once_or_in_shares(slots, split, message):
+    with pytest.raises(BadInput, match=f"placement.*{message}"):
+        Placement(slots, split)
 
 
 def test_placement_tells_where_an_expert_is():
@@ -166,18 +179,3 @@ def test_a_placement_with_replicas_says_how_each_experts_load_divides():
     assert Placement((((1, 0), (2,)),)).split_EG(0).tolist() == [[1, 0], [1, 0], [0, 1]]
     with pytest.raises(AssertionError):
         made.gpu_E(0)
-
-
-@pytest.mark.parametrize(
-    ("slots", "split"),
-    [
-        ((((0,), (0,)),), (((0.5,), (0.4,)),)),
-        ((((0,), (0,)),), (((1.5,), (-0.5,)),)),
-        ((((0, 0), ()),), (((0.5, 0.5), ()),)),
-        ((((0,), (0,)),), (((0.5,), ()),)),
-        ((((1,), (1,)),), (((0.5,), (0.5,)),)),
-    ],
-)
-def test_shares_that_do_not_add_up(slots, split):
-    with pytest.raises(BadInput, match="placement"):
-        Placement(slots, split)

@@ -5,6 +5,7 @@ the config's entries by their usual names.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from aurora.algorithms.workload.model_structure import (
+    DISPATCHED,
     LAYER_KINDS,
     LAYER_RULES,
     MOST_EXPERTS,
@@ -19,6 +21,7 @@ from aurora.algorithms.workload.model_structure import (
     _others,
     decoder_layers,
     dense_layers,
+    entries_by_layer,
     expert_count,
     expert_groups,
     flat_config,
@@ -57,6 +60,7 @@ class Shape:
         weight_bits: bits per parameter of an expert, scales included.
         remarks: sentences on assumptions about entries that the config lacks.
         mtp_layers: number of layers of multi-token prediction after the decoder layers; plans ignore them.
+        shared_experts: number of shared experts of a layer, which compute every token; plans ignore them.
 
     Example:
         >>> mixtral = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "hidden_size": 4096}
@@ -79,6 +83,7 @@ class Shape:
     weight_bits: float = 16.0
     remarks: tuple[str, ...] = ()
     mtp_layers: int = 0
+    shared_experts: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -98,11 +103,13 @@ class Shape:
             hidden, inner = structure.hidden, structure.inner
             dispatched, weights = structure.dispatched, structure.expert_weights
         else:
-            experts, dense = expert_count(flat), dense_layers(config)
+            dense, entries = dense_layers(config), entries_by_layer(flat)
+            _check_equal(config, entries)
+            flat = entries[0]
+            experts = expert_count(flat)
             layers = decoder_layers(flat) - len(dense)
             hidden, inner = number(flat, *_HIDDEN), _expert_width(flat)
-            dispatched = number(flat, *_DISPATCHED) if any(flat.get(name) for name in _DISPATCHED) else hidden
-            weights = (2 if flat.get("mlp_hidden_act") in _UNGATED else 3) * dispatched * inner
+            dispatched, weights = _dispatched(flat), _expert_weights(flat)
             if not any(flat.get(name) is not None for name in (*LAYER_RULES, *LAYER_KINDS)):
                 remarks.append(f"all {layers} layers are taken to have experts: the config has none of {_looked_for()}")
         chosen, bits = top_k(flat), weight_bits(config)
@@ -120,7 +127,7 @@ class Shape:
         mtp = [value for key, value in flat.items() if _MTP.search(key) and type(value) is int]
         return cls(
             name, layers, dense, experts, chosen, hidden, inner, dispatched, weights, *groups, bits, tuple(remarks),
-            max(mtp, default=0),
+            max(mtp, default=0), next((flat[key] for key in _SHARED if type(flat.get(key)) is int), 0),
         )  # fmt: skip
 
     @property
@@ -217,10 +224,35 @@ def _expert_width(flat: Mapping[str, Any]) -> int:
     return number(flat, *names) if names else number(flat, "intermediate_size", "ffn_hidden_size", "hidden_dim")
 
 
+def _dispatched(flat: Mapping[str, Any]) -> int:
+    """The width of a token on the way to its experts."""
+    return number(flat, *DISPATCHED) if any(flat.get(name) for name in DISPATCHED) else number(flat, *_HIDDEN)
+
+
+def _expert_weights(flat: Mapping[str, Any]) -> int:
+    """The number of parameters of an expert without biases."""
+    return (2 if flat.get("mlp_hidden_act") in _UNGATED else 3) * _dispatched(flat) * _expert_width(flat)
+
+
+def _check_equal(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
+    """Raises BadInput, with the sizes, unless all layers have equally many experts of one width, and one top-k."""
+    sizes = Counter((expert_count(flat), _expert_width(flat), top_k(flat)) for flat in entries)
+    if len(sizes) > 1:
+        said = [
+            f"{many} of {experts} experts of width {inner}, top-{chosen}" for (experts, inner, chosen), many in sizes.items()
+        ]
+        every = sum(map(expert_count, entries))
+        total = sum(expert_count(flat) * _expert_weights(flat) for flat in entries) * (weight_bits(config) or 16.0) / 8
+        raise BadInput(
+            f"config: layers have unequal experts: {'; '.join(said[:4])}{'; ...' * (len(said) > 4)}: {every} experts in all, "
+            f"{total / 1e9:.1f} GB; only models whose layers are equal can be planned"
+        )
+
+
 _HIDDEN = ("hidden_size", "d_model", "dim")
 _EXPERT_WIDTH = re.compile(r"(moe|expert).*(intermediate|inner|inter_dim|ffn|hidden_dim)")
-_DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")
 _MTP = re.compile(r"(nextn|mtp).*(layers|modules|depth)")  # number of layers of multi-token prediction
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _UNGATED = ("relu2",)  # activations of experts with two matrices
 
 SCALE_BITS = 16  # of a group's scale, where the config does not say

@@ -22,6 +22,7 @@ from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
 from aurora.types.read_numbers import whole_number
 
 MOST_EXPERTS = 1 << 16  # of a layer that a config describes
+DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")  # entries on the width in which tokens travel to experts
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERTS = re.compile(r"(?<!shared_)experts$")
@@ -68,10 +69,12 @@ def model_structure(config: Mapping[str, Any]) -> ModelStructure | None:
         BadInput: if it has more than MOST_LAYERS layers or MOST_EXPERTS experts; or if the config names experts, but the model
             has none in feed-forward layers, has experts of different sizes, or is an encoder with a decoder.
     """
-    installed = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
-    if not installed or not isinstance(config.get("model_type"), str):
-        return None
+    if not isinstance(config.get("model_type"), str | None):
+        raise BadInput(f"config: model_type must be text, found {shown(config['model_type'])}")
     _check_counts(config)
+    installed = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+    if not installed or config.get("model_type") is None or config.get("block_configs"):
+        return None
     structure = _structure(json.dumps(config, sort_keys=True, default=str))
     parts = (part for part in config.values() if isinstance(part, Mapping))
     return structure or next(filter(None, map(model_structure, parts)), None)  # a part of a type that is not known
@@ -85,6 +88,8 @@ def _check_counts(config: Mapping[str, Any]) -> None:
             _check_counts(value)
         elif most is not None and isinstance(value, int) and value > most:
             raise BadInput(f"config: {name} must be at most {most}, found {value}")
+        elif name in LAYER_RULES and type(value) is int and value < -(name == "moe_layer_end_index"):
+            raise BadInput(f"config: {name} must be zero or more, found {value}")
 
 
 @lru_cache(maxsize=16)
@@ -113,12 +118,15 @@ def _structure(config_json: str) -> ModelStructure | None:
         raise BadInput(f"config: expected experts with matrices of their own in feed-forward layers of {name}, found none")
     layers = dict(reversed(sizes))  # the first of a layer, which are those of text
     if len(kinds := sorted(set(layers.values()))) > 1:
-        shown = " and ".join(f"{count} of {weights} weights" for count, weights, *_ in kinds[:2])
-        raise BadInput(f"config: expected equally many experts of one size in all layers with experts of {name}, found {shown}")
+        found = " and ".join(f"{count} of {weights} weights" for count, weights, *_ in kinds[:2])
+        raise BadInput(
+            f"config: layers have unequal experts: expected one number and size in all layers of {name}, found {found}"
+        )
     if not isinstance(hidden := getattr(text, "hidden_size", None), int):
         return None
     ((experts, weights, *widths),) = kinds
-    dispatched = hidden if hidden in widths else max(widths)
+    latent = [getattr(text, entry, None) for entry in DISPATCHED]
+    dispatched = next((width for width in (*latent, hidden) if width in widths), max(widths))
     inner = widths[0] if widths[1] == dispatched else widths[1]
     numbered = [(int(at[1]), path, module) for path, module in model.named_modules() if (at := _LAYER.search(f"{path}."))]
     shared = [module for number, path, module in numbered if number == min(layers) and _SHARED.search(path)]
@@ -310,6 +318,36 @@ def _kinds(number_L: IntArray, kinds: Any) -> BoolArray:
     return moe_L if moe_L.any() else number_L >= 0
 
 
+def _blocks(number_L: IntArray, blocks: Any) -> BoolArray:
+    """Marks the layers whose table has experts: it names no other kind of block, and no number of experts as zero."""
+    moe_L = np.array(
+        [
+            block.get("block_type", "moe") == "moe" and all(block.get(name, 1) for name in _EXPERT_COUNTS)
+            for block in map(_flattened, blocks)
+        ]
+    )
+    if moe_L.shape != number_L.shape:
+        raise ValueError(blocks)
+    return moe_L
+
+
+def _flattened(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a table and of the tables in it."""
+    if not isinstance(table, Mapping):
+        raise ValueError(table)
+    inner = [_flattened(value) if isinstance(value, Mapping) else {name: value} for name, value in table.items()]
+    return {name: value for entries in inner for name, value in entries.items()}
+
+
+def entries_by_layer(flat: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns a flat config's entries for each layer with experts, where `block_configs` has some by layer; else one dict."""
+    blocks = flat.get("block_configs")
+    if not isinstance(blocks, list):
+        return [dict(flat)]
+    dense = dense_layers(flat)
+    return [{**flat, **_flattened(block)} for layer, block in enumerate(blocks) if layer not in dense] or [dict(flat)]
+
+
 LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
     "mlp_layer_types": _types,
     "moe_layer_freq": _types,
@@ -324,9 +362,11 @@ LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
     "decoder_sparse_step": _every,
     "interleave_moe_layer_step": _every,
     "moe_layer_interval": _every,
+    "moe_layer_frequency": _every,
     "moe_every_n_layer": _every,
     "moe_every_n_layers": _every,
     "route_every_n": _every,
+    "block_configs": _blocks,
 }
 LAYER_KINDS = {"layers_block_type": _kinds, "hybrid_override_pattern": _kinds}  # an entry or a letter for each layer
 _SAYS_OF_LAYERS = re.compile(
@@ -385,7 +425,10 @@ def number(config: Mapping[str, Any], *names: str) -> int:
         value = config.get(name)
         if isinstance(value, list) and value:
             if any(entry != value[0] for entry in value):
-                raise BadInput(f"config: expected {name} alike for all layers and kinds of tokens, found {str(value)[:80]}")
+                unequal = "layers have unequal experts: " if re.search("expert|moe", name) else ""
+                raise BadInput(
+                    f"config: {unequal}expected {name} alike for all layers and kinds of tokens, found {str(value)[:80]}"
+                )
             value = value[0]
         if isinstance(value, int) and value > 0:
             return value

@@ -9,23 +9,13 @@ GROUPED = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, 
 LATENT = GROUPED | {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 WINDOWS = GROUPED | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 10}
 DELTA = GROUPED | {
-    "full_attention_interval": 4,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-}
-COMPRESSED = GROUPED | {
-    "compress_ratios": [0, 4, 128, 4, 0],  # the last is of the layer of multi-token prediction
-    "q_lora_rank": 24,
-    "o_lora_rank": 24,
-    "o_groups": 2,
-    "sliding_window": 10,
-    "index_topk": 8,
-    "index_n_heads": 4,
-    "index_head_dim": 128,
-}
+    "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+COMPRESSED = GROUPED | {  # the last ratio is of the layer of multi-token prediction
+    "compress_ratios": [0, 4, 128, 4, 0], "q_lora_rank": 24, "o_lora_rank": 24, "o_groups": 2, "sliding_window": 10,
+    "index_topk": 8, "index_n_heads": 4, "index_head_dim": 128,
+}  # fmt: skip
 
 
 def test_grouped_heads_are_split_as_far_as_there_are():

@@ -75,28 +75,6 @@ def test_groups_of_experts_that_a_token_is_limited_to():
             expert_groups(v3 | said)
 
 
-@pytest.mark.parametrize(
-    ("quantised", "expert_bytes"),
-    [
-        (None, 2 * 3 * 64 * 32),
-        ({"quant_method": "fp8"}, 3 * 64 * 32),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 3 * 64 * 32),
-        ({"quant_method": "mxfp4"}, 3 * 64 * 32 * 17 // 32),
-        ({"quant_method": "awq"}, 2 * 3 * 64 * 32),
-    ],
-)
-def test_weights_have_the_type_of_the_config(quantised, expert_bytes):
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    }
-    config = sizes | ({} if quantised is None else {"quantization_config": quantised})
-    assert Shape.of(config).expert_bytes == expert_bytes
-
-
 def test_layers_that_a_config_does_not_tell_of():
     """None of the names that are looked for: all layers, with a remark; a name of layers that is not known: refused."""
     shape = Shape.of(SIZES | {"num_hidden_layers": 6})
@@ -137,12 +115,8 @@ def test_an_expert_is_as_large_as_its_matrices():
         Shape.of(config | {"moe_intermediate_size": [1536, 512]})
     nested = {"language_config": config}, {"thinker_config": {"text_config": config}}, {"llm_config": config}
     assert {Shape.of(each).expert_bytes for each in nested} == {2 * 3 * 8 * 64}
-    mistral = {
-        "dim": 8,
-        "n_layers": 3,
-        "hidden_dim": 64,
-        "moe": {"num_experts": 4, "num_experts_per_tok": 2, "expert_hidden_dim": 16},
-    }
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "expert_hidden_dim": 16}
+    mistral = {"dim": 8, "n_layers": 3, "hidden_dim": 64, "moe": moe}
     assert (Shape.of(mistral).layers, Shape.of(mistral).expert_bytes) == (3, 2 * 3 * 8 * 16)
 
 
@@ -201,8 +175,8 @@ def test_bits_of_compressed_tensors():
 
 
 def test_experts_of_four_bits_beside_other_weights_of_eight():
-    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    assert weight_bits(config) == 8
+    config = SIZES | {"num_hidden_layers": 1, "quantization_config": {"quant_method": "fp8"}}
+    assert (weight_bits(config), Shape.of(config).expert_bytes) == (8, 3 * 8 * 8)
     assert weight_bits(config | {"expert_dtype": "fp4"}) == 4 + 8 / 32  # a scale of 8 bits for 32 numbers
 
 

@@ -1,0 +1,61 @@
+"""Traffic that no router sends: each rule on both sides of its threshold, by hand."""
+
+import numpy as np
+import pytest
+
+from aurora import SyntheticOptions, synthetic_profile
+from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.traffic_doubts import load_doubts, traffic_doubts
+from aurora.types import TokenRouting
+
+
+def doubts(layers, experts, top_k, routing=None, load_LE=None):
+    shape = Shape("m", layers, (), experts, top_k, 64, 32, 64, 3 * 64 * 32)
+    counted = np.asarray(load_LE)[None, :, None] if routing is None else routing.tokens_TLSE(1, 1, experts)
+    return traffic_doubts(shape.profile(counted, {}, routing))
+
+
+@pytest.mark.parametrize(
+    ("alike", "layers", "said"),
+    [
+        (96, 2, None),  # 96 of 640 is 15 %, which must be exceeded
+        (97, 2, "97 of 640 tokens (15%) chose the same experts in all 2 layers (0, 1 in the first): padding? It is planned for as traffic"),
+        (320, 1, None),  # in one layer many tokens may choose alike
+    ],
+)  # fmt: skip
+def test_tokens_with_one_choice_in_every_layer(alike, layers, said):
+    """All other tokens have one of 63 other rows of two pairs of the 16 experts, with their choices in either sequence."""
+    row_U = np.where(np.arange(640) < alike, 0, 1 + np.arange(640) % 63)
+    pair_UL = np.stack([row_U % 8, row_U // 8], axis=1)[:, :layers]
+    first_UL = (np.arange(640) % 2)[:, None]
+    chosen_ULK = np.stack([2 * pair_UL + first_UL, 2 * pair_UL + 1 - first_UL], axis=2)
+    zeros_U = np.zeros(640, dtype=np.int64)
+    found = doubts(layers, 16, 2, TokenRouting(chosen_ULK, zeros_U, zeros_U))
+    assert found == (() if said is None else (said,))
+
+
+@pytest.mark.parametrize(
+    ("load_LE", "said"),
+    [
+        # top-1 of 4: padding of 1/3 of the tokens gives an expert 1/3 + 2/3 / 4 = 1/2 of them in each layer
+        ([[50, 20, 15, 15], [15, 20, 50, 15]], None),
+        ([[51, 20, 15, 14], [15, 20, 51, 14]], "by their counts, about 35% of all tokens chose the same experts in all 2 layers (0 in"),
+        ([[51, 20, 15, 14], [15, 20, 50, 15]], None),
+        # chi squared is 0 with three degrees of freedom; then (1 + 1) / (100 * 3/4) = 0.027, and chance leaves less in 0.1 % of cases
+        ([[100, 100, 100, 100]], "experts have 100 to 100 tokens each, more even than by chance: is balance forced?"),
+        ([[101, 99, 100, 100]], None),
+        ([[99, 90, 0, 110] + [100] * 12], None),  # one of 16 experts
+        ([[99, 90, 0, 0] + [100] * 12], "2 of 16 experts of all layers were never chosen, where the mean is 86.8 tokens: are"),
+        ([[3, 0, 0, 5]], "2 of 4 experts of all layers were never chosen, where the mean is 2 tokens: too few tokens to"),
+        ([[0, 0, 0, 0]], None),
+    ],
+)  # fmt: skip
+def test_counts_of_experts(load_LE, said):
+    found = doubts(len(load_LE), len(load_LE[0]), 1, load_LE=load_LE)
+    assert bool(found) == bool(said)
+    assert said is None or found[0].startswith(said)
+
+
+def test_drawn_traffic_is_not_doubted():
+    assert not traffic_doubts(synthetic_profile("zipf:4", "mixtral-topics", SyntheticOptions(sources=2)))
+    assert not load_doubts(np.array([[7, 7]]), top_k=2)  # every token chooses both
