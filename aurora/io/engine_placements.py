@@ -374,13 +374,8 @@ def _entry(table: Any, key: str) -> Any:
     return table[key]
 
 
-_ENGINE_OF_KEY = {
-    "physical_to_logical_map": "sglang",
-    "phy2log": "eplb",
-    "layer_list": "vllm-ascend",
-    "initial_global_assignments": "trtllm",
-    **dict.fromkeys(("record_type", "expert_to_ep_rank", "model_maps"), "vllm-map"),
-}
+_ENGINE_OF_KEY = {"physical_to_logical_map": "sglang", "phy2log": "eplb", "layer_list": "vllm-ascend"}
+_ENGINE_OF_KEY |= {"initial_global_assignments": "trtllm", "model_maps": "vllm-map", "expert_to_ep_rank": "vllm-map"}
 
 
 def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:

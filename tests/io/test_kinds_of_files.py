@@ -77,6 +77,14 @@ def test_a_byte_order_mark_before_any_text_is_skipped(tmp_path):
     assert read_dump(csv, "csv", shape, {}).counts_TLE.sum() == 14
     assert read_dump(write("l.csv", "1,2,3,4\n4,3,2,1\n"), "eplb-load", shape, {}).counts_TLE.sum() == 20
     assert aurora.io.load_loads(write("l.csv", "1,2\n")).tolist() == [[1, 2]]
+    assert aurora.io.load_loads(write("l.csv", "layer,expert,count\n4,2,5\n1,0,3\n")).tolist() == [[3, 0, 0], [0, 0, 5]]
+    for wrong, message in (
+        ("1,0,3\n1,0,3\n", "one row for each expert"),
+        ("1,0\n", "found 2 columns"),
+        ("0,0,-1", "zero or more"),
+    ):
+        with pytest.raises(BadInput, match=rf"l\.csv: expected .*{message}"):
+            aurora.io.load_loads(write("l.csv", f"layer,expert,count\n{wrong}"))
     assert aurora.io.load_cluster(write("c.toml", Path(shipped("clusters/demo-4.toml")).read_text())).gpus
     assert load_prompts(write("p.jsonl", '{"prompt": "a"}\n')) == ["a"]
     assert load_model_config(write("config.json", json.dumps(MIXTRAL))) == MIXTRAL
