@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
@@ -28,8 +29,9 @@ def map_layers(work: Callable[[int], _Result], layers: int, what: str, progress:
     """
     results: list[_Result] = []
     progress(what, 0, layers)
-    with ThreadPoolExecutor(min(layers, _cores())) as pool:
-        for result in pool.map(work, range(layers)):
+    threads = min(layers, _cores())
+    with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+        for result in (pool.map if pool else map)(work, range(layers)):
             results.append(result)
             progress(what, len(results), layers)
     return results

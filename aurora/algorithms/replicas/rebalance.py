@@ -69,11 +69,38 @@ def rebalance(
     for name, value in (("worth", worth), ("enough", enough)):
         if not 0 <= value < 1:
             raise BadInput(f"`{name}`: expected a number from zero to below one, found {value}")
-    most = held_LGP[0].size if max_moves is None else max_moves
     keeps = checked_min_replicas(min_replicas, domain_G, slots.gpus)
-    slots_G, cost_G = slots.slots_G.copy(), slots.cost_G.copy()
-    mean_L = load_LE.sum(axis=1) / (1 / cost_G).sum()
     began = time.perf_counter()
+    moves_L, before_L, after_L = change_layers(
+        load_LE, held_LGP, slots.slots_G.copy(), slots.cost_G, enough, max_moves, worth, keeps
+    )
+    mean_L = load_LE.sum(axis=1) / (1 / slots.cost_G).sum()
+    return Rebalanced(held_LGP, moves_L, before_L, after_L, mean_L, time.perf_counter() - began)
+
+
+def change_layers(
+    load_LE: FloatArray,
+    held_LGP: IntArray,
+    slots_G: IntArray,
+    cost_G: FloatArray,
+    enough: float,
+    max_moves: int | None = None,
+    worth: float = 0.0,
+    keeps: tuple[int, IntArray] | None = None,
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Changes slots in place as `rebalance` does, whose checks are made.
+
+    Args:
+        load_LE, enough, max_moves, worth: as in `rebalance`.
+        held_LGP: (L, G, P) int64, the expert in each slot, which are as many as the largest of slots_G.
+        slots_G, cost_G: the slots and the cost of each GPU.
+        keeps: minimum replicas of each expert, and the failure domain of each GPU, (G,) int64; None: one replica.
+
+    Returns:
+        (moves_L, before_L, after_L): (L,) int64 moves, and float64 largest loads, of each layer.
+    """
+    most, keeps = held_LGP[0].size if max_moves is None else max_moves, keeps or (1, np.arange(len(cost_G)))
+    mean_L = load_LE.sum(axis=1) / (1 / cost_G).sum()
     moves_L, before_L = np.zeros(len(load_LE), dtype=np.int64), gpu_loads(load_LE[None], held_LGP, cost_G)[0].max(axis=1)
     after_L, target_L = before_L.copy(), mean_L * (1 + enough)
     begin_C = np.linspace(0, len(load_LE), min(len(load_LE), CHUNKS) + 1).astype(np.int64)
@@ -83,7 +110,7 @@ def rebalance(
         rebalance_layers(load_LE, cost_G, slots_G, held_LGP, *limits, *keeps, moves_L, after_L, *layers)
 
     map_layers(chunk, len(begin_C) - 1, "rebalance layers")
-    return Rebalanced(held_LGP, moves_L, before_L, after_L, mean_L, time.perf_counter() - began)
+    return moves_L, before_L, after_L
 
 
 def checked_min_replicas(min_replicas: int, domain_G: ArrayLike | None, gpus: int) -> tuple[int, IntArray]:

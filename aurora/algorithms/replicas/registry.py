@@ -20,6 +20,7 @@ from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import eplb
 from aurora.algorithms.replicas.failure_resilient import checked_counts
 from aurora.algorithms.replicas.packing_core import counts_by_size, eplb_counts, packed
+from aurora.algorithms.replicas.rebalance import change_layers
 from aurora.algorithms.search.phase_sums import PhaseSums
 from aurora.algorithms.search.slot_search import slot_search
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
@@ -30,19 +31,19 @@ from aurora.types.placement import expert_loads
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
 ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
 
-ENOUGH = 1e-3  # relative: a search stops when it is this close to the mean load
-SIZES = (0.65, 0.8, 0.7, 0.75, 0.85, 0.6, 0.9, 0.5, 0.95)  # of replicas at most, over a GPU's mean load, best first
+ENOUGH = 1e-3  # relative: a search stops this close to the mean load, and no further one that could bring less begins
+SIZES = (0.7, 0.8, 0.9, 0.95)  # of replicas at most, over a GPU's mean load
 TINY = 1e-300  # in place of a mean load of zero
-KICKS = 400  # restarts of a search that is not close enough
-EFFORT = 50_000  # changes that these price at most
+KICKS = 400  # restarts of the search from each start, if none is close enough
+EFFORT = 50_000  # changes that all of these price at most
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
     """Places replicas that each take the same part of their expert's load.
 
     If count_E is None, replica counts come from several rules, which all fill the slots: spare replicas are of hot experts, as
-    loads to come differ from those given. Replicas are packed, longest processing time first; then a slot search swaps and
-    moves them. Where no start is close enough to the mean load, restarts of the search change the best one's counts, too.
+    loads to come differ from those given. Replicas are packed, longest processing time first; then slots change as in
+    `rebalance`. Where no start is close enough to the mean load, a slot search goes on from each.
 
     Args:
         load_E: (E,) float64, the load of each expert.
@@ -56,22 +57,26 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     Raises:
         InfeasiblePlan: if given counts do not fit into the slots.
     """
-    useful_G, replicas = slots.useful_G(len(load_E)), count_E is None
-    held_GP, top = np.zeros((0, 0), dtype=np.int64), np.inf
-    enough = (1 + ENOUGH) * load_bounds.mean_load(load_E, slots)
-    times_GE = np.multiply.outer(slots.cost_G, load_E)
-    layer = PhaseSums.of_times(times_GE, useful_G, np.zeros(slots.gpus))
-    for start_E in _starts(load_E, slots) if count_E is None else [count_E]:
-        start_GP = packed(load_E, start_E, useful_G, slots.cost_G)
-        if count_E is not None and (start_GP >= 0).sum() < count_E.sum():
-            start_GP = _dealt(count_E, useful_G)
-        found_GP, found = slot_search(layer, start_GP, rng, 0, False, enough_s=enough)
-        if found < top:
-            held_GP, top = found_GP, found
-        if top <= enough:
-            break
-    if top > enough:
-        held_GP, _ = slot_search(layer, held_GP, rng, KICKS, replicas, EFFORT, enough)
+    useful_G, mean = slots.useful_G(len(load_E)), load_bounds.mean_load(load_E, slots)
+    enough, close = (1 + ENOUGH) * mean, (1 + 2 * ENOUGH) * mean
+    found, top = list[tuple[float, IntArray]](), np.inf
+    if count_E is not None:
+        held_GP = packed(load_E, count_E, useful_G, slots.cost_G)
+        found = [(top, held_GP if (held_GP >= 0).sum() == count_E.sum() else _dealt(count_E, useful_G))]
+    else:
+        for start_E in _starts(load_E, slots):
+            held_LGP = packed(load_E, start_E, useful_G, slots.cost_G)[None]
+            *_, (top,) = change_layers(load_E[None], held_LGP, useful_G, slots.cost_G, ENOUGH)
+            found.append((top, held_LGP[0]))
+            if top <= close:
+                break
+    if top > close:
+        layer = PhaseSums.of_times(np.multiply.outer(slots.cost_G, load_E), useful_G, np.zeros(slots.gpus))
+        effort = EFFORT // len(found)
+        for _, start_GP in tuple(found):
+            held_GP, top = slot_search(layer, start_GP, rng, KICKS, count_E is None, effort, enough)
+            found.append((top, held_GP))
+    _, held_GP = min(found, key=lambda pair: pair[0])
     now_E = np.bincount(held_GP[held_GP >= 0], minlength=len(load_E))
     if count_E is None:
         _fill(load_E, useful_G, slots.cost_G, now_E, held_GP)
@@ -84,18 +89,18 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 
 
 def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:
-    """Replica counts to start from: no replica larger than a part of a GPU's mean load; EPLB's; few experts divided often.
+    """Replica counts to start from: EPLB's; no replica larger than a part of a GPU's mean load; few experts divided often.
 
     The last are for equal experts. 128 of them on 6 GPUs of 22 slots: 2 have 3 replicas each, and each GPU a third and 21 whole
     experts.
     """
     experts, gpus, slots_in_all = len(load_E), slots.gpus, int(slots.useful_G(len(load_E)).sum())
     mean = max(load_bounds.mean_load(load_E, slots) / slots.cost_G.min(), TINY)
+    yield eplb_counts(load_E, slots_in_all, gpus)
     for size in SIZES:
         count_E = counts_by_size(load_E, size * mean, slots_in_all, gpus)
         if count_E is not None:
             yield count_E
-    yield eplb_counts(load_E, slots_in_all, gpus)
     spare = slots_in_all - experts
     for count in range(2, gpus + 1):
         divided = spare // (count - 1)
