@@ -6,11 +6,13 @@ from typing import Annotated
 
 import aurora
 from aurora.algorithms.check.fit import check_engine, without_proof
-from aurora.cli.inputs import check_output, relative, traffic_of
+from aurora.cli.engines import balance_json
+from aurora.cli.inputs import check_output, loads_of, relative, traffic_of
 from aurora.cli.options import WORST, as_options, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
-from aurora.io import load_cluster, load_plan, load_profile, save
+from aurora.io import load_cluster, load_json, load_plan, load_profile, save
+from aurora.io.plans import PLACEMENT_FORMAT, load_placement
 from aurora.reports.formatting import seconds
 from aurora.types import DriftOptions, PlanOptions
 from aurora.types.options import STRATEGY, OptionField
@@ -89,14 +91,22 @@ def evaluate(
     the traffic of each layer has changed, how much the plan loses by it, and whether to plan again.
 
     Args:
-        plan: plan JSON; optional with --before; default: experts balanced for that traffic.
+        plan: plan JSON; or a placement, whose balance is compared with experts in sequence; optional with --before; default:
+            experts balanced for that traffic.
         profile: the traffic, one profile per model.
         before: show the drift since this profile, from which the plan was made.
     """
+    from aurora.algorithms.placement.map_balance import map_balance
     from aurora.reports.json_objects import drift_json, evaluation_json
     from aurora.reports.plan_tables import drift_table, evaluation_table
 
     most = None if layers else WORST
+    if plan is not None and before is None and load_json(plan).get("format") == PLACEMENT_FORMAT:
+        if len(profile) != 1:
+            raise BadInput(f"`profile`: expected one with a placement, found {len(profile)}")
+        balance = map_balance(load_placement(plan), loads_of(profile[0]))
+        show(as_json, {"balance": balance_json(balance)}, str(balance))
+        return
     served = None if plan is None else load_plan(plan)
     if before is not None:
         if len(profile) != 1:

@@ -198,9 +198,8 @@ def _without_shared(rows: Rows, experts: int, shared: int) -> tuple[Rows, list[s
         layer: [[expert for expert in held if expert not in numbers] for held in row] if _by_gpu(row) else row
         for layer, row in rows.items()
     }
-    if kept == rows:
-        return rows, []
-    return kept, [f"shared experts under mix placement are left out: {spoken_layers(numbers)}; every token computes them"]
+    said = f"shared experts under mix placement are left out: {spoken_layers(numbers)}; every token computes them"
+    return kept, [said] * (kept != rows)
 
 
 def _layers(rows: Rows, by_decoder: bool, dense_layers: Sequence[int], model: Shape | None) -> Sequence[int]:
@@ -241,6 +240,8 @@ def _check_experts(rows: Rows, experts: int | None) -> None:
     experts = experts or 1 + max(map(max, filter(None, flat.values())), default=0)
     for layer, row in flat.items():
         if len(seen := set(row)) < experts:
+            if layer and all(1 + max(each, default=0) == len(set(each)) for each in flat.values()):
+                raise BadInput(f"layers have unequal experts: {experts} at most, and {len(seen)} in layer {layer}")
             absent = next(expert for expert in range(experts) if expert not in seen)
             raise BadInput(f"layer {layer}: expected experts 0 to {experts - 1}, {experts - len(seen)} missing, first {absent}")
 
@@ -295,13 +296,10 @@ def _write_vllm_list(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 def _read_vllm(path: Path) -> tuple[Rows, list[str]]:
     """Any of vLLM's forms, told apart by their keys; layers without experts have no rows in them."""
     text = read_text(path)
-    lines = [line for line in text.splitlines() if line.strip()]
     try:
         tables = [json_value(text)]
     except ValueError:
-        if len(lines) < 2:
-            raise
-        tables = [json_value(line) for line in lines]
+        tables = [json_value(line) for line in text.splitlines() if line.strip()]
     records = [table for table in tables if isinstance(table, dict) and "record_type" in table]
     if records or len(tables) > 1:
         for record in records:

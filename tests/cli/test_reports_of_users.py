@@ -115,6 +115,9 @@ def test_maps_are_judged_where_traffic_is_given(aurora, case, form, file, gpus, 
     code, out, err = imported(aurora, case, form, file, shape=loads is not None, more=("--gpus", gpus, *judge))
     assert (code, err) == (0, "")
     assert re.search(told, " ".join(out.split()))
+    if loads is not None:
+        out = aurora("evaluate", "out.json", "--profile", REPORTS / case / loads)[1]
+        assert re.search(told.partition(": ")[0], " ".join(out.split()))
 
 
 def test_padding_is_named_wherever_traffic_is_read(aurora):

@@ -19,7 +19,7 @@ from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_ALIKE = 0.15  # part of tokens with one choice in all layers; one in seven is the first token of very short prompts
-MOST_ALIKE_COUNTED = 1 / 3  # the same part where it is estimated from counts
+MOST_ALIKE_COUNTED = 1 / 4  # the same part where it is estimated from counts
 CHANCE = 1e-6  # probability that uniform choices are as even as these
 MOST_UNCHOSEN = 1 / 16  # part of all layers' experts
 FEW_CHOICES = 10  # mean choices of an expert, below which traffic is too short to tell which are never chosen

@@ -37,10 +37,10 @@ def test_tokens_with_one_choice_in_every_layer(alike, layers, said):
 @pytest.mark.parametrize(
     ("load_LE", "said"),
     [
-        # top-1 of 4: padding of 1/3 of the tokens gives an expert 1/3 + 2/3 / 4 = 1/2 of them in each layer
-        ([[50, 20, 15, 15], [15, 20, 50, 15]], None),
-        ([[51, 20, 15, 14], [15, 20, 51, 14]], "by their counts, about 35% of all tokens chose the same experts in all 2 layers (0 in"),
-        ([[51, 20, 15, 14], [15, 20, 50, 15]], None),
+        # top-1 of 4: padding of 1/4 of the tokens gives an expert 1/4 + 3/4 / 4 = 7/16 of them in each layer
+        ([[70, 30, 32, 28], [30, 32, 70, 28]], None),
+        ([[71, 30, 32, 27], [30, 32, 71, 27]], "by their counts, about 26% of all tokens chose the same experts in all 2 layers (0 in"),
+        ([[71, 30, 32, 27], [30, 32, 70, 28]], None),
         # chi squared is 0 with three degrees of freedom; then (1 + 1) / (100 * 3/4) = 0.027, and chance leaves less in 0.1 % of cases
         ([[100, 100, 100, 100]], "experts have 100 to 100 tokens each, more even than by chance: is balance forced?"),
         ([[101, 99, 100, 100]], None),
