@@ -16,7 +16,8 @@ from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
-from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
+from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing, compare_ways_of_serving
+from aurora.advisor.serving_case import ServingCase
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.algorithms.check.fit import ENGINES, check_engine
 from aurora.algorithms.gpu_slots import redundant_experts
@@ -184,12 +185,14 @@ class Recommendation:
 def best_way(served: WaysOfServing) -> ComparedWay | None:
     """Returns the way to recommend; None if no way qualifies.
 
-    A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval. First the layout and
+    A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval, and a way with EPLB
+    only if EPLB pays (`WaysOfServing.eplb`). First the layout and
     exchange are chosen: of those within the error of computed steps (COMPUTED_ERROR) of the most tokens per second, one that
     needs nothing installed is preferred, then the one with the fewest changes. Then, of the ways with this layout and exchange
     within TIE of the most tokens per second, the one with the fewest changes is returned.
     """
-    sure = [other for other in served.others if other.way is not None and other.low > WORTH]
+    pays = served.eplb is not None and served.eplb.advice == "eplb"
+    sure = [other for other in served.others if other.way and other.low > WORTH and (pays or not other.way.eplb)]
     if not sure:
         return None
 
@@ -223,6 +226,7 @@ def recommend(
     requests: Requests | None = None,
     nic_Bps: float = 50e9,
     per_server: int | None = None,
+    eplb_stall_s: float | None = None,
     progress: Progress = no_progress,
 ) -> Recommendation:
     """Recommends a way to serve a model on given GPUs, with its gain over the engine's default; or no change.
@@ -248,6 +252,7 @@ def recommend(
             of `load`, and advise nothing. Only where ways of serving are compared.
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
         per_server: with `gpus` as text: GPUs of a server; None: 8, or 4 of GB200 and GB300.
+        eplb_stall_s: measured seconds for which serving waits in a rearrangement of EPLB; None: they are computed.
         progress: called with (name of the work, amount done, amount in all).
 
     Returns:
@@ -280,7 +285,8 @@ def recommend(
     nvlink = has_nvlink(cluster)
     served = simulated = plan = at_most = spread = None
     if config is not None and cluster.equal and kinds:
-        case = ServingCase(config, kinds[0], load, nic_Bps_of(cluster), per_server_of(cluster), domain_of(cluster))
+        servers = nic_Bps_of(cluster), per_server_of(cluster), domain_of(cluster)
+        case = ServingCase(config, kinds[0], load, *servers, eplb_stall_s)
         served = compare_ways_of_serving(profile, case, engine, len(cluster), nvlink, progress=progress)
         best = None if drawn else best_way(served)
         spread = balance_of_requests(case, served, best, requests, progress)

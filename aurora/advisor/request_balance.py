@@ -13,7 +13,8 @@ import numpy as np
 
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, DispatchFlag, ServingWay
-from aurora.advisor.served_ways import BATCHED_TOKENS, PERFECT, ComparedWay, ServingCase, WaysOfServing
+from aurora.advisor.served_ways import ComparedWay, WaysOfServing
+from aurora.advisor.serving_case import BATCHED_TOKENS, PERFECT, ServingCase
 from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.simulator.serving import serve, serve_evenly

@@ -1,35 +1,44 @@
 """Compares ways of serving one model on equal GPUs: tokens per second, time to first token and time per output token.
 
 Steps are computed from datasheets (`step_seconds`). The seconds of experts, and of exchanges that depend on the placement, are
-multiplied by (seconds of the slowest GPU / seconds with perfect balance) on held-out traffic (`reach`). A data-parallel rank
-has L requests in flight, each with a prompt of `isl` and an answer of `osl` tokens; in a cycle of osl decode steps and L
-prompts it serves each request once.
+multiplied by (seconds of the slowest GPU / seconds with perfect balance) on held-out traffic (`reach`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import ceil, isfinite
-from typing import Any
+from math import isfinite
+
+import numpy as np
 
 from aurora.advisor.balancers import MethodReach, reach
-from aurora.advisor.ceiling import BLOCKS, ImbalanceSplit, RankCurve, imbalance_split
+from aurora.advisor.ceiling import (
+    BLOCKS,
+    FEWEST_WINDOWS,
+    MOST_GROUPS,
+    TOKENS,
+    ImbalanceSplit,
+    RankCurve,
+    imbalance_split,
+    linear_map,
+    map_seconds,
+    perfect_seconds,
+)
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout, ServingWay
-from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit, memory_fit
-from aurora.advisor.served_sizes import ServedSizes
-from aurora.advisor.step_constants import DEFAULT
-from aurora.advisor.step_time import SchedulerStep, step_seconds
+from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, EplbSettings, Layout, ServingWay
+from aurora.advisor.eplb_pays import SPREAD, EplbAnswer, rearrangement_s
+from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit
+from aurora.advisor.serving_case import BATCHED_TOKENS, PERFECT, Service, ServingCase
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import text_config
-from aurora.errors import InfeasiblePlan
-from aurora.types import Gpu, GpuKind, Profile, RequestLoad
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.planner.choice import TIE
+from aurora.types import Gpu, Profile, RequestLoad
 from aurora.types.arrays import evenly_spaced
 
-BATCHED_TOKENS = 8192  # of a rank in a step of prompts, engines' default or near it
 SHARED_OUT = 1.02  # gain of perfect balance from which shares of it are told: of less they are noise
 COMPUTED_ERROR = 1.10  # factor that intervals allow two layouts or exchanges: the median error of computed steps
 COMPARED_LAYERS = 16  # at most, evenly spaced, on which methods are compared
-PERFECT = 1.0, 1.0  # ratios of perfect balance, of prompts and of answers
 METHODS = {  # names of balancing methods in tables
     "linear": "experts in sequence",
     "static": "planned placement",
@@ -39,21 +48,6 @@ METHODS = {  # names of balancing methods in tables
     "exact": "perfect balance",
 }
 AT_START = ("", "linear", "exact")  # methods that know no past traffic
-
-
-@dataclass(frozen=True)
-class Service:
-    """Rates and latencies of requests in the steady state.
-
-    Attributes:
-        tokens_per_s: generated tokens per second, of all GPUs together.
-        ttft_s: time to first token in seconds, of a request that does not queue.
-        tpot_s: time per output token in seconds, including steps that compute other requests' prompts.
-    """
-
-    tokens_per_s: float
-    ttft_s: float
-    tpot_s: float
 
 
 @dataclass(frozen=True)
@@ -71,8 +65,7 @@ class ComparedWay:
         share: time saved / time that perfect balance would save in the default's layout; None for other layouts or exchanges,
             and if perfect balance would gain less than SHARED_OUT.
         memory_bytes: bytes of replicas on a GPU.
-        moved_bytes: mean bytes of weights that all GPUs together fetch in a decode step. If the step waits for them (EPLB in
-            engines that move experts between steps), the mean time of a GPU is added to it.
+        moved_bytes: mean bytes of weights that all GPUs together fetch in a decode step.
         worst: seconds of the slowest GPU's experts / seconds with perfect balance, in the worst window of prefill or decode.
     """
 
@@ -114,6 +107,7 @@ class WaysOfServing:
         others: all other compared ways, most tokens per second first.
         left_out: ways that were not compared, each with the reason.
         layers: number of layers on which methods were compared.
+        eplb: answer to whether EPLB pays; None: the engine has none in the default's layout and exchange.
         memory: memory of a GPU in the default, in the fastest way of each layout, exchange and number of slots, and in those
             that do not fit.
     """
@@ -126,84 +120,8 @@ class WaysOfServing:
     others: tuple[ComparedWay, ...]
     left_out: Mapping[str, str]
     layers: int
+    eplb: EplbAnswer | None
     memory: tuple[MemoryFit, ...]
-
-
-@dataclass(frozen=True)
-class ServingCase:
-    """A model on GPUs, and the requests that it serves; computes step sizes, memory and rates.
-
-    Args:
-        config: the content of the model's config.json.
-        kind: the GPUs' datasheet.
-        load: the requests.
-        nic_Bps: bytes per second of a GPU's NIC, or of its share of one, to other servers; None: there is one server.
-        per_server: GPUs of a server.
-        domain_gpus: GPUs of an NVLink domain, which can span servers; None: a server's.
-    """
-
-    config: Mapping[str, Any]
-    kind: GpuKind
-    load: RequestLoad
-    nic_Bps: float | None
-    per_server: int
-    domain_gpus: int | None = None
-
-    def requests(self, layout: Layout) -> int:
-        """Returns the requests in flight on a data-parallel rank."""
-        return max(1, self.load.concurrency * layout.copy_gpus // layout.data)
-
-    def prompts(self, layout: Layout, most: int = BATCHED_TOKENS) -> int:
-        """Returns the number of prompts that a rank computes in one step of at most `most` tokens."""
-        return max(1, min(self.requests(layout), most // self.load.isl))
-
-    def step_tokens(self, layout: Layout, most: int = BATCHED_TOKENS) -> tuple[int, int]:
-        """Returns (prefill, decode): the tokens of all ranks of a copy in a step of each kind, at most `most` of each rank."""
-        chunk = min(self.load.isl, most)
-        return self.prompts(layout, most) * chunk * layout.data, self.requests(layout) * layout.data
-
-    def fit(self, way: ServingWay, name: str = "") -> MemoryFit:
-        """Returns the memory of a GPU in a way of serving, with the KV cache of the requests in flight."""
-        context = self.load.isl + self.load.osl
-        return memory_fit(self.config, self.kind, way, self.requests(way.layout), context, BATCHED_TOKENS, name)
-
-    def service(
-        self, way: ServingWay, ratios: tuple[float, float] = PERFECT, fetch_bytes: tuple[float, float] = (0.0, 0.0)
-    ) -> Service:
-        """Returns the predicted rates and latencies of a way of serving.
-
-        Args:
-            way: the way.
-            ratios: (prefill, decode): seconds of the slowest GPU's experts / seconds with perfect balance, by kind of step.
-            fetch_bytes: (prefill, decode): bytes of weights for which a GPU waits in a step.
-        """
-        layout, load, sizes, most = way.layout, self.load, ServedSizes.of(self.config), way.batched_tokens or BATCHED_TOKENS
-        requests, together = self.requests(layout), self.prompts(layout, most)
-        from_tokens = SERVING_ENGINES[way.engine].halves_from
-
-        def step_s(step: SchedulerStep, phase: int) -> float:
-            """Returns the seconds of a step of prompts (0) or of answers (1)."""
-            cut = way.overlap and step.tokens >= from_tokens[phase]
-            computed = step_seconds(
-                sizes, self.kind, layout, step, exchange=way.exchange, overlap=cut,
-                nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratios[phase],
-                quantised=way.quantises,
-            )  # fmt: skip
-            link_Bps = self.kind.port_Bps if way.hosts == 1 else min(self.kind.port_Bps, self.nic_Bps or self.kind.port_Bps)
-            return computed.total + fetch_bytes[phase] / (link_Bps * DEFAULT.link_share)
-
-        chunks = ceil(load.isl / most)
-        sizes_C = [min(most, load.isl - chunk * most) for chunk in range(chunks)]
-        prompt_s = 0.0
-        for chunk, tokens in enumerate(sizes_C):
-            before = chunk * most * together
-            step = SchedulerStep(tokens * together, 0, before, before, together)
-            prompt_s += step_s(step, 0)
-        kv_tokens = requests * (load.isl + load.osl // 2)
-        decode_s = step_s(SchedulerStep(decode_requests=requests, kv_tokens=kv_tokens), 1)
-        cycle_s = load.osl * decode_s + requests / together * prompt_s
-        tokens_per_s = layout.copies * layout.data * requests * load.osl / cycle_s
-        return Service(tokens_per_s, prompt_s + decode_s / 2, cycle_s / load.osl)
 
 
 def method_of(way: ServingWay, replicate: str) -> str:
@@ -303,6 +221,11 @@ class _Comparison:
         ways = self.use.ways(gpus, model.per_server, profile.experts, nvlink)
         self.ways = list(self._distinct(way for way in ways if way != default))
         self.reached: dict[tuple[int, int, int, int, str], tuple[MethodReach, MethodReach]] = {}
+        unit = -(-self.few.windows // MOST_GROUPS)  # windows that are told apart
+        longest = max(unit, self.few.windows // BLOCKS)
+        self.intervals = tuple(every for every in (unit, 2 * unit, 4 * unit, 8 * unit) if every <= longest)
+        self.every: dict[ServingWay, int] = {}
+        self.unstalled: dict[ServingWay, float] = {}  # most tokens per second of a way with EPLB, if moves took no time
 
     def _slots(self, way: ServingWay) -> int:
         """Slots of a GPU in a way."""
@@ -364,14 +287,15 @@ class _Comparison:
         """Measures methods at the steps of prompts and of answers, of at most so many tokens, on the GPUs of one copy."""
         key = layout.data, layout.expert, slots, most
         missing = [method for method in dict.fromkeys(methods) if (*key, method) not in self.reached]
-        both = []
-        for tokens in self.model.step_tokens(layout, most) if missing else ():
-            curve = self._curve(tokens)
-            window_steps = max(1.0, self.few.load_LE.sum() / self.few.layers / self.few.top_k / self.few.windows / tokens)
-            every = max(1, min(round(self.use.eplb.interval / window_steps), self.few.windows // BLOCKS))  # before it is judged
-            both.append(reach(self.few, layout.expert, slots, missing, tokens, curve, every=every, lag=1))
-        for prompts, answers in zip(*both, strict=True):
-            self.reached[(*key, prompts.name)] = prompts, answers
+        for every in self.intervals if "eplb-every" in missing else (1,):
+            asked = [method for method in missing if every == 1 or method == "eplb-every"]
+            both = [
+                reach(self.few, layout.expert, slots, asked, tokens, self._curve(tokens), every=every, lag=1)
+                for tokens in (self.model.step_tokens(layout, most) if asked else ())
+            ]
+            for prompts, answers in zip(*both, strict=True):
+                name = f"{prompts.name}:{every}" if prompts.name == "eplb-every" else prompts.name
+                self.reached[(*key, name)] = prompts, answers
 
     def _curve(self, tokens: int) -> RankCurve:
         """Seconds of a rank's experts about steps of so many tokens."""
@@ -391,6 +315,7 @@ class _Comparison:
             progress("comparing ways of serving", number, len(settings))
             self._measure(layout, slots, most, methods)
         progress("comparing ways of serving", len(settings), len(settings))
+        self.ways = [self._at_best_interval(way) if way.eplb else way for way in self.ways]
         linear = self._ratios(self.default, fewest, "linear")[0]
         base, perfect = (self.model.service(self.default, ratios).tokens_per_s for ratios in (linear, PERFECT))
 
@@ -403,16 +328,78 @@ class _Comparison:
         prompts, answers = (
             imbalance_split(self.few, self.default.layout.expert, count, curve=self._curve(count)) for count in tokens
         )
+        ceiling = priced(None, fewest, "exact")
         return WaysOfServing(
             self.model.load,
             tokens,
             (prompts, answers),
             priced(self.default, fewest, "linear"),
-            priced(None, fewest, "exact"),
+            ceiling,
             tuple(others),
             self.left_out,
             self.few.layers,
+            self._eplb(others, ceiling.gain, base),
             self._memory(others),
+        )
+
+    def _stall_s(self, way: ServingWay) -> float:
+        """Seconds for which serving waits in a rearrangement of EPLB."""
+        if self.model.eplb_stall_s is not None:
+            return self.model.eplb_stall_s
+        kind, link_Bps = self.model.kind, self.model.link_Bps(way)
+        return rearrangement_s(
+            self._slots(way), self.whole.layers, self.whole.expert_bytes, kind, link_Bps, self.use.moves_wait
+        )
+
+    def _at_best_interval(self, way: ServingWay) -> ServingWay:
+        """A way with EPLB, at the recorded interval with the most tokens per second; the longest of those that are as fast."""
+        found, load, few = list[tuple[float, int, ServingWay]](), self.model.load, self.few
+        unstalled = 0.0
+        window_tokens = few.load_LE.sum() / few.layers / few.top_k / few.windows
+        for every in self.intervals:
+            self.every[way] = every
+            ratios = self._ratios(way, self._slots(way), "eplb-every")[0]
+            service = self.model.service(way, ratios)
+            unstalled = max(unstalled, service.tokens_per_s)
+            interval_s = every * window_tokens / (service.tokens_per_s * (1 + load.isl / load.osl))
+            interval = max(1, round(interval_s * self.model.steps(way) / (service.tpot_s * load.osl)))
+            timed = way
+            with suppress(BadInput):  # of an engine whose interval is fixed
+                if few.windows >= FEWEST_WINDOWS and interval >= self.whole.layers:  # which vLLM needs beside serving
+                    self.use.check(known := replace(way, eplb=EplbSettings(min(self.use.eplb.window, interval), interval)))
+                    timed = known
+            rate = self.model.service(timed, ratios, self._stall_s(way)).tokens_per_s
+            found.append((rate, every, timed))
+        fastest = max(rate for rate, _, _ in found)
+        _, every, best = [each for each in found if each[0] * TIE >= fastest][-1]
+        self.every[best], self.fits[best], self.unstalled[best] = every, self.fits[way], unstalled
+        return best
+
+    def _eplb(self, others: Iterable[ComparedWay], ceiling: float, base: float) -> EplbAnswer | None:
+        """Answer to whether EPLB pays in the default's layout and exchange, without replicas or with."""
+        alike = [other for other in others if other.way and not self._apart(other.way) and not other.way.balance]
+        moving = max((other for other in alike if other.method == "eplb-every"), key=lambda other: other.gain, default=None)
+        if moving is None or (way := moving.way) is None or way.eplb is None:
+            return None
+        known = self.whole.load_LE[None].astype(np.float64)
+        plans = [(other.gain, other.low) for other in alike if other.way and other.way.placement == "plan"]
+        placed, least = max(plans, default=(1.0, 1.0))
+        stall_s, drift, layout = self._stall_s(way), self.few.windows >= FEWEST_WINDOWS, way.layout
+        linear = linear_map(self.whole.layers, self.whole.experts, layout.expert)
+        balanced = perfect_seconds(known, layout.expert, TOKENS).sum() / map_seconds(known, linear, TOKENS).sum()
+        better = drift and moving.low > SHARED_OUT and moving.gain > TIE * placed
+        return EplbAnswer(
+            stall_s,
+            self.use.moves_wait,
+            self.model.eplb_stall_s is not None,
+            float(balanced),
+            1 - 1 / ceiling if not drift else 1 - base / self.unstalled[way],
+            drift,
+            moving.service.tpot_s * self.model.load.osl / self.model.steps(way) - stall_s / way.eplb.interval,
+            way.eplb.interval,
+            moving.gain if drift else None,
+            placed,
+            "eplb" if better else "map" if least > SHARED_OUT else "off",
         )
 
     @staticmethod
@@ -422,7 +409,8 @@ class _Comparison:
 
     def _reach(self, way: ServingWay, slots: int, method: str) -> tuple[MethodReach, MethodReach]:
         """What was measured of a method in a way's layout and steps, of prompts and of answers."""
-        return self.reached[way.layout.data, way.layout.expert, slots, self._most(way), method]
+        name = f"{method}:{self.every[way]}" if method == "eplb-every" else method
+        return self.reached[way.layout.data, way.layout.expert, slots, self._most(way), name]
 
     def _ratios(self, way: ServingWay, slots: int, method: str) -> tuple[tuple[float, float], ...]:
         """Ratios of prompts and of answers: the mean, and the better and the worse end of their intervals."""
@@ -446,11 +434,12 @@ class _Comparison:
         layout, apart = used.layout, self._apart(used)
         mean, better, worse = self._ratios(used, slots, method)
         moved = self._moved_bytes(used, slots, method)
-        waits = method == "eplb-every" and self.use.moves_wait
-        fetch_bytes = (moved[0] / layout.expert, moved[1] / layout.expert) if waits else (0.0, 0.0)
-        service = self.model.service(used, mean, fetch_bytes)
+        stall_s = self._stall_s(used) if method == "eplb-every" else 0.0
+        most_s = stall_s * (SPREAD if self.model.eplb_stall_s is None else 1.0)
+        service = self.model.service(used, mean, stall_s)
         error = COMPUTED_ERROR if apart else 1.0
-        low, high = (self.model.service(used, ratios, fetch_bytes).tokens_per_s / base for ratios in (worse, better))
+        low = self.model.service(used, worse, most_s).tokens_per_s / base
+        high = self.model.service(used, better, stall_s).tokens_per_s / base
         saves, possible = 1 / base - 1 / service.tokens_per_s, 1 / base - 1 / perfect
         more = max(0, slots - -(-self.whole.experts // layout.expert)) if layout.expert > 1 else 0
         return ComparedWay(

@@ -11,7 +11,7 @@ from aurora.errors import BadInput
 from aurora.io import load_cluster, load_gpus, load_model_config, load_requests
 from aurora.io.model_configs import served_model
 from aurora.types import Cluster, RequestLoad
-from aurora.types.options import OptionField
+from aurora.types.options import LONGEST_S, OptionField
 from aurora.types.requests import SERVED
 
 
@@ -27,6 +27,7 @@ def recommend(
     trace_format: Annotated[str | None, OptionField(choices="trace_format", panel=SERVED)] = None,
     nic_Bps: Annotated[float, OptionField(flag="--nic-bps")] = 50e9,
     per_server: int | None = None,
+    eplb_stall_s: Annotated[float | None, OptionField(flag="--eplb-stall", above=0, most=LONGEST_S)] = None,
     output: Path = Path("recommended"),
     as_json: bool = False,
 ) -> None:
@@ -43,6 +44,7 @@ def recommend(
         trace_format: format of the trace; default: the one that has its columns.
         nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
         per_server: with --gpus: number of GPUs in a server; default: 8, or 4 of GB200 and GB300, whose servers share NVLink.
+        eplb_stall_s: seconds for which serving waits in a rearrangement of EPLB, as the engine logs them; default: computed.
         output: folder for the plan and the engine's files.
     """
     from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
@@ -68,7 +70,7 @@ def recommend(
     if max(len(models), len(traffic)) > 1 and len(models) not in (0, len(traffic)):
         raise BadInput(f"recommend: expected a --profile for each --model, found {len(traffic)} and {len(models)}")
     if len(traffic) > 1:
-        refuse_given(("requests",), "for one model")
+        refuse_given(("requests", "eplb_stall_s"), "for one model")
         hardware = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus(), nic_Bps, per_server)
         kinds = [kind for name, kind in load_gpus().items() if name in {gpu.kind for gpu in hardware.gpus}]
         for number, name in enumerate(models):
@@ -85,7 +87,8 @@ def recommend(
     with progress_bars() as progress:
         recommendation = aurora.recommend(
             machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load,
-            requests=recorded, nic_Bps=nic_Bps, per_server=per_server, progress=progress,
+            requests=recorded, nic_Bps=nic_Bps, per_server=per_server, eplb_stall_s=eplb_stall_s,
+            progress=progress,
         )  # fmt: skip
         sharing = None
         if not recommendation.drawn and (recommendation.served is None or takes_turns(engine, recommendation.cluster)):

@@ -1,6 +1,9 @@
 """Advice: sentences that recommend actions to users, based on simulations in which the action was tried."""
 
+from math import isinf
+
 from aurora.advisor.engines import engine
+from aurora.advisor.eplb_pays import SPREAD, EplbAnswer
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation, installs
 from aurora.advisor.request_balance import BalanceOfRequests
@@ -78,6 +81,7 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
     if recommendation.drawn:
         lines.append(_drawn_line(recommendation))
     elif recommendation.served is not None:
+        lines += [eplb_line(answer)] if (answer := recommendation.served.eplb) is not None else []
         lines += _served_lines(recommendation, recommendation.served)
     elif best is None:
         lines.append(f"Keep {recommendation.engine}'s default placement: no plan is surely faster by {SURE - 1:.0%}.")
@@ -148,6 +152,29 @@ def _imbalance(served: WaysOfServing) -> str:
         shown = ", ".join(f"{part} {share.value:.1%} [{share.low:.1%}, {share.high:.1%}]" for part, share in parts.items())
         said.append(f"{split.whole.value:.1%} in steps of {name}, {round(split.step_tokens)} tokens ({shown})")
     return "; ".join(said)
+
+
+def eplb_line(answer: EplbAnswer) -> str:
+    """Returns whether EPLB pays, what a rearrangement costs, and how long a placement must serve to make up for it."""
+    advice = {
+        "off": f"switch it off: neither it nor a planned placement is surely faster by {SURE - 1:.0%}",
+        "map": f"leave it off and give the engine a map from a file: a planned placement brings {answer.placed:.2f}x",
+        "eplb": f"use it with step_interval {answer.interval}: a planned placement that stays brings {answer.placed:.2f}x",
+    }[answer.advice]
+    if answer.eplb is not None:
+        advice += f", EPLB {answer.eplb:.2f}x with its stalls, every {answer.interval} steps at best"
+    if isinf(answer.life_s):
+        return f"EPLB: {advice}. It saves nothing here."
+    moves = "serving waits for moves" if answer.waits else "experts travel beside serving"
+    how = f"computed, {moves}; published ones took up to {SPREAD:.0f} times as long: give yours by --eplb-stall"
+    how = "as measured" if answer.given else how
+    saved = "by the recorded drift" if answer.drift else "if all balance were perfect, as one recording shows no drift"
+    return (
+        f"EPLB: {advice}. A rearrangement stops serving for {seconds(answer.stall_s)} ({how}). A placement must serve "
+        f"{seconds(answer.life_s)}, {answer.life_s / answer.step_s:,.0f} steps, to make up for it ({saved}, it saves "
+        f"{answer.saved:.2%} of the time). Balancedness is {answer.balancedness:.4f}: were experts all of the time, "
+        f"{seconds(answer.experts_life_s)} would do."
+    )
 
 
 def _served_lines(recommendation: Recommendation, served: WaysOfServing) -> list[str]:

@@ -1,0 +1,123 @@
+"""A model on GPUs and the requests that it serves: sizes of steps, memory of a GPU, rates and latencies, all computed.
+
+A data-parallel rank has L requests in flight, each with a prompt of `isl` and an answer of `osl` tokens; in a cycle of osl
+decode steps and L prompts it serves each request once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines.engine import Layout, ServingWay
+from aurora.advisor.gpu_memory import MemoryFit, memory_fit
+from aurora.advisor.served_sizes import ServedSizes
+from aurora.advisor.step_time import SchedulerStep, step_seconds
+from aurora.types import GpuKind, RequestLoad
+
+BATCHED_TOKENS = 8192  # of a rank in a step of prompts, engines' default or near it
+PERFECT = 1.0, 1.0  # ratios of perfect balance, of prompts and of answers
+
+
+@dataclass(frozen=True)
+class Service:
+    """Rates and latencies of requests in the steady state.
+
+    Attributes:
+        tokens_per_s: generated tokens per second, of all GPUs together.
+        ttft_s: time to first token in seconds, of a request that does not queue.
+        tpot_s: time per output token in seconds, including steps that compute other requests' prompts.
+    """
+
+    tokens_per_s: float
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True)
+class ServingCase:
+    """A model on GPUs, and the requests that it serves; computes step sizes, memory and rates.
+
+    Args:
+        config: the content of the model's config.json.
+        kind: the GPUs' datasheet.
+        load: the requests.
+        nic_Bps: bytes per second of a GPU's NIC, or of its share of one, to other servers; None: there is one server.
+        per_server: GPUs of a server.
+        domain_gpus: GPUs of an NVLink domain, which can span servers; None: a server's.
+        eplb_stall_s: measured seconds for which serving waits in a rearrangement of EPLB; None: they are computed.
+    """
+
+    config: Mapping[str, Any]
+    kind: GpuKind
+    load: RequestLoad
+    nic_Bps: float | None
+    per_server: int
+    domain_gpus: int | None = None
+    eplb_stall_s: float | None = None
+
+    def requests(self, layout: Layout) -> int:
+        """Returns the requests in flight on a data-parallel rank."""
+        return max(1, self.load.concurrency * layout.copy_gpus // layout.data)
+
+    def prompts(self, layout: Layout, most: int = BATCHED_TOKENS) -> int:
+        """Returns the number of prompts that a rank computes in one step of at most `most` tokens."""
+        return max(1, min(self.requests(layout), most // self.load.isl))
+
+    def step_tokens(self, layout: Layout, most: int = BATCHED_TOKENS) -> tuple[int, int]:
+        """Returns (prefill, decode): the tokens of all ranks of a copy in a step of each kind, at most `most` of each rank."""
+        chunk = min(self.load.isl, most)
+        return self.prompts(layout, most) * chunk * layout.data, self.requests(layout) * layout.data
+
+    def fit(self, way: ServingWay, name: str = "") -> MemoryFit:
+        """Returns the memory of a GPU in a way of serving, with the KV cache of the requests in flight."""
+        context = self.load.isl + self.load.osl
+        return memory_fit(self.config, self.kind, way, self.requests(way.layout), context, BATCHED_TOKENS, name)
+
+    def link_Bps(self, way: ServingWay) -> float:
+        """Returns the bytes per second at which a GPU gets weights from others: of its port, or beyond its NVLink domain of its NIC."""
+        inside = way.layout.copy_gpus <= (self.domain_gpus or self.per_server)
+        return self.kind.port_Bps if inside else min(self.kind.port_Bps, self.nic_Bps or self.kind.port_Bps)
+
+    def steps(self, way: ServingWay) -> float:
+        """Returns the steps of a rank in which it serves each of its requests once: of prompts and of answers."""
+        most = way.batched_tokens or BATCHED_TOKENS
+        chunks = ceil(self.load.isl / most)
+        return self.load.osl + self.requests(way.layout) / self.prompts(way.layout, most) * chunks
+
+    def service(self, way: ServingWay, ratios: tuple[float, float] = PERFECT, stall_s: float = 0.0) -> Service:
+        """Returns the predicted rates and latencies of a way of serving.
+
+        Args:
+            way: the way.
+            ratios: (prefill, decode): seconds of the slowest GPU's experts / seconds with perfect balance, by kind of step.
+            stall_s: seconds for which serving waits in each interval of the engine's balancer.
+        """
+        layout, load, sizes, most = way.layout, self.load, ServedSizes.of(self.config), way.batched_tokens or BATCHED_TOKENS
+        requests, together = self.requests(layout), self.prompts(layout, most)
+        from_tokens = SERVING_ENGINES[way.engine].halves_from
+
+        def step_s(step: SchedulerStep, phase: int) -> float:
+            """Returns the seconds of a step of prompts (0) or of answers (1)."""
+            cut = way.overlap and step.tokens >= from_tokens[phase]
+            computed = step_seconds(
+                sizes, self.kind, layout, step, exchange=way.exchange, overlap=cut,
+                nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratios[phase],
+                quantised=way.quantises,
+            )  # fmt: skip
+            return computed.total
+
+        chunks = ceil(load.isl / most)
+        sizes_C = [min(most, load.isl - chunk * most) for chunk in range(chunks)]
+        prompt_s = 0.0
+        for chunk, tokens in enumerate(sizes_C):
+            before = chunk * most * together
+            step = SchedulerStep(tokens * together, 0, before, before, together)
+            prompt_s += step_s(step, 0)
+        kv_tokens = requests * (load.isl + load.osl // 2)
+        decode_s = step_s(SchedulerStep(decode_requests=requests, kv_tokens=kv_tokens), 1)
+        cycle_s = load.osl * decode_s + requests / together * prompt_s
+        cycle_s += stall_s * self.steps(way) / way.eplb.interval if way.eplb else 0.0
+        tokens_per_s = layout.copies * layout.data * requests * load.osl / cycle_s
+        return Service(tokens_per_s, prompt_s + decode_s / 2, cycle_s / load.osl)
