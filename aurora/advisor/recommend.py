@@ -186,10 +186,9 @@ def best_way(served: WaysOfServing) -> ComparedWay | None:
     """Returns the way to recommend; None if no way qualifies.
 
     A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval, and a way with EPLB
-    only if EPLB pays (`WaysOfServing.eplb`). First the layout and
-    exchange are chosen: of those within the error of computed steps (COMPUTED_ERROR) of the most tokens per second, one that
-    needs nothing installed is preferred, then the one with the fewest changes. Then, of the ways with this layout and exchange
-    within TIE of the most tokens per second, the one with the fewest changes is returned.
+    only if EPLB pays (`WaysOfServing.eplb`). First the layout and exchange are chosen: of those within the error of computed
+    steps (COMPUTED_ERROR) of the most tokens per second, one that needs nothing installed is preferred, then the one with the
+    fewest changes. Then, of the ways with both within TIE of the most tokens per second, the one with the fewest changes.
     """
     pays = served.eplb is not None and served.eplb.advice == "eplb"
     sure = [other for other in served.others if other.way and other.low > WORTH and (pays or not other.way.eplb)]
@@ -321,8 +320,7 @@ def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: st
     """Makes the plan to serve with, from all of the traffic, for a way with a planned placement.
 
     Args:
-        cluster: the GPUs, which are equal.
-        profile: the traffic.
+        cluster, profile: the GPUs, which are equal, and the traffic.
         best: the way of serving.
         replicate: a name in REPLICAS: the method that places replicas.
     """
@@ -416,9 +414,7 @@ def simulate_plans(
 def engine_default(cluster: Cluster, profile: Profile) -> Plan:
     """Returns the Plan that models an engine's default: experts in index order, all transfers of an all-to-all at once.
 
-    Args:
-        cluster: the GPUs.
-        profile: the model's traffic, with one source rank per GPU.
+    The profile has one source rank per GPU of the cluster.
 
     Raises:
         InfeasiblePlan: if the experts do not fit in the GPUs' memory that way.
@@ -458,11 +454,9 @@ def _redundant(plan: Plan, use: ServingEngine) -> int:
 def _candidates(cluster: Cluster, profile: Profile, use: ServingEngine) -> list[tuple[str, PlanOptions]]:
     """The plans to try: with the experts as they are, and with one or two more slots per GPU than they need."""
     least = -(-profile.experts // len(cluster))
-    candidates = [("placement", PlanOptions(order=AT_ONCE))]
-    for more in (1, 2):
-        options = PlanOptions(place=use.replicate, order=AT_ONCE, slots_per_gpu=least + more)
-        candidates.append((f"replicas, {least + more} slots per GPU", options))
-    return candidates
+    more = {slots: PlanOptions(place=use.replicate, order=AT_ONCE, slots_per_gpu=slots) for slots in (least + 1, least + 2)}
+    replicas = [(f"replicas, {slots} slots per GPU", options) for slots, options in more.items()]
+    return [("placement", PlanOptions(order=AT_ONCE)), *replicas]
 
 
 def _gain(

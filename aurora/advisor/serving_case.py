@@ -76,7 +76,7 @@ class ServingCase:
         return memory_fit(self.config, self.kind, way, self.requests(way.layout), context, BATCHED_TOKENS, name)
 
     def link_Bps(self, way: ServingWay) -> float:
-        """Returns the bytes per second at which a GPU gets weights from others: of its port, or beyond its NVLink domain of its NIC."""
+        """Returns the bytes per second of weights from other GPUs: of a port, or beyond an NVLink domain of a NIC."""
         inside = way.layout.copy_gpus <= (self.domain_gpus or self.per_server)
         return self.kind.port_Bps if inside else min(self.kind.port_Bps, self.nic_Bps or self.kind.port_Bps)
 
