@@ -16,7 +16,13 @@ from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
-from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing, compare_ways_of_serving
+from aurora.advisor.served_ways import (
+    COMPUTED_ERROR,
+    ComparedWay,
+    WaysOfServing,
+    compare_ways_of_serving,
+    without_records,
+)
 from aurora.advisor.serving_case import ServingCase
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.algorithms.check.fit import ENGINES, check_engine
@@ -63,7 +69,8 @@ def save_recommendation(recommendation: "Recommendation", folder: Path, model: s
     command, texts = engine.command(recommendation.way, model, file), engine.files(recommendation.way, file)
     make_folder(folder)
     save(recommendation.cluster, folder / "cluster.toml")
-    save(recommendation.profile, folder / "profile.npz")
+    if not recommendation.drawn:
+        save(recommendation.profile, folder / "profile.npz")
     if recommendation.plan is not None:
         planned = recommendation.plan.models[0]
         if engine.form is not None:
@@ -136,12 +143,11 @@ class Recommendation:
         engine: the engine, one of SERVING_ENGINES.
         cluster: the GPUs.
         profile: the traffic, and compute times of every kind of GPU.
-        drawn: whether the traffic was drawn rather than recorded; then nothing is recommended.
+        drawn: whether the traffic was drawn rather than recorded; then no placement is recommended, and layouts and exchanges
+            only if they are faster over the whole range of recorded models' imbalance.
         served: comparison of ways of serving, for equal GPUs and a known config; None in other cases.
         simulated: comparison of plans, for GPUs of several kinds or a model without a config; None if `served` is given.
         recorded: range of imbalance and of balancing results over recorded models, if the traffic was drawn; None otherwise.
-        at_most: (lower, upper) estimate of the gain of perfect balance over the engine's default, for traffic as balanced, and
-            as imbalanced, as that of recorded models; None for recorded traffic, and if `simulated` is given.
         plan: the plan of the recommended way; None if the way has no planned placement, or nothing is recommended.
         requests: what balance of requests over data-parallel ranks brings; None where ways of serving are not compared, and if
             the default has a single rank.
@@ -154,7 +160,6 @@ class Recommendation:
     served: WaysOfServing | None
     simulated: SimulatedPlans | None
     recorded: RecordedRange | None
-    at_most: tuple[float, float] | None
     plan: Plan | None
     requests: BalanceOfRequests | None
 
@@ -169,12 +174,10 @@ class Recommendation:
 
     @property
     def best(self) -> ComparedWay | Candidate | None:
-        """The recommended way or plan; None if none is faster beyond its interval, or the traffic was drawn."""
-        if self.drawn:
-            return None
+        """The recommended way or plan; None if none is faster beyond its interval, or a plan's traffic was drawn."""
         if self.served is not None:
             return best_way(self.served)
-        return None if self.simulated is None else self.simulated.best
+        return None if self.simulated is None or self.drawn else self.simulated.best
 
     @property
     def way(self) -> ServingWay | None:
@@ -232,8 +235,8 @@ def recommend(
 
     On equal GPUs, the engine's ways of serving (layouts, exchanges, placements, replicas, its own balancer) and balancing
     methods that it lacks are compared by `compare_ways_of_serving`, on held-out traffic. A way is recommended only if the lower
-    end of its gain's interval is above WORTH. For drawn traffic nothing is recommended; the result is the range of balancing
-    results over recorded models.
+    end of its gain's interval is above WORTH. For drawn traffic, layouts and exchanges are compared over the range of
+    recorded models' imbalance, and no placement is recommended.
 
     On GPUs of several kinds, or without a config, steps of MoE layers are simulated under the engine's default and under plans.
     The windows are cut into BLOCKS blocks in sequence; each is served by plans made from the other blocks. With a config, the
@@ -282,12 +285,15 @@ def recommend(
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
     drawn = profile.provenance.get("tool") == SYNTHETIC_TOOL
     nvlink = has_nvlink(cluster)
-    served = simulated = plan = at_most = spread = None
+    served = simulated = plan = recorded = spread = None
     if config is not None and cluster.equal and kinds:
         servers = nic_Bps_of(cluster), per_server_of(cluster), domain_of(cluster)
         case = ServingCase(config, kinds[0], load, *servers, eplb_stall_s)
         served = compare_ways_of_serving(profile, case, engine, len(cluster), nvlink, progress=progress)
-        best = None if drawn else best_way(served)
+        if drawn:
+            recorded = recorded_range(len(cluster), served.step_tokens[1])
+            served = without_records(served, case, recorded.ratios["linear"])
+        best = best_way(served)
         spread = balance_of_requests(case, served, best, requests, progress)
         if best is not None and best.way is not None and best.way.placement == "plan":
             plan = planned(cluster, profile, best, SERVING_ENGINES[engine].replicate)
@@ -300,14 +306,8 @@ def recommend(
         simulated = simulate_plans(cluster, profile, way, share, progress)
         best_plan = None if drawn else simulated.best
         plan = None if best_plan is None else best_plan.plan
-    recorded = recorded_range(len(cluster), served.step_tokens[1] if served else None) if drawn else None
-    if recorded is not None and served is not None:
-        assert served.default.way is not None
-        even, *uneven = (
-            case.service(served.default.way, (ratio, ratio)).tokens_per_s for ratio in (1.0, *recorded.ratios["linear"])
-        )
-        at_most = even / uneven[0], even / uneven[1]
-    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, at_most, plan, spread)
+        recorded = recorded_range(len(cluster)) if drawn else None
+    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, plan, spread)
 
 
 def has_nvlink(cluster: Cluster) -> bool:

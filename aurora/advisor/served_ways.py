@@ -151,6 +151,42 @@ def priced_by(way: ServingWay) -> EngineExchange:
     return replace(sent, once_per=per, about="", nvlink="", needs="", maker="", source="")
 
 
+def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[float, float]) -> WaysOfServing:
+    """Returns the ways that need no recorded experts: those whose experts are in sequence, or cut over GPUs.
+
+    Their rates are those at the mean (geometric) imbalance of recorded models. Intervals cover the range of imbalance, and the
+    error of computed steps. Perfect balance remains as the ceiling, with the range alone.
+
+    Args:
+        served: ways that were compared on drawn traffic.
+        case: the model, its GPUs and its requests.
+        ratios: least and most seconds of the slowest GPU's experts / seconds with perfect balance, over recorded models.
+    """
+    assert served.default.way is not None
+    default, middle = served.default.way, (ratios[0] * ratios[1]) ** 0.5
+
+    def service(other: ComparedWay, ratio: float) -> Service:
+        return case.service(other.way or default, (ratio, ratio) if other.method == "linear" else PERFECT)
+
+    def priced(other: ComparedWay, error: float) -> ComparedWay:
+        low, gain, high = sorted(
+            service(other, ratio).tokens_per_s / service(served.default, ratio).tokens_per_s for ratio in (*ratios, middle)
+        )
+        known = replace(other, service=service(other, middle), share=None)
+        return replace(known, gain=gain, low=low / error, high=high * error)
+
+    kept = [priced(other, COMPUTED_ERROR) for other in served.others if other.method in ("linear", "")]
+    kept.sort(key=lambda other: -other.service.tokens_per_s)
+    return replace(served, default=priced(served.default, 1.0), ceiling=priced(served.ceiling, 1.0), others=tuple(kept))
+
+
+def layout_name(layout: Layout) -> str:
+    """Returns a layout in words, such as "2 copies, each TP 2 DP 4 EP 8"."""
+    copies = f"{layout.copies} copies, each " if layout.copies > 1 else ""
+    sizes = (("TP", layout.tensor), ("DP", layout.data), ("EP", layout.expert))
+    return f"{copies}{' '.join(f'{kind} {size}' for kind, size in sizes if size > 1) or 'on one GPU'}"
+
+
 def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
     """Returns the differences of a way from the default, as phrases.
 
@@ -160,13 +196,8 @@ def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
         >>> changes(replace(default, placement="plan", redundant=8), default)
         ('planned placement', '+1 slot')
     """
-    layout, words = way.layout, []
-    if layout != default.layout:
-        copies = f"{layout.copies} copies, each " if layout.copies > 1 else ""
-        parts = [
-            f"{kind} {size}" for kind, size in (("TP", layout.tensor), ("DP", layout.data), ("EP", layout.expert)) if size > 1
-        ]
-        words.append(f"{copies}{' '.join(parts) or 'on one GPU'}")
+    layout = way.layout
+    words = [layout_name(layout)] * (layout != default.layout)
     if way.exchange != default.exchange and EXCHANGES[way.exchange].sends != "reduce":
         words.append(f"exchange {way.exchange}")
     words += ["halves of a batch overlap"] * (way.overlap and not default.overlap)

@@ -79,7 +79,7 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
     if recommendation.requests is not None:
         lines.append(requests_line(recommendation.requests))
     if recommendation.drawn:
-        lines.append(_drawn_line(recommendation))
+        lines += _drawn_lines(recommendation)
     elif recommendation.served is not None:
         lines += [eplb_line(answer)] if (answer := recommendation.served.eplb) is not None else []
         lines += _served_lines(recommendation, recommendation.served)
@@ -129,18 +129,37 @@ def requests_line(spread: BalanceOfRequests) -> str:
     return f"Requests over {spread.ranks} ranks: {whose}, {spread.best} brings {brings}; {rest}."
 
 
-def _drawn_line(recommendation: Recommendation) -> str:
-    """A sentence in place of a recommendation: what balancing brings over recorded models, and how to record."""
-    recorded, how = recommendation.recorded, RECORDING.get(recommendation.engine, "aurora import reads its recordings")
+def _drawn_lines(recommendation: Recommendation) -> list[str]:
+    """What to do without recorded experts: a layout or an exchange, if one is faster; what balancing brings; how to record."""
+    recorded, served = recommendation.recorded, recommendation.served
+    how = RECORDING.get(recommendation.engine, "aurora import reads its recordings")
     assert recorded is not None
     least, most = (f"{ratio - 1:.0%}" for ratio in recorded.ratios["linear"])
-    gains = recommendation.at_most
-    bring = f": with such imbalance perfect balance would bring {gains[0]:.2f}x to {gains[1]:.2f}x here" if gains else ""
+    lines, bring = list[str](), ""
+    if served is not None:
+        best, gain = recommendation.best, served.ceiling
+        bring = f": with such imbalance perfect balance would bring {gain.low:.2f}x to {gain.high:.2f}x here"
+        lines.append(
+            f"{_serve_with(best, served)} Layouts and exchanges need no recorded experts."
+            if isinstance(best, ComparedWay)
+            else f"Keep {recommendation.engine}'s layout and exchange: no other is surely faster by {SURE - 1:.0%}."
+        )
+    return [
+        *lines,
+        "No recommendation of a placement: this traffic is drawn, and says nothing about your experts. Over "
+        f"{len(recorded.models)} recorded models on about as many GPUs ({'; '.join(recorded.models)}) the slowest GPU's experts "
+        f"take {least} to {most} longer than in perfect balance{bring}. Record yours: {how}.",
+    ]
+
+
+def _serve_with(best: ComparedWay, served: WaysOfServing) -> str:
+    """Says how to serve, with what it brings."""
+    base, service = served.default.service, best.service
+    needs = installs(served, best) and f" It needs {installs(served, best)}."
     return (
-        "No recommendation: this traffic is drawn, and says nothing about your experts, whose imbalance also decides between "
-        f"layouts and exchanges. Over {len(recorded.models)} recorded models on about as many GPUs "
-        f"({'; '.join(recorded.models)}) the slowest GPU's experts take {least} to {most} longer "
-        f"than in perfect balance{bring}. Record yours: {how}."
+        f"Serve with {best.name}: {best.gain:.2f}x the tokens per second ({best.low:.2f}x to {best.high:.2f}x), "
+        f"{service.tokens_per_s:,.0f} after {base.tokens_per_s:,.0f}; TTFT {seconds(service.ttft_s)} after "
+        f"{seconds(base.ttft_s)}, TPOT {seconds(service.tpot_s)} after {seconds(base.tpot_s)}.{needs}"
     )
 
 
@@ -179,7 +198,7 @@ def eplb_line(answer: EplbAnswer) -> str:
 
 def _served_lines(recommendation: Recommendation, served: WaysOfServing) -> list[str]:
     """Says what to do, or nothing; and what balancing can bring at most, by parts of the imbalance."""
-    base, best, ceiling = served.default.service, recommendation.best, served.ceiling
+    best, ceiling = recommendation.best, served.ceiling
     parts = (
         "Experts take longer than in perfect balance, because of what is stable (a planned placement), drifts (EPLB), "
         "or is of single steps (replicas, or methods that see each batch), "
@@ -192,10 +211,4 @@ def _served_lines(recommendation: Recommendation, served: WaysOfServing) -> list
             f"{at_most}",
             parts,
         ]
-    service, needs = best.service, installs(served, best) and f" It needs {installs(served, best)}."
-    return [
-        f"Serve with {best.name}: {best.gain:.2f}x the tokens per second ({best.low:.2f}x to {best.high:.2f}x), "
-        f"{service.tokens_per_s:,.0f} after {base.tokens_per_s:,.0f}; TTFT {seconds(service.ttft_s)} after "
-        f"{seconds(base.ttft_s)}, TPOT {seconds(service.tpot_s)} after {seconds(base.tpot_s)}.{needs} {at_most}",
-        parts,
-    ]
+    return [f"{_serve_with(best, served)} {at_most}", parts]

@@ -15,6 +15,7 @@ from aurora.advisor.served_ways import (
     COMPUTED_ERROR,
     compare_ways_of_serving,
     method_of,
+    without_records,
 )
 from aurora.advisor.serving_case import BATCHED_TOKENS, ServingCase
 from aurora.advisor.step_time import SchedulerStep, step_seconds
@@ -188,17 +189,48 @@ def test_the_plan_is_the_placement_that_was_compared(compared):
 
 
 @pytest.mark.parametrize("engine", SERVING_ENGINES)
-def test_drawn_traffic_recommends_nothing(engine):
+def test_drawn_traffic_recommends_no_placement(engine):
     drawn = recommend("h100:8", engine, model=CONFIG)
-    assert drawn.drawn
-    assert (drawn.best, drawn.way, drawn.plan) == (None, None, None)
-    assert recommendation_json(drawn)["recommendation"] is None
+    assert (drawn.drawn, drawn.plan) == (True, None)
+    assert {other.method for other in drawn.served.others} <= {"", "linear"}
     said = recommendation_lines(drawn)
     assert said[0].startswith("Requests over 8 ranks: 1000 requests of drawn lengths, which advise nothing")
-    assert said[1].startswith("No recommendation: this traffic is drawn")
-    assert not [line for line in said if line.startswith(("Serve", "Keep", "Share", "Cut"))]
+    if drawn.best is None:
+        assert recommendation_json(drawn)["recommendation"] is None
+        assert said[1].startswith(f"Keep {engine}'s layout and exchange")
+    else:
+        assert said[1].startswith(f"Serve with {drawn.best.name}: ")
+        assert drawn.way.placement == "linear"
+    assert said[2].startswith("No recommendation of a placement: this traffic is drawn")
     assert len(drawn.recorded.models) >= 2
-    assert 1 < drawn.at_most[0] < drawn.at_most[1] < drawn.recorded.ratios["linear"][1]
+    assert 1 < drawn.served.ceiling.low < drawn.served.ceiling.high < drawn.recorded.ratios["linear"][1]
+
+
+def test_gains_without_records_cover_the_imbalance_of_recorded_models():
+    """By hand: over ratios 1.1 and 1.5 of the slowest GPU's experts, and 1.10 for the error of computed steps of other layouts."""
+    case = ServingCase(CONFIG, H100, RequestLoad(), None, 8)
+    compared = compare_ways_of_serving(traffic(), case, "vllm", 8)
+    served = without_records(compared, case, (1.1, 1.5))
+    other, default = served.others[0], served.default.way
+
+    def tokens_per_s(way, ratio):
+        return case.service(way, (ratio, ratio)).tokens_per_s
+
+    of_both = [tokens_per_s(other.way, ratio if other.method else 1.0) / tokens_per_s(default, ratio) for ratio in (1.1, 1.5)]
+    assert other.low <= min(of_both) / 1.10 * (1 + 1e-12)
+    assert other.high >= max(of_both) * 1.10 * (1 - 1e-12)
+    assert served.default.gain == served.default.low == served.default.high == 1.0
+    even = [tokens_per_s(default, 1.0) / tokens_per_s(default, ratio) for ratio in (1.1, 1.5)]
+    assert (served.ceiling.low, served.ceiling.high) == pytest.approx(tuple(even))
+
+
+@pytest.mark.parametrize(
+    ("slower", "faster"), [("h100:8", "h200:8"), ("h200:8", "gb200:8"), ("h200:8", "h200:16"), ("b200:8", "b300:8")]
+)
+def test_newer_and_more_gpus_serve_no_fewer_tokens(slower, faster):
+    rates = [recommend(gpus, "vllm", model=CONFIG, per_server=16).served for gpus in (slower, faster)]
+    assert rates[0].default.service.tokens_per_s <= rates[1].default.service.tokens_per_s
+    assert max(o.service.tokens_per_s for o in rates[0].others) <= max(o.service.tokens_per_s for o in rates[1].others)
 
 
 def test_recorded_traffic_is_answered_in_one_sentence():

@@ -46,20 +46,23 @@ def test_a_plan_its_profile_and_the_engines_file_are_written(aurora, tmp_path):
     assert "Serve with " + advised["name"] in " ".join(printed.split())
 
 
-def test_drawn_traffic_advises_nothing_and_writes_nothing(aurora, tmp_path):
+def test_drawn_traffic_advises_no_placement(aurora, tmp_path):
     line = ("recommend", "--gpus", "l40s:4", "--model", "mixtral-topics", "--engine", "vllm", *GIVEN, "-o", tmp_path / "out")
     code, printed, err = aurora(*line)
     assert code == 0, err
     told = " ".join(printed.split())
-    assert "No recommendation: this traffic is drawn" in told
+    assert "No recommendation of a placement: this traffic is drawn" in told
     assert "aurora record" in told
     assert "OLMoE; Mixtral, web and code; " in told
     assert re.search(r"in perfect balance: with such imbalance perfect balance would bring [0-9.]+x to [0-9.]+x here", told)
     assert "SGLang" not in told
-    assert not [word for word in ("Serve with", "Serve by", "Share these", "Cut each", "start the engine") if word in told]
-    assert list(tmp_path.iterdir()) == []
+    assert not [word for word in ("Serve by", "Share these", "Cut each") if word in told]
     found = json.loads(aurora(*line, "--json")[1])
-    assert (found["recommendation"], found["drawn"], found["launch"], found["sharing"]) == (None, True, None, None)
+    assert (found["drawn"], found["sharing"]) == (True, None)
+    assert found["recommendation"]["way"]["placement"] == "linear"
+    assert f"Serve with {found['recommendation']['name']}: " in told
+    assert "Layouts and exchanges need no recorded experts." in told
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["cluster.toml"]
 
 
 def test_requests_are_advised_before_experts_if_they_are_recorded(aurora, tmp_path):
@@ -74,7 +77,7 @@ def test_requests_are_advised_before_experts_if_they_are_recorded(aurora, tmp_pa
     told = " ".join(printed.split())
     assert re.search(r"Requests over 4 ranks: 200 requests, which are [0-9.]+% of what even ranks .* can take", told)
     assert re.search(r"Of them, --load-balance-method total_tokens brings 1\.[0-9]+x the tokens per second, TTFT p95", told)
-    assert told.index("Requests over 4 ranks") < told.index("No recommendation: this traffic is drawn")
+    assert told.index("Requests over 4 ranks") < told.index("No recommendation of a placement: this traffic is drawn")
     found = json.loads(aurora(*line, "--requests", trace, "--json")[1])["requests"]
     assert (found["requests"], found["drawn"], found["worth"]) == (200, False, True)
     assert found["flags"][found["best"]]["tokens_per_s"] > found["default"]["tokens_per_s"]
