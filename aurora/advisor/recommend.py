@@ -350,18 +350,7 @@ def moe_share(
     nic_Bps = nic_Bps_of(cluster)
     step, servers = SchedulerStep(tokens, prefill_requests=-(-tokens // isl)), domain_of(cluster)
     parts = [
-        astuple(
-            step_seconds(
-                config,
-                kind,
-                way.layout,
-                step,
-                exchange=way.exchange,
-                nic_Bps=nic_Bps,
-                per_server=servers,
-                quantised=way.quantises,
-            )
-        )
+        astuple(step_seconds(config, kind, way.layout, step, nic_Bps=nic_Bps, per_server=servers, **way.exchanging))
         for kind in kinds
     ]
     slowest = StepSeconds(*map(max, zip(*parts, strict=True)))

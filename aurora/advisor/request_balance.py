@@ -122,9 +122,9 @@ class UnevenSteps:
                 step_seconds(
                     case.config, case.kind, way.layout,
                     SchedulerStep(prompts, generating or int(not prompts), generating * context, 0, -(-prompts // isl) or 1),
-                    exchange=way.exchange, nic_Bps=case.nic_Bps, per_server=case.domain_gpus or case.per_server,
+                    nic_Bps=case.nic_Bps, per_server=case.domain_gpus or case.per_server,
                     ratio=ratios[0 if prompts else 1],
-                    quantised=way.quantises,
+                    **way.exchanging,
                 )
                 for generating in self._generating
             ]

@@ -180,13 +180,6 @@ def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[floa
     return replace(served, default=priced(served.default, 1.0), ceiling=priced(served.ceiling, 1.0), others=tuple(kept))
 
 
-def layout_name(layout: Layout) -> str:
-    """Returns a layout in words, such as "2 copies, each TP 2 DP 4 EP 8"."""
-    copies = f"{layout.copies} copies, each " if layout.copies > 1 else ""
-    sizes = (("TP", layout.tensor), ("DP", layout.data), ("EP", layout.expert))
-    return f"{copies}{' '.join(f'{kind} {size}' for kind, size in sizes if size > 1) or 'on one GPU'}"
-
-
 def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
     """Returns the differences of a way from the default, as phrases.
 
@@ -197,7 +190,7 @@ def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
         ('planned placement', '+1 slot')
     """
     layout = way.layout
-    words = [layout_name(layout)] * (layout != default.layout)
+    words = [str(layout)] * (layout != default.layout)
     if way.exchange != default.exchange and EXCHANGES[way.exchange].sends != "reduce":
         words.append(f"exchange {way.exchange}")
     words += ["halves of a batch overlap"] * (way.overlap and not default.overlap)

@@ -102,9 +102,9 @@ class ServingCase:
             """Returns the seconds of a step of prompts (0) or of answers (1)."""
             cut = way.overlap and step.tokens >= from_tokens[phase]
             computed = step_seconds(
-                sizes, self.kind, layout, step, exchange=way.exchange, overlap=cut,
+                sizes, self.kind, layout, step, overlap=cut,
                 nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratios[phase],
-                quantised=way.quantises,
+                **way.exchanging,
             )  # fmt: skip
             return computed.total
 

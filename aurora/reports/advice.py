@@ -147,8 +147,8 @@ def _drawn_lines(recommendation: Recommendation) -> list[str]:
     return [
         *lines,
         "No recommendation of a placement: this traffic is drawn, and says nothing about your experts. Over "
-        f"{len(recorded.models)} recorded models on about as many GPUs ({'; '.join(recorded.models)}) the slowest GPU's experts "
-        f"take {least} to {most} longer than in perfect balance{bring}. Record yours: {how}.",
+        f"{len(recorded.models)} recorded models on about as many GPUs ({'; '.join(recorded.models)}) the slowest GPU's "
+        f"experts take {least} to {most} longer than in perfect balance{bring}. Record yours: {how}.",
     ]
 
 

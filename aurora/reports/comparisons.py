@@ -6,7 +6,7 @@ from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.request_balance import ABOVE, BELOW, BalanceOfRequests
-from aurora.advisor.served_ways import METHODS, WaysOfServing, layout_name
+from aurora.advisor.served_ways import METHODS, WaysOfServing
 from aurora.reports.formatting import DASH, right, seconds, size
 
 SHOWN_WAYS = 12  # of a recommendation, at most
@@ -25,9 +25,7 @@ def recommendation_table(recommendation: Recommendation) -> Table:
     for part in ([served.default, served.ceiling], served.others[:SHOWN_WAYS]):
         for way in part:
             table.add_row(
-                f"{recommendation.engine}'s default: {layout_name(recommendation.default.layout)}"
-                if way is served.default
-                else way.name,
+                f"{recommendation.engine}'s default: {recommendation.default.layout}" if way is served.default else way.name,
                 f"{way.service.tokens_per_s:,.0f}",
                 seconds(way.service.ttft_s),
                 seconds(way.service.tpot_s),

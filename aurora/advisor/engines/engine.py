@@ -66,6 +66,12 @@ class Layout:
         """Number of GPUs of all copies together."""
         return self.copy_gpus * self.copies
 
+    def __str__(self) -> str:
+        """Returns the layout in words, such as "2 copies, each TP 2 DP 4 EP 8"."""
+        copies = f"{self.copies} copies, each " if self.copies > 1 else ""
+        sizes = (("TP", self.tensor), ("DP", self.data), ("EP", self.expert))
+        return f"{copies}{' '.join(f'{kind} {size}' for kind, size in sizes if size > 1) or 'on one GPU'}"
+
 
 @dataclass(frozen=True)
 class EngineExchange:
@@ -228,9 +234,15 @@ class ServingWay:
         return -(-self.layout.copy_gpus // self.per_server)
 
     @property
-    def quantises(self) -> bool:
-        """True if tokens travel in the experts' number format. SGLang's gather (layers/dp_attention.py) is before that."""
-        return self.engine != "sglang" or EXCHANGES[self.exchange].sends != "gather"
+    def exchanging(self) -> dict[str, Any]:
+        """Arguments of `step_seconds`: the exchange, and whether tokens travel in their experts' number format.
+
+        SGLang's gather (layers/dp_attention.py) is before that.
+        """
+        return {
+            "exchange": self.exchange,
+            "quantised": self.engine != "sglang" or EXCHANGES[self.exchange].sends != "gather",
+        }
 
 
 @dataclass(frozen=True)
