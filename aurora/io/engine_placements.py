@@ -312,6 +312,8 @@ def _read_vllm(path: Path) -> tuple[Rows, list[str]]:
         case {"expert_to_ep_rank": rank_E}:
             by_layer = _by_layer(rank_E)
             return {layer: _experts_of_ranks(row) for layer, row in by_layer.items()}, []
+        case {"0": _} as rows:
+            return _numbered(rows, None), []
         case {"model_maps": dict() as maps}:
             return _of_one_model(maps)
     return _by_layer(_entry(tables[0], "physical_to_logical_map")), []

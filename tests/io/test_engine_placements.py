@@ -153,6 +153,7 @@ ROWS = "[[0, 1, 2, 0], [0, 1, 0, 2]]"
     [
         ("vllm-map", "[0, 1, 2, 0]", ""),
         ("vllm-list", ROWS, ""),
+        ("vllm-list", '{"0": [0, 1, 2, 0], "1": [0, 1, 0, 2]}', ""),
         ("vllm-map", '{"physical_to_logical_map": ' + ROWS + "}", ""),
         ("vllm-map", '{"record_type": "eplb_load_stats"}\n' + VLLM, ""),
         ("vllm-map", '{"model_maps": {"A": {"num_moe_layers": 2, "physical_to_logical_map": ' + ROWS + "}}}", ""),

@@ -4,11 +4,13 @@ Each rule has a threshold that recorded traffic keeps clear of: that of DeepSeek
 
 - Padding: tokens that all make one choice in every layer. Of recorded tokens at most 0.9 % do, the first of each prompt;
   prompts of 7 tokens would have one in seven. From counts alone, the part is estimated from each layer's top-k busiest experts:
-  at most 0.09 of recorded tokens.
-- Forced balance: engines' benchmarks send tokens to experts in turn. Counts of independent uniform choices vary by chance;
-  recorded ones vary at least three times as much.
+  at most 0.09 of recorded tokens, 0.27 of first choices alone.
+- Forced balance: engines' benchmarks send tokens to experts in turn, or at random. Counts are then more even than by chance, or
+  experts' shares vary by nothing beyond chance; the shares of recorded traffic vary by 11 % of their mean or more.
 - Never chosen: recorded traffic of 9 choices for each expert leaves 4.6 % of experts without one, of 94 choices 0.1 %.
 """
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +21,10 @@ from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_ALIKE = 0.15  # part of tokens with one choice in all layers; one in seven is the first token of very short prompts
-MOST_ALIKE_COUNTED = 1 / 4  # the same part where it is estimated from counts
-CHANCE = 1e-6  # probability that uniform choices are as even as these
-MOST_UNCHOSEN = 1 / 16  # part of all layers' experts
+MOST_ALIKE_COUNTED = 0.3  # the same part where it is estimated from counts
+CHANCE = 1e-4  # probability that uniform choices are as even as these
+LEAST_SPREAD = 0.03  # standard deviation of experts' shares / their mean
+MOST_UNCHOSEN = {0: 1 / 16, 100: 0.01}  # part of all layers' experts, by the mean choices of an expert from which it holds
 FEW_CHOICES = 10  # mean choices of an expert, below which traffic is too short to tell which are never chosen
 
 
@@ -55,15 +58,16 @@ def load_doubts(load_LE: IntArray | FloatArray, top_k: int = 1) -> tuple[str, ..
     if not layers or experts <= top_k:
         return ()
     mean_L1 = load_LE.mean(axis=1, keepdims=True)
-    squares = float(((load_LE - mean_L1) ** 2 / (mean_L1 * (1 - top_k / experts))).sum())
+    mean, freedom = float(load_LE.mean()), layers * (experts - 1)
+    squares = float(((load_LE - mean_L1) ** 2 / (mean_L1 * (1 - top_k / experts))).sum())  # chi squared
+    variance = (squares / freedom - 1 + 2 * math.sqrt(2 / freedom)) / mean  # of shares, at most, in two standard deviations
     doubts = []
-    if gammainc(layers * (experts - 1) / 2, squares / 2) < CHANCE:  # the distribution of chi squared
+    if gammainc(freedom / 2, squares / 2) < CHANCE or variance < LEAST_SPREAD**2:
         doubts.append(
-            f"experts have {load_LE.min():.4g} to {load_LE.max():.4g} tokens each, more even than by chance: is balance forced?"
+            f"experts have {load_LE.min():.4g} to {load_LE.max():.4g} tokens each, as even as by chance: is balance forced?"
         )
     unchosen = int((load_LE == 0).sum())
-    if unchosen > MOST_UNCHOSEN * load_LE.size:
-        mean = float(load_LE.mean())
+    if unchosen > load_LE.size * next(part for least, part in reversed(MOST_UNCHOSEN.items()) if mean >= least):
         why = "too few tokens to plan by" if mean < FEW_CHOICES else "are experts pruned, or is the recording cut?"
         doubts.append(
             f"{unchosen} of {load_LE.size} experts of all layers were never chosen, where the mean is {mean:.3g} tokens: {why}"

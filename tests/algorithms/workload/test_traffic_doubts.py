@@ -37,14 +37,18 @@ def test_tokens_with_one_choice_in_every_layer(alike, layers, said):
 @pytest.mark.parametrize(
     ("load_LE", "said"),
     [
-        # top-1 of 4: padding of 1/4 of the tokens gives an expert 1/4 + 3/4 / 4 = 7/16 of them in each layer
-        ([[70, 30, 32, 28], [30, 32, 70, 28]], None),
-        ([[71, 30, 32, 27], [30, 32, 71, 27]], "by their counts, about 26% of all tokens chose the same experts in all 2 layers (0 in"),
-        ([[71, 30, 32, 27], [30, 32, 70, 28]], None),
+        # top-1 of 4: padding of 30 % of the tokens gives an expert 0.3 + 0.7 / 4 = 0.475 of them in each layer, 76 of 160
+        ([[75, 30, 32, 23], [30, 32, 75, 23]], None),
+        ([[77, 30, 32, 21], [30, 32, 77, 21]], "by their counts, about 31% of all tokens chose the same experts in all 2 layers (0 in"),
+        ([[77, 30, 32, 21], [30, 32, 75, 23]], None),
         # chi squared is 0 with three degrees of freedom; then (1 + 1) / (100 * 3/4) = 0.027, and chance leaves less in 0.1 % of cases
-        ([[100, 100, 100, 100]], "experts have 100 to 100 tokens each, more even than by chance: is balance forced?"),
+        ([[100, 100, 100, 100]], "experts have 100 to 100 tokens each, as even as by chance: is balance forced?"),
         ([[101, 99, 100, 100]], None),
-        ([[99, 90, 0, 110] + [100] * 12], None),  # one of 16 experts
+        # (100 ** 2 + 100 ** 2) / 7500 = 2.67; shares vary by the root of (2.67 / 3 - 1 + 2 * 0.816) / 10,000 = 0.012 at most
+        ([[10100, 9900, 10000, 10000]], "experts have 9900 to 1.01e+04 tokens each, as even as by chance"),
+        ([[10600, 9400, 10000, 10000]], None),  # (96 / 3 - 1 + 1.63) / 10,000: 0.057
+        ([[99, 90, 0, 110] + [100] * 12], None),  # one of 16 experts, and 93.7 choices in the mean
+        ([[198, 180, 0, 220] + [200] * 12], "1 of 16 experts of all layers were never chosen, where the mean is 187 tokens: are"),
         ([[99, 90, 0, 0] + [100] * 12], "2 of 16 experts of all layers were never chosen, where the mean is 86.8 tokens: are"),
         ([[3, 0, 0, 5]], "2 of 4 experts of all layers were never chosen, where the mean is 2 tokens: too few tokens to"),
         ([[0, 0, 0, 0]], None),
