@@ -10,6 +10,9 @@ Both are judged on the other runs of the model. AISimulate is as it comes, on th
 What is not blind: the numbers of kernels and launches of a layer (KERNELS, BROKEN, PASSES, COLLECTIVE_LAUNCHES in
 `aurora/advisor/step_time.py`) are estimates by hand, and were set with all runs of this data in view. One launch less or more
 for a collective moves prefill of several ranks by 4 to 9 %.
+
+Other GPUs: fused experts (gpu_moe_aiconfigurator, bf16, SGLang's Triton kernels, balanced) and DeepEP's exchanges on servers of
+eight H100, beside what is predicted with the shares of `profiles/gpus.toml`; and published steps, to which nothing is fitted.
 """
 
 import argparse
@@ -62,9 +65,15 @@ START = StepConstants(
     reduce_s=7e-6,  # the same within graphs
     collective_s=5.5e-6,  # NCCL's allgather and reduce-scatter on 2, 4, 8 B300: 8, 10.6, 16 us
     collective_rank_s=1.3e-6,
-    link_share=0.5,  # NCCL on B300, 33 to 134 MB: 0.35 to 0.66 of 900 GB/s
+    link_share=0.7,  # NCCL on eight A100 and H100, 67 MB and more: 0.56 to 0.72 of the link; all-reduces on H100 0.8 to 0.96
+    small_share=0.2,  # the same, up to 1 MB
+    large_s=16e-6,  # the same: from 1 MB on, beyond what bytes take
+    nic_share=0.85,  # DeepEP on 2 to 8 servers of H100: 41 to 46 of 50 GB/s
     coordination_s=5e-4,
 )  # where fits start
+TABLES = DATA.parent / "gpu_moe_aiconfigurator"
+TABLE_KINDS = {"a100_sxm": "NVIDIA A100-SXM4-80GB", "h100_sxm": "NVIDIA H100 80GB HBM3", "l40s": "NVIDIA L40S"}
+ROWS = ((0, 64), (64, 1024), (1024, 1 << 30))  # of an expert
 STEP_ERROR, START_ERROR = 0.05, 0.25  # of steps, beyond which they weigh less, and of constants where a fit starts (logarithms)
 MODEL = "Qwen3.6-35B-A3B"  # whose configuration the shipped constants are fitted to
 KIND = "NVIDIA B300 SXM6 AC"
@@ -294,6 +303,119 @@ def aisimulated(python: str, model: str, rows: Sequence[Row]) -> list[float]:
     return [float("nan") if line == "null" else float(line) / 1e3 for line in done.stdout.split()]
 
 
+V3 = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "vocab_size": 129280, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
+    "moe_intermediate_size": 2048, "intermediate_size": 18432, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+QWEN3 = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "vocab_size": 151936, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "intermediate_size": 6144, "decoder_sparse_step": 1,
+}  # fmt: skip
+PUBLISHED = (  # name, kind, config, layout, step, exchange and overlap, tokens per second and GPU
+    ("DeepSeek-V3, prompts, 32 GPUs (deepseek-ai/profile-data)", "NVIDIA H800", V3, Layout(data=32, expert=32),
+     SchedulerStep(16384, prefill_requests=4), ("deepep-ht", True), 7839),
+    ("DeepSeek-V3, answers, 128 GPUs (deepseek-ai/profile-data)", "NVIDIA H800", V3, Layout(data=128, expert=128),
+     SchedulerStep(0, 128, 128 * 4989), ("deepep-ll", True), 2324),
+    ("Qwen3-30B-A3B, prompts, SGLang (alibaba/InferSim)", "NVIDIA H20", QWEN3, Layout(),
+     SchedulerStep(16384, prefill_requests=4), ("allgather", False), 16594),
+    ("Qwen3-30B-A3B, answers, 4 GPUs, SGLang (alibaba/InferSim)", "NVIDIA H20", QWEN3, Layout(data=4, expert=4),
+     SchedulerStep(0, 100, 100 * 5120), ("allgather", False), 2749),
+)  # fmt: skip
+
+
+def published(changed: Mapping[str, float] = {}) -> list[tuple[str, float, float]]:
+    """Returns the name, measured seconds and error of each published step, with some constants times a factor."""
+    found = []
+    for name, kind, config, layout, step, (exchange, overlap), rate in PUBLISHED:
+        constants = StepConstants.of(load_gpus()[kind])
+        constants = replace(constants, **{key: getattr(constants, key) * factor for key, factor in changed.items()})
+        how = {"exchange": exchange, "overlap": overlap, "nic_Bps": 50e9, "constants": constants}
+        seconds = step_seconds(config, load_gpus()[kind], layout, step, **how).total
+        found.append((name, step.tokens / rate, seconds / (step.tokens / rate) - 1))
+    return found
+
+
+def fused_experts() -> list[tuple[str, float, float]]:
+    """Returns the kind, rows of an expert and error of each recorded time of fused experts, on one GPU."""
+    found = []
+    for file, name in TABLE_KINDS.items():
+        kind = load_gpus()[name]
+        constants = replace(StepConstants.of(kind), evenness=float("inf"))  # drawn evenly
+        for row in csv.DictReader((TABLES / f"moe_bf16_{file}.csv").read_text().splitlines()):
+            if (row["moe_ep_size"], row["distribution"]) == ("1", "balanced"):
+                hidden, inner, top_k, experts = (int(row[k]) for k in ("hidden_size", "inter_size", "topk", "num_experts"))
+                config = QWEN3 | {"num_hidden_layers": 1, "hidden_size": hidden, "moe_intermediate_size": inner}
+                config |= {"num_experts": experts, "num_experts_per_tok": top_k}
+                tokens = int(row["num_tokens"])
+                seconds = step_seconds(config, kind, Layout(), SchedulerStep(tokens), constants=constants).experts_s
+                found.append((name, tokens * top_k / experts, seconds / (float(row["latency_ms"]) / 1e3) - 1))
+    return found
+
+
+def exchanges() -> list[tuple[str, int, float]]:
+    """Returns the exchange, servers and error of each recorded dispatch and combine of DeepSeek-V3's layer by DeepEP."""
+    found, columns = [], {"deepep_ll": "avg_t_us", "deepep_normal": "transmit_us"}
+    config, kind = V3 | {"num_hidden_layers": 1, "first_k_dense_replace": 0}, load_gpus()[TABLE_KINDS["h100_sxm"]]
+    for file, column in columns.items():
+        for row in csv.DictReader((TABLES / f"{file}_h100_sxm.csv").read_text().splitlines()):
+            servers, tokens = int(row["node_num"]), int(row["num_token"])
+            sizes_of = tuple(row[key] for key in ("hidden_size", "num_topk", "num_experts"))
+            if sizes_of != ("7168", "8", "256") or not 8 <= tokens <= 16384 or row.get("dispatch_sms", "24") != "24":
+                continue
+            step = SchedulerStep(0, tokens) if file == "deepep_ll" else SchedulerStep(tokens)
+            layout, exchange = Layout(data=8 * servers, expert=8 * servers), "deepep-ll" if file == "deepep_ll" else "deepep-ht"
+            seconds = step_seconds(config, kind, layout, step, exchange=exchange, nic_Bps=50e9).collectives_s
+            measured = sum(float(row[f"{way}_{column}"]) for way in ("dispatch", "combine")) / 1e6
+            found.append((exchange, servers, seconds / measured - 1))
+    return found
+
+
+def other_gpus() -> list[list[str]]:
+    """Returns tables of what was measured on other GPUs than B300."""
+    steps = Table("Published steps of other GPUs", "step | GPU | measured | error")
+    for (name, seconds, error), (_, kind, *_) in zip(published(), PUBLISHED, strict=True):
+        steps.add(name, kind, f"{seconds:.3f} s", f"{error:+.0%}")
+    kernels, places = (
+        Table("Fused experts by kind", "GPU | rows of an expert | times | median | p90 | signed median"),
+        fused_experts(),
+    )
+    for name in TABLE_KINDS.values():
+        for least, most in ROWS:
+            part = [error for kind, rows, error in places if kind == name and least <= rows < most]
+            kernels.add(name, f"{least} to {most}" if most < 1 << 30 else f"from {least}", len(part), quantiles(part))
+    apart, times = (
+        Table("DeepEP between servers of H100", "exchange | servers | times | median | p90 | signed median"),
+        exchanges(),
+    )
+    for exchange, servers in dict.fromkeys((exchange, servers) for exchange, servers, _ in times):
+        part = [error for *of, error in times if of == [exchange, servers]]
+        apart.add(exchange, servers, len(part), quantiles(part))
+    return [steps.lines, kernels.lines, apart.lines]
+
+
+def halves_and_doubles(rows: Sequence[Row], kind: GpuKind) -> list[str]:
+    """Returns a table of the errors with half and double of each constant: of held-out steps on B300, and of published ones."""
+    table = Table(
+        "Constants, half and double",
+        "constant | value | median error of Qwen3.6: half | as it is | double | of published steps: half | as it is | double",
+    )
+    for name, value in vars(DEFAULT).items():
+        cells: list[str] = []
+        for of in (
+            lambda factor, name=name, value=value: [
+                predict(MODEL, kind, row, replace(DEFAULT, **{name: value * factor})) / row.seconds - 1 for row in rows[::7]
+            ],
+            lambda factor, name=name: [error for *_, error in published({name: factor})],
+        ):
+            cells += [f"{np.median(np.abs(of(factor))):.1%}" for factor in (0.5, 1, 2)]
+        table.add(name, f"{value:.3g}", *cells)
+    return table.lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
@@ -311,7 +433,7 @@ def main() -> None:
         if model == MODEL:
             shown.add("shipped, before rounding", *(f"{value:.3g}" for value in vars(fitted(model, kind, rows, FREE)).values()))
         ways: list[tuple[str, list[float]]] = []
-        for title, constants in (("shipped", DEFAULT), (f"fitted on {run}", fitted(model, kind, rows))):
+        for title, constants in (("shipped", StepConstants.of(kind)), (f"fitted on {run}", fitted(model, kind, rows))):
             shown.add(f"{model}, {title}", *(f"{value:.3g}" for value in vars(constants).values()))
             ways.append((title, [predict(model, kind, row, constants) for row in rows]))
         if options.aisimulate:
@@ -335,7 +457,8 @@ def main() -> None:
                 total, right = pairs(rows, predicted, alike)
                 if total:
                     named.add(model, title, label, total, f"{right} ({right / total:.0%})")
-    write("steps", [__doc__.strip()], shown.lines, held.lines, named.lines, table.lines, out=options.out)
+    further = [*other_gpus(), halves_and_doubles([row for row in rows_of(FILES[MODEL][0]) if row.run != FILES[MODEL][1]], kind)]
+    write("steps", [__doc__.strip()], shown.lines, held.lines, named.lines, *further, table.lines, out=options.out)
 
 
 if __name__ == "__main__":
