@@ -30,7 +30,7 @@ def load_cluster(path: str | Path) -> Cluster:
     try:
         table = load_toml(path)
     except BadInput:
-        if re.search(r"^\s*GPU0\b.*\bGPU1\b", read_text(path), re.MULTILINE):
+        if re.search(r"GPU0\s+GPU1", read_text(path)):
             raise BadInput(
                 f"{path}: expected a cluster, found output of nvidia-smi topo -m, which a cluster file (with [[gpu]]) names "
                 'by fabric = {kind = "nvidia-smi", topology = "' + path.name + '", nic_Bps = 50e9}'

@@ -125,8 +125,10 @@ def _structure(config_json: str) -> ModelStructure | None:
     if not isinstance(hidden := getattr(text, "hidden_size", None), int):
         return None
     ((experts, weights, *widths),) = kinds
-    latent = [getattr(text, entry, None) for entry in DISPATCHED]
-    dispatched = next((width for width in (*latent, hidden) if width in widths), max(widths))
+    said = [width for entry in (*DISPATCHED, "moe_hidden_size") if (width := getattr(text, entry, None)) in widths] or [hidden]
+    if (dispatched := said[0]) not in widths:
+        expected = f"hidden_size or {' or '.join(DISPATCHED)} as a width of the experts of {name}"
+        raise BadInput(f"config: expected {expected}, found experts of {widths[0]} by {widths[1]}")
     inner = widths[0] if widths[1] == dispatched else widths[1]
     numbered = [(int(at[1]), path, module) for path, module in model.named_modules() if (at := _LAYER.search(f"{path}."))]
     shared = [module for number, path, module in numbered if number == min(layers) and _SHARED.search(path)]
@@ -430,7 +432,7 @@ def number(config: Mapping[str, Any], *names: str) -> int:
                     f"config: {unequal}expected {name} alike for all layers and kinds of tokens, found {str(value)[:80]}"
                 )
             value = value[0]
-        if isinstance(value, int) and value > 0:
+        if type(value) is int and value > 0:
             return value
     text = next((shown(config[name]) for name in names if config.get(name) is not None), "none: not a MoE model?")
     raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found {text}")

@@ -175,7 +175,9 @@ def test_unequal_layers_of_gpt_oss_puzzle(method, gigabytes):
         Shape.of(config)
 
 
-@pytest.mark.parametrize(("config", "found"), [({"hidden_size": "a"}, "'a'"), ({}, "none: not a MoE model?")])
+@pytest.mark.parametrize(
+    ("config", "found"), [({"hidden_size": "a"}, "'a'"), ({"hidden_size": True}, "True"), ({}, "none: not a MoE model?")]
+)
 def test_a_size_that_is_no_number_is_shown(config, found):
     with pytest.raises(BadInput, match=f"above zero under hidden_size, found {re.escape(found)}"):
         number(config, "hidden_size")
