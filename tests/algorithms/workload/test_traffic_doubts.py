@@ -1,12 +1,19 @@
 """Traffic that no router sends: each rule on both sides of its threshold, by hand."""
 
+import csv
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from aurora import SyntheticOptions, synthetic_profile
+from aurora.algorithms.workload import traffic_doubts as rules
 from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.traffic_doubts import load_doubts, traffic_doubts
 from aurora.types import TokenRouting
+
+DATA = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared/data"))
 
 
 def doubts(layers, experts, top_k, routing=None, load_LE=None):
@@ -63,3 +70,23 @@ def test_counts_of_experts(load_LE, said):
 def test_drawn_traffic_is_not_doubted():
     assert not traffic_doubts(synthetic_profile("zipf:4", "mixtral-topics", SyntheticOptions(sources=2)))
     assert not load_doubts(np.array([[7, 7]]), top_k=2)  # every token chooses both
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="recorded data is not here: set AURORA_DATA")
+def test_recorded_traffic_is_not_doubted_at_half_the_thresholds(monkeypatch):
+    """Tokens of DeepSeek-V2-Lite, all and a twentieth of them; counts of OLMoE and Mixtral by domain."""
+    for name in ("MOST_ALIKE", "MOST_ALIKE_COUNTED"):
+        monkeypatch.setattr(rules, name, getattr(rules, name) / 2)
+    monkeypatch.setattr(rules, "LEAST_SPREAD", 2 * rules.LEAST_SPREAD)
+    monkeypatch.setattr(rules, "MOST_UNCHOSEN", {least: part / 2 for least, part in rules.MOST_UNCHOSEN.items()})
+    for name in ("law", "intent"):
+        experts_ULK = np.load(DATA / f"dsv2lite_esft/{name}.npz")["experts"]
+        for chosen_ULK in (experts_ULK, experts_ULK[::20]):
+            zeros_U = np.zeros(len(chosen_ULK), dtype=np.int64)
+            assert doubts(26, 64, 6, TokenRouting(chosen_ULK, zeros_U, zeros_U)) == ()
+    with (DATA / "olmoe_mixtral_domains/counts_dev.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["selection"] == "topk"]
+    for model, experts, top_k in (("olmoe-1b-7b-0924", 64, 8), ("mixtral-8x7b-v0.1", 8, 2)):
+        for domain in ("arxiv", "book", "c4", "github", "wikipedia"):
+            counts = [int(row["count"]) for row in rows if (row["model"], row["domain"]) == (model, domain)]
+            assert doubts(3, experts, top_k, load_LE=np.reshape(counts, (3, experts))) == ()
