@@ -194,12 +194,3 @@ def test_parts_of_any_name_and_depth_tell_experts(names):
         assert (shape.layers, shape.experts, shape.top_k, shape.hidden, shape.inner) == (3, 8, 2, 64, 32)
     with pytest.raises(BadInput, match="expected one part that tells a number of experts, found one, two"):
         Shape.of({"one": {"num_experts": 4}, "two": {"num_experts": 8}})
-
-
-def test_parameters_of_mistral_s_own_files():
-    moe = {"num_experts": 8, "num_experts_per_tok": 2}
-    shape = Shape.of({"dim": 4096, "n_layers": 32, "hidden_dim": 14336, "n_heads": 32, "vocab_size": 32000, "moe": moe})
-    assert (shape.layers, shape.experts, shape.top_k, shape.expert_bytes) == (32, 8, 2, 352321536)
-    assert shape.remarks[0].startswith(
-        "all 32 layers are taken to have experts: the config has none of mlp_layer_types, moe_layer"
-    )
