@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 from aurora.advisor.balancers import RecordedRange, recorded_range
 from aurora.advisor.ceiling import planned_map
 from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
-from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines import SERVING_ENGINES, described
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
 from aurora.advisor.served_ways import (
@@ -29,7 +29,7 @@ from aurora.algorithms.check.fit import ENGINES, check_engine
 from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL, draw_profile
-from aurora.errors import BadInput, InfeasiblePlan, check_one_of
+from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import save
 from aurora.io.clusters import load_gpus
 from aurora.io.engine_placements import export_placement
@@ -141,6 +141,7 @@ class Recommendation:
 
     Attributes:
         engine: the engine, one of SERVING_ENGINES.
+        version: the version that was asked for; empty: none.
         cluster: the GPUs.
         profile: the traffic, and compute times of every kind of GPU.
         drawn: whether the traffic was drawn rather than recorded; then no placement is recommended, and layouts and exchanges
@@ -154,6 +155,7 @@ class Recommendation:
     """
 
     engine: str
+    version: str
     cluster: Cluster
     profile: Profile
     drawn: bool
@@ -244,7 +246,7 @@ def recommend(
 
     Args:
         gpus: kinds and numbers, such as "h20:8,a100:8", by words of their datasheets' names; or a Cluster.
-        engine: "vllm", "sglang", "trtllm" or "vllm-ascend".
+        engine: "vllm", "sglang", "trtllm" or "vllm-ascend"; or with its version, as "vllm==0.33".
         model: config.json (its content or path), folder or shipped name of the model, from which the seconds of steps are
             computed; None: only MoE layers are simulated.
         profile: the model's traffic; its tokens are redistributed if there are more or fewer GPUs than source ranks. None:
@@ -271,7 +273,7 @@ def recommend(
         >>> drawn.cluster.gpus[0].kind, drawn.best
         ('NVIDIA H20', None)
     """
-    check_one_of("engine", engine, SERVING_ENGINES)
+    use, version = described(engine)
     known = load_gpus()
     cluster = gpus if isinstance(gpus, Cluster) else cluster_of(gpus, known, nic_Bps, per_server)
     config = model if model is None or isinstance(model, Mapping) else load_model_config(model)
@@ -296,9 +298,9 @@ def recommend(
         best = best_way(served)
         spread = balance_of_requests(case, served, best, requests, progress)
         if best is not None and best.way is not None and best.way.placement == "plan":
-            plan = planned(cluster, profile, best, SERVING_ENGINES[engine].replicate)
+            plan = planned(cluster, profile, best, use.replicate)
     else:
-        way = SERVING_ENGINES[engine].default(len(cluster), per_server_of(cluster), profile.experts, nvlink)
+        way = use.default(len(cluster), per_server_of(cluster), profile.experts, nvlink)
         share = 1.0
         if config is not None and len(kinds) == len({gpu.kind for gpu in cluster.gpus}):
             with suppress(BadInput):  # a config of experts alone
@@ -307,7 +309,7 @@ def recommend(
         best_plan = None if drawn else simulated.best
         plan = None if best_plan is None else best_plan.plan
         recorded = recorded_range(len(cluster)) if drawn else None
-    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, plan, spread)
+    return Recommendation(use.name, version, cluster, profile, drawn, served, simulated, recorded, plan, spread)
 
 
 def has_nvlink(cluster: Cluster) -> bool:

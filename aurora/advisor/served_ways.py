@@ -24,7 +24,7 @@ from aurora.advisor.ceiling import (
     map_seconds,
     perfect_seconds,
 )
-from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines import described
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, EplbSettings, Layout, ServingWay
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer, rearrangement_s
 from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit
@@ -217,7 +217,7 @@ def compare_ways_of_serving(
     Args:
         profile: recorded or drawn traffic, of any number of source ranks, with compute curves of the GPUs' kind.
         model: the model, its GPUs and its requests.
-        engine: one of SERVING_ENGINES.
+        engine: one of SERVING_ENGINES, as "vllm", or with a version, as "vllm==0.33".
         gpus: number of GPUs.
         nvlink: whether NVLink connects the GPUs of a server.
         progress: called with (name of the work, amount done, amount in all).
@@ -233,7 +233,7 @@ class _Comparison:
     """Ratios of methods, measured once for each layout, number of slots and size of step; and the ways that use them."""
 
     def __init__(self, profile: Profile, model: ServingCase, engine: str, gpus: int, nvlink: bool) -> None:
-        self.whole, self.model, self.use = profile, model, SERVING_ENGINES[engine]
+        self.whole, self.model, self.use = profile, model, described(engine)[0]
         self.few = profile.at_layers(evenly_spaced(profile.layers, COMPARED_LAYERS))
         self.left_out: dict[str, str] = {}
         self.fits: dict[ServingWay, MemoryFit] = {}

@@ -35,7 +35,7 @@ def recommend(
     Without a profile, traffic is random and nothing is recommended; shown is the gain of balancing on recorded models.
 
     Args:
-        engine: the serving engine.
+        engine: the serving engine; NAME==VERSION: a version of it.
         model: the model's config.json or folder, or a shipped model's name; needed without --profile; once per model.
         gpus: kinds and numbers of GPUs, such as h20:8,a100:8; or give --cluster.
         cluster: cluster TOML, or a shipped cluster's name.

@@ -2,7 +2,7 @@
 
 from math import isinf
 
-from aurora.advisor.engines import engine
+from aurora.advisor.engines import SERVING_ENGINES, engine
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation, installs
@@ -74,7 +74,8 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
     """Returns a recommendation as sentences: the recommended way, if any; the gain of balancing; and the assumptions."""
     exchange = engine.EXCHANGES[recommendation.default.exchange]
     moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
-    default = f"{recommendation.engine}'s own exchange{moved}: {exchange.about}."
+    versions = " to ".join(SERVING_ENGINES[recommendation.engine].versions)
+    default = f"{recommendation.engine}'s own exchange ({versions}){moved}: {exchange.about}."
     lines, best, simulated = list[str](), recommendation.best, recommendation.simulated
     if recommendation.requests is not None:
         lines.append(requests_line(recommendation.requests))
@@ -90,6 +91,7 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
         if best.low is not None:
             on = f"on traffic that it was not made for ({best.low:.2f}x to {best.high:.2f}x)"
         lines.append(f"Serve by the plan: {best.name}, {best.gain:.2f}x {on}.")
+    lines += _version_lines(recommendation)
     if recommendation.plan is not None:
         lines.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
     if best is not None and len({gpu.node for gpu in recommendation.cluster.gpus}) != recommendation.default.hosts:
@@ -109,6 +111,14 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
         f"computed from datasheets. Of those that were compared with measured ones, half were within {COMPUTED_ERROR - 1:.0%}: "
         f"intervals allow for that between layouts or exchanges. The default has {default}",
     ]
+
+
+def _version_lines(recommendation: Recommendation) -> list[str]:
+    """Says of which versions the engine's defaults and settings are known, if another one was asked for."""
+    use, version = SERVING_ENGINES[recommendation.engine], recommendation.version
+    if use.describes(version):
+        return []
+    return [f"Defaults and settings are those of {use.name} {' to '.join(use.versions)}: in {version} they may be others."]
 
 
 def requests_line(spread: BalanceOfRequests) -> str:

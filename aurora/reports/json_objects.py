@@ -195,7 +195,7 @@ def recommendation_json(recommendation: Recommendation) -> JsonObject:
     """Returns a recommendation: the ways compared with the engine's default, and the best one."""
     best, way, simulated = recommendation.best, recommendation.way, recommendation.simulated
     return {
-        **fields_json(recommendation, "engine drawn"),
+        **fields_json(recommendation, "engine version drawn"),
         "exchange": recommendation.default.exchange,
         "gpus": [gpu.kind for gpu in recommendation.cluster.gpus],
         "recommendation": best and way and {"name": best.name, "way": asdict(way)},

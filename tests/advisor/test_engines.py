@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.advisor.engines import SERVING_ENGINES, command_with
+from aurora.advisor.engines import SERVING_ENGINES, command_with, described
 from aurora.advisor.engines.engine import EXCHANGES, EplbSettings, Layout, ServingWay, launch_places
 from aurora.errors import BadInput
 from aurora.io.engine_placements import PLACEMENT_FORMATS
@@ -241,3 +241,14 @@ def test_a_way_that_cannot_be_is_refused(changes, why):
 def test_eplb_needs_a_window_and_an_interval():
     with pytest.raises(BadInput, match="from 1 step on"):
         EplbSettings(0, 10)
+
+
+def test_an_engine_is_described_by_version():
+    """MoonEP came with vLLM 0.31; the description is of 0.30 to 0.33."""
+    assert ["moonep" in described(f"vllm==0.{minor}")[0].exchanges for minor in (30, 31, 33)] == [False, True, True]
+    assert [described("vllm")[0].describes(version) for version in ("", "0.29.1", "0.30", "0.33.2", "0.34", "1.0")] == [
+        True, False, True, True, False, False,
+    ]  # fmt: skip
+    for text, message in (("vllm==", "a version after =="), ("vllm==new", "such as 0.33 after =="), ("llm", "expected one of")):
+        with pytest.raises(BadInput, match=message):
+            described(text)

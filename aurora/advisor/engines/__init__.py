@@ -11,8 +11,22 @@ from aurora.advisor.engines.sglang import SGLANG
 from aurora.advisor.engines.trtllm import TRTLLM
 from aurora.advisor.engines.vllm import VLLM
 from aurora.advisor.engines.vllm_ascend import VLLM_ASCEND
+from aurora.errors import BadInput, check_one_of
 
 SERVING_ENGINES: dict[str, ServingEngine] = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM, "vllm-ascend": VLLM_ASCEND}
+
+
+def described(text: str) -> tuple[ServingEngine, str]:
+    """Returns the engine that a text such as "vllm" or "vllm==0.33" names, with that version's exchanges, and the version.
+
+    Raises:
+        BadInput: if the engine is unknown, or the version is no version.
+    """
+    name, _, version = text.partition("==")
+    check_one_of("engine", name, SERVING_ENGINES)
+    if "==" in text and not version:
+        raise BadInput(f"`engine`: expected a version after ==, found {text!r}")
+    return SERVING_ENGINES[name].at(version), version
 
 
 def command_with(form: str, file: Path, gpus: int, experts: int, redundant: int) -> str:

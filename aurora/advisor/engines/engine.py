@@ -1,11 +1,12 @@
 """Descriptions of serving engines: their layouts of a model over GPUs, their exchanges of tokens, and their launch commands."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from aurora.errors import BadInput, check_one_of
 
@@ -311,13 +312,18 @@ class DispatchFlag:
     rank: str = ""
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    """Returns the numbers of a version."""
+    return tuple(map(int, version.split(".")))
+
+
 @dataclass(frozen=True)
 class ServingEngine:
     """A serving engine: its defaults, its settings, and its commands. The docstring of its module lists the settings.
 
     Attributes:
         name: the engine's name.
-        versions: the versions of the engine to which this description applies.
+        versions: the first and the last version of the engine to which this description applies.
         exchanges: the engine's own name for each of the EXCHANGES that it has.
         launch: function (way, model's name or path, placement file) -> shell commands.
         refuses: function from a way to a dict: possible reasons against serving in that way, True for those that apply.
@@ -335,12 +341,13 @@ class ServingEngine:
         files: function (way, placement file) -> dict from the names of further files in its folder to their texts.
         dispatch: the way in which it spreads requests over data-parallel ranks by default, as in `RequestOptions.dispatch`.
         dispatch_flags: settings that spread them in other ways.
+        since: the first version that has an exchange, for those that came after the first of `versions`.
         share: function (way, models, plan files, part of a GPU's memory for each model) -> commands of servers that take turns
             on the same GPUs, each with its plan and orders; None: the engine does not support this.
     """
 
     name: str
-    versions: str
+    versions: tuple[str, str]
     exchanges: Mapping[str, str]
     launch: Callable[[ServingWay, str, Path], str]
     refuses: Callable[[ServingWay], Mapping[str, bool]]
@@ -357,7 +364,24 @@ class ServingEngine:
     files: Callable[[ServingWay, Path], dict[str, str]] = lambda way, file: {}
     dispatch: str = "requests"
     dispatch_flags: Sequence[DispatchFlag] = ()
+    since: Mapping[str, str] = field(default_factory=dict)
     share: Callable[[ServingWay, Sequence[str], Sequence[Path], Sequence[float]], list[str]] | None = None
+
+    def at(self, version: str) -> Self:
+        """Returns the engine with the exchanges that a version has; all of them if `version` is empty.
+
+        Raises:
+            BadInput: if the version is not numbers with points between them.
+        """
+        if version and not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", version):
+            raise BadInput(f"`engine`: expected a version such as {self.versions[1]} after ==, found {version!r}")
+        later = {name for name, first in self.since.items() if version and _numbers(version) < _numbers(first)}
+        return replace(self, exchanges={name: own for name, own in self.exchanges.items() if name not in later})
+
+    def describes(self, version: str) -> bool:
+        """Returns whether the description applies to a version; to an empty one it does."""
+        first, last = map(_numbers, self.versions)
+        return not version or (first <= _numbers(version)[: len(first)] and _numbers(version)[: len(last)] <= last)
 
     def check(self, way: ServingWay) -> None:
         """Raises BadInput, with the reason in one sentence, if the engine cannot serve in a way."""

@@ -112,7 +112,7 @@ def default_exchange(way: ServingWay) -> str:
 
 SGLANG = ServingEngine(
     "sglang",
-    "0.5.22 and 0.5.23",
+    ("0.5.22", "0.5.23"),
     BACKENDS,
     launch,
     refuses,

@@ -164,7 +164,7 @@ def default_exchange(way: ServingWay) -> str:
 
 VLLM = ServingEngine(
     "vllm",
-    "0.30 to 0.33",
+    ("0.30", "0.33"),
     BACKENDS,
     launch,
     refuses,
@@ -179,5 +179,6 @@ VLLM = ServingEngine(
         DispatchFlag("a router by tokens (header X-data-parallel-rank)", "tokens"),
         DispatchFlag("""--additional-config '{"aurora": {"requests": "cadence"}}'""", "cadence"),
     ],
+    since={"moonep": "0.31"},
     share=share,
 )
