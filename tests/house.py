@@ -31,7 +31,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/elastic": (900, 900),
     "aurora/training": (1760, 1450),
     "aurora/advisor": (3130, 3130),
-    "aurora/reports": (1975, 1340),
+    "aurora/reports": (2030, 1400),
     "aurora/cli": (1680, 1150),
     "integrations/aurora_vllm": (5590, 4300),
     "product": (34_990, 31_370),
