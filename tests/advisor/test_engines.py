@@ -246,9 +246,8 @@ def test_eplb_needs_a_window_and_an_interval():
 def test_an_engine_is_described_by_version():
     """MoonEP came with vLLM 0.31; the description is of 0.30 to 0.33."""
     assert ["moonep" in described(f"vllm==0.{minor}")[0].exchanges for minor in (30, 31, 33)] == [False, True, True]
-    assert [described("vllm")[0].describes(version) for version in ("", "0.29.1", "0.30", "0.33.2", "0.34", "1.0")] == [
-        True, False, True, True, False, False,
-    ]  # fmt: skip
+    known = [version for version in ("", "0.29.1", "0.30", "0.33.2", "0.34", "1.0") if described("vllm")[0].describes(version)]
+    assert known == ["", "0.30", "0.33.2"]
     for text, message in (("vllm==", "a version after =="), ("vllm==new", "such as 0.33 after =="), ("llm", "expected one of")):
         with pytest.raises(BadInput, match=message):
             described(text)
