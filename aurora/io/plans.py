@@ -234,7 +234,7 @@ def _order_to_json(order: Order) -> dict[str, Any]:
         "method": order.method,
         "sends_open": order.sends_open,
         "recvs_open": order.recvs_open,
-        "pairs": " ".join(f"{src}>{dst}" for src, dst in order.pairs_X2.tolist()),
+        "pairs": " ".join(["%d>%d"] * len(order.pairs_X2)) % tuple(order.pairs_X2.ravel().tolist()),
         **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
         **({"paced": True} if order.paced else {}),
         **({} if order.tier_X is None else {"tiers": " ".join(map(str, order.tier_X.tolist()))}),

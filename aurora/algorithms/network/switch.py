@@ -195,17 +195,18 @@ class Switch:
 
     def _grow(self, *sizes: int) -> None:
         """Makes room for so many rows, all-to-alls and tiers: twice as many of each as there are, if there are too few."""
-        now = len(self._rows), len(self._members), self._queues.shape[3]
-        if all(size <= have for size, have in zip(sizes, now, strict=True)):
-            return
+        n, now = self._network.gpus, (len(self._rows), len(self._members), self._queues.shape[3])
         rows, slots, tiers = (have if size <= have else max(size, 2 * have) for size, have in zip(sizes, now, strict=True))
-        n, before_s, places = self._network.gpus, self._event_s, 1 << (rows - 1).bit_length()
-        self._rows, self._turns = _enlarged(self._rows, rows), _enlarged(self._turns, 3, rows)
-        self._queues, self._members = _enlarged(self._queues, slots, 2, n, tiers), _enlarged(self._members, slots, n)
-        self._done = _enlarged(self._done, slots * n, 2)
-        self._event_s = np.full(2 * places, np.inf)
-        self._event_s[places : places + now[0]] = before_s[len(before_s) // 2 :][: now[0]]
-        self._hold()
+        if rows > now[0]:
+            before_s, places = self._event_s, 1 << (rows - 1).bit_length()
+            self._rows, self._turns = _enlarged(self._rows, rows), _enlarged(self._turns, 3, rows)
+            self._event_s = np.full(2 * places, np.inf)
+            self._event_s[places : places + now[0]] = before_s[len(before_s) // 2 :][: now[0]]
+        if (slots, tiers) != now[1:]:
+            self._queues, self._members = _enlarged(self._queues, slots, 2, n, tiers), _enlarged(self._members, slots, n)
+            self._done = _enlarged(self._done, slots * n, 2)
+        if (rows, slots, tiers) != now:
+            self._hold()
 
     def _hold(self) -> None:
         """Has the simulation use the present arrays."""

@@ -48,6 +48,10 @@ class Colocated(Scenario):
 
     def place(self, rng: np.random.Generator, progress: Progress = no_progress) -> PlacedModels:
         """Places all models, layer by layer, by `options.assign` and `options.colocate`. See `Scenario.place`."""
+        return self.priced(self.placements(rng), progress)
+
+    def placements(self, rng: np.random.Generator, progress: Progress = no_progress) -> tuple[Placement, ...]:
+        """Returns the placements of `place`, without their prices."""
         self._check_equal_shares()
         options, layers_M = self.options, [profile.layers for profile in self.profiles]
         shortest, longest = int(np.argmin(layers_M)), self.layers
@@ -62,11 +66,10 @@ class Colocated(Scenario):
             for model, held_G in enumerate(COLOCATE[options.colocate](problem, rng)):
                 if model not in fixed:
                     held_MLG[model].append(held_G)
-        placements = tuple(
+        return tuple(
             Placement.stack([Placement.unreplicated(layer.gpu_E(held_G), len(self.cluster)) for layer, held_G in both])
             for both in (zip(*pair, strict=True) for pair in zip(layers_ML, held_MLG, strict=True))
         )
-        return self.priced(placements, progress)
 
     def bounds(
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0

@@ -81,21 +81,15 @@ class Exclusive(Scenario):
 
     def place(self, rng: np.random.Generator, progress: Progress = no_progress) -> PlacedModels:
         """Places all experts by `options.place`, by their loads as recorded or forecast. See `Scenario.place`."""
-        profile, options = self.profiles[0], self.options
-        memory_G, capacity_G = self._memory_G, slots_G(self.cluster, profile, options)
+        profile = self.profiles[0]
         offered = set(evenly_spaced(profile.layers, OFFERED_LAYERS).tolist())
 
         def placed(layer: int) -> tuple[Placement, float, float | None]:
             """One layer's placement; the promised seconds; and those with one more slot on each GPU, None if not tried."""
-            rng, forecast = np.random.default_rng((options.seed, layer)), self._forecast(layer)
-            problem = self._problem(layer, forecast, capacity_G, rng)
-            if options.place in PLACE and not problem.any_group_fits:
-                raise InfeasiblePlan(
-                    f"`place` {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "
-                    f"`place` {SWAP_SEARCH} gives the larger GPUs more"
-                )
-            placement, promised = _place_layer(self.cluster, problem, options, rng), self._promised(layer, forecast)
-            larger = _with_one_more_slot(problem, placement, memory_G) if layer in offered else None
+            (placement, problem, forecast), larger = self._placed(layer), None
+            promised = self._promised(layer, forecast)
+            if layer in offered:
+                larger = _with_one_more_slot(problem, placement, self._memory_G)
             return placement, promised.value_s(placement.split_EG(0)), None if larger is None else promised.evenly_s(larger)
 
         placement_L, now_s_L, larger_s_L = zip(*map_layers(placed, profile.layers, "placing experts", progress), strict=True)
@@ -103,6 +97,22 @@ class Exclusive(Scenario):
         now_s, larger_s = (sum(column) for column in zip(*tried, strict=True)) if tried else (0.0, 0.0)
         found = self.priced([Placement.stack(placement_L)], progress, None if self.domains else sum(now_s_L))
         return replace(found, slot_gain=1 - larger_s / now_s if now_s else None)
+
+    def placements(self, rng: np.random.Generator, progress: Progress = no_progress) -> tuple[Placement, ...]:
+        """Returns the placements of `place`, without their prices."""
+        layers = map_layers(lambda layer: self._placed(layer)[0], self.profiles[0].layers, "placing experts", progress)
+        return (Placement.stack(layers),)
+
+    def _placed(self, layer: int) -> tuple[Placement, ExclusiveProblem, Forecast]:
+        """One layer's placement, and what it was made for."""
+        options, rng, forecast = self.options, np.random.default_rng((self.options.seed, layer)), self._forecast(layer)
+        problem = self._problem(layer, forecast, slots_G(self.cluster, self.profiles[0], options), rng)
+        if options.place in PLACE and not problem.any_group_fits:
+            raise InfeasiblePlan(
+                f"`place` {options.place}: an equal share of {self.profiles[0].model!r}'s experts does not fit on every GPU; "
+                f"`place` {SWAP_SEARCH} gives the larger GPUs more"
+            )
+        return _place_layer(self.cluster, problem, options, rng), problem, forecast
 
     def bounds(
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0

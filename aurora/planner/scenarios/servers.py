@@ -66,7 +66,7 @@ class OverServers(Scenario):
         by_load = (Colocated if self._colocated else Exclusive)(
             replace(self.cluster, servers=None), self.profiles, self.options
         )
-        placements_M = by_load.place(rng, progress).placements_M
+        placements_M = by_load.placements(rng, progress)
         if self._searches_servers:
             placements_M = tuple(self.improve_on_servers(placements_M, self.hierarchies(placements_M, rng), progress))
         return self.for_placements(placements_M, rng).priced(placements_M, progress)
