@@ -17,14 +17,13 @@ from aurora.advisor.engines import SERVING_ENGINES, described
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
 from aurora.advisor.served_ways import (
-    COMPUTED_ERROR,
     ComparedWay,
     WaysOfServing,
     compare_ways_of_serving,
-    without_records,
 )
 from aurora.advisor.serving_case import ServingCase
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
+from aurora.advisor.without_records import without_records
 from aurora.algorithms.check.fit import ENGINES, check_engine
 from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.algorithms.layers_in_threads import Progress, no_progress
@@ -192,7 +191,7 @@ def best_way(served: WaysOfServing) -> ComparedWay | None:
 
     A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval, and a way with EPLB
     only if EPLB pays (`WaysOfServing.eplb`). First the layout and exchange are chosen: of those within the error of computed
-    steps (COMPUTED_ERROR) of the most tokens per second, one that needs nothing installed is preferred, then the one with the
+    steps of the most tokens per second, one that needs nothing installed is preferred, then the one with the
     fewest changes. Then, of the ways with both within TIE of the most tokens per second, the one with the fewest changes.
     """
     pays = served.eplb is not None and served.eplb.advice == "eplb"
@@ -210,7 +209,7 @@ def best_way(served: WaysOfServing) -> ComparedWay | None:
         return sorted(near, key=lambda other: (bool(installs(served, other)), len(other.changes), -other.service.tokens_per_s))
 
     best_of = {settings(other): other for other in sorted(sure, key=lambda other: other.service.tokens_per_s)}
-    chosen = settings(fewest(list(best_of.values()), COMPUTED_ERROR)[0])
+    chosen = settings(fewest(list(best_of.values()), served.error)[0])
     return fewest([other for other in sure if settings(other) == chosen], TIE)[0]
 
 

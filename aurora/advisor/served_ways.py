@@ -29,6 +29,7 @@ from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, EplbSetting
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer, rearrangement_s
 from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit
 from aurora.advisor.serving_case import BATCHED_TOKENS, PERFECT, Service, ServingCase
+from aurora.advisor.step_constants import borrowed, computed_error
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import text_config
 from aurora.errors import BadInput, InfeasiblePlan
@@ -37,7 +38,6 @@ from aurora.types import Gpu, Profile, RequestLoad
 from aurora.types.arrays import evenly_spaced
 
 SHARED_OUT = 1.02  # gain of perfect balance from which shares of it are told: of less they are noise
-COMPUTED_ERROR = 1.10  # factor that intervals allow two layouts or exchanges: the median error of computed steps
 COMPARED_LAYERS = 16  # at most, evenly spaced, on which methods are compared
 METHODS = {  # names of balancing methods in tables
     "linear": "experts in sequence",
@@ -61,7 +61,7 @@ class ComparedWay:
         service: predicted rates and latencies.
         gain: tokens per second / tokens per second of the default.
         low, high: ends of the gain's interval. It covers balance (95 %, over blocks of held-out traffic) and, if layout or
-            exchange differ from the default's, the error of computed steps (COMPUTED_ERROR).
+            exchange differ from the default's, the error of computed steps (`computed_error`).
         share: time saved / time that perfect balance would save in the default's layout; None for other layouts or exchanges,
             and if perfect balance would gain less than SHARED_OUT.
         memory_bytes: bytes of replicas on a GPU.
@@ -108,6 +108,8 @@ class WaysOfServing:
         left_out: ways that were not compared, each with the reason.
         layers: number of layers on which methods were compared.
         eplb: answer to whether EPLB pays; None: the engine has none in the default's layout and exchange.
+        error: factor of error of computed steps, as intervals have it.
+        borrowed: kinds of GPUs whose shares of peak are taken, since those of this kind are not known.
         memory: memory of a GPU in the default, in the fastest way of each layout, exchange and number of slots, and in those
             that do not fit.
     """
@@ -121,6 +123,8 @@ class WaysOfServing:
     left_out: Mapping[str, str]
     layers: int
     eplb: EplbAnswer | None
+    error: float
+    borrowed: tuple[str, ...]
     memory: tuple[MemoryFit, ...]
 
 
@@ -149,35 +153,6 @@ def priced_by(way: ServingWay) -> EngineExchange:
     sent = EXCHANGES[way.exchange]
     per = "gpu" if way.hosts == 1 and sent.once_per != "expert" else sent.once_per  # servers are between servers
     return replace(sent, once_per=per, about="", nvlink="", needs="", maker="", source="")
-
-
-def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[float, float]) -> WaysOfServing:
-    """Returns the ways that need no recorded experts: those whose experts are in sequence, or cut over GPUs.
-
-    Their rates are those at the mean (geometric) imbalance of recorded models. Intervals cover the range of imbalance, and the
-    error of computed steps. Perfect balance remains as the ceiling, with the range alone.
-
-    Args:
-        served: ways that were compared on drawn traffic.
-        case: the model, its GPUs and its requests.
-        ratios: least and most seconds of the slowest GPU's experts / seconds with perfect balance, over recorded models.
-    """
-    assert served.default.way is not None
-    default, middle = served.default.way, (ratios[0] * ratios[1]) ** 0.5
-
-    def service(other: ComparedWay, ratio: float) -> Service:
-        return case.service(other.way or default, (ratio, ratio) if other.method == "linear" else PERFECT)
-
-    def priced(other: ComparedWay, error: float) -> ComparedWay:
-        low, gain, high = sorted(
-            service(other, ratio).tokens_per_s / service(served.default, ratio).tokens_per_s for ratio in (*ratios, middle)
-        )
-        known = replace(other, service=service(other, middle), share=None)
-        return replace(known, gain=gain, low=low / error, high=high * error)
-
-    kept = [priced(other, COMPUTED_ERROR) for other in served.others if other.method in ("linear", "")]
-    kept.sort(key=lambda other: -other.service.tokens_per_s)
-    return replace(served, default=priced(served.default, 1.0), ceiling=priced(served.ceiling, 1.0), others=tuple(kept))
 
 
 def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
@@ -363,6 +338,8 @@ class _Comparison:
             self.left_out,
             self.few.layers,
             self._eplb(others, ceiling.gain, base),
+            computed_error(self.model.kind),
+            tuple(borrowed(self.model.kind)),
             self._memory(others),
         )
 
@@ -461,7 +438,7 @@ class _Comparison:
         stall_s = self._stall_s(used) if method == "eplb-every" else 0.0
         most_s = stall_s * (SPREAD if self.model.eplb_stall_s is None else 1.0)
         service = self.model.service(used, mean, stall_s)
-        error = COMPUTED_ERROR if apart else 1.0
+        error = computed_error(self.model.kind) if apart else 1.0
         low = self.model.service(used, worse, most_s).tokens_per_s / base
         high = self.model.service(used, better, stall_s).tokens_per_s / base
         saves, possible = 1 / base - 1 / service.tokens_per_s, 1 / base - 1 / perfect

@@ -74,6 +74,8 @@ class StepConstants:
 
 
 DEFAULT = StepConstants()
+COMPUTED_ERROR = 1.10  # half of the steps of bench/steps.py on GPUs whose shares are known are within this factor
+BORROWED_ERROR = 1.25  # with another kind's shares; published steps of H800 and H20 are within it with their own
 NAMES = {"dense_share": "flops_share"}  # of GpuKind's shares, where StepConstants has another
 
 
@@ -89,3 +91,15 @@ def nearest(kind: GpuKind, share: str) -> GpuKind:
     balance = kind.half_flops / kind.memory_Bps
     measured = [other for other in load_gpus().values() if getattr(other, share) is not None]
     return min(measured, key=lambda other: abs(log(other.half_flops / other.memory_Bps / balance)))
+
+
+def borrowed(kind: GpuKind) -> list[str]:
+    """Returns the kinds whose shares are taken for another, because those of its own products or attention are not known."""
+    either = "grouped_share" if kind.grouped_fp8_share is None else "grouped_fp8_share"
+    kinds = [nearest(kind, share).kind for share in ("dense_share", either, "attention_share")]
+    return [name for name in dict.fromkeys(kinds) if name != kind.kind]
+
+
+def computed_error(kind: GpuKind) -> float:
+    """Returns the factor of error of computed steps that intervals allow."""
+    return BORROWED_ERROR if borrowed(kind) else COMPUTED_ERROR

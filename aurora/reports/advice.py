@@ -7,7 +7,7 @@ from aurora.advisor.eplb_pays import SPREAD, EplbAnswer
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation, installs
 from aurora.advisor.request_balance import BalanceOfRequests
-from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
+from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.sharing import ApartSeconds
 from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, TwoModels, takes_turns
 from aurora.planner.choice import TIE
@@ -105,11 +105,15 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
     if (most := recommendation.default.batched_tokens) > 0:
         lines.append(f"The default fits with at most {most} tokens of a rank in a step: --max-num-batched-tokens or its like.")
     lines += [f"{fit.name} does not fit: {fit.why}." for fit in recommendation.served.memory if fit.why][:SHOWN_SHORT]
+    allowed = f"Of those that were compared with measured ones, half were within {recommendation.served.error - 1:.0%}"
+    if taken := recommendation.served.borrowed:
+        own = " and ".join({gpu.kind: None for gpu in recommendation.cluster.gpus})
+        allowed = f"How much of a peak kernels of {own} reach is not known, and taken from {' and '.join(taken)}"
     return [
         *lines,
         f"Requests have {load.isl} tokens and answers of {load.osl}, {load.concurrency} in flight on each GPU. Steps are "
-        f"computed from datasheets. Of those that were compared with measured ones, half were within {COMPUTED_ERROR - 1:.0%}: "
-        f"intervals allow for that between layouts or exchanges. The default has {default}",
+        f"computed from datasheets. {allowed}; intervals between layouts or exchanges allow "
+        f"{recommendation.served.error - 1:.0%}. The default has {default}",
     ]
 
 

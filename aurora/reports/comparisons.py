@@ -78,7 +78,7 @@ def memory_table(engine: str, served: WaysOfServing) -> Table:
         "From sources and datasheets, not measured"
     )
     heads = right("weights", "experts", "cache", "activ.", "buffers", "EPLB", "graphs", "total", "tokens", "slots")
-    table = Table(Column("GB of a GPU", min_width=11), *heads, caption=caption)
+    table = Table(Column("GB a GPU", min_width=10), *heads, caption=caption)
     short = [fit for fit in served.memory if fit.why]
     for group in ([fit for fit in served.memory if not fit.why], short[:SHOWN_SHORT]):
         for fit in group:

@@ -234,7 +234,7 @@ def ways_json(served: WaysOfServing) -> JsonObject:
         "default": way(served.default),
         "ceiling": way(served.ceiling),
         "others": [way(other) for other in served.others],
-        **fields_json(served, "left_out layers"),
+        **fields_json(served, "left_out layers error borrowed"),
         "eplb": served.eplb and {**asdict(served.eplb), **fields_json(served.eplb, "life_s experts_life_s")},
         "memory": [{**asdict(fit), "total": fit.parts.total} for fit in served.memory],
     }

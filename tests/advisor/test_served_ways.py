@@ -12,13 +12,13 @@ from aurora.advisor.engines.engine import EplbSettings, Layout
 from aurora.advisor.gpu_memory import memory_bytes
 from aurora.advisor.recommend import best_way, installs, planned, recommend
 from aurora.advisor.served_ways import (
-    COMPUTED_ERROR,
     compare_ways_of_serving,
     method_of,
-    without_records,
 )
 from aurora.advisor.serving_case import BATCHED_TOKENS, ServingCase
+from aurora.advisor.step_constants import COMPUTED_ERROR
 from aurora.advisor.step_time import SchedulerStep, step_seconds
+from aurora.advisor.without_records import without_records
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_gpus

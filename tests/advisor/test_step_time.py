@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aurora.advisor.collectives import all_reduce_bytes, ring_nic_bytes
 from aurora.advisor.engines.engine import EXCHANGES, Layout
 from aurora.advisor.served_sizes import ServedSizes
-from aurora.advisor.step_constants import DEFAULT, StepConstants, nearest
+from aurora.advisor.step_constants import DEFAULT, StepConstants, borrowed, computed_error, nearest
 from aurora.advisor.step_time import SchedulerStep, active_experts, step_seconds
 from aurora.errors import BadInput
 from aurora.io.clusters import load_gpus
@@ -319,3 +319,6 @@ def test_a_kind_without_shares_takes_those_of_the_nearest():
     assert StepConstants.of(far).grouped_share == 0.29
     assert StepConstants.of(far).flops_share == nearest(far, "dense_share").dense_share
     assert nearest(KIND, "dense_share") is KIND
+    assert (borrowed(KIND), computed_error(KIND)) == ([], 1.10)
+    assert borrowed(far)[0] == nearest(far, "dense_share").kind
+    assert computed_error(far) == 1.25
