@@ -195,19 +195,12 @@ def test_a_server_of_eight_gpus_gathers_over_links():
     assert collectives_s(Layout(data=8, expert=8), 1.0) == collectives_s(Layout(data=8, expert=8), None)
 
 
-def test_servers_meet_over_their_nics():
-    step, split = SchedulerStep(prefill_tokens=600), Layout(data=16, expert=16)
-    seconds = [step_seconds(SIZES, KIND, split, step, nic_Bps=rate).collectives_s for rate in (50e9, 25e9)]
-    assert seconds[0] < seconds[1]
-    with pytest.raises(BadInput, match="nic_Bps"):
-        step_seconds(SIZES, KIND, split, step)
-
-
 @pytest.mark.parametrize(
     ("split", "how", "message"),
     [
         (Layout(), {"exchange": "carrier"}, "expected one of all-reduce"),
         (Layout(), {"imbalance": 0.5}, "at least 1"),
+        (Layout(data=16, expert=16), {}, "nic_Bps: expected a rate for 16 GPUs on servers of 8"),
     ],
 )
 def test_bad_arguments(split, how, message):
