@@ -13,6 +13,7 @@ pipeline stage).
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -186,8 +187,8 @@ def _seconds(slots_LG: Slots, layers: Sequence[int]) -> list[str]:
         f"expert {expert} of layer {layer} on GPU {gpu}"
         for layer, held_G in zip(layers, slots_LG, strict=True)
         for gpu, held in enumerate(held_G)
-        for slot, expert in enumerate(held)
-        if expert in held[:slot]
+        for expert, times in Counter(held).items()
+        for _ in range(times - 1)
     ]
 
 
@@ -240,7 +241,8 @@ def _check_experts(rows: Rows, experts: int | None) -> None:
     experts = experts or 1 + max(map(max, filter(None, flat.values())), default=0)
     for layer, row in flat.items():
         if len(seen := set(row)) < experts:
-            if layer and all(1 + max(each, default=0) == len(set(each)) for each in flat.values()):
+            sizes = {len(each) * (1 + max(each, default=0) == len(each)) for each in map(set, flat.values())}
+            if 0 not in sizes and {experts} < sizes:
                 raise BadInput(f"layers have unequal experts: {experts} at most, and {len(seen)} in layer {layer}")
             absent = next(expert for expert in range(experts) if expert not in seen)
             raise BadInput(f"layer {layer}: expected experts 0 to {experts - 1}, {experts - len(seen)} missing, first {absent}")
@@ -301,7 +303,7 @@ def _read_vllm(path: Path) -> tuple[Rows, list[str]]:
     except ValueError:
         tables = [json_value(line) for line in text.splitlines() if line.strip()]
     records = [table for table in tables if isinstance(table, dict) and "record_type" in table]
-    if records or len(tables) > 1:
+    if records or len(tables) != 1:
         for record in records:
             if record["record_type"] == "eplb_initial_mapping":
                 return _numbered(record["initial_global_assignments"], record.get("num_slots")), []
@@ -339,12 +341,13 @@ def _numbered(rows: Any, slots: Any) -> Rows:
 
 def _experts_of_ranks(rank_E: Any) -> list[list[int]]:
     """Returns the experts of each rank by the rank of each expert: [0, 0, 1, 2] gives [[0, 1], [2], [3]]."""
+    held_G: list[list[int]] = []
     for expert, rank in enumerate(rank_E):
         if type(rank) is not int or not 0 <= rank < MOST_GPUS:
-            raise BadInput(
-                f"expert_to_ep_rank, expert {expert}: expected a rank from 0 to {MOST_GPUS - 1}, found {shown(rank)}"
-            )
-    return [[expert for expert, of in enumerate(rank_E) if of == rank] for rank in range(1 + max(rank_E, default=-1))]
+            raise BadInput(f"expert_to_ep_rank, expert {expert}: expected a rank below {MOST_GPUS}, found {shown(rank)}")
+        held_G += [[] for _ in range(len(held_G), rank + 1)]
+        held_G[rank].append(expert)
+    return held_G
 
 
 def _of_one_model(maps: Mapping[str, Any]) -> tuple[Rows, list[str]]:

@@ -256,7 +256,7 @@ def test_eplb_maps_agree_with_one_another():
         ("vllm-map", '{"record_type": "eplb_load_stats"}', 2, (), "expected a line of record_type eplb_initial_mapping, found none"),
         ("vllm-map", "[0, 1]", 2, (), r"expected the model's sizes \(`shape`\), as one map for all layers"),
         ("vllm-map", "3", 2, (), "a value in it is missing"),
-        ("vllm-map", '{"expert_to_ep_rank": [[0, 4096]]}', 2, (), "expert_to_ep_rank, expert 1: expected a rank from 0 to 4095, found 4096"),
+        ("vllm-map", '{"expert_to_ep_rank": [[0, 4096]]}', 2, (), "expert_to_ep_rank, expert 1: expected a rank below 4096, found 4096"),
         ("vllm-map", '{"model_maps": {"A": {"physical_to_logical_map": [[0]]}, "B": {"physical_to_logical_map": [[0]]}}}', 1, (), "expected the map of one model, .* found A, B"),
         ("vllm-map", '{"model_maps": {"A#pp_rank=1": {"physical_to_logical_map": [[0]]}}}', 1, (), r"A: expected pipeline stages 0 to 1, found \[1\]"),
         ("vllm-map", '{"model_maps": {"A": {"physical_to_logical_map": [[0]], "num_moe_layers": 2}}}', 1, (), "A: expected the 2 layers of num_moe_layers, found 1"),
