@@ -174,8 +174,8 @@ def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
     if way.eplb is not None and way.eplb != default.eplb:
         words.append(f"EPLB every {way.eplb.interval} steps")
     if way.redundant != default.redundant:
-        more = way.redundant // layout.expert if way.redundant >= layout.expert else way.redundant
-        words.append(f"+{more} slot{'s' * (more > 1)}")
+        more, least = way.redundant // layout.expert, f"{way.redundant} redundant experts"
+        words.append(f"+{more} slot{'s' * (more > 1)}" if more else least)
     return (*words, *([f"{way.balance} in every step"] if way.balance else []))
 
 
@@ -260,7 +260,8 @@ class _Comparison:
             if why := self._short(way):
                 name = ", ".join(changes(way, self.default))
                 self.left_out[name] = why
-                self.short += [replace(self.fits[way], name=name)] * (way in self.fits)
+                if way in self.fits:
+                    self.short.append(replace(self.fits[way], name=name))
                 continue
             sized = self._sized(way)
             kind = priced_by(sized), replace(sized, exchange=self.default.exchange)
@@ -343,19 +344,21 @@ class _Comparison:
             self._memory(others),
         )
 
-    def _stall_s(self, way: ServingWay) -> float:
-        """Seconds for which serving waits in a rearrangement of EPLB."""
-        if self.model.eplb_stall_s is not None:
+    def _stall_s(self, way: ServingWay, waits: bool | None = None) -> float:
+        """Seconds for which serving waits in a rearrangement of EPLB, as measured or as the engine moves experts."""
+        if waits is None and self.model.eplb_stall_s is not None:
             return self.model.eplb_stall_s
-        kind, link_Bps = self.model.kind, self.model.link_Bps(way)
-        return rearrangement_s(
-            self._slots(way), self.whole.layers, self.whole.expert_bytes, kind, link_Bps, self.use.moves_wait
-        )
+        slots, link_Bps = self._slots(way), self.model.link_Bps(way)
+        waits = self.use.moves_wait if waits is None else waits
+        return rearrangement_s(slots, self.whole.layers, self.whole.expert_bytes, self.model.kind, link_Bps, waits)
 
     def _at_best_interval(self, way: ServingWay) -> ServingWay:
-        """A way with EPLB, at the recorded interval with the most tokens per second; the longest of those that are as fast."""
+        """A way with EPLB, at the recorded interval with the most tokens per second; the longest of those that are as fast.
+
+        Experts that travel beside serving need a part of the interval, SPREAD times as long as computed, and a step a layer.
+        """
         found, load, few = list[tuple[float, int, ServingWay]](), self.model.load, self.few
-        unstalled = 0.0
+        unstalled, least_s = 0.0, 0.0 if self.use.moves_wait else SPREAD * self._stall_s(way, waits=True)
         window_tokens = few.load_LE.sum() / few.layers / few.top_k / few.windows
         for every in self.intervals:
             self.every[way] = every
@@ -366,7 +369,7 @@ class _Comparison:
             interval = max(1, round(interval_s * self.model.steps(way) / (service.tpot_s * load.osl)))
             timed = way
             with suppress(BadInput):  # of an engine whose interval is fixed
-                if few.windows >= FEWEST_WINDOWS and interval >= self.whole.layers:  # which vLLM needs beside serving
+                if few.windows >= FEWEST_WINDOWS and interval_s >= least_s and interval >= self.whole.layers:
                     self.use.check(known := replace(way, eplb=EplbSettings(min(self.use.eplb.window, interval), interval)))
                     timed = known
             rate = self.model.service(timed, ratios, self._stall_s(way)).tokens_per_s

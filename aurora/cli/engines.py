@@ -68,11 +68,14 @@ def export(
     if output is not None:
         write_text(output, exported.text)
     launch = command_with(form, path or Path("FILE"), placement.gpus, placement.experts, exported.redundant)
+    least, slots = -placement.experts % placement.gpus, -(-placement.experts // placement.gpus)
+    fewer = f"the least is {least}, {slots} slots on each GPU: aurora plan --slots-per-gpu {slots}"
     added_bytes_G = None if expert_bytes is None else exported.added_LG.sum(axis=0) * expert_bytes
     summary = {
         "output": output,
         "format": form,
         "redundant_experts": exported.redundant,
+        "least_redundant_experts": least,
         "added_experts": exported.added_LG.sum(axis=1),
         "added_bytes": added_bytes_G,
         "shares_off": exported.off_by,
@@ -80,7 +83,8 @@ def export(
         "left_out": exported.left_out,
         "text": None if output else exported.text,
     }
-    notes = (padding_line(exported, added_bytes_G), exported.left_out, f"to use it: {launch}")
+    notes = [padding_line(exported, added_bytes_G), *[fewer] * (exported.redundant > least), exported.left_out]
+    notes.append(f"to use it: {launch}")
     if output is None and not as_json:
         print(*notes, sep="\n", file=sys.stderr)
     show(as_json, summary, *((f"wrote {output}", *notes) if output else (exported.text.removesuffix("\n"),)))

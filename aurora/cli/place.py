@@ -63,7 +63,7 @@ def place(
     from aurora.algorithms.check.plans import check_layout, check_resilient
     from aurora.algorithms.replicas.failure_resilient import DEFAULT, fewest_slots, place_to_survive
     from aurora.reports.json_objects import placement_json, survival_json
-    from aurora.reports.plan_tables import layout_table, survival_table, survive_lines
+    from aurora.reports.plan_tables import layout_table, slots_line, survival_table, survive_lines
 
     chosen: dict[str, Any] = {"replicas": _numbers("--replicas", replicas, int), "seed": seed}
     chosen |= {} if method is None else {"method": method}
@@ -103,7 +103,8 @@ def place(
     load_LE = loads_of(loads)
     placement = aurora.place(load_LE, have, **chosen)
     check_layout(placement, load_LE, have)
-    show(as_json, placement_json(placement), layout_table(placement))
+    line = slots_line(placement, load_LE, slots) if groups == 1 and replicas is None else None
+    show(as_json, placement_json(placement), layout_table(placement), line)
 
 
 def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:

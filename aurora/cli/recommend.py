@@ -27,7 +27,7 @@ def recommend(
     trace_format: Annotated[str | None, OptionField(choices="trace_format", panel=SERVED)] = None,
     nic_Bps: Annotated[float, OptionField(flag="--nic-bps")] = 50e9,
     per_server: int | None = None,
-    eplb_stall_s: Annotated[float | None, OptionField(flag="--eplb-stall", above=0, most=LONGEST_S)] = None,
+    eplb_stall_s: Annotated[float | None, OptionField(flag="--eplb-stall", above=0, most=LONGEST_S, panel="EPLB")] = None,
     output: Path = Path("recommended"),
     as_json: bool = False,
 ) -> None:

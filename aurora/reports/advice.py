@@ -1,5 +1,6 @@
 """Advice: sentences that recommend actions to users, based on simulations in which the action was tried."""
 
+from dataclasses import replace
 from math import isinf
 
 from aurora.advisor.engines import SERVING_ENGINES, engine
@@ -12,7 +13,7 @@ from aurora.advisor.sharing import ApartSeconds
 from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, TwoModels, takes_turns
 from aurora.planner.choice import TIE
 from aurora.reports.comparisons import SHOWN_SHORT
-from aurora.reports.formatting import percent, seconds
+from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.trace_times import Summary
 
 
@@ -83,6 +84,7 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
         lines += _drawn_lines(recommendation)
     elif recommendation.served is not None:
         lines += [eplb_line(answer)] if (answer := recommendation.served.eplb) is not None else []
+        lines += [said] if (said := replicas_line(recommendation.served)) else []
         lines += _served_lines(recommendation, recommendation.served)
     elif best is None:
         lines.append(f"Keep {recommendation.engine}'s default placement: no plan is surely faster by {SURE - 1:.0%}.")
@@ -208,6 +210,25 @@ def eplb_line(answer: EplbAnswer) -> str:
         f"{answer.saved:.2%} of the time). Balancedness is {answer.balancedness:.4f}: were experts all of the time, "
         f"{seconds(answer.experts_life_s)} would do."
     )
+
+
+def replicas_line(served: WaysOfServing) -> str:
+    """Returns the least number of redundant experts, and what one more slot on each GPU takes and brings; empty: unknown."""
+    default = served.default.way
+    assert default is not None
+    placed: dict[int, ComparedWay] = {}
+    for other in served.others:
+        if other.way is not None and other.way == replace(default, placement="plan", redundant=other.way.redundant):
+            placed[other.way.redundant] = other
+    least = -default.experts % default.layout.expert
+    few, more = placed.get(least), placed.get(least + default.layout.expert)
+    if few is None or more is None or not default.experts:
+        return ""
+    evenly = f"EPLB needs {least} redundant experts at least for {default.experts} experts on {default.layout.expert} GPUs"
+    if least and (none := placed.get(0)) is not None:
+        evenly += f", which bring {few.gain / none.gain:.3f}x of a planned placement without"
+    slot = size(more.memory_bytes - few.memory_bytes)
+    return f"Replicas: {evenly}; one more slot on each GPU takes {slot} and brings {more.gain / few.gain:.3f}x of that."
 
 
 def _served_lines(recommendation: Recommendation, served: WaysOfServing) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
+from aurora.advisor.ceiling import TOKENS, map_seconds, planned_map
 from aurora.algorithms.placement.explain import LayerExplanation
 from aurora.algorithms.placement.objective import letters
 from aurora.algorithms.workload.load_statistics import LEVEL
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LINKS = 6  # of a cut, by name
 USELESS = 1.0  # a gap, above which the bound on replicas over servers tells nothing: each may save a token its way by NIC
 ONCE = "without replicas"
+PAYS = 1.005  # times the balance, from which replicas pay
 LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
 
 
@@ -225,6 +227,29 @@ def survive_lines(
             yield f"with {fewest + spare} slots per GPU max/mean load is {_worst(placement):.4f}"
             break
     yield f"{fixed} redundant experts, a fixed count, would take {-(-(experts + fixed) // gpus)} slots per GPU"
+
+
+def slots_line(layout: ReplicaPlacement, load_LE: FloatArray, slots: int) -> str | None:
+    """Returns a line on replicas that do not pay, with what one more slot per GPU brings; None if they do, or there are none.
+
+    Args:
+        layout: the placement.
+        load_LE: (L, E) the loads that it was made for.
+        slots: slots of each GPU.
+    """
+    gpus, perfect_L = layout.placement.gpus, load_LE.sum(axis=1) / layout.placement.gpus
+
+    def worst(at: int | None) -> float:
+        seconds_DL = map_seconds(
+            load_LE[None], planned_map(load_LE, gpus, at, "equal-split" if at is None else layout.method), TOKENS
+        )
+        return float((seconds_DL[0] / np.maximum(perfect_L, TINY)).max())
+
+    replicas = slots * gpus - load_LE.shape[1]
+    if replicas <= 0 or _worst(layout) * PAYS < (alone := worst(None)):
+        return None
+    more = f"with {slots + 1} slots per GPU it is {worst(slots + 1):.4f}"
+    return f"the {replicas} replicas of a layer do not pay: max/mean is {alone:.4f} without any; {more}"
 
 
 def _worst(placement: ReplicaPlacement) -> float:

@@ -48,7 +48,7 @@ def drifting():
         [[6.0 if (expert & mask).bit_count() % 2 else 1.0 for expert in range(16)] for mask in masks_W.tolist()]
     )
     rng = np.random.default_rng(0)
-    tokens_TLSE = np.stack([rng.multinomial(1 << 14, share_E / share_E.sum(), size=(4, 8)) for share_E in share_WE])
+    tokens_TLSE = np.stack([rng.multinomial(1 << 17, share_E / share_E.sum(), size=(4, 8)) for share_E in share_WE])
     return Shape.of(CONFIG).profile(tokens_TLSE, {"tool": "recorder"}, kinds=[H100])
 
 

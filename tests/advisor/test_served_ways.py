@@ -22,7 +22,7 @@ from aurora.advisor.without_records import without_records
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_gpus
-from aurora.reports.advice import recommendation_lines
+from aurora.reports.advice import recommendation_lines, replicas_line
 from aurora.reports.json_objects import recommendation_json
 from aurora.types import RequestLoad
 
@@ -245,6 +245,19 @@ def test_recorded_traffic_is_answered_in_one_sentence():
     assert recommendation_json(found)["recommendation"]["name"] == found.best.name
     even = recommend("h100:1", "sglang", model=CONFIG, profile=traffic(hot=1.0).at_sources(1))
     assert recommendation_lines(even)[0].startswith("Keep sglang's default")
+
+
+def test_experts_that_do_not_divide_evenly_need_few_redundant_ones():
+    """16 experts on 6 GPUs: 2 make 18, 3 slots each; 16 heads cannot be cut over 6 GPUs."""
+    compared = compare_ways_of_serving(traffic(), ONE_SERVER, "vllm", 6)
+    assert {other.way.redundant for other in compared.others if other.way.eplb} == {2, 8}
+    assert compared.left_out["TP 6"] == "16 attention heads cannot be cut over 6 GPUs"
+    gains = {other.name: other for other in compared.others}
+    few, more = gains["planned placement, 2 redundant experts"], gains["planned placement, +1 slot"]
+    assert more.memory_bytes - few.memory_bytes == 4 * Shape.of(CONFIG).expert_bytes
+    said = replicas_line(compared)
+    assert said.startswith("Replicas: EPLB needs 2 redundant experts at least for 16 experts on 6 GPUs, which bring ")
+    assert said.endswith(f"one more slot on each GPU takes 101 MB and brings {more.gain / few.gain:.3f}x of that.")
 
 
 def test_stalls_of_eplb_take_their_time():

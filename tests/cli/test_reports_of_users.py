@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from aurora.io import load, load_cluster
-from aurora.io.plans import load_placement
+from aurora.io.plans import load_placement, save_placement
+from aurora.types import Placement
 from tests.cli.refusal import refused
 
 REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared/data")) / "reports"
@@ -170,3 +171,26 @@ def test_rates_by_rail_are_refused_by_one_sentence():
 
     with pytest.raises(BadInput, match=r"\[fabric\]: nic_Bps must be a number, found \["):
         load_cluster(REPORTS / "76-slow-rail/cluster.toml")
+
+
+@pytest.mark.parametrize(("method", "more"), [("equal-split", "1.0078"), ("eplb", "1.1250")])
+def test_replicas_that_do_not_pay_are_named(aurora, method, more):
+    """256 equal loads on 72 GPUs: 4 on some, mean 3.556; 32 slots more leave 8 GPUs with four whole experts (report 94)."""
+    options = ("--gpus", 72, "--method", method)
+    code, out, _ = aurora("place", REPORTS / "94-uniform-odd-counts/u256.csv", "--slots", 4, *options)
+    said = f"the 32 replicas of a layer do not pay: max/mean is 1.1250 without any; with 5 slots per GPU it is {more}"
+    assert (code, said in " ".join(out.split())) == (0, True)
+    _, out, _ = aurora("place", REPORTS / "94-uniform-odd-counts/u128.csv", "--slots", 22, "--gpus", 6, "--method", method)
+    assert "do not pay" not in out
+
+
+@pytest.mark.parametrize(("experts", "gpus", "least"), [(128, 12, 4), (160, 6, 2)])
+def test_the_least_number_of_redundant_experts_is_said(aurora, experts, gpus, least):
+    """Report 93: (-experts) mod GPUs, also where a plan without equal slots needs more of them."""
+    held = [[*range(20)], *([*range(20 + at, experts, gpus - 1)] for at in range(gpus - 1))]
+    save_placement(Placement.evenly([held]), "by hand", Path("placed.json"))
+    code, out, _ = aurora("export", "placed.json", "--format", "vllm-map", "--output", "map.jsonl")
+    most = max(map(len, held))
+    assert (code, f"the least is {least}, {-(-experts // gpus)} slots on each GPU" in out) == (0, True)
+    assert (most * gpus - experts - least) % gpus == 0
+    assert f'"num_redundant_experts": {most * gpus - experts}' in out

@@ -420,7 +420,8 @@ class ServingEngine:
         """Returns all ways in which the engine can serve on these GPUs, the default first; arguments as in `default`.
 
         They are: the default; the default with one change, which is another exchange, overlapping halves of a batch, another
-        placement or the engine's balancer; the same with one further slot per GPU; and other layouts with each exchange.
+        placement or the engine's balancer; the same with as few replicas as make slots equal, if experts do not divide evenly,
+        and with one further slot per GPU; and other layouts with each exchange.
         """
         way = self.default(gpus, per_server, experts, nvlink)
         more, layouts = -experts % gpus + gpus, [Layout(gpus), Layout(gpus, expert=gpus)]
@@ -429,7 +430,8 @@ class ServingEngine:
             layouts += [Layout(size, copies=copies), *([Layout(1, size, size, copies)] if size > 1 else [])]
         layouts += [Layout(cut, gpus // cut, gpus) for cut in (2, 4, 8) if gpus % cut == 0 and cut < gpus]
         changes: list[dict[str, Any]] = [{}, {"eplb": self.eplb}, {"placement": "plan"}]
-        changes += [{"eplb": self.eplb, "redundant": more}, {"placement": "plan", "redundant": more}]
+        for redundant in {-experts % gpus: None, more: None}:
+            changes += [{"eplb": self.eplb, "redundant": redundant}, {"placement": "plan", "redundant": redundant}]
         changes += [{"eplb": self.eplb, "redundant": more, "balance": balance} for balance in self.balances]
         halves = [{}, {"overlap": True}]
         everywhere = [{"exchange": name, **change, **cut} for name in self.exchanges for change in changes for cut in halves]

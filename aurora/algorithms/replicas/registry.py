@@ -91,8 +91,8 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:
     """Replica counts to start from: EPLB's; no replica larger than a part of a GPU's mean load; few experts divided often.
 
-    The last are for equal experts. 128 of them on 6 GPUs of 22 slots: 2 have 3 replicas each, and each GPU a third and 21 whole
-    experts.
+    The last are for equal experts: the coldest whole, equally many on each GPU, the others divided over all other slots. 128
+    on 6 GPUs of 22 slots: 21 whole on each, and 2 with 3 replicas. 256 on 72 of 5: 3 whole, and 40 with 3 or 4 replicas.
     """
     experts, gpus, slots_in_all = len(load_E), slots.gpus, int(slots.useful_G(len(load_E)).sum())
     mean = max(load_bounds.mean_load(load_E, slots) / slots.cost_G.min(), TINY)
@@ -101,11 +101,11 @@ def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:
         count_E = counts_by_size(load_E, size * mean, slots_in_all, gpus)
         if count_E is not None:
             yield count_E
-    spare = slots_in_all - experts
-    for count in range(2, gpus + 1):
-        divided = spare // (count - 1)
-        if spare == divided * (count - 1) and 0 < divided < experts and divided * count % gpus == 0:
-            yield 1 + (count - 1) * (np.argsort(np.argsort(-load_E, kind="stable")) < divided)
+    rank_E = np.argsort(np.argsort(-load_E, kind="stable"))
+    for whole in range(experts // gpus, max(0, experts // gpus - 2), -1):
+        divided, room = experts - whole * gpus, slots_in_all - whole * gpus
+        if 0 < divided <= room <= divided * gpus:
+            yield np.where(rank_E < divided, room // divided + (rank_E < room % divided), 1)
 
 
 def _dealt(count_E: IntArray, slots_G: IntArray) -> IntArray:
