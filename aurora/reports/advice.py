@@ -224,7 +224,8 @@ def replicas_line(served: WaysOfServing) -> str:
     few, more = placed.get(least), placed.get(least + default.layout.expert)
     if few is None or more is None or not default.experts:
         return ""
-    evenly = f"EPLB needs {least} redundant experts at least for {default.experts} experts on {default.layout.expert} GPUs"
+    need = f"{least} redundant experts at least" if least else "no redundant experts"
+    evenly = f"EPLB needs {need} for {default.experts} experts on {default.layout.expert} GPUs"
     if least and (none := placed.get(0)) is not None:
         evenly += f", which bring {few.gain / none.gain:.3f}x of a planned placement without"
     slot = size(more.memory_bytes - few.memory_bytes)

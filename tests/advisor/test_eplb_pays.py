@@ -14,8 +14,6 @@ from aurora.reports.advice import eplb_line, recommendation_lines
 from aurora.types import RequestLoad
 from tests.advisor.test_served_ways import CONFIG, H100, ONE_SERVER, traffic
 
-KINDS = load_gpus()
-
 
 def test_a_stall_must_be_served_for():
     assert least_life_s(41.8, 0.0645) == pytest.approx(648, abs=0.1)  # vLLM's pull request 50647: (1466.5 - 463.1) / 24 s
@@ -33,7 +31,7 @@ def test_a_stall_must_be_served_for():
     ],
 )
 def test_a_rearrangement_takes_about_as_long_as_published_ones(slots, layers, expert_bytes, kind, computed, measured):
-    gpu = KINDS[kind]
+    gpu = load_gpus()[kind]
     found = rearrangement_s(slots, layers, expert_bytes, gpu, gpu.port_Bps, waits=True)
     assert found == pytest.approx(computed, abs=0.001)
     assert measured[0] <= found <= measured[1]
@@ -63,12 +61,10 @@ def test_a_map_eplb_or_neither(profile, stall_s, advice):
     answer, best = compared.eplb, best_way(compared)
     assert answer.advice == advice
     assert answer.drift
-    if advice != "eplb":
-        assert best is None or best.way.eplb is None
+    assert advice == "eplb" or best is None or best.way.eplb is None
     if advice != "off" or stall_s == 1e3:
         assert answer.life_s == pytest.approx(stall_s / answer.saved)
-        timed = {other.way.eplb.interval for other in compared.others if other.way.eplb}
-        assert answer.interval in timed
+        assert answer.interval in {other.way.eplb.interval for other in compared.others if other.way.eplb}
         assert answer.interval >= 4  # a layer a step
     assert eplb_line(answer).startswith({"off": "EPLB: switch it off", "map": "EPLB: leave", "eplb": "EPLB: use"}[advice])
 
@@ -77,7 +73,6 @@ def test_a_server_that_eplb_made_three_times_slower_is_told_to_switch_it_off():
     """Report 92: 32 experts in sequence on 16 GPUs, 1069 tokens on the first and 995 or 996 on the others; 41.8 s a move."""
     config = {**CONFIG, "num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 2, "moe_intermediate_size": 768}
     load_E = np.array([535, 534, *[498] * 13, 497, 498, *[497, 498] * 7, 497])
-    assert (load_E.sum(), load_E.reshape(16, 2).sum(axis=1).max()) == (16000, 1069)
     tokens_TLSE = np.zeros((1, 2, 16, 32), dtype=np.int64)
     tokens_TLSE[0, :, 0] = load_E
     profile = Shape.of(config).profile(tokens_TLSE, {"tool": "recorder"}, kinds=[H100])
@@ -87,7 +82,5 @@ def test_a_server_that_eplb_made_three_times_slower_is_told_to_switch_it_off():
     assert answer.balancedness == pytest.approx(1000 / 1069)
     assert answer.experts_life_s == pytest.approx(41.8 / (1 - 1000 / 1069))  # 648 s
     assert answer.life_s > answer.experts_life_s
-    assert found.way is None or found.way.eplb is None
-    said = next(line for line in recommendation_lines(found) if line.startswith("EPLB"))
-    assert "one recording shows no drift" in said
-    assert "648 s would do" in said
+    said = " ".join(recommendation_lines(found))
+    assert said.index("EPLB: switch it off") < said.index("one recording shows no drift") < said.index("648 s would do")

@@ -190,7 +190,4 @@ def test_the_least_number_of_redundant_experts_is_said(aurora, experts, gpus, le
     held = [[*range(20)], *([*range(20 + at, experts, gpus - 1)] for at in range(gpus - 1))]
     save_placement(Placement.evenly([held]), "by hand", Path("placed.json"))
     code, out, _ = aurora("export", "placed.json", "--format", "vllm-map", "--output", "map.jsonl")
-    most = max(map(len, held))
     assert (code, f"the least is {least}, {-(-experts // gpus)} slots on each GPU" in out) == (0, True)
-    assert (most * gpus - experts - least) % gpus == 0
-    assert f'"num_redundant_experts": {most * gpus - experts}' in out
