@@ -1,6 +1,5 @@
 """Parts of an imbalance: steps cut from windows, and traffic whose parts are known by how it is made."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from aurora.advisor.ceiling import (
     TOKENS,
     RankCurve,
-    ServedTraffic,
     SlotMap,
     imbalance_split,
     linear_map,
@@ -153,19 +151,6 @@ def test_parts_add_up_for_any_number_of_gpus_steps_and_windows(gpus, step_tokens
     assert split.stable.value + split.drifting.value + split.per_step.value == pytest.approx(split.whole.value)
     assert split.drifting.value >= 0
     assert split.step_tokens <= min(step_tokens or np.inf, 100 * windows)
-
-
-def test_a_block_is_judged_by_a_map_that_does_not_know_it():
-    rng = np.random.default_rng(0)
-    share_TE = np.tile(SKEWED, (20, 1))
-    traffic = ServedTraffic.of(profile(share_TE, 3000, rng), None, rng)
-    block = int(traffic.block_T[-1])
-    other = traffic.load_TLE.copy()
-    other[traffic.block_T == block] = other[traffic.block_T == block][:, :, ::-1]
-    changed = replace(traffic, load_TLE=other)
-    maps, changed_maps = (each.held_out(lambda load: planned_map(load, 4, 2)) for each in (traffic, changed))
-    assert (maps[block].held_LGP == changed_maps[block].held_LGP).all()
-    assert any((a.held_LGP != b.held_LGP).any() for a, b in zip(maps[:-1], changed_maps[:-1], strict=True))
 
 
 def test_intervals_hold_the_ratio_in_most_samples():
