@@ -197,7 +197,7 @@ class Controller:
     def _levelled(self, load_LE: FloatArray) -> IntArray:
         """(L, G, P) the slots that suit loads (L, E) best: all that change, whether that pays or not."""
         rules = ENOUGH, self._min_replicas, self._domain_G
-        return rebalance(load_LE, self.held_LGP, self._slots, None, 0.0, *rules).held_LGP
+        return rebalance(load_LE, self.held_LGP, self._slots, None, *rules).held_LGP
 
     def _paying(self, saved_L: FloatArray, bytes_L: IntArray) -> list[int]:
         """Layers whose moves cost less than they save from their end on, those first that save most for their bytes.

@@ -24,7 +24,6 @@ def rebalance(
     held: Placement | ArrayLike,
     slots: GpuSlots | None = None,
     max_moves: int | None = None,
-    worth: float = 0.0,
     enough: float = 0.01,
     min_replicas: int = 1,
     domain_G: ArrayLike | None = None,
@@ -39,7 +38,6 @@ def rebalance(
         held: the placement in force: a Placement, or (L, G, P) whole numbers, the expert in each slot and -1 for none.
         slots: how many experts fit on each GPU, and what load costs there; None: as many as `held` has, on equal GPUs.
         max_moves: maximum number of experts that GPUs fetch in a layer; None: no limit.
-        worth: from zero to below one; a layer stays as it is if its largest load would fall by less than this part.
         enough: from zero to below one; a layer is good enough if its largest load is at most (1 + enough) x the mean.
         min_replicas: minimum number of GPUs, and of failure domains, that hold each expert; if `held` has fewer, as many as
             there.
@@ -66,14 +64,11 @@ def rebalance(
     whole = isinstance(max_moves, int | np.integer) and not isinstance(max_moves, bool)
     if max_moves is not None and (not whole or max_moves < 0):
         raise BadInput(f"`max_moves`: expected a whole number of zero or more, found {max_moves}")
-    for name, value in (("worth", worth), ("enough", enough)):
-        if not 0 <= value < 1:
-            raise BadInput(f"`{name}`: expected a number from zero to below one, found {value}")
+    if not 0 <= enough < 1:
+        raise BadInput(f"`enough`: expected a number from zero to below one, found {enough}")
     keeps = checked_min_replicas(min_replicas, domain_G, slots.gpus)
     began = time.perf_counter()
-    moves_L, before_L, after_L = change_layers(
-        load_LE, held_LGP, slots.slots_G.copy(), slots.cost_G, enough, max_moves, worth, keeps
-    )
+    moves_L, before_L, after_L = change_layers(load_LE, held_LGP, slots.slots_G.copy(), slots.cost_G, enough, max_moves, keeps)
     mean_L = load_LE.sum(axis=1) / (1 / slots.cost_G).sum()
     return Rebalanced(held_LGP, moves_L, before_L, after_L, mean_L, time.perf_counter() - began)
 
@@ -85,13 +80,12 @@ def change_layers(
     cost_G: FloatArray,
     enough: float,
     max_moves: int | None = None,
-    worth: float = 0.0,
     keeps: tuple[int, IntArray] | None = None,
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Changes slots in place as `rebalance` does, whose checks are made.
 
     Args:
-        load_LE, enough, max_moves, worth: as in `rebalance`.
+        load_LE, enough, max_moves: as in `rebalance`.
         held_LGP: (L, G, P) int64, the expert in each slot, which are as many as the largest of slots_G.
         slots_G, cost_G: the slots and the cost of each GPU.
         keeps: minimum replicas of each expert, and the failure domain of each GPU, (G,) int64; None: one replica.
@@ -106,7 +100,7 @@ def change_layers(
     begin_C = np.linspace(0, len(load_LE), min(len(load_LE), CHUNKS) + 1).astype(np.int64)
 
     def chunk(number: int) -> None:
-        limits, layers = (most, worth, before_L, mean_L, target_L), begin_C[number : number + 2].tolist()
+        limits, layers = (most, before_L, mean_L, target_L), begin_C[number : number + 2].tolist()
         rebalance_layers(load_LE, cost_G, slots_G, held_LGP, *limits, *keeps, moves_L, after_L, *layers)
 
     map_layers(chunk, len(begin_C) - 1, "rebalance layers")

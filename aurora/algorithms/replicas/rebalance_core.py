@@ -98,23 +98,22 @@ class Rebalancing:
         self.worse_X, self.more_X = np.zeros((2, gpus * width))
 
 
-@cython.locals(most=Int, worth=Float, begin=Index, end=Index)
+@cython.locals(most=Int, begin=Index, end=Index)
 def rebalance_layers(
-    load_LE: ConstFloats2, cost_G, slots_G, held_LGP: Ints3, most, worth, before_L: ConstFloats1, mean_L: ConstFloats1,
+    load_LE: ConstFloats2, cost_G, slots_G, held_LGP: Ints3, most, before_L: ConstFloats1, mean_L: ConstFloats1,
     target_L: ConstFloats1, min_replicas, domain_G, moves_L: Ints1, after_L: Floats1, begin, end
 ):  # fmt: skip
     """Rebalances the slots of layers `begin` to `end` in place, and sets their moves and largest times.
 
-    A layer's search stops at the largest time target_L, after at most `most` moves, or if no step helps. The slots stay as they
-    are if that lowers the largest time before_L by less than the part `worth`. Each expert keeps `min_replicas`, in as many
-    failure domains, or what it has at the start if that is less.
+    A layer's search stops at the largest time target_L, after at most `most` moves, or if no step helps. Each expert keeps
+    `min_replicas`, in as many failure domains, or what it has at the start if that is less.
     """
     state = Rebalancing(cost_G, slots_G, held_LGP[begin], load_LE.shape[1], min_replicas, domain_G)
     with nogil:
         for l in range(begin, end):
             if before_L[l] > target_L[l]:
                 moves, after = _rebalance(state, state.slots, load_LE[l], held_LGP[l], most, mean_L[l], target_L[l])
-                if moves > 0 and after < before_L[l] * (1 - larger(worth, LEAST_RELIEF)):
+                if moves > 0 and after < before_L[l] * (1 - LEAST_RELIEF):
                     moves_L[l], after_L[l] = moves, after
                     held_LGP[l, :, :] = state.made_GP
 

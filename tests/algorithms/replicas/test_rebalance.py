@@ -42,20 +42,19 @@ def spread(held_GP, of_G, experts):
 @given(
     in_force(),
     st.one_of(st.none(), st.integers(0, 3)),
-    st.sampled_from((0.0, 0.1)),
     st.sampled_from((0.0, 0.01)),
     st.integers(1, 3),
     st.integers(1, 3),
 )
-def test_the_next_placement_keeps_its_rules(case, max_moves, worth, enough, min_replicas, of_a_domain):
+def test_the_next_placement_keeps_its_rules(case, max_moves, enough, min_replicas, of_a_domain):
     held_LGP, slots, load_LE = case
     domain_G = np.arange(slots.gpus) // of_a_domain
-    made = rebalance(load_LE, held_LGP, slots, max_moves, worth, enough, min_replicas, domain_G)
+    made = rebalance(load_LE, held_LGP, slots, max_moves, enough, min_replicas, domain_G)
     for layer, (before_GP, after_GP, load_E) in enumerate(zip(held_LGP, made.held_LGP, load_LE, strict=True)):
         before, after = (largest_time(held_GP, load_E, slots.cost_G) for held_GP in (before_GP, after_GP))
         assert made.before_L[layer] == pytest.approx(before)
         assert made.max_load_L[layer] == pytest.approx(after)
-        assert after <= before * (1 - worth) or (after_GP == before_GP).all()
+        assert after < before or (after_GP == before_GP).all()
         for of_G in (range(slots.gpus), domain_G):
             was_E, is_E = (spread(held_GP, of_G, len(load_E)) for held_GP in (before_GP, after_GP))
             assert (is_E >= np.minimum(was_E, min_replicas)).all()
@@ -117,14 +116,6 @@ def test_a_large_model_is_rebalanced_by_few_moves():
     assert rebalance(load_LE, held).held_LGP.tolist() == made.held_LGP.tolist()
 
 
-def test_layers_that_gain_little_keep_their_placement():
-    before_LE, load_LE = drifted(2, 64, 0.2)
-    held = place(before_LE, GpuSlots.equal(8, 9)).placement
-    made = rebalance(load_LE, held, worth=0.5)
-    assert made.moves_L.tolist() == [0, 0]
-    assert made.placement == held or (made.max_load_L == made.before_L).all()
-
-
 def test_slots_that_stay_may_hold_an_expert_twice():
     made = rebalance([3.0, 1.0], [[[0, 0], [0, 1]]], max_moves=0)
     assert made.held_LGP.tolist() == [[[0, 0], [0, 1]]]
@@ -149,7 +140,6 @@ def test_slots_that_stay_may_hold_an_expert_twice():
         ([1, 1], [[[0, 1], [0, 1]]], {"slots": GpuSlots.equal(2, 1)}, "slots of each GPU"),
         ([1, 1], [[[0], [1]]], {"max_moves": -1}, "`max_moves`"),
         ([1, 1], [[[0], [1]]], {"max_moves": True}, "`max_moves`"),
-        ([1, 1], [[[0], [1]]], {"worth": 1.0}, "`worth`"),
         ([1, 1], [[[0], [1]]], {"enough": float("nan")}, "`enough`"),
         ([1, 1], [[[0], [1]]], {"min_replicas": 0}, "`min_replicas`: expected a whole number of one or more, found 0"),
         ([1, 1], [[[0], [1]]], {"domain_G": [0]}, "`domain_G`: expected a failure domain for each of 2 GPUs, found 1"),
