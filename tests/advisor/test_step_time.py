@@ -315,3 +315,33 @@ def test_a_kind_without_shares_takes_those_of_the_nearest():
     assert (borrowed(KIND), computed_error(KIND)) == ([], 1.10)
     assert borrowed(far)[0] == nearest(far, "dense_share").kind
     assert computed_error(far) == 1.25
+
+
+def test_every_part_of_a_step_by_hand():
+    """Eight requests of 100 tokens decode on one H100: 3,350 GB/s at 0.83, 989 TFLOPS at shares 0.75, 0.27 and 0.6.
+
+    Each part reads its weights in 2 bytes and takes 2 operations a weight and token; what is read and what is computed add up as
+    (a^1.5 + b^1.5)^(1/1.5), a kernel takes 2.1 us, and numbers of activations are passed over in 2 bytes each.
+    """
+    seconds = step_seconds(SIZES, KIND, Layout(), SchedulerStep(decode_requests=8, kv_tokens=800))
+    Bps, dense, grouped, pairs = 3350e9 * 0.83, 989e12 * 0.75, 989e12 * 0.27, 989e12 * 0.6
+
+    def product(weights, flops, rate, kernels, passed):
+        return ((2 * weights / Bps) ** 1.5 + (flops / rate) ** 1.5) ** (1 / 1.5) + kernels * 2.1e-6 + 2 * passed / Bps
+
+    # 64 x 128 twice for queries and output, 64 x 32 twice for keys and values; four times over what it reads and writes, and
+    # eight times over a token for norms and residuals. The cache: 100.5 tokens (half of the new one) of 2 x 2 x 16 numbers.
+    projections = product(20480, 2 * 20480 * 8, dense, 9, 8 * (4 * 20480 / 64 + 8 * 64))
+    assert seconds.attention_s == pytest.approx(4 * (projections + max(8 * 100.5 * 128 / Bps, 8 * 100.5 * 4 * 128 / pairs)))
+    # Shared experts: 3 x 64 x 48 weights in four kernels; twice over what they read, and two tokens' widths.
+    assert seconds.dense_s == pytest.approx(4 * product(9216, 2 * 9216 * 8, dense, 4, 8 * (2 * 9216 / 64 + 2 * 64)))
+    # 16 experts of 3 x 64 x 32: 16 rows choose 16 (1 - (1 + 8 ln(8/7) / 1.3)^-1.3) of them, each with half a tile of 16 rows more.
+    active = 16 * (1 - (1 + 8 * 0.1335314 / 1.3) ** -1.3)
+    routed = product(active * 6144, 2 * 6144 * (16 + 16 * active), grouped, 9, 16 * (2 * 6144 / 64 + 3 * 64))
+    assert seconds.experts_s == pytest.approx(4 * (routed + product(1024, 2 * 1024 * 8, dense, 0, 0)), rel=1e-6)
+    assert seconds.head_s == pytest.approx(product(6400, 2 * 6400 * 8, dense, 4, 0))
+    assert seconds.host_s == 4.6e-4  # within a CUDA graph, without other ranks
+    # Prompts of 600 tokens leave graphs: 4 layers x (5 + 4) + 4 x 9 + 4 x 4 launches, the first five of a layer of 18 us, others 27.
+    eager = step_seconds(SIZES, KIND, Layout(), SchedulerStep(600))
+    busy_s = eager.total - eager.host_s
+    assert eager.host_s == pytest.approx(4.6e-4 + 4 * 5 * 18e-6 + (4 * 4 + 4 * 9 + 4 * 4) * 27e-6 - busy_s)
