@@ -1,0 +1,93 @@
+"""Public comparisons of ways of serving beside predictions: `python bench/blind.py` writes a dated table to bench/results.
+
+Settings are in blind.toml. They and the predictions were committed before the published figures were written down; no constant
+was changed for those. "seen before" says what of an answer had come in sight by then, as search results show texts as they are:
+nothing, the figure of one side, the winner, or the ratio. Texts of GPUStack, vLLM's blog and UCCL were read with figures and
+words of comparison blanked out.
+
+A ratio is the throughput per GPU of the first way over that of the second, of `ServingCase.service` in the steady state. A way
+has the requests in flight that are asked for, or as many as fit its memory by `ServingCase.fit`. Experts are as uneven as those
+of recorded models (`recorded_range`), least and most. The interval is the span over that and over what a source does not say,
+with the error of computed steps (`computed_error`) at both ends; the prediction is its geometric middle. Requests that come all
+at once and drain are taken as half of them to all in flight.
+
+Right is a prediction with the published winner (within TIE of 1 there is none), and whose interval, or 15 % around it, has the
+published ratio, if one is published. Configurations are the hub's; GLM-5.2's layers that share an indexer have one each here.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from math import inf, sqrt
+from pathlib import Path
+from typing import Any
+
+from tables import Table, write
+
+from aurora.advisor.balancers import recorded_range
+from aurora.advisor.engines.engine import Layout, ServingWay
+from aurora.advisor.gpu_memory import most
+from aurora.advisor.serving_case import BATCHED_TOKENS, ServingCase
+from aurora.advisor.step_constants import computed_error
+from aurora.io.clusters import load_gpus
+from aurora.planner.choice import TIE
+from aurora.types import RequestLoad
+
+NEAR = 1.15  # factor within which a published ratio is taken as predicted
+DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+
+def per_gpu(comparison: Mapping[str, Any], side: Mapping[str, Any], flight: int, bound: int) -> float:
+    """Returns tokens per second and GPU of a way with so many requests in flight, at the least (0) or most (1) imbalance."""
+    layout, batched, redundant = Layout(**side["layout"]), side.get("batched_tokens", 0), side.get("redundant", 0)
+    way = ServingWay(comparison["engine"], layout, side["exchange"], redundant=redundant, batched_tokens=batched)
+    quantised = {"quantization_config": DATA["quantizations"][side["quantization"]]} if "quantization" in side else {}
+    config, kind = DATA["models"][side["model"]] | quantised, load_gpus()[comparison["gpus"]]
+    load = RequestLoad(comparison["isl"], comparison["osl"], max(1, flight // layout.gpus))
+    asked = ServingCase(config, kind, load, comparison.get("nic_Bps"), 8)
+
+    def at(concurrency: int) -> ServingCase:
+        return replace(asked, load=replace(load, concurrency=concurrency))
+
+    case = at(max(1, most(lambda concurrency: not at(concurrency).fit(way).why, load.concurrency)))
+    prefill, decode = (
+        recorded_range(layout.expert, tokens).ratios["eplb" if redundant else "linear"][bound] if layout.expert > 1 else 1.0
+        for tokens in case.step_tokens(layout, batched or BATCHED_TOKENS)
+    )
+    return case.service(way, (prefill, decode)).tokens_per_s / layout.gpus
+
+
+def predicted(comparison: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Returns the ratio of both ways' throughput per GPU, and the ends of its interval."""
+    first, second, error = comparison["first"], comparison["second"], computed_error(load_gpus()[comparison["gpus"]])
+    ways = product(comparison["flight"], (0, 1))
+    found = [per_gpu(comparison, first, *way) / per_gpu(comparison, second, *way) for way in ways]
+    return sqrt(min(found) * max(found)), min(found) / error, max(found) * error
+
+
+def right(ratio: float, low: float, high: float, published: float) -> bool:
+    """Returns whether a prediction has the published winner, and the published ratio if there is one."""
+    if not 1 / TIE < published < TIE and (ratio > 1) != (published > 1):
+        return False
+    return published in (0.0, inf) or low <= published <= high or 1 / NEAR <= published / ratio <= NEAR
+
+
+def main() -> None:
+    columns = "comparison | GPUs | engine | source | seen before | predicted | published | right"
+    table, judged = Table("Predicted and published", columns), []
+    for case in DATA["comparisons"]:
+        (ratio, low, high), published, shown, verdict = predicted(case), case.get("published"), "-", "-"
+        if published is not None:
+            shown = {0.0: "second wins", inf: "first wins"}.get(published) or f"{published:.2f}"
+            judged.append((case["seen"] in ("no", "one side"), hit := right(ratio, low, high, published)))
+            verdict = "yes" if hit else "no"
+        named = (case[key] for key in ("name", "gpus", "engine", "source", "seen"))
+        table.add(*named, f"{ratio:.2f} [{low:.2f}-{high:.2f}]", shown, verdict)
+    for about, kept in (("All", judged), ("Neither winner nor ratio seen before", [each for each in judged if each[0]])):
+        table.lines += ["", f"{about}: {sum(hit for _, hit in kept)} of {len(kept)} right."]
+    write("blind", [__doc__.strip()], table.lines)
+
+
+if __name__ == "__main__":
+    main()
