@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from aurora.cli.inputs import check_output, loads_of
 from aurora.cli.options import Only, names, refuse_given
@@ -14,9 +14,6 @@ from aurora.io.plans import PLAN_FORMAT, load_placement, load_plan, save_placeme
 from aurora.types import ProfileOptions
 from aurora.types.arrays import MOST_LAYERS
 from aurora.types.options import OptionField
-
-if TYPE_CHECKING:
-    from aurora.algorithms.placement.map_balance import MapBalance
 
 RECORD = "vllm-record"
 PLACEMENT, ROUTING = "For a placement", "For recorded routing"
@@ -162,14 +159,8 @@ def _import_placement(
     slots = slots if imported.slots_LP is None else imported.slots_LP.shape[1]
     sizes = {"layers": layers, "experts": placement.experts, "slots": slots, "gpus": placement.gpus}
     where = f"{layers} layers, {placement.experts} experts in {slots} slots on {placement.gpus} GPUs"
-    summary = {"output": output, "format": form, **sizes, "remarks": remarks, "balance": balance and balance_json(balance)}
+    summary = {"output": output, "format": form, **sizes, "remarks": remarks, "balance": balance and balance.as_json}
     show(as_json, summary, *remarks, None if balance is None else str(balance), f"wrote {output}: {where}")
-
-
-def balance_json(balance: "MapBalance") -> dict[str, Any]:
-    """Returns the balance of a map as an object for `--json`."""
-    made_for, _ = balance.made_for or (None, None)
-    return {"ratios": balance.ratio_L, "without": balance.without_L, "made_for": made_for}
 
 
 def _where(text: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import aurora
 from aurora.algorithms.check.fit import check_engine, without_proof
-from aurora.cli.engines import balance_json
 from aurora.cli.inputs import check_output, loads_of, relative, traffic_of
 from aurora.cli.options import WORST, as_options, refuse_given
 from aurora.cli.output import progress_bars, show
@@ -105,7 +104,7 @@ def evaluate(
         if len(profile) != 1:
             raise BadInput(f"`profile`: expected one with a placement, found {len(profile)}")
         balance = map_balance(load_placement(plan), loads_of(profile[0]))
-        show(as_json, {"balance": balance_json(balance)}, str(balance))
+        show(as_json, {"balance": balance.as_json}, str(balance))
         return
     served = None if plan is None else load_plan(plan)
     if before is not None:

@@ -323,8 +323,6 @@ def _read_vllm(path: Path) -> tuple[Rows, list[str]]:
 
 def _by_layer(rows: Any) -> Rows:
     """A list per layer by layer, or one list of numbers for EVERY_LAYER."""
-    if not isinstance(rows, list):
-        raise BadInput(f"expected a list of experts, or a list for each layer, found {shown(rows)}")
     return dict(enumerate(rows)) if all(isinstance(row, list) for row in rows) else {EVERY_LAYER: rows}
 
 

@@ -322,23 +322,13 @@ def _kinds(number_L: IntArray, kinds: Any) -> BoolArray:
 
 def _blocks(number_L: IntArray, blocks: Any) -> BoolArray:
     """Marks the layers whose table has experts: it names no other kind of block, and no number of experts as zero."""
+    tables = [dict(block) for block in blocks]
     moe_L = np.array(
-        [
-            block.get("block_type", "moe") == "moe" and all(block.get(name, 1) for name in _EXPERT_COUNTS)
-            for block in map(_flattened, blocks)
-        ]
+        [of.get("block_type", "moe") == "moe" and all(of.get(name, 1) for name in _EXPERT_COUNTS) for of in tables]
     )
     if moe_L.shape != number_L.shape:
         raise ValueError(blocks)
     return moe_L
-
-
-def _flattened(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a table and of the tables in it."""
-    if not isinstance(table, Mapping):
-        raise ValueError(table)
-    inner = [_flattened(value) if isinstance(value, Mapping) else {name: value} for name, value in table.items()]
-    return {name: value for entries in inner for name, value in entries.items()}
 
 
 def entries_by_layer(flat: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -347,7 +337,7 @@ def entries_by_layer(flat: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(blocks, list):
         return [dict(flat)]
     dense = dense_layers(flat)
-    return [{**flat, **_flattened(block)} for layer, block in enumerate(blocks) if layer not in dense] or [dict(flat)]
+    return [{**flat, **block} for layer, block in enumerate(blocks) if layer not in dense] or [dict(flat)]
 
 
 LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {

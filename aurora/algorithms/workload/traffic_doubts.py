@@ -11,6 +11,7 @@ Each rule has a threshold that recorded traffic keeps clear of: that of DeepSeek
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +37,15 @@ def traffic_doubts(profile: Profile) -> tuple[str, ...]:
     """
     if profile.provenance.get("tool") == SYNTHETIC_TOOL:
         return ()
-    routing = profile.routing
-    alike = _alike_by_counts(profile.load_LE, profile.top_k) if routing is None else _alike(routing.experts_ULK)
-    return alike + load_doubts(profile.load_LE, profile.top_k)
+    alike = _alike_by_counts(profile.load_LE, profile.top_k)
+    if profile.routing is not None:
+        alike = _alike(profile.routing.experts_ULK)
+    if not alike or profile.layers < 2:  # in one layer, many tokens may choose alike
+        return load_doubts(profile.load_LE, profile.top_k)
+    tokens, chosen = alike
+    first = ", ".join(map(str, sorted(chosen)))
+    said = f"{tokens} chose the same experts in all {profile.layers} layers ({first} in the first)"
+    return (f"{said}: padding? It is planned for as traffic", *load_doubts(profile.load_LE, profile.top_k))
 
 
 def load_doubts(load_LE: IntArray | FloatArray, top_k: int = 1) -> tuple[str, ...]:
@@ -75,8 +82,8 @@ def load_doubts(load_LE: IntArray | FloatArray, top_k: int = 1) -> tuple[str, ..
     return tuple(doubts)
 
 
-def _alike(experts_ULK: NDArray[np.integer]) -> tuple[str, ...]:
-    """A sentence if many tokens make one choice in all of several layers, in whatever sequence; (U, L, K) their choices."""
+def _alike(experts_ULK: NDArray[Any]) -> tuple[str, list[int]] | None:
+    """The tokens that make one choice in all layers, in any sequence, and its experts in the first; None for few tokens."""
     tokens, layers, _ = experts_ULK.shape
     rng, key_U = np.random.default_rng(0), np.zeros(tokens, dtype=np.uint64)
     for layer in range(layers):  # the sum of random numbers of a token's experts tells choices apart
@@ -84,26 +91,15 @@ def _alike(experts_ULK: NDArray[np.integer]) -> tuple[str, ...]:
         key_U += number_E[experts_ULK[:, layer]].sum(axis=1, dtype=np.uint64)
     _, first_X, many_X = np.unique(key_U, return_index=True, return_counts=True)
     most = int(many_X.max())
-    if layers < 2 or most <= MOST_ALIKE * tokens:
-        return ()
-    chosen_K = sorted(experts_ULK[first_X[many_X.argmax()], 0].tolist())
-    return (_padding(f"{most} of {tokens} tokens ({most / tokens:.0%})", layers, chosen_K),)
+    chosen_K = experts_ULK[first_X[many_X.argmax()], 0].tolist()
+    return (f"{most} of {tokens} tokens ({most / tokens:.0%})", chosen_K) if most > MOST_ALIKE * tokens else None
 
 
-def _alike_by_counts(load_LE: IntArray, top_k: int) -> tuple[str, ...]:
+def _alike_by_counts(load_LE: IntArray, top_k: int) -> tuple[str, list[int]] | None:
     """The same by counts: if p of all tokens are padding, a layer's top_k busiest experts have p + (1 - p) top_k / E each."""
-    layers, experts = load_LE.shape
-    if layers < 2 or experts <= top_k:
-        return ()
+    if (even := top_k / load_LE.shape[1]) == 1:
+        return None
     part_L = np.sort(load_LE, axis=1)[:, -top_k] * top_k / np.maximum(load_LE.sum(axis=1), 1)
-    alike = float((part_L.min() - top_k / experts) / (1 - top_k / experts))
-    if alike <= MOST_ALIKE_COUNTED:
-        return ()
-    return (_padding(f"by their counts, about {alike:.0%} of all tokens", layers, np.argsort(-load_LE[0])[:top_k].tolist()),)
-
-
-def _padding(tokens: str, layers: int, chosen: list[int]) -> str:
-    first = ", ".join(map(str, sorted(chosen)))
-    return (
-        f"{tokens} chose the same experts in all {layers} layers ({first} in the first): padding? It is planned for as traffic"
-    )
+    alike = float((part_L.min() - even) / (1 - even))
+    chosen_K = np.argsort(-load_LE[0])[:top_k].tolist()
+    return (f"by their counts, about {alike:.0%} of all tokens", chosen_K) if alike > MOST_ALIKE_COUNTED else None

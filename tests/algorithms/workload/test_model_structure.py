@@ -61,7 +61,7 @@ def test_layers_of_a_config_with_entries_for_each_layer():
     """As Nemotron's and gpt-oss's Puzzle models have: equal layers are read, unequal ones refused with their sizes."""
     small = MOE | {"moe_intermediate_size": 24}
     puzzle = {"model_type": "nemotron_h_puzzle", **SIZES}
-    shape = Shape.of(puzzle | {"block_configs": [BLOCKS[0], small, BLOCKS[2], {"ffn": small}]})
+    shape = Shape.of(puzzle | {"block_configs": [BLOCKS[0], small, BLOCKS[2], small]})
     assert (shape.moe_layers, shape.experts, shape.dispatched, shape.expert_weights) == ((1, 3), 8, 16, 2 * 16 * 24)
     # (8 * 24e6 + 4 * 48e6) * 2 * 16 = 12.288e9 weights of 2 B
     other = MOE | {"n_routed_experts": 4, "moe_intermediate_size": 48_000_000, "num_experts_per_tok": 3}
