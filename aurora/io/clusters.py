@@ -31,9 +31,9 @@ def load_cluster(path: str | Path) -> Cluster:
         table = load_toml(path)
     except BadInput:
         if re.search(r"GPU0\s+GPU1", read_text(path)):
+            fabric = '{kind = "nvidia-smi", topology = "' + path.name + '", nic_Bps = 50e9}'
             raise BadInput(
-                f"{path}: expected a cluster, found output of nvidia-smi topo -m, which a cluster file (with [[gpu]]) names "
-                'by fabric = {kind = "nvidia-smi", topology = "' + path.name + '", nic_Bps = 50e9}'
+                f"{path}: expected a cluster, found nvidia-smi's topology, for a cluster file's fabric = {fabric}"
             ) from None
         raise
     check_schema(path, table)

@@ -326,9 +326,7 @@ def _csv(path: Path, shape: Shape, where: Where, names: tuple[str, str, str] = (
                 raise BadInput(f"expected columns {', '.join(missing)}, found {', '.join(columns)[:200] or 'none'}")
             for row in rows:
                 if None in row:
-                    raise BadInput(
-                        f"line {rows.line_num}: expected {len(columns)} fields, found {len(columns) + len(row[None])}"
-                    )
+                    raise BadInput(f"line {rows.line_num}: expected {len(columns)} fields, found more")
                 if any(row[column] != value for column, value in where.items()):
                     continue
                 for column in columns:

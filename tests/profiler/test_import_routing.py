@@ -169,7 +169,7 @@ def npy_bytes(value):
         ("csv", "c.csv", b"layer,expert,count\n", "expected rows of counts, found none"),
         ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: count: expected zero or more, below 1e15, found -1"),
         ("csv", "c.csv", b"layer,expert,count\n0,0\n", "line 2: count: expected a whole number, found none"),
-        ("csv", "c.csv", b"layer,expert,count\n1,0,1,2\n", "line 2: expected 3 fields, found 4"),
+        ("csv", "c.csv", b"layer,expert,count\n1,0,1,2\n", "line 2: expected 3 fields, found more"),
         ("vllm", "v.jsonl", b'{"record_type": "a", "record_type": "a"}', "line 1: expected each key once, found 'record_type' twice"),
         ("csv", "c.csv", b"layer,expert,count\n1,4,1\n", r"line 2: expected experts below 4 and layers 1 to 2 \(2\) as in the config, found expert 4"),
         ("csv", "c.csv", b'layer,expert,count\n"0,0', "line 1: not CSV: unexpected end of data"),

@@ -4,7 +4,6 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aurora.advisor.engines.engine import ServingEngine
 from aurora.advisor.engines.sglang import SGLANG
@@ -46,12 +45,9 @@ def command_with(form: str, file: Path, gpus: int, experts: int, redundant: int)
             return "\n".join([engine.command(way, "MODEL", file), *files])
     if form == "eplb":
         return f"the arrays of {file} are what rebalance_experts returns with num_gpus={gpus} and {redundant} redundant experts"
-    pull = 49572 if form == "vllm-list" else 41141
-    config: dict[str, Any] = {"num_redundant_experts": redundant}
-    if pull == 49572:
-        config["initial_expert_map_path"] = str(file)
-    else:
-        config |= {"initial_mapping_path": str(file), "disable_online_rebalancing": True}
+    pull, key = (49572, "initial_expert_map_path") if form == "vllm-list" else (41141, "initial_mapping_path")
+    stays = {"disable_online_rebalancing": True} if pull == 41141 else {}
+    config = {"num_redundant_experts": redundant, key: str(file), **stays}
     default = VLLM.command(VLLM.default(gpus, gpus, experts), "MODEL", file)
     return (
         f"{default} --enable-eplb --eplb-config {shlex.quote(json.dumps(config))}, in a vLLM with its pull request {pull}; "
