@@ -116,10 +116,6 @@ def test_wrong_topologies_are_refused_by_name(tmp_path, text, message):
     with pytest.raises(BadInput, match=message) as error:
         cluster_of(tmp_path, text, 2, 2)
     assert "c.toml" in str(error.value) or "topo.txt" in str(error.value)
-
-
-def test_a_topology_that_is_not_there(tmp_path):
-    cluster_of(tmp_path, OWN, 2, 2)
     (tmp_path / "topo.txt").unlink()
-    with pytest.raises(BadInput, match=r"topo\.txt"):
+    with pytest.raises(BadInput, match=r"topo\.txt: no such file"):
         load_cluster(tmp_path / "c.toml")

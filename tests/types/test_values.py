@@ -26,12 +26,8 @@ def profile(tokens, **changed):
 def test_gpus_need_positive_finite_figures(field, value):
     with pytest.raises(BadInput, match=f"gpu 'g': {field} must be a number above zero"):
         Gpu(**{**GPU, field: value})
-
-
-@pytest.mark.parametrize("changed", [{"out_Bps": 1e-320}, {"memory_bytes": 10**400}])
-def test_gpus_need_figures_that_can_be_counted_with(changed):
-    with pytest.raises(BadInput, match="must lie between 1e-06 and 1e"):
-        Gpu(**GPU | changed)
+    with pytest.raises(BadInput, match=f"{field} must lie between 1e-06 and 1e"):
+        Gpu(**{**GPU, field: 10**400 if field == "memory_bytes" else 1e-320})
 
 
 def test_a_cluster_without_gpus():
