@@ -33,9 +33,10 @@ ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Gen
 
 ENOUGH = 1e-3  # relative: a search stops this close to the mean load, and no further one that could bring less begins
 SIZES = (0.7, 0.8, 0.9, 0.95)  # of replicas at most, over a GPU's mean load
+SMALL = 0.6  # largest of EPLB's replicas over a GPU's mean load, up to which they fit well
 TINY = 1e-300  # in place of a mean load of zero
-KICKS = 400  # restarts of the search from each start, if none is close enough
-EFFORT = 50_000  # changes that all of these price at most
+KICKS = 400  # restarts of a search from the best start, if none is close enough
+EFFORT = 50_000  # changes that these price at most
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
@@ -43,7 +44,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 
     If count_E is None, replica counts come from several rules, which all fill the slots: spare replicas are of hot experts, as
     loads to come differ from those given. Replicas are packed, longest processing time first; then slots change as in
-    `rebalance`. Where no start is close enough to the mean load, a slot search goes on from each.
+    `rebalance`. Where no start is close enough to the mean load, a slot search goes on from the best one.
 
     Args:
         load_E: (E,) float64, the load of each expert.
@@ -58,25 +59,21 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
         InfeasiblePlan: if given counts do not fit into the slots.
     """
     useful_G, mean = slots.useful_G(len(load_E)), load_bounds.mean_load(load_E, slots)
-    enough, close = (1 + ENOUGH) * mean, (1 + 2 * ENOUGH) * mean
-    found, top = list[tuple[float, IntArray]](), np.inf
+    close, top, held_GP = (1 + 2 * ENOUGH) * mean, np.inf, np.zeros((0, 0), dtype=np.int64)
     if count_E is not None:
         held_GP = packed(load_E, count_E, useful_G, slots.cost_G)
-        found = [(top, held_GP if (held_GP >= 0).sum() == count_E.sum() else _dealt(count_E, useful_G))]
+        held_GP = held_GP if (held_GP >= 0).sum() == count_E.sum() else _dealt(count_E, useful_G)
     else:
         for start_E in _starts(load_E, slots):
-            held_LGP = packed(load_E, start_E, useful_G, slots.cost_G)[None]
-            *_, (top,) = change_layers(load_E[None], held_LGP, useful_G, slots.cost_G, ENOUGH)
-            found.append((top, held_LGP[0]))
+            start_LGP = packed(load_E, start_E, useful_G, slots.cost_G)[None]
+            *_, (found,) = change_layers(load_E[None], start_LGP, useful_G, slots.cost_G, ENOUGH)
+            if found < top:
+                (held_GP,), top = start_LGP, found
             if top <= close:
                 break
     if top > close:
         layer = PhaseSums.of_times(np.multiply.outer(slots.cost_G, load_E), useful_G, np.zeros(slots.gpus))
-        effort = EFFORT // len(found)
-        for _, start_GP in tuple(found):
-            held_GP, top = slot_search(layer, start_GP, rng, KICKS, count_E is None, effort, enough)
-            found.append((top, held_GP))
-    _, held_GP = min(found, key=lambda pair: pair[0])
+        held_GP, _ = slot_search(layer, held_GP, rng, KICKS, count_E is None, EFFORT, (1 + ENOUGH) * mean)
     now_E = np.bincount(held_GP[held_GP >= 0], minlength=len(load_E))
     if count_E is None:
         _fill(load_E, useful_G, slots.cost_G, now_E, held_GP)
@@ -91,16 +88,22 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:
     """Replica counts to start from: EPLB's; no replica larger than a part of a GPU's mean load; few experts divided often.
 
-    The last are for equal experts: the coldest whole, equally many on each GPU, the others divided over all other slots. 128
-    on 6 GPUs of 22 slots: 21 whole on each, and 2 with 3 replicas. 256 on 72 of 5: 3 whole, and 40 with 3 or 4 replicas.
+    EPLB's, which suit loads to come best, are first only where all replicas are SMALL. The last are for equal experts: the
+    coldest whole, equally many on each GPU, the others divided over all other slots. 128 on 6 GPUs of 22 slots: 21 whole on
+    each, and 2 with 3 replicas. 256 on 72 of 5: 3 whole, and 40 with 3 or 4 replicas.
     """
     experts, gpus, slots_in_all = len(load_E), slots.gpus, int(slots.useful_G(len(load_E)).sum())
     mean = max(load_bounds.mean_load(load_E, slots) / slots.cost_G.min(), TINY)
-    yield eplb_counts(load_E, slots_in_all, gpus)
+    eplb_E = eplb_counts(load_E, slots_in_all, gpus)
+    small = (load_E / eplb_E).max() <= SMALL * mean
+    if small:
+        yield eplb_E
     for size in SIZES:
         count_E = counts_by_size(load_E, size * mean, slots_in_all, gpus)
         if count_E is not None:
             yield count_E
+    if not small:
+        yield eplb_E
     rank_E = np.argsort(np.argsort(-load_E, kind="stable"))
     for whole in range(experts // gpus, max(0, experts // gpus - 2), -1):
         divided, room = experts - whole * gpus, slots_in_all - whole * gpus
