@@ -80,17 +80,22 @@ NAMES = {"dense_share": "flops_share"}  # of GpuKind's shares, where StepConstan
 
 
 def nearest(kind: GpuKind, share: str) -> GpuKind:
-    """Returns the kind whose share is taken for another: itself if it has one, else the one with the nearest FLOPS per byte.
+    """Returns the kind whose share is taken for another: itself if it has one, else the nearest.
+
+    The lower the peak, the larger the share, and the more so with fast memory. So the nearest kind is that with the least
+    distance, in logarithms, of operations per second and of operations per byte of memory.
 
     Args:
         kind: a kind of GPU.
         share: one of SHARES.
     """
-    if getattr(kind, share) is not None:
-        return kind
-    balance = kind.half_flops / kind.memory_Bps
-    measured = [other for other in load_gpus().values() if getattr(other, share) is not None]
-    return min(measured, key=lambda other: abs(log(other.half_flops / other.memory_Bps / balance)))
+    measured = [other for other in (kind, *load_gpus().values()) if getattr(other, share) is not None]
+
+    def distance(other: GpuKind) -> float:
+        peak, memory = other.half_flops / kind.half_flops, other.memory_Bps / kind.memory_Bps
+        return abs(log(peak)) + abs(log(peak / memory))
+
+    return min(measured, key=distance)
 
 
 def borrowed(kind: GpuKind) -> list[str]:

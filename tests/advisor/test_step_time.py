@@ -306,9 +306,13 @@ def test_steps_of_other_gpus_are_as_published(kind, config, layout, step, how, t
 
 
 def test_a_kind_without_shares_takes_those_of_the_nearest():
-    """A kind of 600 operations for each byte is nearest to L40S (419) with a share of grouped products, to H100 (295) else."""
-    far = replace(load_gpus()["NVIDIA L4"], half_flops=600.0, memory_Bps=1.0)
+    """An L4 (121 TFLOPS, 403 for each byte) is nearer to an L40S (362; 419) than to an A100 (312; 153), both in peak and memory.
+
+    ln(362 / 121) + ln(419 / 403) = 1.09 + 0.04; ln(312 / 121) + ln(403 / 153) = 0.95 + 0.97.
+    """
+    far = load_gpus()["NVIDIA L4"]
     assert nearest(far, "grouped_share").kind == "NVIDIA L40S"
+    assert nearest(load_gpus()["NVIDIA GB200"], "grouped_fp8_share").kind == "NVIDIA B300 SXM6 AC"
     assert StepConstants.of(far).grouped_share == 0.29
     assert StepConstants.of(far).flops_share == nearest(far, "dense_share").dense_share
     assert nearest(KIND, "dense_share") is KIND
