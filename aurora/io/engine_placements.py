@@ -169,8 +169,7 @@ def import_placement(
         layers = _layers(rows, known.by_decoder, dense_layers, model)
         kept = {layer: rows[layer] for layer in layers}
         slots_LG = _slots(kept, gpus)
-    last = max(layers)
-    if model is not None and (beyond := sorted(layer for layer in rows if layer > last and layer not in model.dense_layers)):
+    if model is not None and (beyond := sorted({*rows} - {*layers, *model.dense_layers})):
         remarks.append(f"rows of multi-token prediction are left out: {spoken_layers(beyond)}")
     if twice := _seconds(slots_LG, layers):
         said = ", ".join(twice[:3]) + (", ..." if len(twice) > 3 else "")

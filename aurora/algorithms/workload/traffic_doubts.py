@@ -42,9 +42,8 @@ def traffic_doubts(profile: Profile) -> tuple[str, ...]:
         alike = _alike(profile.routing.experts_ULK)
     if not alike or profile.layers < 2:  # in one layer, many tokens may choose alike
         return load_doubts(profile.load_LE, profile.top_k)
-    tokens, chosen = alike
-    first = ", ".join(map(str, sorted(chosen)))
-    said = f"{tokens} chose the same experts in all {profile.layers} layers ({first} in the first)"
+    first = ", ".join(map(str, sorted(alike[1])))
+    said = f"{alike[0]} chose the same experts in all {profile.layers} layers ({first} in the first)"
     return (f"{said}: padding? It is planned for as traffic", *load_doubts(profile.load_LE, profile.top_k))
 
 
