@@ -14,7 +14,8 @@ from steps import Row, chunks, pairs
 
 from aurora.advisor.engines.engine import Layout
 from aurora.advisor.served_sizes import ServedSizes
-from aurora.advisor.step_time import DEFAULT, SchedulerStep, step_seconds
+from aurora.advisor.step_constants import DEFAULT
+from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.io.clusters import load_gpus
 from aurora.io.model_configs import load_model_config
 
