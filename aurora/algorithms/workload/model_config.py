@@ -244,7 +244,7 @@ def _check_equal(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
         total = sum(expert_count(flat) * _expert_weights(flat) for flat in entries) * (weight_bits(config) or 16.0) / 8
         raise BadInput(
             f"config: layers have unequal experts: {'; '.join(said[:4])}{'; ...' * (len(said) > 4)}: "
-            f"{sum(map(expert_count, entries))} experts in all, {total / 1e9:.1f} GB; only models whose layers are equal can be planned"
+            f"{sum(map(expert_count, entries))} experts in all, {total / 1e9:.1f} GB; only equal layers can be planned"
         )
 
 
