@@ -11,6 +11,7 @@ from aurora.advisor.request_balance import BalanceOfRequests
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.sharing import ApartSeconds
 from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, TwoModels, takes_turns
+from aurora.errors import plural
 from aurora.planner.choice import TIE
 from aurora.reports.comparisons import SHOWN_SHORT
 from aurora.reports.formatting import percent, seconds, size
@@ -206,7 +207,7 @@ def eplb_line(answer: EplbAnswer) -> str:
     saved = "by the recorded drift" if answer.drift else "if all balance were perfect, as one recording shows no drift"
     return (
         f"EPLB: {advice}. A rearrangement stops serving for {seconds(answer.stall_s)} ({how}). A placement must serve "
-        f"{seconds(answer.life_s)}, {answer.life_s / answer.step_s:,.0f} steps, to make up for it ({saved}, it saves "
+        f"{seconds(answer.life_s)}, {plural(max(1, round(answer.life_s / answer.step_s)), 'step')}, to make up for it ({saved}, it saves "
         f"{answer.saved:.2%} of the time). Balancedness is {answer.balancedness:.4f}: were experts all of the time, "
         f"{seconds(answer.experts_life_s)} would do."
     )
