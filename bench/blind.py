@@ -1,7 +1,8 @@
 """Public comparisons of ways of serving beside predictions: `python bench/blind.py` writes a dated table to bench/results.
 
-Settings are in blind.toml. They and the predictions were committed before the published figures were written down; no constant
-was changed for those. "seen before" says what of an answer had come in sight by then, as search results show texts as they are:
+Settings are in blind.toml. They and the predictions were committed before the published figures were written down; no
+constant was changed for those (58797cc2, made in between for other reasons, moved both ratios of DeepSeek-R1-NVFP4 by 5 %,
+and no verdict). "seen before" says what of an answer had come in sight by then, as search results show texts as they are:
 nothing, the figure of one side, the winner, or the ratio. Texts of GPUStack, vLLM's blog and UCCL were read with figures and
 words of comparison blanked out.
 
