@@ -205,9 +205,10 @@ def eplb_line(answer: EplbAnswer) -> str:
     how = f"computed, {moves}; published ones took up to {SPREAD:.0f} times as long: give yours by --eplb-stall"
     how = "as measured" if answer.given else how
     saved = "by the recorded drift" if answer.drift else "if all balance were perfect, as one recording shows no drift"
+    steps = plural(max(1, round(answer.life_s / answer.step_s)), "step")
     return (
         f"EPLB: {advice}. A rearrangement stops serving for {seconds(answer.stall_s)} ({how}). A placement must serve "
-        f"{seconds(answer.life_s)}, {plural(max(1, round(answer.life_s / answer.step_s)), 'step')}, to make up for it ({saved}, it saves "
+        f"{seconds(answer.life_s)}, {steps}, to make up for it ({saved}, it saves "
         f"{answer.saved:.2%} of the time). Balancedness is {answer.balancedness:.4f}: were experts all of the time, "
         f"{seconds(answer.experts_life_s)} would do."
     )
