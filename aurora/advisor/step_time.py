@@ -255,10 +255,11 @@ def _attention_s(
     flops = index_flops = cache_bytes = 0.0
     earlier = min(step.prefill_kv_tokens, step.kv_tokens) if step.decode_requests else step.kv_tokens
     requests = (
-        (step.decode_requests, 1.0, step.kv_tokens - earlier),
-        (step.prefill_requests, step.prefill_tokens / max(step.prefill_requests, 1), earlier),
-    )
-    for many, new, kv_tokens in requests:
+        (step.decode_requests, 1.0, step.kv_tokens - earlier, layers.pair_flops, 0),
+        (step.prefill_requests, step.prefill_tokens / max(step.prefill_requests, 1), earlier,
+         layers.prompt_pair_flops or layers.pair_flops, layers.expand_flops),
+    )  # fmt: skip
+    for many, new, kv_tokens, pair_flops, expand_flops in requests:
         if not many or not new:
             continue
         before = kv_tokens / many
@@ -267,7 +268,7 @@ def _attention_s(
             flops += many * new * layers.pair_flops / tensor
             continue
         attended, entries = layers.attended(before + new / 2), layers.held(before + new)
-        flops += many * new * attended * layers.pair_flops / tensor
+        flops += (many * new * attended * pair_flops + kv_tokens * expand_flops) / tensor
         index_flops += many * new * (before + new / 2) / max(layers.ratio, 1) * layers.index_flops
         plain = entry_bytes(layers, tensor) - layers.index_bytes
         cache_bytes += many * (min(entries, attended * new) * plain + entries * layers.index_bytes)

@@ -28,6 +28,8 @@ class AttentionLayers:
         state: number of values cached per sequence at any length, such as the state of linear attention; without windows.
         state_bits: bits of each value of `state`.
         pair_flops: operations per pair of a new token and a cache entry that it attends to, over all heads.
+        prompt_pair_flops: the same in prompts, if engines compute them in another way; 0: as `pair_flops`.
+        expand_flops: operations per earlier token of a prompt whose keys and values come from its cache entry, over all heads.
         index_flops: operations per pair of a new token and a cache entry that the indexer scores.
         index_bytes: bytes of one entry of the indexer's cache.
         window: maximum number of newest entries that a token attends to; 0: no window.
@@ -44,6 +46,8 @@ class AttentionLayers:
     state: int = 0
     state_bits: int = 16
     pair_flops: int = 0
+    prompt_pair_flops: int = 0
+    expand_flops: int = 0
     index_flops: int = 0
     index_bytes: float = 0.0
     window: int = 0
@@ -210,7 +214,12 @@ def _layers(flat: Mapping[str, Any], kind: str, layers: int) -> AttentionLayers:
 
 
 def _latent(flat: Mapping[str, Any], hidden: int, heads: int, layers: int, kind: str) -> AttentionLayers:
-    """Latent attention with weights absorbed into queries and outputs. Source: DeepSeek-V2, arXiv:2405.04434, section 2.1."""
+    """Latent attention: with weights absorbed into queries and outputs, but for prompts without an indexer.
+
+    There engines expand keys and values, as each pair takes fewer operations then: 2 H (plain + rope + values) in place of
+    2 H (2 latent + rope), 81,920 in place of 278,528 for DeepSeek-V3. Source: DeepSeek-V2, arXiv:2405.04434, section 2.1; vLLM
+    0.32, model_executor/layers/attention/mla_attention.py (forward_mha, forward_mqa).
+    """
     latent, rope = number(flat, "kv_lora_rank"), number(flat, "qk_rope_head_dim")
     plain, values, low = number(flat, "qk_nope_head_dim"), number(flat, "v_head_dim"), flat.get("q_lora_rank")
     split = heads * ((low or hidden) * (plain + rope) + latent * (plain + values) + values * hidden)
@@ -220,6 +229,11 @@ def _latent(flat: Mapping[str, Any], hidden: int, heads: int, layers: int, kind:
         many, wide = number(flat, "index_n_heads"), number(flat, "index_head_dim")
         whole += (low or hidden) * many * wide + hidden * (wide + many)
         sparse = {"index_flops": 2 * many * wide, "index_bytes": INDEX_BYTES * wide / 128, "chosen": flat["index_topk"]}
+    else:
+        sparse = {
+            "prompt_pair_flops": 2 * heads * (plain + rope + values),
+            "expand_flops": 2 * heads * latent * (plain + values),
+        }
     return AttentionLayers(
         kind, layers, split, whole, 1, latent + rope, pair_flops=2 * heads * (2 * latent + rope), **sparse
     )  # fmt: skip

@@ -27,6 +27,11 @@ def test_grouped_heads_are_split_as_far_as_there_are():
 
 def test_latent_attention_is_whole_on_every_rank():
     assert kv_bytes_per_token(LATENT) == kv_bytes_per_token(LATENT, tensor=8) == 4 * (32 + 8) * 2
+    heads, plain, values = (LATENT[name] for name in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"))
+    (layers,) = attention_layers(LATENT)
+    assert layers.pair_flops == 2 * heads * (2 * 32 + 8)  # answers: with the cache's 32 + 8 numbers, and 32 back
+    assert layers.prompt_pair_flops == 2 * heads * (plain + 8 + values)  # prompts: with expanded keys and values
+    assert layers.expand_flops == 2 * heads * 32 * (plain + values)
 
 
 def test_an_indexer_has_a_key_for_each_token():
