@@ -102,7 +102,7 @@ def search_in_rounds(
     """
 
     def full(held_GP: IntArray) -> IntArray:
-        if not replicas:
+        if not replicas or np.count_nonzero(held_GP != EMPTY) == layer.slots_G.sum():
             return held_GP
         filled_GP = fill(layer, held_GP)[0]
         return filled_GP if judged_s(held_GP) >= judged_s(filled_GP) * (1 - WORTH) else held_GP
