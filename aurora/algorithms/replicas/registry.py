@@ -106,9 +106,9 @@ def _starts(load_E: FloatArray, slots: GpuSlots) -> Iterator[IntArray]:
         yield eplb_E
     rank_E = np.argsort(np.argsort(-load_E, kind="stable"))
     for whole in range(experts // gpus, max(0, experts // gpus - 2), -1):
-        divided, room = experts - whole * gpus, slots_in_all - whole * gpus
-        if 0 < divided <= room <= divided * gpus:
-            yield np.where(rank_E < divided, room // divided + (rank_E < room % divided), 1)
+        divided, left = experts - whole * gpus, slots_in_all - whole * gpus
+        if 0 < divided <= left <= divided * gpus:
+            yield np.where(rank_E < divided, left // divided + (rank_E < left % divided), 1)
 
 
 def _dealt(count_E: IntArray, slots_G: IntArray) -> IntArray:
