@@ -269,8 +269,8 @@ def recommend(
     Example:
         >>> import aurora
         >>> drawn = aurora.recommend("h20:4", "sglang", model="mixtral-topics")
-        >>> drawn.cluster.gpus[0].kind, drawn.best
-        ('NVIDIA H20', None)
+        >>> drawn.cluster.gpus[0].kind, drawn.best.name, drawn.plan
+        ('NVIDIA H20', '4 copies, each on one GPU', None)
     """
     use, version = described(engine)
     known = load_gpus()
