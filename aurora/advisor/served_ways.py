@@ -260,8 +260,7 @@ class _Comparison:
             if why := self._short(way):
                 name = ", ".join(changes(way, self.default))
                 self.left_out[name] = why
-                if way in self.fits:
-                    self.short.append(replace(self.fits[way], name=name))
+                self.short += [replace(self.fits[way], name=name)] if way in self.fits else []
                 continue
             sized = self._sized(way)
             kind = priced_by(sized), replace(sized, exchange=self.default.exchange)

@@ -6,6 +6,7 @@ decode steps and L prompts it serves each request once.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Any
 
@@ -94,30 +95,51 @@ class ServingCase:
             ratios: (prefill, decode): seconds of the slowest GPU's experts / seconds with perfect balance, by kind of step.
             stall_s: seconds for which serving waits in each interval of the engine's balancer.
         """
-        layout, load, sizes, most = way.layout, self.load, ServedSizes.of(self.config), way.batched_tokens or BATCHED_TOKENS
+        layout, load, most = way.layout, self.load, way.batched_tokens or BATCHED_TOKENS
         requests, together = self.requests(layout), self.prompts(layout, most)
-        from_tokens = SERVING_ENGINES[way.engine].halves_from
-
-        def step_s(step: SchedulerStep, phase: int) -> float:
-            """Returns the seconds of a step of prompts (0) or of answers (1)."""
-            cut = way.overlap and step.tokens >= from_tokens[phase]
-            computed = step_seconds(
-                sizes, self.kind, layout, step, overlap=cut,
-                nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratios[phase],
-                **way.exchanging,
-            )  # fmt: skip
-            return computed.total
-
-        chunks = ceil(load.isl / most)
-        sizes_C = [min(most, load.isl - chunk * most) for chunk in range(chunks)]
-        prompt_s = 0.0
-        for chunk, tokens in enumerate(sizes_C):
-            before = chunk * most * together
-            step = SchedulerStep(tokens * together, 0, before, before, together)
-            prompt_s += step_s(step, 0)
-        kv_tokens = requests * (load.isl + load.osl // 2)
-        decode_s = step_s(SchedulerStep(decode_requests=requests, kv_tokens=kv_tokens), 1)
+        prompt_s, decode_s = self.prompt_s(way, ratios[0]), self.decode_s(way, ratios[1])
         cycle_s = load.osl * decode_s + requests / together * prompt_s
         cycle_s += stall_s * self.steps(way) / way.eplb.interval if way.eplb else 0.0
         tokens_per_s = layout.copies * layout.data * requests * load.osl / cycle_s
         return Service(tokens_per_s, prompt_s + decode_s / 2, cycle_s / load.osl)
+
+    def prompt_s(self, way: ServingWay, ratio: float = 1.0) -> float:
+        """Returns the seconds in which a rank computes the `prompts` of a step, in several steps if they are longer than one.
+
+        Args:
+            way: the way.
+            ratio: seconds of the slowest GPU's experts / seconds with perfect balance.
+        """
+        most, total = way.batched_tokens or BATCHED_TOKENS, 0.0
+        together = self.prompts(way.layout, most)
+        for begin in range(0, self.load.isl, most):
+            tokens, before = min(most, self.load.isl - begin) * together, begin * together
+            total += self._step_s(way, SchedulerStep(tokens, 0, before, before, together), ratio, 0)
+        return total
+
+    def decode_s(self, way: ServingWay, ratio: float = 1.0, requests: int | None = None) -> float:
+        """Returns the seconds of a step of answers.
+
+        Args:
+            way: the way.
+            ratio: seconds of the slowest GPU's experts / seconds with perfect balance.
+            requests: requests of a data-parallel rank; None: all that are in flight.
+        """
+        many = self.requests(way.layout) if requests is None else requests
+        kv_tokens = many * (self.load.isl + self.load.osl // 2)
+        return self._step_s(way, SchedulerStep(decode_requests=many, kv_tokens=kv_tokens), ratio, 1)
+
+    def _step_s(self, way: ServingWay, step: SchedulerStep, ratio: float, phase: int) -> float:
+        """Seconds of a step of prompts (phase 0) or of answers (1)."""
+        cut = way.overlap and step.tokens >= SERVING_ENGINES[way.engine].halves_from[phase]
+        computed = step_seconds(
+            self._sizes, self.kind, way.layout, step, overlap=cut,
+            nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratio,
+            **way.exchanging,
+        )  # fmt: skip
+        return computed.total
+
+    @cached_property
+    def _sizes(self) -> ServedSizes:
+        """The model's sizes."""
+        return ServedSizes.of(self.config)
