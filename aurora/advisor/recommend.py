@@ -11,10 +11,11 @@ import numpy as np
 from scipy.special import stdtrit
 
 from aurora.advisor.balancers import RecordedRange, recorded_range
+from aurora.advisor.best_way import WORTH, best_way
 from aurora.advisor.ceiling import planned_map
 from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
 from aurora.advisor.engines import SERVING_ENGINES, described
-from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
+from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
 from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
 from aurora.advisor.served_ways import (
     ComparedWay,
@@ -34,7 +35,6 @@ from aurora.io.clusters import load_gpus
 from aurora.io.engine_placements import export_placement
 from aurora.io.files import make_folder, write_text
 from aurora.io.model_configs import load_model_config
-from aurora.planner.choice import TIE
 from aurora.planner.plan import make_plan, price
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, GpuKind, Placement, Plan, PlanOptions, Profile, RequestLoad, Requests, SyntheticOptions
@@ -46,7 +46,6 @@ AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
 BLOCKS = 5  # parts of the traffic, of which each is priced by plans of the others
 FEWEST_WINDOWS = 4  # of a profile, for an interval
 CONFIDENCE = 0.9  # of the interval
-WORTH = 1.02  # a candidate is worth it if the gain's lower end is above
 TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
@@ -184,39 +183,6 @@ class Recommendation:
     def way(self) -> ServingWay | None:
         """The recommended settings of the engine; None if its default is recommended."""
         return None if self.best is None else self.best.way
-
-
-def best_way(served: WaysOfServing) -> ComparedWay | None:
-    """Returns the way to recommend; None if no way qualifies.
-
-    A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval, and a way with EPLB
-    only if EPLB pays (`WaysOfServing.eplb`). First the layout and exchange are chosen: of those within the error of computed
-    steps of the most tokens per second, one that needs nothing installed is preferred, then the one with the
-    fewest changes. Then, of the ways with both within TIE of the most tokens per second, the one with the fewest changes.
-    """
-    pays = served.eplb is not None and served.eplb.advice == "eplb"
-    sure = [other for other in served.others if other.way and other.low > WORTH and (pays or not other.way.eplb)]
-    if not sure:
-        return None
-
-    def settings(other: ComparedWay) -> tuple[Layout, str, bool]:
-        assert other.way is not None
-        return other.way.layout, other.way.exchange, other.way.overlap
-
-    def fewest(ways: Sequence[ComparedWay], within: float) -> list[ComparedWay]:
-        most = max(other.service.tokens_per_s for other in ways)
-        near = [other for other in ways if other.service.tokens_per_s * within >= most]
-        return sorted(near, key=lambda other: (bool(installs(served, other)), len(other.changes), -other.service.tokens_per_s))
-
-    best_of = {settings(other): other for other in sorted(sure, key=lambda other: other.service.tokens_per_s)}
-    chosen = settings(fewest(list(best_of.values()), served.error)[0])
-    return fewest([other for other in sure if settings(other) == chosen], TIE)[0]
-
-
-def installs(served: WaysOfServing, other: ComparedWay) -> str:
-    """Returns a text with the software or hardware that a way needs beyond the engine's default; empty: none."""
-    assert served.default.way is not None
-    return "" if other.way is None or other.way.exchange == served.default.way.exchange else EXCHANGES[other.way.exchange].needs
 
 
 def recommend(

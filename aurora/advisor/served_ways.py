@@ -67,6 +67,7 @@ class ComparedWay:
         memory_bytes: bytes of replicas on a GPU.
         moved_bytes: mean bytes of weights that all GPUs together fetch in a decode step.
         worst: seconds of the slowest GPU's experts / seconds with perfect balance, in the worst window of prefill or decode.
+        ratios: the same in all windows, (prefill, decode) each: the mean, and the better and the worse end of its interval.
     """
 
     changes: tuple[str, ...]
@@ -80,6 +81,7 @@ class ComparedWay:
     memory_bytes: int
     moved_bytes: float
     worst: float
+    ratios: tuple[tuple[float, float], ...]
 
     @property
     def starts(self) -> str:
@@ -457,6 +459,7 @@ class _Comparison:
             more * self.whole.layers * self.whole.expert_bytes,
             moved[1],
             max(of.worst for of in self._reach(used, slots, method)) if method else 1.0,
+            (mean, better, worse),
         )
 
     def _apart(self, way: ServingWay) -> bool:

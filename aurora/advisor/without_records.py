@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
-from aurora.advisor.serving_case import PERFECT, Service, ServingCase
+from aurora.advisor.serving_case import PERFECT, ServingCase
 
 
 def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[float, float]) -> WaysOfServing:
@@ -20,14 +20,13 @@ def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[floa
     assert served.default.way is not None
     default, middle = served.default.way, (ratios[0] * ratios[1]) ** 0.5
 
-    def service(other: ComparedWay, ratio: float) -> Service:
-        return case.service(other.way or default, (ratio, ratio) if other.method == "linear" else PERFECT)
+    base = [case.service(default, (ratio, ratio)).tokens_per_s for ratio in (middle, *ratios)]
 
     def priced(other: ComparedWay, error: float) -> ComparedWay:
-        low, gain, high = sorted(
-            service(other, ratio).tokens_per_s / service(served.default, ratio).tokens_per_s for ratio in (*ratios, middle)
-        )
-        known = replace(other, service=service(other, middle), share=None)
+        each = tuple((ratio, ratio) if other.method == "linear" else PERFECT for ratio in (middle, *ratios))
+        mine = [case.service(other.way or default, of_both) for of_both in each]
+        low, gain, high = sorted(service.tokens_per_s / rate for service, rate in zip(mine, base, strict=True))
+        known = replace(other, service=mine[0], share=None, ratios=each)
         return replace(known, gain=gain, low=low / error, high=high * error)
 
     kept = [priced(other, served.error) for other in served.others if other.method in ("linear", "")]

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from math import isinf
 
+from aurora.advisor.best_way import WORTH as SURE
+from aurora.advisor.best_way import installs
 from aurora.advisor.engines import SERVING_ENGINES, engine
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer
-from aurora.advisor.recommend import WORTH as SURE
-from aurora.advisor.recommend import Recommendation, installs
+from aurora.advisor.recommend import Recommendation
 from aurora.advisor.request_balance import BalanceOfRequests
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.sharing import ApartSeconds

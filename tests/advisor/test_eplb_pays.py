@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aurora.advisor.best_way import best_way
 from aurora.advisor.eplb_pays import least_life_s, rearrangement_s
-from aurora.advisor.recommend import best_way, recommend
+from aurora.advisor.recommend import recommend
 from aurora.advisor.served_ways import compare_ways_of_serving
 from aurora.algorithms.workload.model_config import Shape
 from aurora.io import load_gpus

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import aurora
+from aurora.advisor.best_way import best_way, installs
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EplbSettings, Layout
 from aurora.advisor.gpu_memory import memory_bytes
-from aurora.advisor.recommend import best_way, installs, planned, recommend
+from aurora.advisor.recommend import planned, recommend
 from aurora.advisor.served_ways import (
     compare_ways_of_serving,
     method_of,
