@@ -16,6 +16,7 @@ from aurora.advisor.ceiling import planned_map
 from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
 from aurora.advisor.engines import SERVING_ENGINES, described
 from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
+from aurora.advisor.phases_apart import PhasesApart, of_stage, serve_apart, splits_of
 from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
 from aurora.advisor.served_ways import (
     ComparedWay,
@@ -52,6 +53,8 @@ TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 def save_recommendation(recommendation: "Recommendation", folder: Path, model: str) -> str | None:
     """Writes the files of a recommendation: cluster and profile; for a planned placement also the plan and the engine's files.
 
+    Where prefill and decode apart is worth it, each pool's files are in a folder of its own, named by its stage.
+
     Args:
         found: the recommendation.
         folder: the folder to create and write to.
@@ -60,22 +63,44 @@ def save_recommendation(recommendation: "Recommendation", folder: Path, model: s
     Returns:
         The command that starts the engine as recommended. None if nothing is recommended; then nothing is written.
     """
-    if recommendation.way is None:
+    apart = recommendation.apart
+    if apart is None or not apart.worth:
+        return _save_way(recommendation, recommendation.way, recommendation.plan, folder, model)
+    commands, whole, first = [], recommendation.cluster, 0
+    for stage, pool in apart.pools.items():
+        assert pool.way is not None
+        gpus, plan = pool.way.layout.gpus, None
+        cluster = whole.at_ranks(range(first, first + gpus))
+        profile = of_stage(recommendation.profile, stage).at_sources(gpus)
+        if pool.way.placement == "plan":
+            plan = planned(cluster, profile, pool, SERVING_ENGINES[recommendation.engine].replicate)
+        way = replace(pool.way, stage=stage, first_gpu=first)
+        command = _save_way(replace(recommendation, cluster=cluster, profile=profile), way, plan, folder / stage, model)
+        commands.append(f"# {stage}, {gpus} GPUs\n{command}")
+        first += gpus
+    return "\n".join(commands)
+
+
+def _save_way(
+    recommendation: "Recommendation", way: ServingWay | None, plan: Plan | None, folder: Path, model: str
+) -> str | None:
+    """Writes the files of one way on the recommendation's cluster; returns its command, None without a way."""
+    if way is None:
         return None
     engine = SERVING_ENGINES[recommendation.engine]
     file = folder / engine.file
-    command, texts = engine.command(recommendation.way, model, file), engine.files(recommendation.way, file)
+    command, texts = engine.command(way, model, file), engine.files(way, file)
     make_folder(folder)
     save(recommendation.cluster, folder / "cluster.toml")
     if not recommendation.drawn:
         save(recommendation.profile, folder / "profile.npz")
-    if recommendation.plan is not None:
-        planned = recommendation.plan.models[0]
+    if plan is not None:
+        of_model = plan.models[0]
         if engine.form is not None:
-            equal = recommendation.plan.cluster.equal
-            exported = export_placement(planned.placement, engine.form, planned.dense_layers, planned.load_LE, equal)
+            equal = plan.cluster.equal
+            exported = export_placement(of_model.placement, engine.form, of_model.dense_layers, of_model.load_LE, equal)
             texts[engine.file] = exported.text
-        save(replace(recommendation.plan, models=(replace(planned, profile_path="profile.npz"),)), folder / "plan.json")
+        save(replace(plan, models=(replace(of_model, profile_path="profile.npz"),)), folder / "plan.json")
     for name, text in texts.items():
         write_text(folder / name, text)
     return command
@@ -150,6 +175,7 @@ class Recommendation:
         plan: the plan of the recommended way; None if the way has no planned placement, or nothing is recommended.
         requests: what balance of requests over data-parallel ranks brings; None where ways of serving are not compared, and if
             the default has a single rank.
+        apart: prefill and decode on GPUs of their own; None if they were not asked for.
     """
 
     engine: str
@@ -162,6 +188,7 @@ class Recommendation:
     recorded: RecordedRange | None
     plan: Plan | None
     requests: BalanceOfRequests | None
+    apart: PhasesApart | None = None
 
     @property
     def default(self) -> ServingWay:
@@ -196,6 +223,8 @@ def recommend(
     nic_Bps: float = 50e9,
     per_server: int | None = None,
     eplb_stall_s: float | None = None,
+    prefill_gpus: int | str | None = None,
+    decode_gpus: int | None = None,
     progress: Progress = no_progress,
 ) -> Recommendation:
     """Recommends a way to serve a model on given GPUs, with its gain over the engine's default; or no change.
@@ -222,6 +251,9 @@ def recommend(
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
         per_server: with `gpus` as text: GPUs of a server; None: 8, or 4 of GB200 and GB300.
         eplb_stall_s: measured seconds for which serving waits in a rearrangement of EPLB; None: they are computed.
+        prefill_gpus: GPUs that compute prompts apart, or "auto" for the best split; None: those that `decode_gpus` leaves, or
+            prefill and decode are not compared apart.
+        decode_gpus: GPUs that generate answers apart; None: those that `prefill_gpus` leaves.
         progress: called with (name of the work, amount done, amount in all).
 
     Returns:
@@ -252,8 +284,12 @@ def recommend(
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
     drawn = profile.provenance.get("tool") == SYNTHETIC_TOOL
     nvlink = has_nvlink(cluster)
-    served = simulated = plan = recorded = spread = None
-    if config is not None and cluster.equal and kinds:
+    served = simulated = plan = recorded = spread = apart = None
+    equal = config is not None and cluster.equal and bool(kinds)
+    splits = [] if prefill_gpus is decode_gpus is None else splits_of(len(cluster), prefill_gpus, decode_gpus)
+    if splits and not equal:
+        raise BadInput("`prefill_gpus`: expected GPUs of one kind with a datasheet, and `model`, to compute pools' steps")
+    if config is not None and equal:
         servers = nic_Bps_of(cluster), per_server_of(cluster), domain_of(cluster)
         case = ServingCase(config, kinds[0], load, *servers, eplb_stall_s)
         served = compare_ways_of_serving(profile, case, engine, len(cluster), nvlink, progress=progress)
@@ -264,6 +300,9 @@ def recommend(
         spread = balance_of_requests(case, served, best, requests, progress)
         if best is not None and best.way is not None and best.way.placement == "plan":
             plan = planned(cluster, profile, best, use.replicate)
+        if splits:
+            ratios = None if recorded is None else recorded.ratios["linear"]
+            apart = serve_apart(profile, case, use.name, splits, best or served.default, ratios, nvlink, progress)
     else:
         way = use.default(len(cluster), per_server_of(cluster), profile.experts, nvlink)
         share = 1.0
@@ -274,7 +313,7 @@ def recommend(
         best_plan = None if drawn else simulated.best
         plan = None if best_plan is None else best_plan.plan
         recorded = recorded_range(len(cluster)) if drawn else None
-    return Recommendation(use.name, version, cluster, profile, drawn, served, simulated, recorded, plan, spread)
+    return Recommendation(use.name, version, cluster, profile, drawn, served, simulated, recorded, plan, spread, apart)
 
 
 def has_nvlink(cluster: Cluster) -> bool:

@@ -14,6 +14,8 @@ from aurora.types import Cluster, RequestLoad
 from aurora.types.options import LONGEST_S, OptionField
 from aurora.types.requests import SERVED
 
+POOLS = "Prefill and decode apart"  # panel of --help-all
+
 
 def recommend(
     *,
@@ -28,6 +30,8 @@ def recommend(
     nic_Bps: Annotated[float, OptionField(flag="--nic-bps")] = 50e9,
     per_server: int | None = None,
     eplb_stall_s: Annotated[float | None, OptionField(flag="--eplb-stall", above=0, most=LONGEST_S, panel="EPLB")] = None,
+    prefill_gpus: Annotated[str | None, OptionField(panel=POOLS)] = None,
+    decode_gpus: Annotated[int | None, OptionField(panel=POOLS)] = None,
     output: Path = Path("recommended"),
     as_json: bool = False,
 ) -> None:
@@ -45,6 +49,8 @@ def recommend(
         nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
         per_server: with --gpus: number of GPUs in a server; default: 8, or 4 of GB200 and GB300, whose servers share NVLink.
         eplb_stall_s: seconds for which serving waits in a rearrangement of EPLB, as the engine logs them; default: computed.
+        prefill_gpus: also compare prefill and decode apart: number of GPUs for prompts, or auto for the best split.
+        decode_gpus: number of GPUs for answers; default: those that are left.
         output: folder for the plan and the engine's files.
     """
     from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
@@ -53,7 +59,7 @@ def recommend(
     from aurora.advisor.recommend import save_recommendation
     from aurora.advisor.two_models import recommend_for_two, takes_turns
     from aurora.reports.advice import recommendation_lines, two_models_advice
-    from aurora.reports.comparisons import balancing_costs, memory_table, recommendation_table, requests_table
+    from aurora.reports.comparisons import apart_table, balancing_costs, memory_table, recommendation_table, requests_table
     from aurora.reports.json_objects import fields_json, recommendation_json
 
     if (not gpus) == (cluster is None):
@@ -70,7 +76,7 @@ def recommend(
     if max(len(models), len(traffic)) > 1 and len(models) not in (0, len(traffic)):
         raise BadInput(f"recommend: expected a --profile for each --model, found {len(traffic)} and {len(models)}")
     if len(traffic) > 1:
-        refuse_given(("requests", "eplb_stall_s"), "for one model")
+        refuse_given(("requests", "eplb_stall_s", "prefill_gpus", "decode_gpus"), "for one model")
         hardware = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus(), nic_Bps, per_server)
         kinds = [kind for name, kind in load_gpus().items() if name in {gpu.kind for gpu in hardware.gpus}]
         for number, name in enumerate(models):
@@ -88,6 +94,8 @@ def recommend(
         recommendation = aurora.recommend(
             machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load,
             requests=recorded, nic_Bps=nic_Bps, per_server=per_server, eplb_stall_s=eplb_stall_s,
+            prefill_gpus=int(prefill_gpus) if prefill_gpus and prefill_gpus.isdecimal() else prefill_gpus,
+            decode_gpus=decode_gpus,
             progress=progress,
         )  # fmt: skip
         sharing = None
@@ -103,6 +111,7 @@ def recommend(
             "launch": command,
         },
         recommendation_table(recommendation),
+        None if recommendation.apart is None else apart_table(recommendation.apart),
         None if recommendation.requests is None else requests_table(recommendation.requests),
         None if recommendation.drawn or recommendation.served is None else balancing_costs(recommendation.served),
         None if recommendation.served is None else memory_table(recommendation.engine, recommendation.served),

@@ -7,6 +7,7 @@ from aurora.advisor.best_way import WORTH as SURE
 from aurora.advisor.best_way import installs
 from aurora.advisor.engines import SERVING_ENGINES, engine
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer
+from aurora.advisor.phases_apart import PhasesApart
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.request_balance import BalanceOfRequests
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
@@ -96,6 +97,8 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
             on = f"on traffic that it was not made for ({best.low:.2f}x to {best.high:.2f}x)"
         lines.append(f"Serve by the plan: {best.name}, {best.gain:.2f}x {on}.")
     lines += _version_lines(recommendation)
+    if recommendation.apart is not None:
+        lines.append(apart_line(recommendation.apart, SERVING_ENGINES[recommendation.engine].pools))
     if recommendation.plan is not None:
         lines.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
     if best is not None and len({gpu.node for gpu in recommendation.cluster.gpus}) != recommendation.default.hosts:
@@ -127,6 +130,26 @@ def _version_lines(recommendation: Recommendation) -> list[str]:
     if use.describes(version):
         return []
     return [f"Defaults and settings are those of {use.name} {' to '.join(use.versions)}: in {version} they may be others."]
+
+
+def apart_line(apart: PhasesApart, joined_by: str) -> str:
+    """Returns whether to serve prefill and decode apart, with what it brings.
+
+    Args:
+        apart: the comparison.
+        joined_by: what joins the engine's pools; empty: commands do not join them.
+    """
+    base, service = apart.together.service, apart.rates.service
+    first, second = (pool.way.layout.gpus for pool in apart.pools.values() if pool.way)
+    brings = (
+        f"{first} GPUs for prompts and {second} for answers bring {apart.gain:.2f}x the tokens per second "
+        f"({apart.low:.2f}x to {apart.high:.2f}x) of {apart.together.name}; TTFT {seconds(service.ttft_s)} after "
+        f"{seconds(base.ttft_s)}, TPOT {seconds(service.tpot_s)} after {seconds(base.tpot_s)}; the limit is {apart.rates.limit}"
+    )
+    if not apart.worth:
+        return f"Keep prefill and decode together: apart, {brings}."
+    joins = f"It needs {joined_by}." if joined_by else "The commands start two pools; join them by the engine's own options."
+    return f"Serve prefill and decode apart: {brings}. {joins}"
 
 
 def requests_line(spread: BalanceOfRequests) -> str:

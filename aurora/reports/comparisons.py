@@ -4,9 +4,10 @@ from dataclasses import astuple
 
 from rich.table import Column, Table
 
+from aurora.advisor.phases_apart import PhasesApart
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.request_balance import ABOVE, BELOW, BalanceOfRequests
-from aurora.advisor.served_ways import METHODS, WaysOfServing
+from aurora.advisor.served_ways import METHODS, ComparedWay, WaysOfServing
 from aurora.reports.formatting import DASH, right, seconds, size
 
 SHOWN_WAYS = 12  # of a recommendation, at most
@@ -35,6 +36,34 @@ def recommendation_table(recommendation: Recommendation) -> Table:
             )
         table.add_section()
     return table
+
+
+def apart_table(apart: PhasesApart) -> Table:
+    """Returns a table of prefill and decode apart, pool by pool, beside the best way of serving together."""
+    rates, tokens = apart.rates, apart.rates.service.tokens_per_s / apart.rates.per_s
+    caption = (
+        "tokens/s: generated; of a pool the most that it can do, of both what the slower allows.\n"
+        f"TTFT: with {seconds(rates.transfer_s)} for {size(rates.kv_bytes)} of KV cache of each prompt"
+    )
+    heads = right("GPUs", "tokens/s", "TTFT", "TPOT")
+    table = Table(Column("pool", min_width=8), heads[0], "layout", "exchange", "experts", *heads[1:], caption=caption)
+    for (stage, pool), per_s in zip(apart.pools.items(), (rates.prefill_per_s, rates.decode_per_s), strict=True):
+        table.add_row(stage, *_way_cells(pool), f"{per_s * tokens:,.0f}", DASH, DASH)
+    both, together = (pool.way.layout.gpus for pool in apart.pools.values() if pool.way), apart.together
+    rows = ("both", (str(sum(both)), DASH, DASH, DASH), rates.service), ("together", _way_cells(together), together.service)
+    table.add_section()
+    for name, cells, service in rows:
+        times = seconds(service.ttft_s), seconds(service.tpot_s)
+        table.add_row(name, *cells, f"{service.tokens_per_s:,.0f}", *times)
+    return table
+
+
+def _way_cells(other: ComparedWay) -> tuple[str, str, str, str]:
+    """Number of GPUs, layout, exchange, and what places experts, of a way that the engine has."""
+    assert other.way is not None
+    more = next((f", {change}" for change in other.changes if change.startswith("+")), "")
+    placed = METHODS.get(other.method, "cut over GPUs") + more
+    return str(other.way.layout.gpus), str(other.way.layout), other.way.exchange, placed
 
 
 def requests_table(spread: BalanceOfRequests) -> Table:

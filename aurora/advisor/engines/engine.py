@@ -198,6 +198,8 @@ class ServingWay:
         nvlink: whether NVLink connects the GPUs of a server.
         experts: number of routed experts of a layer; 0: unknown, so that slots are not checked.
         batched_tokens: the most tokens of a data-parallel rank in a step; 0: the engine's default.
+        stage: the one of STAGES that these GPUs serve, apart from the other; empty: both.
+        first_gpu: number of the first of these GPUs.
 
     Raises:
         BadInput: if a name is unknown, a number is out of range, or slots cannot be divided evenly over the GPUs.
@@ -215,6 +217,8 @@ class ServingWay:
     nvlink: bool = True
     experts: int = 0
     batched_tokens: int = 0
+    stage: str = ""
+    first_gpu: int = 0
 
     def __post_init__(self) -> None:
         check_one_of("exchange", self.exchange, EXCHANGES)
@@ -268,12 +272,13 @@ class LaunchPlace:
 def launch_places(way: ServingWay) -> Iterator[LaunchPlace]:
     """Yields a LaunchPlace for each launch command of a way of serving, copy by copy and server by server."""
     size = way.layout.copy_gpus
-    together = max(1, way.per_server // size)
+    together, (server, gpu) = max(1, way.per_server // size), divmod(way.first_gpu, way.per_server)
     for copy in range(way.layout.copies):
         first, at = (copy // together, copy % together) if way.hosts == 1 else (copy * way.hosts, 0)
-        devices = tuple(range(at * size, (at + 1) * size)) if min(together, way.layout.copies) > 1 else ()
+        begin, first = gpu + at * size, server + first
+        devices = tuple(range(begin, begin + size)) if gpu or min(together, way.layout.copies) > 1 else ()
         for node in range(way.hosts):
-            yield LaunchPlace(node, f"HOST_{first + node}", f"HOST_{first}", at, devices)
+            yield LaunchPlace(node, f"HOST_{first + node}", f"HOST_{first}", gpu + at, devices)
 
 
 def launch_lines(
@@ -290,7 +295,7 @@ def launch_lines(
     places = list(launch_places(way))
     lines: list[str] = []
     for place in places:
-        lines += [f"# on {place.host}"] * (len({place.host for place in places}) > 1)
+        lines += [f"# on {place.host}"] * bool(way.stage or len({place.host for place in places}) > 1)
         command = [f"{visible}={','.join(map(str, place.devices))}"] * bool(place.devices)
         command += words(place) + ([f"--port {port + place.copy}"] if place.copy else [])
         lines.append(" ".join(command))
@@ -342,6 +347,7 @@ class ServingEngine:
         dispatch: the way in which it spreads requests over data-parallel ranks by default, as in `RequestOptions.dispatch`.
         dispatch_flags: settings that spread them in other ways.
         since: the first version that has an exchange, for those that came after the first of `versions`.
+        pools: what joins pools that serve prefill and decode apart; empty: the commands do not join them.
         share: function (way, models, plan files, part of a GPU's memory for each model) -> commands of servers that take turns
             on the same GPUs, each with its plan and orders; None: the engine does not support this.
     """
@@ -365,6 +371,7 @@ class ServingEngine:
     dispatch: str = "requests"
     dispatch_flags: Sequence[DispatchFlag] = ()
     since: Mapping[str, str] = field(default_factory=dict)
+    pools: str = ""
     share: Callable[[ServingWay, Sequence[str], Sequence[Path], Sequence[float]], list[str]] | None = None
 
     def at(self, version: str) -> Self:

@@ -32,6 +32,9 @@ padding | without an all-to-all | decode: to the most tokens of a rank by allgat
 --load-balance-method | auto: round_robin, but for prefill and decode apart | total_tokens: to the rank with the fewest tokens;
   minimum_tokens in older versions. --prefill-decode-interval and --enable-prefill-delayer, which let prompts wait on all
   ranks, are not described here | srt/arg_groups/fields/parallel.py, srt/arg_groups/fields/schedule.py
+--disaggregation-mode | null | prefill: a pool computes prompts, decode: another generates; caches travel by
+  --disaggregation-transfer-backend (mooncake, or nixl), and a prefill server needs a --disaggregation-bootstrap-port (8998) of
+  its own on its host | docs/advanced_features/pd_disaggregation.md, docs/advanced_features/server_arguments.md
 several servers | one | --nnodes, --node-rank, --dist-init-addr | srt/arg_groups/fields/parallel.py
 """
 
@@ -59,7 +62,7 @@ BACKENDS = {
     "mori-ht": "--moe-a2a-backend mori",
     "nvlink-one-sided": "--moe-a2a-backend flashinfer --moe-runner-backend flashinfer_cutlass",
 }
-PORT, DIST_PORT = 30000, 5000
+PORT, DIST_PORT, BOOTSTRAP_PORT = 30000, 5000, 8998
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
@@ -100,7 +103,9 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
     def at(place: LaunchPlace) -> list[str]:
         several = f"--nnodes {way.hosts} --node-rank {place.node} --dist-init-addr {place.head}:{DIST_PORT}"
-        return words + [several] * (way.hosts > 1)
+        bootstrap = f" --disaggregation-bootstrap-port {BOOTSTRAP_PORT + place.copy}" * (way.stage == "prefill")
+        apart = f"--disaggregation-mode {way.stage} --disaggregation-transfer-backend nixl{bootstrap}"
+        return words + [several] * (way.hosts > 1) + [apart] * bool(way.stage)
 
     return launch_lines(way, at, PORT)
 
@@ -122,6 +127,8 @@ SGLANG = ServingEngine(
     overlaps=("deepep", "deepep-ht", "deepep-ll", "nixl", "mori-ht"),
     scatters=True,
     moves_wait=True,
+    pools="nixl, and a router: python -m sglang_router.launch_router --pd-disaggregation --prefill http://HOST:PORT BOOTSTRAP "
+    "--decode http://HOST:PORT (SGLang's docs/advanced_features/pd_disaggregation.md)",
     form="sglang",
     dispatch="round-robin",
     dispatch_flags=[DispatchFlag("--load-balance-method total_tokens", "tokens")],

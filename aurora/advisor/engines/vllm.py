@@ -32,6 +32,9 @@ ranks of requests | by the number of requests | a request's data_parallel_rank, 
   vllm/v1/engine/core_client.py
 --prefill-schedule-interval | 1 | data-parallel ranks compute prompts in every N-th step; a rank whose prompts could not all
   begin, or that generates nothing, goes on alone | vllm/v1/engine/core.py, vllm/v1/core/sched/scheduler.py
+--kv-transfer-config | none | NixlConnector: a pool computes prompts (kv_producer) and another generates (kv_consumer), behind a
+  proxy; each rank has a port for handshakes, VLLM_NIXL_SIDE_CHANNEL_PORT (5600) plus its number |
+  docs/features/nixl_connector_usage.md
 several servers | one | --data-parallel-size-local, -address, -start-rank and --headless; a rank over servers: --nnodes,
   --node-rank | vllm/engine/arg_utils.py; docs/serving/data_parallel_deployment.md
 """
@@ -65,7 +68,8 @@ BACKENDS = {
     "mori-ht": "mori_high_throughput",
     "mori-ll": "mori_low_latency",
 }
-PORT, RPC_PORT = 8000, 29550
+PORT, RPC_PORT, HANDSHAKE_PORT = 8000, 29550, 5600
+ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 SHARED = "both"  # name of the GPUs that servers share
 
 
@@ -118,7 +122,17 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     if planned:
         config = json.dumps({"aurora": {"plan": str(file), "order": "stock"}})
         words += [f"--additional-config {shlex.quote(config)}"]
-    return launch_lines(way, lambda place: serve_words(way, model, place) + words, PORT)
+    if way.stage:
+        transfer = {"kv_connector": "NixlConnector", "kv_role": ROLES[way.stage]}
+        words += [f"--kv-transfer-config {shlex.quote(json.dumps(transfer))}"]
+
+    def at(place: LaunchPlace) -> list[str]:
+        """Returns the words of one server, with its end of the handshake if it serves one stage."""
+        port = HANDSHAKE_PORT + min(place.devices, default=0)
+        ends = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={place.host} VLLM_NIXL_SIDE_CHANNEL_PORT={port}"] * bool(way.stage)
+        return [*ends, *serve_words(way, model, place), *words]
+
+    return launch_lines(way, at, PORT)
 
 
 def share(way: ServingWay, models: Sequence[str], files: Sequence[Path], memory: Sequence[float]) -> list[str]:
@@ -180,5 +194,7 @@ VLLM = ServingEngine(
         DispatchFlag("""--additional-config '{"aurora": {"requests": "cadence"}}'""", "cadence"),
     ],
     since={"moonep": "0.31"},
+    pools="nixl, and a proxy that sends a request to a prefill server and then to a decode server "
+    "(vLLM's docs/features/nixl_connector_usage.md)",
     share=share,
 )
