@@ -261,8 +261,8 @@ def serve_apart(
         if drawn is not None and together.way is not None:
             base = case.service(together.way, together.ratios[end])
         gains.append(rates(ways, end).service.tokens_per_s / base.tokens_per_s)
-    error, of_pools = computed_error(case.kind), dict(zip(STAGES, ways, strict=True))
-    return PhasesApart(together, of_pools, rates(ways, 0), gains[0], min(gains) / error, max(gains) * error)
+    factor, of_pools = computed_error(case.kind), dict(zip(STAGES, ways, strict=True))
+    return PhasesApart(together, of_pools, rates(ways, 0), gains[0], min(gains) / factor, max(gains) * factor)
 
 
 def of_stage(profile: Profile, stage: str) -> Profile:

@@ -147,7 +147,8 @@ def apart_line(apart: PhasesApart, joined_by: str) -> str:
         f"{seconds(base.ttft_s)}, TPOT {seconds(service.tpot_s)} after {seconds(base.tpot_s)}; the limit is {apart.rates.limit}"
     )
     if not apart.worth:
-        return f"Keep prefill and decode together: apart, {brings}."
+        unless = ", unless you need its TPOT" * (service.tpot_s * apart.gain < base.tpot_s * apart.low)
+        return f"Keep prefill and decode together{unless}: apart, {brings}."
     joins = f"It needs {joined_by}." if joined_by else "The commands start two pools; join them by the engine's own options."
     return f"Serve prefill and decode apart: {brings}. {joins}"
 

@@ -277,8 +277,3 @@ def test_small_steps_are_not_cut_and_halves_of_large_ones_hide_their_exchange():
 def test_exchanges_of_another_maker_are_left_out(compared):
     assert compared.left_out["exchange mori-ht"] == "needs GPUs of AMD"
     assert not any(other.way and other.way.exchange.startswith("mori") for other in compared.others)
-
-
-def test_heads_that_cannot_be_cut_leave_a_layout_out():
-    few = replace(ONE_SERVER, config=CONFIG | {"num_attention_heads": 4, "head_dim": 256})
-    assert compare_ways_of_serving(traffic(), few, "vllm", 8).left_out["TP 8"] == "4 attention heads cannot be cut over 8 GPUs"
