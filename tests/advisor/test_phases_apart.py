@@ -1,6 +1,5 @@
 """Prefill and decode apart: each term by hand, and the best split."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -57,9 +56,8 @@ def test_the_best_split_is_found_and_each_pool_gets_its_files(tmp_path):
     assert found.apart.gain == pytest.approx(max(one.apart.gain for one in ones))
     assert found.apart.low < found.apart.gain / 1.1 + 1e-9
     assert any(re.match("(Keep|Serve) prefill and decode (together|apart)", line) for line in recommendation_lines(found))
-    assert json.loads(json.dumps(recommendation_json(found)["apart"]))["limit"] == found.apart.rates.limit
-    seen = traffic().at_sources(4)
-    seen = replace(seen, stage_T=("prefill", "decode") * 10)
+    assert recommendation_json(found)["apart"]["limit"] == found.apart.rates.limit
+    seen = replace(traffic().at_sources(4), stage_T=("prefill", "decode") * 10)
     assert (of_stage(seen, "decode").tokens_TLSE == seen.tokens_TLSE[1::2]).all()
     given = recommend("h100:4", "sglang", model=CONFIG, profile=seen, decode_gpus=2)
     command = save_recommendation(replace(given, apart=replace(given.apart, low=1.1)), tmp_path, "M")
