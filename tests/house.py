@@ -30,12 +30,12 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/runtime": (3210, 3000),
     "aurora/elastic": (900, 900),
     "aurora/training": (1760, 1450),
-    "aurora/advisor": (3130, 3130),
-    "aurora/reports": (2030, 1400),
+    "aurora/advisor": (3090, 3090),
+    "aurora/reports": (2070, 1440),
     "aurora/cli": (1680, 1150),
     "integrations/aurora_vllm": (5590, 4300),
     "product": (34_990, 31_370),
-    "tests": (31_000, 25_000),
+    "tests": (31_080, 25_000),
     "bench": (8900, 8900),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")

@@ -36,7 +36,7 @@ def recommend(
     as_json: bool = False,
 ) -> None:
     """Recommend how to serve a model on given GPUs, with the gain over the engine's default and the launch command, if it pays.
-    Without a profile, layouts and exchanges are compared over the imbalance of recorded models, and no placement is recommended.
+    Without a profile, layouts and exchanges are compared over recorded models' imbalance, and no placement is recommended.
 
     Args:
         engine: the serving engine; NAME==VERSION: a version of it.
