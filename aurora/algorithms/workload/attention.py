@@ -69,6 +69,7 @@ class AttentionLayers:
         return min(self.window, length) + min(beyond, self.chosen or beyond)
 
 
+SHARED = "sparse without an indexer"  # a layer that attends to what an earlier layer's indexer chose (GLM-5.2, HY-V4)
 KV_BITS = 16  # of a cached number, unless the engine is told otherwise
 INDEX_BYTES = 132  # of an indexer's cached key of 128 numbers: fp8, and a scale of 4 bytes (DeepSeek-V3.2's vLLM recipe)
 
@@ -140,7 +141,10 @@ def attention_layers(config: Mapping[str, Any]) -> tuple[AttentionLayers, ...]:
         BadInput: if the config does not tell heads, or has a kind of layers that is not known.
     """
     flat = text_config(config)
-    return tuple(_layers(flat, kind, count) for kind, count in Counter(_kinds(flat)).items() if kind != "none")
+    kinds, types = _kinds(flat), flat.get("indexer_types")
+    if isinstance(types, list) and len(types) == len(kinds):
+        kinds = [SHARED if (kind, of) == ("sparse", "shared") else kind for kind, of in zip(kinds, types, strict=True)]
+    return tuple(_layers(flat, kind, count) for kind, count in Counter(kinds).items() if kind != "none")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +229,9 @@ def _latent(flat: Mapping[str, Any], hidden: int, heads: int, layers: int, kind:
     split = heads * ((low or hidden) * (plain + rope) + latent * (plain + values) + values * hidden)
     whole = hidden * (latent + rope + (low or 0))
     sparse: dict[str, Any] = {}
-    if kind == "sparse":  # DeepSeek-V3.2: an index key a token
+    if kind == SHARED:
+        kind, sparse = "sparse", {"chosen": flat["index_topk"]}
+    elif kind == "sparse":  # DeepSeek-V3.2: an index key a token
         many, wide = number(flat, "index_n_heads"), number(flat, "index_head_dim")
         whole += (low or hidden) * many * wide + hidden * (wide + many)
         sparse = {"index_flops": 2 * many * wide, "index_bytes": INDEX_BYTES * wide / 128, "chosen": flat["index_topk"]}

@@ -37,6 +37,14 @@ def test_latent_attention_is_whole_on_every_rank():
 def test_an_indexer_has_a_key_for_each_token():
     indexed = LATENT | {"index_topk": 4, "index_n_heads": 4, "index_head_dim": 128}
     assert kv_bytes_per_token(indexed) == 4 * ((32 + 8) * 2 + 132)
+    shared = indexed | {
+        "indexer_types": ["full", "shared", "full", "shared"]
+    }  # two layers attend to what others' indexers chose
+    assert kv_bytes_per_token(shared) == 4 * (32 + 8) * 2 + 2 * 132
+    assert [(of.kind, of.layers, of.index_flops, of.chosen) for of in attention_layers(shared)] == [
+        ("sparse", 2, 2 * 4 * 128, 4),
+        ("sparse", 2, 0, 4),
+    ]
 
 
 def test_windows_and_states_take_the_same_whatever_the_length():
