@@ -244,15 +244,16 @@ def serve_apart(
         assert decode is not None
         return pool_rates(case, prefill, decode, (ways[0].ratios[end][0], ways[1].ratios[end][1]))
 
-    found, why = dict[tuple[int, int], float](), ""
+    found, whys = dict[tuple[int, int], float](), dict[tuple[int, int], str]()
     for number, split in enumerate(splits):
         progress("comparing splits", number, len(splits) + 1)
         try:
             found[split] = rates(pools(split, 1), 0).service.tokens_per_s if len(splits) > 1 else 1.0
         except (BadInput, InfeasiblePlan) as error:
-            why = why or str(error)
+            whys[split] = str(error)
     if not found:
-        raise InfeasiblePlan(f"prefill and decode apart: {why}")
+        even = max(whys, key=min)
+        raise InfeasiblePlan(f"prefill on {even[0]} and decode on {even[1]} GPUs: {whys[even]}")
     ways = pools(max(found, key=lambda split: found[split]), profile.layers)
     progress("comparing splits", len(splits) + 1, len(splits) + 1)
     gains = []

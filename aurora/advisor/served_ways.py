@@ -217,7 +217,7 @@ class _Comparison:
         self.short: list[MemoryFit] = []
         default = self.use.default(gpus, model.per_server, profile.experts, nvlink)
         if why := self._short(default):
-            raise InfeasiblePlan(f"{engine}'s default on {gpus} GPUs: {why}")
+            raise InfeasiblePlan(f"{engine}'s default on {gpus} GPU{'s' * (gpus > 1)}: {why}")
         self.default = self._sized(default)
         ways = self.use.ways(gpus, model.per_server, profile.experts, nvlink)
         self.ways = list(self._distinct(way for way in ways if way != default))
