@@ -95,8 +95,10 @@ def test_a_begun_exchange_is_finished_everywhere_before_an_interactive_models(jo
     until(has_1.inside.is_set)
     assert not urgent_1.inside.is_set()
     has_1.stop()
-    until(urgent_1.inside.is_set)
+    batch_1.settle()
+    assert not urgent_1.inside.is_set()
     has.stop()
+    until(urgent_1.inside.is_set)
     urgent_1.stop()
 
 
