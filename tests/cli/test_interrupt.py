@@ -50,7 +50,7 @@ def test_ctrl_c_while_ranks_start(mixtral, tmp_path):
     """It reaches the whole process group: ranks, and the process that they are forked from, leave it to the command."""
     plan = aurora.plan(aurora.load("demo-4"), aurora.synthetic_profile("zipf:1", mixtral))
     aurora.save(plan, tmp_path / "plan.json")
-    (tmp_path / "prompts.txt").write_text("import os\n")
+    (tmp_path / "prompts.txt").write_text("import os\n" * 2000)  # so many that no rank is done before
     words = ["run", "plan.json", "--model", mixtral, "--prompts", "prompts.txt", "--max-new-tokens", "200", "-o", "answers"]
     for wait_s in (0.5, 1.0, 2.0):
         command = subprocess.Popen(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aurora.algorithms.workload.curve_fit import fit_curve
 from aurora.errors import BadInput
 
-RECORDED = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gpu_moe_aiconfigurator"
+RECORDED = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared" / "data")) / "gpu_moe_aiconfigurator"
 
 points = st.lists(
     st.tuples(st.integers(1, 10**6), st.floats(1e-6, 10.0)), min_size=1, max_size=9, unique_by=lambda point: point[0]
