@@ -16,6 +16,8 @@ LARGE = {
     "moe_intermediate_size": 2048, "intermediate_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 8,
 }  # fmt: skip
 
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also where a shell in the background ignores it
+
 pytestmark = pytest.mark.full
 
 
@@ -33,8 +35,7 @@ def test_ctrl_c_while_the_command_is_imported_and_while_it_works(tmp_path):
             "-o",
             tmp_path / moment,
         ]
-        begin = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        code = f"{begin}import aurora.__main__ as main; print('here', flush=True); main.main()"
+        code = f"{HEARD}import aurora.__main__ as main; print('here', flush=True); main.main()"
         command = subprocess.Popen(
             [sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -54,7 +55,7 @@ def test_ctrl_c_while_ranks_start(mixtral, tmp_path):
     words = ["run", "plan.json", "--model", mixtral, "--prompts", "prompts.txt", "--max-new-tokens", "200", "-o", "answers"]
     for wait_s in (0.5, 1.0, 2.0):
         command = subprocess.Popen(
-            [sys.executable, "-c", "import aurora.__main__ as main; main.main()", *map(str, words)],
+            [sys.executable, "-c", f"{HEARD}import aurora.__main__ as main; main.main()", *map(str, words)],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
