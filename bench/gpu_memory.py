@@ -56,7 +56,7 @@ def main() -> None:
         seconds = []
         for times in (1, 0.5, 2):
             with mock.patch.object(eplb_pays, "MOVE_S", times * eplb_pays.MOVE_S):
-                link = KINDS[kind].port_Bps if inside else 50e9
+                link = 0.7 * KINDS[kind].port_Bps if inside else 0.85 * 50e9
                 seconds.append(f"{eplb_pays.rearrangement_s(slots, layers, size, KINDS[kind], link, waits=True):.2f}")
         stalls.add(thread, published, *seconds)
     write("gpu-memory", [__doc__ or ""], memory.lines, stalls.lines)

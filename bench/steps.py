@@ -12,7 +12,8 @@ What is not blind: the numbers of kernels and launches of a layer (KERNELS, BROK
 for a collective moves prefill of several ranks by 4 to 9 %.
 
 Other GPUs: fused experts (gpu_moe_aiconfigurator, bf16, SGLang's Triton kernels, balanced) and DeepEP's exchanges on servers of
-eight H100, beside what is predicted with the shares of `profiles/gpus.toml`; and published steps, to which nothing is fitted.
+eight H100, beside what is predicted with the shares of `profiles/gpus.toml`. The shares of large kernels, and the NICs' rate
+(low-latency kernels, many tokens), are taken from these tables. To published steps nothing is fitted.
 """
 
 import argparse
@@ -73,6 +74,7 @@ START = StepConstants(
 )  # where fits start
 TABLES = DATA.parent / "gpu_moe_aiconfigurator"
 TABLE_KINDS = {"a100_sxm": "NVIDIA A100-SXM4-80GB", "h100_sxm": "NVIDIA H100 80GB HBM3", "l40s": "NVIDIA L40S"}
+MANY = 256  # tokens of a rank, from which DeepEP's host side is hidden
 ROWS = ((0, 64), (64, 1024), (1024, 1 << 30))  # of an expert
 STEP_ERROR, START_ERROR = 0.05, 0.25  # of steps, beyond which they weigh less, and of constants where a fit starts (logarithms)
 MODEL = "Qwen3.6-35B-A3B"  # whose configuration the shipped constants are fitted to
@@ -356,8 +358,8 @@ def fused_experts() -> list[tuple[str, float, float]]:
     return found
 
 
-def exchanges() -> list[tuple[str, int, float]]:
-    """Returns the exchange, servers and error of each recorded dispatch and combine of DeepSeek-V3's layer by DeepEP."""
+def exchanges() -> list[tuple[str, int, int, float]]:
+    """Returns the exchange, servers, tokens of a rank and error of each recorded dispatch and combine by DeepEP."""
     found, columns = [], {"deepep_ll": "avg_t_us", "deepep_normal": "transmit_us"}
     config, kind = V3 | {"num_hidden_layers": 1, "first_k_dense_replace": 0}, load_gpus()[TABLE_KINDS["h100_sxm"]]
     for file, column in columns.items():
@@ -370,7 +372,7 @@ def exchanges() -> list[tuple[str, int, float]]:
             layout, exchange = Layout(data=8 * servers, expert=8 * servers), "deepep-ll" if file == "deepep_ll" else "deepep-ht"
             seconds = step_seconds(config, kind, layout, step, exchange=exchange, nic_Bps=50e9).collectives_s
             measured = sum(float(row[f"{way}_{column}"]) for way in ("dispatch", "combine")) / 1e6
-            found.append((exchange, servers, seconds / measured - 1))
+            found.append((exchange, servers, tokens, seconds / measured - 1))
     return found
 
 
@@ -387,13 +389,11 @@ def other_gpus() -> list[list[str]]:
         for least, most in ROWS:
             part = [error for kind, rows, error in places if kind == name and least <= rows < most]
             kernels.add(name, f"{least} to {most}" if most < 1 << 30 else f"from {least}", len(part), quantiles(part))
-    apart, times = (
-        Table("DeepEP between servers of H100", "exchange | servers | times | median | p90 | signed median"),
-        exchanges(),
-    )
-    for exchange, servers in dict.fromkeys((exchange, servers) for exchange, servers, _ in times):
-        part = [error for *of, error in times if of == [exchange, servers]]
-        apart.add(exchange, servers, len(part), quantiles(part))
+    heads = "exchange | servers | tokens of a rank | times | median | p90 | signed median"
+    apart, times = Table("DeepEP between servers of H100", heads), exchanges()
+    for exchange, servers, many in dict.fromkeys((*of, tokens >= MANY) for *of, tokens, _ in times):
+        part = [error for *of, tokens, error in times if (*of, tokens >= MANY) == (exchange, servers, many)]
+        apart.add(exchange, servers, f"from {MANY}" if many else f"below {MANY}", len(part), quantiles(part))
     return [steps.lines, kernels.lines, apart.lines]
 
 

@@ -31,7 +31,7 @@ class Collectives:
         sent_bytes: that a rank sends or gets in one.
         nic_bytes: that each GPU's NIC carries each way.
         arrays: that one call of the library carries.
-        kind: "reduce": all-reduces of NCCL or the engine; "ring": NCCL's rings, in which bytes pass through all ranks in turn;
+        algorithm: "all-reduce": of NCCL or the engine; "ring": NCCL's rings, in which bytes pass through all ranks in turn;
             "direct": kernels that send each row to where it goes.
     """
 
@@ -39,7 +39,7 @@ class Collectives:
     ranks: int
     sent_bytes: float
     nic_bytes: float
-    kind: str
+    algorithm: str
     arrays: int = 1
 
     def seconds(self, constants: StepConstants, kind: GpuKind, nic_Bps: float | None, per_server: int) -> float:
@@ -48,13 +48,14 @@ class Collectives:
         An all-reduce goes up and down a tree of servers. NCCL sends small messages by another protocol than large ones.
         """
         inside_s = constants.collective_s + constants.collective_rank_s * min(self.ranks, per_server)
-        first_s, nic_s, link_s = constants.reduce_s if self.kind == "reduce" else inside_s, 0.0, self.sent_bytes / kind.port_Bps
+        first_s = constants.reduce_s if self.algorithm == "all-reduce" else inside_s
+        link_s, nic_s = self.sent_bytes / kind.port_Bps, 0.0
         if self.ranks > per_server and nic_Bps is not None:
-            first_s += 2 * inside_s if self.kind == "reduce" else inside_s
-            first_s += constants.collective_rank_s * (self.ranks - per_server) if self.kind == "ring" else 0.0
+            first_s += 2 * inside_s if self.algorithm == "all-reduce" else inside_s
+            first_s += constants.collective_rank_s * (self.ranks - per_server) if self.algorithm == "ring" else 0.0
             nic_s = self.nic_bytes / nic_Bps
         bytes_s = max(link_s / constants.link_share, nic_s / constants.nic_share)
-        if self.kind != "direct":
+        if self.algorithm != "direct":
             bytes_s = min(max(link_s, nic_s) / constants.small_share, constants.large_s + bytes_s)
         return self.many * (first_s + bytes_s)
 
@@ -101,7 +102,7 @@ def collectives_of(
         after = sizes.layers - (sizes.moe_layers if spread else 0)
         sent_bytes = all_reduce_bytes(message, layout.tensor)
         nic_bytes = ring_nic_bytes(sent_bytes, layout.tensor, per_server)
-        reduces.append(Collectives(sizes.layers + after + 1, layout.tensor, sent_bytes, nic_bytes, "reduce"))
+        reduces.append(Collectives(sizes.layers + after + 1, layout.tensor, sent_bytes, nic_bytes, "all-reduce"))
         if spread:  # tokens are split among tensor ranks before their experts, and gathered after
             reduces.append(Collectives(sizes.moe_layers, layout.tensor, sent_bytes / 2, nic_bytes / 2, "ring"))
     if not spread:

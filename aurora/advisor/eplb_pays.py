@@ -21,16 +21,16 @@ def rearrangement_s(slots: int, layers: int, expert_bytes: float, kind: GpuKind,
         layers: MoE layers.
         expert_bytes: bytes of an expert's weights in a layer.
         kind: the GPUs' datasheet.
-        link_Bps: bytes per second of a GPU's port, or of its NIC where the model is on several servers.
+        link_Bps: bytes per second that large transfers reach, by a GPU's port, or by its NIC between servers.
         waits: whether serving waits for the transfer.
 
     Example:
         >>> from aurora.io.clusters import load_gpus
-        >>> round(rearrangement_s(8, 26, 17.3e6, load_gpus()["NVIDIA H100 80GB HBM3"], 450e9, waits=True), 3)
+        >>> round(rearrangement_s(8, 26, 17.3e6, load_gpus()["NVIDIA H100 80GB HBM3"], 315e9, waits=True), 3)
         0.323
     """
     if waits:
-        return slots * layers * (expert_bytes / (link_Bps * DEFAULT.link_share) + MOVE_S)
+        return slots * layers * (expert_bytes / link_Bps + MOVE_S)
     return slots * layers * 2 * expert_bytes / (kind.memory_Bps * DEFAULT.memory_share)
 
 

@@ -14,15 +14,11 @@ from aurora.advisor.balancers import RecordedRange, recorded_range
 from aurora.advisor.best_way import WORTH, best_way
 from aurora.advisor.ceiling import planned_map
 from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
+from aurora.advisor.disaggregation import Disaggregation, compare_disaggregated, of_stage, splits_of
 from aurora.advisor.engines import SERVING_ENGINES, described
 from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
-from aurora.advisor.phases_apart import PhasesApart, of_stage, serve_apart, splits_of
 from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
-from aurora.advisor.served_ways import (
-    ComparedWay,
-    WaysOfServing,
-    compare_ways_of_serving,
-)
+from aurora.advisor.served_ways import ComparedWay, WaysOfServing, compare_ways_of_serving
 from aurora.advisor.serving_case import ServingCase
 from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.advisor.without_records import without_records
@@ -63,7 +59,7 @@ def save_recommendation(recommendation: "Recommendation", folder: Path, model: s
     Returns:
         The command that starts the engine as recommended. None if nothing is recommended; then nothing is written.
     """
-    apart = recommendation.apart
+    apart = recommendation.disaggregation
     if apart is None or not apart.worth:
         return _save_way(recommendation, recommendation.way, recommendation.plan, folder, model)
     commands, whole, first = [], recommendation.cluster, 0
@@ -175,7 +171,7 @@ class Recommendation:
         plan: the plan of the recommended way; None if the way has no planned placement, or nothing is recommended.
         requests: what balance of requests over data-parallel ranks brings; None where ways of serving are not compared, and if
             the default has a single rank.
-        apart: prefill and decode on GPUs of their own; None if they were not asked for.
+        disaggregation: prefill and decode on GPUs of their own; None if they were not asked for.
     """
 
     engine: str
@@ -188,7 +184,7 @@ class Recommendation:
     recorded: RecordedRange | None
     plan: Plan | None
     requests: BalanceOfRequests | None
-    apart: PhasesApart | None = None
+    disaggregation: Disaggregation | None = None
 
     @property
     def default(self) -> ServingWay:
@@ -302,7 +298,7 @@ def recommend(
             plan = planned(cluster, profile, best, use.replicate)
         if splits:
             ratios = None if recorded is None else recorded.ratios["linear"]
-            apart = serve_apart(profile, case, use.name, splits, best or served.default, ratios, nvlink, progress)
+            apart = compare_disaggregated(profile, case, use.name, splits, best or served.default, ratios, nvlink, progress)
     else:
         way = use.default(len(cluster), per_server_of(cluster), profile.experts, nvlink)
         share = 1.0

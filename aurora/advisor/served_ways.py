@@ -349,7 +349,7 @@ class _Comparison:
         """Seconds for which serving waits in a rearrangement of EPLB, as measured or as the engine moves experts."""
         if waits is None and self.model.eplb_stall_s is not None:
             return self.model.eplb_stall_s
-        slots, link_Bps = self._slots(way), self.model.link_Bps(way)
+        slots, link_Bps = self._slots(way), self.model.transfer_Bps(way.layout.copy_gpus)
         waits = self.use.moves_wait if waits is None else waits
         return rearrangement_s(slots, self.whole.layers, self.whole.expert_bytes, self.model.kind, link_Bps, waits)
 

@@ -14,6 +14,7 @@ from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import Layout, ServingWay
 from aurora.advisor.gpu_memory import MemoryFit, memory_fit
 from aurora.advisor.served_sizes import ServedSizes
+from aurora.advisor.step_constants import DEFAULT
 from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.types import GpuKind, RequestLoad
 
@@ -76,10 +77,12 @@ class ServingCase:
         context = self.load.isl + self.load.osl
         return memory_fit(self.config, self.kind, way, self.requests(way.layout), context, BATCHED_TOKENS, name)
 
-    def link_Bps(self, way: ServingWay) -> float:
-        """Returns the bytes per second of weights from other GPUs: of a port, or beyond an NVLink domain of a NIC."""
-        inside = way.layout.copy_gpus <= (self.domain_gpus or self.per_server)
-        return self.kind.port_Bps if inside else min(self.kind.port_Bps, self.nic_Bps or self.kind.port_Bps)
+    def transfer_Bps(self, gpus: int) -> float:
+        """Returns the bytes per second that large transfers among so many GPUs reach: by links, or beyond a domain by NICs."""
+        links_Bps = self.kind.port_Bps * DEFAULT.link_share
+        if self.nic_Bps is None or gpus <= (self.domain_gpus or self.per_server):
+            return links_Bps
+        return min(links_Bps, self.nic_Bps * DEFAULT.nic_share)
 
     def steps(self, way: ServingWay) -> float:
         """Returns the steps of a rank in which it serves each of its requests once: of prompts and of answers."""

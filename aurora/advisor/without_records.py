@@ -19,15 +19,14 @@ def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[floa
     """
     assert served.default.way is not None
     default, middle = served.default.way, (ratios[0] * ratios[1]) ** 0.5
-
     base = [case.service(default, (ratio, ratio)).tokens_per_s for ratio in (middle, *ratios)]
 
     def priced(other: ComparedWay, error: float) -> ComparedWay:
         each = tuple((ratio, ratio) if other.method == "linear" else PERFECT for ratio in (middle, *ratios))
         mine = [case.service(other.way or default, of_both) for of_both in each]
-        low, gain, high = sorted(service.tokens_per_s / rate for service, rate in zip(mine, base, strict=True))
+        gains = [service.tokens_per_s / rate for service, rate in zip(mine, base, strict=True)]
         known = replace(other, service=mine[0], share=None, ratios=each)
-        return replace(known, gain=gain, low=low / error, high=high * error)
+        return replace(known, gain=gains[0], low=min(gains) / error, high=max(gains) * error)
 
     kept = [priced(other, served.error) for other in served.others if other.method in ("linear", "")]
     kept.sort(key=lambda other: -other.service.tokens_per_s)

@@ -14,7 +14,7 @@ from aurora.types import Cluster, RequestLoad
 from aurora.types.options import LONGEST_S, OptionField
 from aurora.types.requests import SERVED
 
-POOLS = "Prefill and decode apart"  # panel of --help-all
+POOLS = "Disaggregated prefill"  # panel of --help-all
 
 
 def recommend(
@@ -49,7 +49,7 @@ def recommend(
         nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
         per_server: with --gpus: number of GPUs in a server; default: 8, or 4 of GB200 and GB300, whose servers share NVLink.
         eplb_stall_s: seconds for which serving waits in a rearrangement of EPLB, as the engine logs them; default: computed.
-        prefill_gpus: also compare prefill and decode apart: number of GPUs for prompts, or auto for the best split.
+        prefill_gpus: also compare disaggregated prefill: number of GPUs for prompts, or auto for the best split.
         decode_gpus: number of GPUs for answers; default: those that are left.
         output: folder for the plan and the engine's files.
     """
@@ -59,7 +59,13 @@ def recommend(
     from aurora.advisor.recommend import save_recommendation
     from aurora.advisor.two_models import recommend_for_two, takes_turns
     from aurora.reports.advice import recommendation_lines, two_models_advice
-    from aurora.reports.comparisons import apart_table, balancing_costs, memory_table, recommendation_table, requests_table
+    from aurora.reports.comparisons import (
+        balancing_costs,
+        disaggregation_table,
+        memory_table,
+        recommendation_table,
+        requests_table,
+    )
     from aurora.reports.json_objects import fields_json, recommendation_json
 
     if (not gpus) == (cluster is None):
@@ -111,7 +117,7 @@ def recommend(
             "launch": command,
         },
         recommendation_table(recommendation),
-        None if recommendation.apart is None else apart_table(recommendation.apart),
+        None if recommendation.disaggregation is None else disaggregation_table(recommendation.disaggregation),
         None if recommendation.requests is None else requests_table(recommendation.requests),
         None if recommendation.drawn or recommendation.served is None else balancing_costs(recommendation.served),
         None if recommendation.served is None else memory_table(recommendation.engine, recommendation.served),

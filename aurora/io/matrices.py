@@ -38,7 +38,7 @@ def load_loads(path: str | Path) -> FloatArray:
 
 
 COUNTED = "layer,expert,count"
-MOST_LOADS = 1 << 24
+MOST_LOADS = 1 << 24  # of all layers: a larger number of an expert is a typing error
 
 
 def _counted(path: Path) -> FloatArray:
@@ -48,10 +48,10 @@ def _counted(path: Path) -> FloatArray:
         raise BadInput(f"expected rows of a layer, an expert and a count of zero or more, found {rows_X3.shape[1]} columns")
     layers, at_X = np.unique(rows_X3[:, 0], return_inverse=True)
     experts = int(rows_X3[:, 1].max()) + 1
-    if len(layers) * experts > MOST_LOADS or len(np.unique(at_X * experts + rows_X3[:, 1])) < len(rows_X3):
-        raise BadInput(
-            f"expected one row for each expert of {len(layers)} layers, of at most {MOST_LOADS} in all, found others"
-        )
+    if len(layers) * experts > MOST_LOADS:
+        raise BadInput(f"expected at most {MOST_LOADS} experts in {len(layers)} layers, found expert {experts - 1}")
+    if twice := len(rows_X3) - len(np.unique(at_X * experts + rows_X3[:, 1])):
+        raise BadInput(f"expected one row for each expert of a layer, found {twice} repeated")
     load_LE = np.zeros((len(layers), experts))
     load_LE[at_X, rows_X3[:, 1]] = rows_X3[:, 2]
     return load_LE

@@ -5,9 +5,9 @@ from math import isinf
 
 from aurora.advisor.best_way import WORTH as SURE
 from aurora.advisor.best_way import installs
+from aurora.advisor.disaggregation import Disaggregation
 from aurora.advisor.engines import SERVING_ENGINES, engine
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer
-from aurora.advisor.phases_apart import PhasesApart
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.request_balance import BalanceOfRequests
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
@@ -97,8 +97,8 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
             on = f"on traffic that it was not made for ({best.low:.2f}x to {best.high:.2f}x)"
         lines.append(f"Serve by the plan: {best.name}, {best.gain:.2f}x {on}.")
     lines += _version_lines(recommendation)
-    if recommendation.apart is not None:
-        lines.append(apart_line(recommendation.apart, SERVING_ENGINES[recommendation.engine].pools))
+    if recommendation.disaggregation is not None:
+        lines.append(disaggregation_line(recommendation.disaggregation, SERVING_ENGINES[recommendation.engine].pools))
     if recommendation.plan is not None:
         lines.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
     if best is not None and len({gpu.node for gpu in recommendation.cluster.gpus}) != recommendation.default.hosts:
@@ -132,7 +132,7 @@ def _version_lines(recommendation: Recommendation) -> list[str]:
     return [f"Defaults and settings are those of {use.name} {' to '.join(use.versions)}: in {version} they may be others."]
 
 
-def apart_line(apart: PhasesApart, joined_by: str) -> str:
+def disaggregation_line(apart: Disaggregation, joined_by: str) -> str:
     """Returns whether to serve prefill and decode apart, with what it brings.
 
     Args:

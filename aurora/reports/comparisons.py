@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 from rich.table import Column, Table
 
-from aurora.advisor.phases_apart import PhasesApart
+from aurora.advisor.disaggregation import Disaggregation
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.request_balance import ABOVE, BELOW, BalanceOfRequests
 from aurora.advisor.served_ways import METHODS, ComparedWay, WaysOfServing
@@ -38,7 +38,7 @@ def recommendation_table(recommendation: Recommendation) -> Table:
     return table
 
 
-def apart_table(apart: PhasesApart) -> Table:
+def disaggregation_table(apart: Disaggregation) -> Table:
     """Returns a table of prefill and decode apart, pool by pool, beside the best way of serving together."""
     rates, tokens = apart.rates, apart.rates.service.tokens_per_s / apart.rates.per_s
     caption = (

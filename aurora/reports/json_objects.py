@@ -211,7 +211,7 @@ def recommendation_json(recommendation: Recommendation) -> JsonObject:
             **{name: asdict(getattr(recommendation.requests, name)) for name in ("default", "experts", "both", "even")},
             "flags": {words: asdict(service) for words, service in recommendation.requests.flags.items()},
         },
-        "apart": (apart := recommendation.apart)
+        "disaggregation": (apart := recommendation.disaggregation)
         and {
             **fields_json(apart, "gain low high worth"),
             **fields_json(apart.rates, "prefill_per_s transfer_per_s decode_per_s limit requests kv_bytes transfer_s"),

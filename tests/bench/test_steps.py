@@ -67,3 +67,21 @@ def test_configurations_that_nothing_was_fitted_to():
     assert np.quantile(errors, 0.9) <= 0.25
     total, right = pairs(rows, predicted, alike=True)
     assert right >= 0.9 * total > 0
+
+
+def test_published_steps_of_other_gpus_are_within_a_quarter():
+    """H800 and H20: the shares of kernels come from tables of these GPUs; nothing is fitted to these steps."""
+    errors = {name: error for name, _, error in steps.published()}
+    assert len(errors) == 4
+    assert all(abs(error) < 0.25 for error in errors.values()), errors
+
+
+@pytest.mark.skipif(not steps.TABLES.is_dir(), reason="needs recorded exchanges (AURORA_DATA)")
+def test_exchanges_within_and_between_servers_are_as_recorded():
+    """DeepEP on 1 to 8 servers of 8 H100: the NICs' rate is that of its low-latency kernels with many tokens, no more."""
+    errors: dict[tuple[str, int], list[float]] = {}
+    for exchange, servers, tokens, error in steps.exchanges():
+        if exchange == "deepep-ll" or tokens >= steps.MANY:
+            errors.setdefault((exchange, servers), []).append(abs(error))
+    assert set(errors) == {(exchange, servers) for exchange in ("deepep-ll", "deepep-ht") for servers in (1, 2, 4, 8)}
+    assert all(np.median(found) < 0.25 for found in errors.values()), errors

@@ -129,7 +129,7 @@ def default_exchange(way: ServingWay) -> str:
 
 TRTLLM = ServingEngine(
     "trtllm",
-    ("1.2", "1.3"),
+    ("1.2", "1.2"),
     METHODS,
     launch,
     refuses,

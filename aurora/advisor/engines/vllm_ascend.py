@@ -67,7 +67,7 @@ def default_exchange(way: ServingWay) -> str:
 
 VLLM_ASCEND = ServingEngine(
     "vllm-ascend",
-    ("0.23", "0.24"),
+    ("0.23", "0.23"),
     {"all-reduce": "", "allgather": CHOSEN, "mc2": CHOSEN, "fused-mc2": "enable_fused_mc2"},
     launch,
     refuses,

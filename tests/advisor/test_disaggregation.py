@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from aurora.advisor.disaggregation import of_stage, pool_rates, prompt_kv_bytes, splits_of
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import Layout
 from aurora.advisor.gpu_memory import memory_bytes
-from aurora.advisor.phases_apart import of_stage, pool_rates, prompt_kv_bytes, splits_of
 from aurora.advisor.recommend import recommend, save_recommendation
 from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.errors import BadInput
@@ -23,7 +23,7 @@ POOL = SERVING_ENGINES["vllm"].default(4, 8, 16)
 @pytest.mark.parametrize(("nic_Bps", "osl", "limit"), [(None, 64, "decode"), (50e9, 1, "prefill"), (1e6, 64, "transfer")])
 def test_pools_by_hand(nic_Bps, osl, limit):
     """4 + 4 data-parallel GPUs, 8 x 16 requests in flight. A prompt's cache: 4 layers x 2 x 4 heads x 64 x 2 B x 512 tokens."""
-    case = replace(ONE_SERVER, load=RequestLoad(512, osl, 16), nic_Bps=nic_Bps)
+    case = replace(ONE_SERVER, load=RequestLoad(512, osl, 16), nic_Bps=nic_Bps, per_server=8 if nic_Bps is None else 4)
     rates = pool_rates(case, POOL, POOL)
     assert rates.kv_bytes == prompt_kv_bytes(CONFIG, 512, Layout(4)) == 2_097_152
     assert prompt_kv_bytes(CONFIG, 512, Layout(8)) == 2 * 2_097_152  # 8 GPUs of 4 heads hold each twice
@@ -53,14 +53,14 @@ def test_pools_by_hand(nic_Bps, osl, limit):
 
 def test_the_best_split_is_found_and_each_pool_gets_its_files(tmp_path):
     found, *ones = (recommend("h100:3", "vllm", model=CONFIG, prefill_gpus=number) for number in ("auto", 1, 2))
-    assert found.apart.gain == pytest.approx(max(one.apart.gain for one in ones))
-    assert found.apart.low < found.apart.gain / 1.1 + 1e-9
+    assert found.disaggregation.gain == pytest.approx(max(one.disaggregation.gain for one in ones))
+    assert found.disaggregation.low < found.disaggregation.gain / 1.1 + 1e-9
     assert any(re.match("(Keep|Serve) prefill and decode (together|apart)", line) for line in recommendation_lines(found))
-    assert recommendation_json(found)["apart"]["limit"] == found.apart.rates.limit
+    assert recommendation_json(found)["disaggregation"]["limit"] == found.disaggregation.rates.limit
     seen = replace(traffic().at_sources(4), stage_T=("prefill", "decode") * 10)
     assert (of_stage(seen, "decode").tokens_TLSE == seen.tokens_TLSE[1::2]).all()
     given = recommend("h100:4", "sglang", model=CONFIG, profile=seen, decode_gpus=2)
-    command = save_recommendation(replace(given, apart=replace(given.apart, low=1.1)), tmp_path, "M")
+    command = save_recommendation(replace(given, disaggregation=replace(given.disaggregation, low=1.1)), tmp_path, "M")
     assert all((tmp_path / stage / "cluster.toml").exists() for stage in ("prefill", "decode"))
     assert "--disaggregation-mode prefill --disaggregation-transfer-backend nixl --disaggregation-boot" in command
     assert "CUDA_VISIBLE_DEVICES=2" in command.split("# decode, 2 GPUs")[1]

@@ -1,4 +1,4 @@
-"""Prefill and decode apart: one pool of GPUs computes prompts, another generates answers, and KV caches travel between them.
+"""Disaggregated prefill: one pool of GPUs computes prompts, another generates answers, and KV caches travel between them.
 
 In the steady state both pools serve equally many requests per second: at most what the prefill pool can compute, what the links
 between the pools can carry, and what the decode pool can generate with the requests in flight.
@@ -16,7 +16,7 @@ from aurora.advisor.engines.engine import Layout, ServingWay
 from aurora.advisor.gpu_memory import most
 from aurora.advisor.served_ways import ComparedWay, compare_ways_of_serving
 from aurora.advisor.serving_case import BATCHED_TOKENS, Service, ServingCase
-from aurora.advisor.step_constants import StepConstants, computed_error
+from aurora.advisor.step_constants import computed_error
 from aurora.advisor.without_records import without_records
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import kv_bytes_per_sequence, kv_bytes_per_token
@@ -60,7 +60,7 @@ class PoolRates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PhasesApart:
+class Disaggregation:
     """Prefill and decode on GPUs of their own, compared with the best way of serving together on all of them.
 
     Attributes:
@@ -160,10 +160,7 @@ def pool_rates(
     prompts_case, answers_case = pool_cases(case, first.gpus, decode)
     together = prompts_case.prompts(first, prefill.batched_tokens or BATCHED_TOKENS)
     prompt_s = prompts_case.prompt_s(prefill, ratios[0])
-    kv_bytes, constants = prompt_kv_bytes(case.config, case.load.isl, second), StepConstants.of(case.kind)
-    link_Bps = case.kind.port_Bps * constants.link_share
-    if case.nic_Bps is not None:
-        link_Bps = case.nic_Bps * constants.nic_share
+    kv_bytes, link_Bps = prompt_kv_bytes(case.config, case.load.isl, second), case.transfer_Bps(first.gpus + second.gpus)
     transfer_s = kv_bytes * max(together / first.tensor, 1 / second.tensor) / link_Bps
     flying, ranks, waits_s = (
         case.load.concurrency * (first.gpus + second.gpus),
@@ -186,7 +183,7 @@ def pool_rates(
     return PoolRates(prefill_per_s, transfer_per_s, decode_per_s, requests, kv_bytes, transfer_s, service)
 
 
-def serve_apart(
+def compare_disaggregated(
     profile: Profile,
     case: ServingCase,
     engine: str,
@@ -195,7 +192,7 @@ def serve_apart(
     drawn: tuple[float, float] | None,
     nvlink: bool = True,
     progress: Progress = no_progress,
-) -> PhasesApart:
+) -> Disaggregation:
     """Returns prefill and decode apart, with the split of the GPUs that serves the most tokens per second.
 
     A pool is served by the `simplest` of its fastest ways, by the worse end of its balance, without the engine's own balancer.
@@ -263,7 +260,7 @@ def serve_apart(
             base = case.service(together.way, together.ratios[end])
         gains.append(rates(ways, end).service.tokens_per_s / base.tokens_per_s)
     factor, of_pools = computed_error(case.kind), dict(zip(STAGES, ways, strict=True))
-    return PhasesApart(together, of_pools, rates(ways, 0), gains[0], min(gains) / factor, max(gains) * factor)
+    return Disaggregation(together, of_pools, rates(ways, 0), gains[0], min(gains) / factor, max(gains) * factor)
 
 
 def of_stage(profile: Profile, stage: str) -> Profile:
