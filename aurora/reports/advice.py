@@ -78,7 +78,7 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
     """Returns a recommendation as sentences: the recommended way, if any; the gain of balancing; and the assumptions."""
     exchange = engine.EXCHANGES[recommendation.default.exchange]
     moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
-    versions = " to ".join(SERVING_ENGINES[recommendation.engine].versions)
+    versions = SERVING_ENGINES[recommendation.engine].known_versions
     default = f"{recommendation.engine}'s own exchange ({versions}){moved}: {exchange.about}."
     lines, best, simulated = list[str](), recommendation.best, recommendation.simulated
     if recommendation.requests is not None:
@@ -129,7 +129,7 @@ def _version_lines(recommendation: Recommendation) -> list[str]:
     use, version = SERVING_ENGINES[recommendation.engine], recommendation.version
     if use.describes(version):
         return []
-    return [f"Defaults and settings are those of {use.name} {' to '.join(use.versions)}: in {version} they may be others."]
+    return [f"Defaults and settings are those of {use.name} {use.known_versions}: in {version} they may be others."]
 
 
 def disaggregation_line(apart: Disaggregation, joined_by: str) -> str:

@@ -14,7 +14,7 @@ class RankPrompts:
 
     A rank computes prompts in the sequence in which they came. vLLM says of each only when it is computed as a whole, and of
     each step of the rank when it ends. With prompts of 300, 900 and 200 tokens before a step of 1,000, 500 tokens are left
-    while it runs: 200 of the second and the third. Those who came during a step begin in the next.
+    while it runs: 200 of the second and the third. Prompts that come during a step begin in the next.
 
     Args:
         most_tokens: maximum tokens of a step.

@@ -385,6 +385,11 @@ class ServingEngine:
         later = {name for name, first in self.since.items() if version and _numbers(version) < _numbers(first)}
         return replace(self, exchanges={name: own for name, own in self.exchanges.items() if name not in later})
 
+    @property
+    def known_versions(self) -> str:
+        """The versions to which the description applies, such as "0.30 to 0.33"."""
+        return " to ".join(dict.fromkeys(self.versions))
+
     def describes(self, version: str) -> bool:
         """Returns whether the description applies to a version; to an empty one it does."""
         first, last = map(_numbers, self.versions)
