@@ -29,7 +29,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/moe": (1050, 1050),
     "aurora/runtime": (3210, 3000),
     "aurora/elastic": (900, 900),
-    "aurora/training": (1760, 1450),
+    "aurora/training": (1725, 1450),
     "aurora/advisor": (3090, 3090),
     "aurora/reports": (2070, 1440),
     "aurora/cli": (1680, 1150),

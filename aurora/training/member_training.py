@@ -21,13 +21,13 @@ from aurora.moe.transport import Transport
 from aurora.training.checkpoint import (
     CheckpointWriter,
     check_same_training,
-    export_model,
     newest_checkpoint,
     read_experts,
     restore_dense,
     set_newer_aside,
 )
 from aurora.training.migration import held_by_all, send_dense
+from aurora.training.trained_model import export_model
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks
 from aurora.training.training_run import CHECKPOINTS, LOG, MODEL, CommittedStep, FinalStep, KeptSteps, TrainResult, log_step
 from aurora.types import Placement, TrainOptions

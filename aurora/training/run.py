@@ -25,7 +25,7 @@ from aurora.training.data import read_samples
 from aurora.training.elastic_run import train_elastic
 from aurora.training.member_training import take_steps
 from aurora.training.trainer import load_trainer
-from aurora.training.training_run import TrainResult, check_begun, sole_run
+from aurora.training.training_run import MODEL, TrainResult, check_begun, sole_run
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
@@ -82,6 +82,8 @@ def train(
     if options.batch < ranks:
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
     check_begun(output, options.resume or options.lighthouse is not None)
+    if Path(model).resolve() == (output / MODEL).resolve():
+        raise BadInput(f"{model}: is the folder to which the trained model is written: expected another folder")
     args = (str(model), read_samples(model, text, options.length), options, output)
     make_folder(output)
     if options.elastic and rank_info is not None:  # each process of torchrun joins as a host of one rank

@@ -85,9 +85,12 @@ def _lock_shared(path: Path) -> tuple[FileIO, bool]:
 
 
 def check_begun(output: Path, resume: bool) -> None:
-    """Raises BadInput if a run's folder has checkpoints and the run is not to be resumed."""
-    if not resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
+    """Raises BadInput if a run's folder has checkpoints and the run is not to be resumed, or a model that no run wrote."""
+    begun = begun_checkpoints(output / CHECKPOINTS)
+    if begun and not resume:
         raise BadInput(f"{begun[-1][1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
+    if not begun and (output / MODEL).exists():
+        raise BadInput(f"{output / MODEL}: is of no run that can be resumed, and would be replaced: expected another folder")
 
 
 MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's folder

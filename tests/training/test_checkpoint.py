@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 
@@ -11,7 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from aurora.errors import BadInput
-from aurora.training.checkpoint import _remove_older, begun_checkpoints, newest_checkpoint, set_newer_aside
+from aurora.training.checkpoint import (
+    WholeCheckpoint,
+    _load,
+    _remove_older,
+    begun_checkpoints,
+    newest_checkpoint,
+    set_newer_aside,
+)
 
 
 def as_a_folder(shard):
@@ -41,18 +47,19 @@ DAMAGES = {
     "empty": lambda shard: shard.write_bytes(b""),
     "cut off": lambda shard: shard.write_bytes(shard.read_bytes()[:-1]),
     "missing": lambda shard: shard.unlink(),
+    "without its digest": lambda shard: shard.with_suffix(".sha256").unlink(),
     "no folder": as_no_folder_of_its_own,
 }
 
 
 def write_checkpoint(home, step):
     """Writes a complete checkpoint of two shards. Returns the second one."""
-    folder = home / f"step-{step:08d}"
+    folder = home / f"step-{step:08d}-of-2"
     folder.mkdir()
     for rank in range(2):
-        save_file({"dense.a": torch.ones(2)}, folder / "shard", {"aurora": json.dumps({"steps": step})})
-        digest = hashlib.sha256((folder / "shard").read_bytes()).hexdigest()[:16]
-        shard = (folder / "shard").rename(folder / f"shard-{rank}-of-2-{digest}.safetensors")
+        shard = folder / f"shard-{rank}.safetensors"
+        save_file({"dense.a": torch.ones(2)}, shard, {"aurora": "{}"})
+        shard.with_suffix(".sha256").write_text(f"{hashlib.sha256(shard.read_bytes()).hexdigest()}  {shard.name}\n")
     return shard
 
 
@@ -63,7 +70,7 @@ def test_the_checkpoint_before_a_damaged_one_is_found(tmp_path, damage):
     damage(shard)
     found, remarks = newest_checkpoint(tmp_path)
     assert found.steps == 1
-    assert len(remarks) == (not (tmp_path / "step-00000002").is_file())
+    assert len(remarks) == (not (tmp_path / "step-00000002-of-2").is_file())
 
 
 @pytest.mark.parametrize(("damaged", "kept"), [((), [3, 4]), ((4,), [2, 3, 4]), ((2, 4), [1, 2, 3, 4]), ((3, 4), [1, 2, 3, 4])])
@@ -89,9 +96,18 @@ def test_no_checkpoint_is_removed_while_one_cannot_be_read(tmp_path, monkeypatch
 
 
 def test_checkpoints_that_are_set_aside_keep_apart(tmp_path):
-    for name in ("step-00000003.aside-1", "step-00000003.aside-2"):
+    for name in ("step-00000003-of-2.aside-1", "step-00000003-of-2.aside-2"):
         write_checkpoint(tmp_path, 3)
         (remark,) = set_newer_aside(tmp_path, 2)
         assert remark.endswith(f"this newer checkpoint is kept as {name}")
-        assert len(list((tmp_path / name).iterdir())) == 2
+        assert len(list((tmp_path / name).iterdir())) == 4
     assert not begun_checkpoints(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "said"), [("dense.b", 2, "Missing key in checkpoint state_dict: dense.b"), ("dense.a", 3, "Size mismatch")]
+)
+def test_tensors_that_a_checkpoint_lacks_are_a_sentence(tmp_path, key, size, said):
+    folder = write_checkpoint(tmp_path, 1).parent
+    with pytest.raises(BadInput, match=f"step-00000001-of-2: cannot be loaded: {said}"):
+        _load(WholeCheckpoint(1, folder, {}), {key: torch.zeros(size)})

@@ -205,7 +205,7 @@ def test_under_torchrun_each_process_joins_with_one_rank(made, lighthouse, tmp_p
 
 def test_hosts_share_a_folder_and_no_other_run_writes_there(tmp_path):
     with shared_run(tmp_path, "a:1", False) as mark:
-        (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+        (tmp_path / "checkpoints" / "step-00000003-of-2").mkdir(parents=True)
         with shared_run(tmp_path, "a:1", False) as again:
             assert again == mark, "a host that joins later"
         with (
@@ -216,7 +216,7 @@ def test_hosts_share_a_folder_and_no_other_run_writes_there(tmp_path):
         with pytest.raises(BadInput, match=r"\.run: another run writes it"), sole_run(tmp_path):
             pass
     with (
-        pytest.raises(BadInput, match="step-00000003: is of an earlier run: expected `resume`"),
+        pytest.raises(BadInput, match="step-00000003-of-2: is of an earlier run: expected `resume`"),
         shared_run(tmp_path, "a:1", False),
     ):
         pass

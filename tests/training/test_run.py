@@ -52,13 +52,13 @@ def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight,
     files = [made / "text.txt"]
     train(folder, files, replace(OPTIONS, steps=3, ranks=3, checkpoint_every=1), output=tmp_path)
     whole = sorted(tmp_path.glob("checkpoints/*"))[-2:]  # and an older one, if the first rank was the first to write
-    assert [path.name for path in whole] == ["step-00000002", "step-00000003"]
-    (torn,) = whole[1].glob("shard-1-of-3-*")
+    assert [path.name for path in whole] == ["step-00000002-of-3", "step-00000003-of-3"]
+    torn = whole[1] / "shard-1.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1] + b"x")
-    with pytest.raises(BadInput, match="step-00000002: was made with seed 0, expected 1"):
+    with pytest.raises(BadInput, match="step-00000002-of-3: was made with seed 0, expected 1"):
         train(folder, files, replace(OPTIONS, resume=True, seed=1), output=tmp_path)
     (tmp_path / "other.txt").write_text("def f(x): return x - 1\n" * 20)
-    with pytest.raises(BadInput, match=r"step-00000002: was made with text [0-9a-f]{16}, expected [0-9a-f]{16}"):
+    with pytest.raises(BadInput, match=r"step-00000002-of-3: was made with text [0-9a-f]{16}, expected [0-9a-f]{16}"):
         train(folder, [tmp_path / "other.txt"], replace(OPTIONS, resume=True), output=tmp_path)
     before, said = {path.name: path.read_bytes() for path in whole[1].iterdir()}, []
 
@@ -69,13 +69,15 @@ def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight,
     monkeypatch.setattr(Trainer, "prepare", prepare)
     rest = train(folder, files, replace(OPTIONS, resume=True), output=tmp_path)
     assert (rest.resumed, [step.step for step in rest.steps]) == (2, [2, 3])
-    aside = "training goes on from step 2; this newer checkpoint is kept as step-00000003.aside-1"
+    aside = "training goes on from step 2; this newer checkpoint is kept as step-00000003-of-3.aside-1"
     assert rest.remarks == (
-        damaged := f"{torn}: is damaged: expected a file with the digest in its name",
+        damaged := f"{torn}: is damaged: expected the SHA-256 in shard-1.sha256",
         f"{whole[1]}: {aside}",
     )
     assert said == [damaged, f"{whole[1]}: {aside}"], "before the first step"
-    assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoints" / "step-00000003.aside-1").iterdir()} == before
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "checkpoints" / "step-00000003-of-3.aside-1").iterdir()
+    } == before
     assert not whole[1].exists(), "shards of two runs would be in one folder"
     np.testing.assert_allclose(losses(rest), losses(result)[2:], rtol=0, atol=1e-9)
     weights, expected = (load_file(each.model / "model.safetensors") for each in (rest, result))
@@ -96,7 +98,7 @@ def with_a_flipped_byte(shard):
     kept = bytearray(shard.read_bytes())
     kept[-1] ^= 1
     shard.write_bytes(kept)
-    return rf"{shard}: is damaged: expected a file with the digest in its name"
+    return rf"{shard}: is damaged: expected the SHA-256 in shard-1.sha256"
 
 
 @pytest.mark.parametrize("damage", [without, with_a_flipped_byte])
@@ -104,7 +106,7 @@ def with_a_flipped_byte(shard):
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed_and_keeps_them(folder, straight, tmp_path, damage, change):
     output = tmp_path / "out"
     shutil.copytree(straight[1] / "out", output)
-    said = "; ".join(damage(shard) for shard in sorted(output.glob("checkpoints/*/shard-1-*"), reverse=True))
+    said = "; ".join(damage(shard) for shard in sorted(output.glob("checkpoints/*/shard-1.safetensors"), reverse=True))
     assert said.count(";") == 1
     before = contents(output)
     with pytest.raises(BadInput, match=f"`resume`: expected a complete checkpoint, found none: {re.escape(said)}"):
@@ -121,7 +123,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(folder, strai
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     monkeypatch.setattr("aurora.training.checkpoint._digest", unreadable)
-    with pytest.raises(BadInput, match=r"step-00000004/shard-0-of-2-\w+\.safetensors: cannot be read: Input/output error"):
+    with pytest.raises(BadInput, match=r"step-00000004-of-2/shard-0.safetensors: cannot be read: Input/output error"):
         train(folder, [straight[1] / "text.txt"], replace(OPTIONS, resume=True, steps=6), output=output)
     assert contents(output) == before
 
@@ -139,9 +141,23 @@ def test_the_trained_model_is_a_transformers_checkpoint(folder, straight):
 def test_checkpoints_of_an_earlier_run_are_neither_removed_nor_taken_for_those_of_this_run(folder, straight):
     _, made = straight
     before = sorted((made / "out").rglob("*"))
-    with pytest.raises(BadInput, match="step-00000004: is of an earlier run: expected `resume`, which goes on from it, or"):
+    with pytest.raises(
+        BadInput, match="step-00000004-of-2: is of an earlier run: expected `resume`, which goes on from it, or"
+    ):
         train(folder, [made / "text.txt"], OPTIONS, output=made / "out")
     assert sorted((made / "out").rglob("*")) == before
+
+
+def test_a_model_that_no_run_wrote_is_not_replaced(folder, straight, tmp_path):
+    files = [straight[1] / "text.txt"]
+    mine = shutil.copytree(folder, tmp_path / "model")
+    before = contents(tmp_path)
+    with pytest.raises(BadInput, match="model: is of no run that can be resumed, and would be replaced"):
+        train(folder, files, OPTIONS, output=tmp_path)
+    (tmp_path / "checkpoints" / "step-00000002-of-2").mkdir(parents=True)
+    with pytest.raises(BadInput, match="model: is the folder to which the trained model is written"):
+        train(mine, files, replace(OPTIONS, resume=True), output=tmp_path)
+    assert contents(tmp_path) == before
 
 
 def test_a_model_that_a_full_disk_does_not_take_is_a_sentence(folder, straight, tmp_path, monkeypatch):
