@@ -55,9 +55,9 @@ from vllm_predictions import (  # noqa: E402
 
 from aurora.algorithms.network.measured_links import fit_link  # noqa: E402
 from aurora.io import save  # noqa: E402
-from aurora.profiler.link_timing import RankDevice, cluster_of  # noqa: E402
+from aurora.profiler.link_timing import cluster_of  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
-from aurora.types import Cluster  # noqa: E402
+from aurora.types import Cluster, Gpu  # noqa: E402
 
 sys.path.insert(0, str(HERE / "network"))  # bench/vllm.py has put another hosts.py before the one that launched ranks import
 HIDDEN, EXPERTS, LAYERS, TOP_K = 512, 16, 4, 2
@@ -174,7 +174,7 @@ def links(mbit: int) -> tuple[Cluster, Cluster]:
     with network([mbit * 1e6] * RANKS, DEEP) as names, tempfile.TemporaryDirectory() as folder:
         place = os.path.join(folder, "meeting")
         found = launch(measure_after_links, RANKS, names, place, jobs, rates_Bps, REPETITIONS)
-    cluster = cluster_of(found[0][1], [RankDevice(f"host{rank}", 0, "cpu", 10**10) for rank in range(RANKS)], {})
+    cluster = cluster_of(found[0][1], [Gpu(f"host{rank}-0", "cpu", rank, 1.0, 1.0, 10**10) for rank in range(RANKS)])
     seconds = [float(np.median(each)) for each in all_ready([spans for spans, _ in found])]
     fit = fit_link((RANKS - 1) * np.array(GATHERED_BYTES), seconds)
     port = {"out_Bps": fit.rate_Bps, "in_Bps": fit.rate_Bps, "startup_s": fit.startup_s}

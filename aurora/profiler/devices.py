@@ -3,15 +3,15 @@
 import datetime
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from aurora.errors import BadInput, MissingDependency, need
 from aurora.io import load_gpus
-from aurora.types import Cluster, Gpu, GpuKind
+from aurora.types import Cluster, Gpu
 from aurora.types.cluster import PCIE_LANE_Bps
 
 Nvml = Any  # the module pynvml, or a stand-in
@@ -21,23 +21,11 @@ CONNECTIONS = ("same board", "PCIe switch", "PCIe switches", "PCIe host bridge",
 
 
 @dataclass(frozen=True)
-class Device:
-    """One GPU, or one MIG instance of a GPU, as NVML reports it."""
-
-    index: int  # its number in NVML, or that of the GPU of which it is a MIG instance
-    kind: str  # its name in NVML
-    memory_bytes: int  # its memory
-    pcie: int  # the highest generation of its PCIe link, 0 if NVML does not know
-    lanes: int  # the highest width of its PCIe link, 0 if NVML does not know
-    nvlinks: int  # how many of its NVLinks are up
-
-
-@dataclass(frozen=True)
 class Inventory:
     """The GPUs of this machine that this process may use, and the connections between them."""
 
     driver: str  # the driver's version
-    devices: tuple[Device, ...]  # the GPUs, in CUDA's sequence
+    devices: tuple[Gpu, ...]  # the GPUs and MIG instances, in CUDA's sequence, with datasheets' rates and speeds
     connections_GG: tuple[tuple[str, ...], ...]  # "NVLink", one of CONNECTIONS, or "unknown"; empty on the diagonal
 
 
@@ -61,30 +49,26 @@ def visible_gpus(nvml: Nvml) -> list[Any]:
     """Returns NVML's handles of the GPUs and MIG instances that CUDA_VISIBLE_DEVICES leaves to this process, in its sequence.
 
     Numbers in CUDA_VISIBLE_DEVICES are taken as NVML's numbers. With several kinds of GPUs CUDA's numbers differ from these,
-    unless CUDA_DEVICE_ORDER is PCI_BUS_ID. UUIDs, which may be abbreviated, are the same in both.
+    unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
-        return handles
-    by_name = {str(index): handle for index, handle in enumerate(handles)}
-    by_uuid = {str(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
-    visible: list[Any] = []
-    for name in map(str.strip, named.split(",")):
-        if name.startswith("MIG-"):
-            visible.append(nvml.nvmlDeviceGetHandleByUUID(name))
-            continue
-        of = [by_name[name]] if name in by_name else [gpu for uuid, gpu in by_uuid.items() if name and uuid.startswith(name)]
-        if len(of) != 1:
-            break  # as for CUDA: what follows a name of no GPU is not seen
-        visible += of
-    return visible
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    try:
+        return [
+            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+            for name in map(str.strip, named.split(","))
+            if name not in ("", "-1")
+        ]
+    except nvml.NVMLError as error:
+        raise BadInput(f"CUDA_VISIBLE_DEVICES={named}: expected numbers or whole UUIDs of GPUs, found: {error}") from None
 
 
 def inventory(nvml: Nvml) -> Inventory:
     """Reads, by NVML, the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves to this process, and returns the Inventory."""
     try:
         handles = visible_gpus(nvml)
-        devices = tuple(_device(nvml, handle) for handle in handles)
+        devices = [_device(nvml, handle) for handle in handles]
         connections_GG = tuple(tuple("" if a is b else _connection(nvml, a, b) for b in handles) for a in handles)
         driver = str(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
@@ -94,11 +78,13 @@ def inventory(nvml: Nvml) -> Inventory:
         raise BadInput(
             f"NVML: expected at least one GPU, found none{'' if named is None else f' of CUDA_VISIBLE_DEVICES={named}'}"
         )
-    return Inventory(driver, devices, connections_GG)
+    speeds = relative_speeds([gpu.kind for gpu in devices])
+    gpus = tuple(replace(gpu, speed=speed) for gpu, speed in zip(devices, speeds, strict=True))
+    return Inventory(driver, gpus, connections_GG)
 
 
-def _device(nvml: Nvml, handle: Any) -> Device:
-    """Reads one GPU, or a MIG instance, from NVML."""
+def _device(nvml: Nvml, handle: Any) -> Gpu:
+    """One GPU, or a MIG instance. Its port has NVLink's rate if NVLink is up and the GPU's kind is known, else PCIe's."""
     whole = _if_supported(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
     board = handle if whole is None else whole
     kind, index = str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetIndex(board))
@@ -108,15 +94,16 @@ def _device(nvml: Nvml, handle: Any) -> Device:
             f"GPU {index} ({kind}): expected a whole GPU, or its MIG instances by UUID in CUDA_VISIBLE_DEVICES "
             "(`nvidia-smi -L` shows them), found a GPU that is split by MIG"
         )
+    known, generation = load_gpus().get(kind), _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, board)
+    lanes = _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, board) or 0
     links = (_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
-    return Device(
-        index,
-        kind,
-        int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, board) or 0,
-        _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, board) or 0,
-        sum(state == nvml.NVML_FEATURE_ENABLED for state in links),
-    )
+    rate_Bps = lanes * PCIE_LANE_Bps.get(generation, 0.0)
+    if known is not None and known.link_Bps is not None and nvml.NVML_FEATURE_ENABLED in links:
+        rate_Bps = known.link_Bps
+    if not rate_Bps:
+        raise BadInput(f"GPU {index} ({kind}): expected NVLink or PCIe rates, NVML tells neither")
+    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(f"{socket.gethostname()}-{index}", kind, 0, rate_Bps, rate_Bps, memory)
 
 
 def _connection(nvml: Nvml, gpu: Any, other: Any) -> str:
@@ -138,24 +125,15 @@ def _if_supported(nvml: Nvml, ask: Any, *about: Any) -> Any:
         raise
 
 
-def cluster_of_devices(found: Inventory, kinds: Mapping[str, GpuKind], host: str) -> Cluster:
-    """Returns a Cluster with one rank for each GPU of an Inventory, at datasheet rates.
+def relative_speeds(kinds: Sequence[str]) -> list[float]:
+    """Returns each GPU's peak at half precision over that of the first GPU, by datasheets; 1 for kinds without.
 
-    Ports have NVLink's rate if NVLink is up and `kinds` has the GPU's kind, else PCIe's. A GPU's speed is its peak at half
-    precision relative to the first GPU's, or 1 for a kind without a datasheet.
+    Args:
+        kinds: the kind of each GPU.
     """
-    first = kinds.get(found.devices[0].kind)
-    gpus = []
-    for device in found.devices:
-        known = kinds.get(device.kind)
-        rate_Bps = device.lanes * PCIE_LANE_Bps.get(device.pcie, 0.0)
-        if device.nvlinks and known is not None and known.link_Bps is not None:
-            rate_Bps = known.link_Bps
-        if not rate_Bps:
-            raise BadInput(f"GPU {device.index} ({device.kind}): expected NVLink or PCIe rates, NVML tells neither")
-        speed = known.half_flops / first.half_flops if known is not None and first is not None else 1.0
-        gpus.append(Gpu(f"{host}-{device.index}", device.kind, 0, rate_Bps, rate_Bps, device.memory_bytes, speed))
-    return Cluster(host, tuple(gpus))
+    known = load_gpus()
+    first = known.get(kinds[0])
+    return [known[kind].half_flops / first.half_flops if first is not None and kind in known else 1.0 for kind in kinds]
 
 
 @dataclass(frozen=True)
@@ -163,7 +141,6 @@ class DeviceCluster:
     """Result of `find_devices`: this machine's GPUs as a Cluster."""
 
     cluster: Cluster  # one rank for each GPU
-    inventory: Inventory  # the GPUs that it was made from
     remarks: tuple[str, ...]  # sentences for its file on the sources of its figures
 
 
@@ -184,12 +161,12 @@ def find_devices() -> DeviceCluster:
     connections = sorted({connection for row in machine.connections_GG for connection in row if connection})
     if connections:
         remarks.append(f"Between GPUs: {', '.join(connections)}.")
-    return DeviceCluster(cluster_of_devices(machine, kinds, socket.gethostname()), machine, tuple(remarks))
+    return DeviceCluster(Cluster(socket.gethostname(), machine.devices), tuple(remarks))
 
 
 def linked_by_nvlink(uuids: Sequence[str]) -> bool:
     """Returns whether NVLink connects every pair of the GPUs with these NVML UUIDs, all on this machine."""
-    with suppress(BadInput, MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
+    with suppress(MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
         handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         return all(_connection(nvml, gpu, other) == "NVLink" for gpu, other in combinations(handles, 2))
     return False
@@ -201,17 +178,9 @@ def clocks_and_power(uuid: str) -> str:
     Args:
         uuid: the GPU's UUID, as in CUDA's properties of a device.
     """
-    try:
-        with open_nvml() as nvml:
-            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-            queries = (
-                (nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-                (nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-                (nvml.nvmlDeviceGetPowerManagementLimit, handle),
-                (nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
-            )
-            clock, most, limit, usual = (_if_supported(nvml, *query) for query in queries)
-    except (BadInput, MissingDependency):
-        return ""
-    power = "" if None in (limit, usual) else f", power limit {limit / 1000:.0f} W, {usual / 1000:.0f} W by default"
-    return "" if None in (clock, most) else f"SM clock {clock} of {most} MHz{power}"
+    with suppress(MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+        clock, most = (ask(handle, nvml.NVML_CLOCK_SM) for ask in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo))
+        limit, usual = nvml.nvmlDeviceGetPowerManagementLimit(handle), nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+        return f"SM clock {clock} of {most} MHz, power limit {limit / 1000:.0f} W, {usual / 1000:.0f} W by default"
+    return ""

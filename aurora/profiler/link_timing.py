@@ -4,9 +4,10 @@ import datetime
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import torch.distributed as dist
 
 from aurora.algorithms.network.measured_links import find_servers, fit_link
 from aurora.errors import BadInput, check_one_of, shown
-from aurora.io import load_gpus
 from aurora.moe.transport import Observe, Transport
+from aurora.profiler.devices import relative_speeds
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import nccl_transport
@@ -35,9 +36,8 @@ SHARED = 0.75  # of the rate that a server's ranks have one at a time: less than
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
 GPU_SIZES = (*SIZES, 1 << 28, 1 << 30)  # over NVLink 64 MB take 0.15 ms, a few times what a call takes to begin
 PATIENCE_S = 0.25  # longest expected time of a message between one pair
-SPAN_S = 0.3  # about how long transfers of several pairs at once are timed
-ROUNDS, SETTLED = 3, 0.05  # guesses of the joint rate at most; the relative rise at which a guess is good enough
-REPEATS, MOST_REPEATS = 5, 20  # the fastest counts, since other work only slows transfers
+SPAN_S = 0.3  # about how long transfers of several pairs at once are timed, at most
+REPEATS = 8  # the fastest counts, since other work only slows transfers
 SETTLE_S = 0.01  # pause between measurements, in which queues drain
 
 
@@ -50,8 +50,8 @@ class LinkMeasurements:
     error_GG: FloatArray  # (G, G) float64, median |predicted / measured - 1| over message sizes
     out_Bps_G: FloatArray  # (G,) float64, bytes per second that a rank's port sends to several others at once
     in_Bps_G: FloatArray  # (G,) float64, bytes per second that a rank's port receives from several others at once
-    senders_K: IntArray  # (K,) int64, numbers of senders to one receiver
-    goodput_K: FloatArray  # (K,) float64, what that many senders deliver, over what the ports allow; the median over receivers
+    senders: int  # most ranks that send to one receiver at once
+    goodput: float  # what they deliver, over what the ports allow; the median over receivers
     server_G: IntArray  # (G,) int64, the server of each rank; all zero without servers
     apart_Bps_N: FloatArray  # (N,) float64, by server of several ranks: sum of the rates of its ranks, each to another server
     together_Bps_N: FloatArray  # (N,) float64, their joint rate, all at once
@@ -59,11 +59,8 @@ class LinkMeasurements:
     @property
     def incast(self) -> float:
         """Share of its rate that a receiving port loses for each sender beyond the first; zero for losses below NOISE."""
-        several_K = self.senders_K > 1
-        if not several_K.any() or self.goodput_K[several_K].min() > 1 - NOISE:
-            return 0.0
-        lost_K = (1 - self.goodput_K[several_K]) / (self.senders_K[several_K] - 1)
-        return float(np.clip(np.median(lost_K), 0.0, 1.0))
+        lost = 1 - self.goodput
+        return lost / (self.senders - 1) if self.senders > 1 and lost >= NOISE else 0.0
 
     @property
     def shared_nic(self) -> bool:
@@ -78,61 +75,24 @@ class LinkMeasurements:
         return float(np.median(self.rate_Bps_GG[np.not_equal.outer(self.server_G, self.server_G)]))
 
 
-@dataclass(frozen=True)
-class RankDevice:
-    """The device that a rank computes on."""
+def cluster_of(links: LinkMeasurements, gpus: Sequence[Gpu], name: str = "measured") -> Cluster:
+    """Makes a Cluster from measured links and the ranks' GPUs, whose nodes are the hosts.
 
-    host: str  # the name of its machine
-    local_rank: int  # the rank's number on its machine
-    kind: str  # the kind of GPU, or "cpu"
-    memory_bytes: int  # memory of the GPU, or the rank's part of its machine's
-
-
-def fair_shares(most_X: FloatArray, total: float) -> FloatArray:
-    """Returns (X,) max-min fair shares of `total`; most_X (X,) is the most that each flow can use.
-
-    Source:
-        Bertsekas and Gallager, Data Networks, 6.5.2.
+    The servers found in the measurements are nodes in place of the hosts. A rank's start-up is the shortest among its measured
+    messages, because a message takes the longer start-up of its two ranks.
     """
-    share_X, rest = np.zeros(len(most_X)), total
-    for place, flow in enumerate(np.argsort(most_X, kind="stable")):
-        share_X[flow] = min(most_X[flow], rest / (len(most_X) - place))
-        rest -= share_X[flow]
-    return share_X
-
-
-def cluster_of(
-    links: LinkMeasurements, device_G: Sequence[RankDevice], speeds: Mapping[str, float], name: str = "measured"
-) -> Cluster:
-    """Makes a Cluster from measured links and the ranks' devices.
-
-    Nodes are the servers found in the measurements, or the hosts if there are none. A rank's start-up is the shortest among its
-    measured messages, because a message takes the longer start-up of its two ranks.
-    """
-    hosts = list(dict.fromkeys(device.host for device in device_G))
-    node_G, servers = [hosts.index(device.host) for device in device_G], None
+    node_G, servers = [gpu.node for gpu in gpus], None
     if links.server_G.any():
         node_G = links.server_G.tolist()
         servers = Servers.of(node_G, links.nic_Bps, links.shared_nic)
-    other_GG = ~np.eye(len(device_G), dtype=bool)
-    pair_startup_s_GG = np.where(other_GG, links.startup_s_GG, np.inf)
-    startup_s_G = np.minimum(pair_startup_s_GG.min(axis=0), pair_startup_s_GG.min(axis=1))
-    gpus = [
-        Gpu(
-            f"{device.host}-{device.local_rank}",
-            device.kind,
-            node,
-            float(out_Bps),
-            float(in_Bps),
-            device.memory_bytes,
-            speeds.get(device.kind, 1.0) / speeds.get(device_G[0].kind, 1.0),
-            float(startup_s),
-        )
-        for device, node, out_Bps, in_Bps, startup_s in zip(
-            device_G, node_G, links.out_Bps_G, links.in_Bps_G, startup_s_G, strict=True
-        )
-    ]
-    return Cluster(name, tuple(gpus), servers, links.incast)
+    pair_startup_s_GG = np.where(np.eye(len(gpus), dtype=bool), np.inf, links.startup_s_GG)
+    startup_s_G = np.minimum(pair_startup_s_GG.min(axis=0), pair_startup_s_GG.min(axis=1)).tolist()
+    measured_G = zip(node_G, links.out_Bps_G.tolist(), links.in_Bps_G.tolist(), startup_s_G, strict=True)
+    measured = (
+        replace(gpu, node=node, out_Bps=out_Bps, in_Bps=in_Bps, startup_s=startup_s)
+        for gpu, (node, out_Bps, in_Bps, startup_s) in zip(gpus, measured_G, strict=True)
+    )
+    return Cluster(name, tuple(measured), servers, links.incast)
 
 
 @dataclass(frozen=True)
@@ -148,13 +108,13 @@ class MeasuredCluster:
         """Sentences for the cluster's file: on the fit, the goodput of a receiver with several senders, and servers."""
         links, pairs_GG = self.links, ~np.eye(len(self.cluster), dtype=bool)
         rate_Bps_X, error_X = links.rate_Bps_GG[pairs_GG], links.error_GG[pairs_GG]
-        goodput = ", ".join(f"{k}: {part:.0%}" for k, part in zip(links.senders_K, links.goodput_K, strict=True))
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         said = [
             f"Measured over {self.transport}, {len(self.cluster)} ranks, {today}. Ports: to and from several ranks at once.",
             f"Single pairs: {rate_Bps_X.min():.4g} to {rate_Bps_X.max():.4g} bytes a second; a line through message sizes "
             f"is {np.median(error_X):.1%} off (median), {error_X.max():.1%} at worst.",
-            f"Goodput of a receiver by how many send to it at once: {goodput}.",
+            f"Goodput of a receiver to which {links.senders} {'rank sends' if links.senders == 1 else 'ranks send at once'}: "
+            f"{links.goodput:.0%}.",
         ]
         if links.server_G.any():
             sizes, part = ", ".join(map(str, np.bincount(links.server_G))), np.median(links.together_Bps_N / links.apart_Bps_N)
@@ -201,39 +161,40 @@ def measure_links(
     if count is None or count < 2:
         raise BadInput(f"`ranks`: expected two or more, found {shown(count)}")
     if rank_info is None:
-        links, device_G, over = launch(_measure_rank, count, transport, timeout_s=timeout_s)[0]
-    else:
-        links, device_G, over = _measure_rank(rank_info, transport)
-        if rank_info.rank:
-            return None
-    speeds = {kind: known.half_flops for kind, known in load_gpus().items()}
-    return MeasuredCluster(cluster_of(links, device_G, speeds), links, over)
+        measured: MeasuredCluster = launch(_measure_rank, count, transport, timeout_s=timeout_s)[0]
+        return measured
+    measured = _measure_rank(rank_info, transport)
+    return measured if rank_info.rank == 0 else None
 
 
-def _measure_rank(rank_info: RankInfo, transport: str) -> tuple[LinkMeasurements, list[RankDevice], str]:
-    """One rank's part: returns the links, the ranks' devices and the transport, the same on all ranks."""
-    device = device_of(rank_info)
-    with default_process_group(rank_info) as heartbeats:
-        both_G: list[Any] = [None] * rank_info.ranks
-        dist.all_gather_object(both_G, (_rank_device(rank_info, device), host_id(transport != "gloo" and device != "cpu")))
-        device_G, hosts_G = ([pair[part] for pair in both_G] for part in (0, 1))
-        on_gpus = all(gpu.kind != "cpu" for gpu in device_G)
-        if transport == "nccl" and not on_gpus:
-            raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
-        if transport == "gloo" or not on_gpus:
-            return time_links(GlooTransport(), hosts_G), device_G, "gloo"
-        torch.cuda.set_device(device)
-        return time_links(nccl_transport(device, rank_info.timeout_s, heartbeats), hosts_G, device), device_G, "nccl"
-
-
-def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
-    """The device of this rank."""
-    host = socket.gethostname()
+def _measure_rank(rank_info: RankInfo, transport: str) -> MeasuredCluster:
+    """One rank's part: returns the same on all ranks."""
+    device, host = device_of(rank_info), socket.gethostname()
+    kind, memory = "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // rank_info.local_ranks
     if device != "cpu":
         card = torch.cuda.get_device_properties(device)
-        return RankDevice(host, rank_info.local_rank, card.name, int(card.total_memory))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return RankDevice(host, rank_info.local_rank, "cpu", memory // rank_info.local_ranks)
+        kind, memory = card.name, int(card.total_memory)
+    with default_process_group(rank_info) as heartbeats:
+        told_G: list[Any] = [None] * rank_info.ranks
+        dist.all_gather_object(
+            told_G, (host, rank_info.local_rank, kind, memory, host_id(transport != "gloo" and device != "cpu"))
+        )
+        names_G, local_G, kind_G, memory_G, hosts_G = zip(*told_G, strict=True)
+        over = "gloo" if transport == "gloo" or "cpu" in kind_G else "nccl"
+        if transport == "nccl" != over:
+            raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
+        if over == "gloo":
+            links = time_links(GlooTransport(), hosts_G)
+        else:
+            torch.cuda.set_device(device)
+            links = time_links(nccl_transport(device, rank_info.timeout_s, heartbeats), hosts_G, device)
+    speed_G = relative_speeds(kind_G)
+    hosts = list(dict.fromkeys(names_G))
+    gpus = [
+        Gpu(f"{name}-{local}", kind, hosts.index(name), 1.0, 1.0, memory, speed)
+        for name, local, kind, memory, speed in zip(names_G, local_G, kind_G, memory_G, speed_G, strict=True)
+    ]
+    return MeasuredCluster(cluster_of(links, gpus), links, over)
 
 
 def host_id(on_gpus: bool) -> str:
@@ -256,8 +217,10 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
 
     - Pairs: messages of SIZES (between GPUs of GPU_SIZES) that take at most PATIENCE_S, each with a small reply; half of the
       smallest round trip is subtracted. Their rates tell whether hosts are servers.
-    - Ports: each rank sends to all others of its server; then 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
+    - Ports: each rank sends to all others of its server at once; then all others send to each rank.
     - NICs: all ranks of a server send to ranks of other servers at the same time.
+
+    Rates of several pairs at once are the slopes of lines through the seconds of several amounts, as those of one pair are.
 
     Args:
         transport: the transport.
@@ -288,21 +251,19 @@ class _LinkTimer:
                     fitted_GG3[src, dst] = self._pair(src, dst)
         startup_s_GG, rate_Bps_GG, error_GG = np.moveaxis(fitted_GG3, 2, 0)
         self._server_G = find_servers(rate_Bps_GG, self._host_G)
-        out_Bps_G = np.array([self._joint_Bps([(rank, to) for to in self._peers(rank)], rate_Bps_GG) for rank in range(ranks)])
-        out_Bps_G = np.maximum(out_Bps_G, rate_Bps_GG.max(axis=1))
-        senders_K, into_KG = self._into_ports(rate_Bps_GG)
-        in_Bps_G = np.maximum(np.nanmax(into_KG, axis=0), rate_Bps_GG.max(axis=0))
-        sent_KG = [[rate_Bps_GG[self._peers(rank)[:senders], rank].sum() for rank in range(ranks)] for senders in senders_K]
-        allowed_KG = np.minimum(in_Bps_G, sent_KG)
-        goodput_K = np.minimum(np.nanmedian(into_KG / allowed_KG, axis=1), 1.0)
+        peers_G = [self._peers(rank) for rank in range(ranks)]
+        out_Bps_G = [self._joint_Bps([(rank, to) for to in peers], rate_Bps_GG) for rank, peers in enumerate(peers_G)]
+        into_Bps_G = [self._joint_Bps([(of, rank) for of in peers], rate_Bps_GG) for rank, peers in enumerate(peers_G)]
+        in_Bps_G = np.maximum(into_Bps_G, rate_Bps_GG.max(axis=0))
+        sent_Bps_G = [rate_Bps_GG[peers, rank].sum() for rank, peers in enumerate(peers_G)]
         return LinkMeasurements(
             startup_s_GG,
             rate_Bps_GG,
             error_GG,
-            out_Bps_G,
+            np.maximum(out_Bps_G, rate_Bps_GG.max(axis=1)),
             in_Bps_G,
-            senders_K,
-            goodput_K,
+            max(map(len, peers_G)),
+            min(float(np.median(into_Bps_G / np.minimum(in_Bps_G, sent_Bps_G))), 1.0),
             self._server_G,
             *self._nics(rate_Bps_GG),
         )
@@ -315,23 +276,6 @@ class _LinkTimer:
         """The other ranks of this one's server, starting with the next; all others if it is alone there."""
         others = self._others(rank)
         return [other for other in others if self._server_G[other] == self._server_G[rank]] or others
-
-    def _into_ports(self, rate_Bps_GG: FloatArray) -> tuple[IntArray, FloatArray]:
-        """The numbers of senders (K,), and the bytes per second (K, G) that each rank receives from as many peers at once.
-
-        NaN where a rank has fewer peers.
-        """
-        peers_G = [self._peers(rank) for rank in range(self._net.ranks)]
-        most = max(map(len, peers_G))
-        senders_K = np.array(sorted({1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most}))
-        into_KG = [
-            [
-                self._joint_Bps([(of, rank) for of in peers[:senders]], rate_Bps_GG) if senders <= len(peers) else np.nan
-                for rank, peers in enumerate(peers_G)
-            ]
-            for senders in senders_K
-        ]
-        return senders_K, np.array(into_KG)
 
     def _nics(self, rate_Bps_GG: FloatArray) -> tuple[FloatArray, FloatArray]:
         """By server of several ranks, bytes per second to ranks of other servers, (N,) each: one at a time, and all at once."""
@@ -348,12 +292,10 @@ class _LinkTimer:
     def _pair(self, src: int, dst: int) -> tuple[float, float, float]:
         """Start-up, rate and error of messages from src to dst."""
         seconds: list[float] = []
-        for size in self._sizes:
-            expected_s = seconds[-1] * size / self._sizes[len(seconds) - 1] if seconds else 0.0
-            if expected_s > PATIENCE_S:
+        for before, size in pairwise((self._sizes[0], *self._sizes)):
+            if seconds and seconds[-1] * size / before > PATIENCE_S:
                 break
-            repeats = int(np.clip(PATIENCE_S / 4 / max(expected_s, 1e-4), REPEATS, MOST_REPEATS))
-            took = min(self._pings(src, dst, size, repeats + 1)[1:])
+            took = min(self._pings(src, dst, size, REPEATS + 1)[1:])
             seconds.append(float(self._net.gather(torch.tensor([took], dtype=torch.float64))[src]))
         one_way_X = np.maximum(np.array(seconds) - seconds[0] / 2, 1e-9)
         fit = fit_link(self._sizes[: len(seconds)], one_way_X)
@@ -379,23 +321,15 @@ class _LinkTimer:
     def _joint_Bps(self, pairs: Sequence[tuple[int, int]], rate_Bps_GG: FloatArray) -> float:
         """The joint rate, in bytes per second, of several pairs at once.
 
-        Flows get bytes in proportion to their fair shares of the joint rate guessed last, so that they end at the same time.
-        The rate is the slope between two amounts, as for one pair.
+        Each gets bytes in proportion to its own rate, so that on ports which are shared evenly all end at about the same time.
         """
         single_Bps_X = np.array([rate_Bps_GG[pair] for pair in pairs])
-        joint_Bps = float(single_Bps_X.max())
         if len(pairs) == 1:
-            return joint_Bps
-        for _ in range(ROUNDS):
-            guess_Bps = joint_Bps
-            more = np.clip(fair_shares(single_Bps_X, guess_Bps) * SPAN_S, SIZES[0], self._sizes[-1]).astype(np.int64)
-            less = more // 4
-            took = [(self._flow(pairs, less), self._flow(pairs, more)) for _ in range(REPEATS)]
-            short_s, long_s = (min(seconds) for seconds in zip(*took, strict=True))
-            joint_Bps = float((more - less).sum()) / max(long_s - short_s, 1e-9)
-            if joint_Bps < guess_Bps * (1 + SETTLED):
-                break
-        return joint_Bps
+            return float(single_Bps_X[0])
+        most_X = np.clip(single_Bps_X * SPAN_S / len(pairs), 4 * SIZES[0], self._sizes[-1]).astype(np.int64)
+        bytes_SX = np.stack([most_X // 4, most_X // 2, most_X])
+        took_NS = [[self._flow(pairs, bytes_X) for bytes_X in bytes_SX] for _ in range(REPEATS)]
+        return fit_link(bytes_SX.sum(axis=1), np.min(took_NS, axis=0)).rate_Bps
 
     def _flow(self, pairs: Sequence[tuple[int, int]], bytes_X: IntArray) -> float:
         """Seconds from the start on all ranks until the last receiver has its bytes."""

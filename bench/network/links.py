@@ -21,9 +21,9 @@ from protocol import DEEP, Results, options
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.network.switch import steps_seconds
-from aurora.profiler.link_timing import RankDevice, cluster_of
+from aurora.profiler.link_timing import cluster_of
 from aurora.runtime.distributed.launcher import launch
-from aurora.types import Network
+from aurora.types import Gpu, Network
 
 MIX_bps = (400e6, 320e6, 200e6, 160e6)
 TOKENS = (1, 2, 4, 8, 16, 32, 64)  # of each rank in a decode step
@@ -47,7 +47,6 @@ def table(rates_bps: np.ndarray) -> list[str]:
     all_but = np.array([np.delete(rates_Bps, rank).sum() for rank in range(hosts_count)])
     port_Bps_G = np.minimum(rates_Bps, all_but)
     startups_us = links.startup_s_GG[other] * 1e6
-    curve = ", ".join(f"{k} {g:.1%}" for k, g in zip(links.senders_K, links.goodput_K, strict=True))
     return [
         "| what | median / worst deviation from the configured rate |",
         "|---|---|",
@@ -55,8 +54,8 @@ def table(rates_bps: np.ndarray) -> list[str]:
         f"| {hosts_count} ports sending to all | {apart(links.out_Bps_G, port_Bps_G)} |",
         f"| {hosts_count} ports receiving from all | {apart(links.in_Bps_G, port_Bps_G)} |",
         "",
-        f"Start-ups {startups_us.min():.0f} to {startups_us.max():.0f} us. Goodput of one "
-        f"receiver by senders at once: {curve}; incast {links.incast:.3f}.",
+        f"Start-ups {startups_us.min():.0f} to {startups_us.max():.0f} us. Goodput of a receiver with {links.senders} senders "
+        f"at once: {links.goodput:.1%}; incast {links.incast:.3f}.",
     ]
 
 
@@ -77,7 +76,7 @@ def decode_table(rates_bps: np.ndarray, repetitions: int) -> list[str]:
     jobs = decode_jobs(ranks)
     with network(rates_bps.tolist(), DEEP, burst_s=BURST_S) as hosts, tempfile.TemporaryDirectory() as folder:
         found = launch(measure_after_links, ranks, hosts, os.path.join(folder, "meeting"), jobs, rates_Bps, repetitions)
-    measured = cluster_of(found[0][1], [RankDevice(host, 0, "cpu", 1) for host in hosts], {})
+    measured = cluster_of(found[0][1], [Gpu(host, "cpu", node, 1.0, 1.0, 1) for node, host in enumerate(hosts)])
     took_s = [statistics.median(seconds) for seconds in all_ready([spans for spans, _ in found])]
     planned = Network(rates_Bps, rates_Bps)
     rows: dict[tuple[str, int], list[tuple[float, ...]]] = {}

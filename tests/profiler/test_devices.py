@@ -6,18 +6,23 @@ from types import SimpleNamespace
 import pytest
 
 from aurora.errors import BadInput, MissingDependency
-from aurora.io import load_cluster, load_gpus, save
-from aurora.profiler.devices import clocks_and_power, cluster_of_devices, find_devices, inventory, open_nvml
+from aurora.io import load_cluster, save
+from aurora.profiler.devices import clocks_and_power, find_devices, inventory, open_nvml
+from aurora.types import Cluster
 from tests.profiler.nvml import NVMLError, Replay
+
+
+def numbers(found):
+    return [int(gpu.name.rpartition("-")[2]) for gpu in found.devices]
 
 
 def test_eight_h100_are_a_shipped_cluster(tmp_path):
     found = inventory(Replay("h100-sxm-8"))
     assert found.driver == "580.65.06"
-    assert [device.index for device in found.devices] == list(range(8))
-    assert {(d.kind, d.pcie, d.lanes, d.nvlinks) for d in found.devices} == {("NVIDIA H100 80GB HBM3", 5, 16, 18)}
+    assert numbers(found) == list(range(8))
+    assert {gpu.kind for gpu in found.devices} == {"NVIDIA H100 80GB HBM3"}
     assert {way for row in found.connections_GG for way in row} == {"NVLink", ""}
-    made = cluster_of_devices(found, load_gpus(), "host")
+    made = Cluster("host", found.devices)
     assert made.equal
     assert made.out_Bps_G.tolist() == [450e9] * 8
     save(made, tmp_path / "made.toml")
@@ -26,21 +31,17 @@ def test_eight_h100_are_a_shipped_cluster(tmp_path):
 
 def test_without_nvlink_pcie_is_the_port():
     found = inventory(Replay("l40s-4"))
-    assert found.devices[0].nvlinks == 0
     assert found.connections_GG[0] == ("", "PCIe switches", "between sockets", "between sockets")
     assert found.connections_GG[2] == ("between sockets", "between sockets", "", "PCIe switches")
-    made = cluster_of_devices(found, load_gpus(), "host")
-    assert made.in_Bps_G == pytest.approx([31.5e9] * 4, rel=0.01)
-    assert [gpu.memory_bytes for gpu in made.gpus] == [48305799168] * 4
+    assert [gpu.in_Bps for gpu in found.devices] == pytest.approx([31.5e9] * 4, rel=0.01)
+    assert [gpu.memory_bytes for gpu in found.devices] == [48305799168] * 4
 
 
-def test_speeds_are_the_datasheets():
-    found = inventory(Replay("a100-t4"))
-    made = cluster_of_devices(found, load_gpus(), "host")
-    assert [gpu.speed for gpu in made.gpus] == [1.0, pytest.approx(65 / 312)]
-    assert [gpu.name for gpu in made.gpus] == ["host-0", "host-1"]
-    unknown = cluster_of_devices(found, {}, "host")
-    assert [gpu.speed for gpu in unknown.gpus] == [1.0, 1.0]
+def test_speeds_are_the_datasheets(monkeypatch):
+    """A kind without a datasheet, and all GPUs beside one, have speed 1."""
+    assert [gpu.speed for gpu in inventory(Replay("a100-t4")).devices] == [1.0, pytest.approx(65 / 312)]
+    monkeypatch.setattr("aurora.profiler.devices.load_gpus", dict)
+    assert [gpu.speed for gpu in inventory(Replay("a100-t4")).devices] == [1.0, 1.0]
 
 
 def test_mig_is_refused_in_a_sentence():
@@ -62,9 +63,8 @@ def test_what_is_no_machine_to_plan_for():
         inventory(edited(nvmlDeviceGetCount={"": 0}))
     with pytest.raises(BadInput, match="expected every GPU to answer, found: Gpu is lost"):
         inventory(edited(nvmlDeviceGetMemoryInfo={"*": "NVML_ERROR_GPU_IS_LOST"}))
-    silent = inventory(edited(nvmlDeviceGetMaxPcieLinkWidth={"*": "NVML_ERROR_NOT_SUPPORTED"}))
     with pytest.raises(BadInput, match="NVML tells neither"):
-        cluster_of_devices(silent, load_gpus(), "host")
+        inventory(edited(nvmlDeviceGetMaxPcieLinkWidth={"*": "NVML_ERROR_NOT_SUPPORTED"}))
 
 
 def test_a_machine_without_nvml_says_what_it_lacks(monkeypatch):
@@ -92,7 +92,7 @@ def test_this_machines_devices_are_a_cluster_with_remarks(monkeypatch):
     replay.nvmlInit = replay.nvmlShutdown = lambda: None
     monkeypatch.setitem(sys.modules, "pynvml", replay)
     found = find_devices()
-    assert len(found.cluster) == len(found.inventory.devices) == 8
+    assert len(found.cluster) == 8
     first, kind, connections = found.remarks
     assert "driver 580.65.06" in first
     assert kind.startswith("NVIDIA H100 80GB HBM3: figures from ")
@@ -101,21 +101,26 @@ def test_this_machines_devices_are_a_cluster_with_remarks(monkeypatch):
     assert "not among the known kinds" in find_devices().remarks[1]
 
 
-@pytest.mark.parametrize(
-    ("named", "indices"), [("2,0", [2, 0]), ("GPU-1a,3", [1, 3]), ("0,7,1", [0]), ("0,GPU-,1", [0]), (" 1 , 2", [1, 2])]
-)
+@pytest.mark.parametrize(("named", "indices"), [("2,0", [2, 0]), (" 1 , 2", [1, 2]), ("GPU-1a-uuid,3", [1, 3])])
 def test_only_the_visible_gpus_count_in_cudas_sequence(monkeypatch, named, indices):
-    """A name of no GPU, or of several, hides what follows it, as in CUDA."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    found = inventory(Replay("l40s-4"))
-    assert [device.index for device in found.devices] == indices
+    found = inventory(edited(nvmlDeviceGetHandleByUUID={"GPU-1a-uuid": 1}))
+    assert numbers(found) == indices
     if indices == [2, 0]:
         assert found.connections_GG == (("", "between sockets"), ("between sockets", ""))
 
 
-def test_without_a_visible_gpu_the_variable_is_named(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    with pytest.raises(BadInput, match="found none of CUDA_VISIBLE_DEVICES=-1"):
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("-1", "found none of CUDA_VISIBLE_DEVICES=-1"),
+        ("0,7", "CUDA_VISIBLE_DEVICES=0,7: expected numbers or whole UUIDs of GPUs, found: Invalid argument"),
+        ("GPU-", "CUDA_VISIBLE_DEVICES=GPU-: expected"),
+    ],
+)
+def test_where_no_gpu_is_visible_the_variable_is_named(monkeypatch, named, said):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    with pytest.raises(BadInput, match=said):
         inventory(Replay("l40s-4"))
 
 
@@ -125,7 +130,8 @@ def test_a_mig_instance_that_is_named_is_a_device(monkeypatch):
     replay = Replay("a100-mig")
     replay._answers["nvmlDeviceGetMemoryInfo"]["70"] = {"total": 20 << 30, "used": 1 << 30}
     (device,) = inventory(replay).devices
-    assert (device.index, device.memory_bytes, device.pcie, device.lanes) == (1, 20 << 30, 4, 16)
+    assert (device.name.rpartition("-")[2], device.memory_bytes) == ("1", 20 << 30)
+    assert device.out_Bps == pytest.approx(16 * 1.97e9, rel=0.01), "of PCIe 4 with 16 lanes"
 
 
 def test_clock_and_power_limit_are_said_where_nvml_tells_them(monkeypatch):
@@ -136,6 +142,6 @@ def test_clock_and_power_limit_are_said_where_nvml_tells_them(monkeypatch):
     assert clocks_and_power(uuid) == "SM clock 1755 of 1980 MHz, power limit 650 W, 700 W by default"
     assert clocks_and_power(uuid.removeprefix("GPU-")) == clocks_and_power(uuid)
     replay._answers["nvmlDeviceGetPowerManagementLimit"] = {"*": "NVML_ERROR_NOT_SUPPORTED"}
-    assert clocks_and_power(uuid) == "SM clock 1755 of 1980 MHz"
+    assert clocks_and_power(uuid) == ""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert clocks_and_power(uuid) == ""

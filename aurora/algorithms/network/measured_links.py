@@ -28,10 +28,10 @@ class LinkFit:
 def fit_link(bytes_X: ArrayLike, seconds_X: ArrayLike) -> LinkFit:
     """Fits a link's start-up and rate to the times of messages of several sizes.
 
-    The rate is the slope between the two largest messages: costs that every message pays, and a burst that a traffic shaper
-    lets pass at once, cancel out. The start-up is what the smallest message took beyond its bytes at that rate, at least zero.
-    With one size only, or if the largest message took no longer than the one before it, the rate is the largest message's bytes
-    over its seconds. Sizes should be well apart, such as powers of two: between nearly equal sizes the slope is noise.
+    The rate is the slope of a least-squares line: costs that every message pays, and a burst that a traffic shaper lets pass at
+    once, cancel out. The start-up is what the smallest message took beyond its bytes at that rate, at least zero. With one size
+    only, or if larger messages took no longer, the rate is the largest message's bytes over its seconds. Sizes should be well
+    apart, such as powers of two: between nearly equal sizes the slope is noise.
 
     Args:
         bytes_X: (X,) int64, message sizes, rising, above zero.
@@ -43,9 +43,8 @@ def fit_link(bytes_X: ArrayLike, seconds_X: ArrayLike) -> LinkFit:
     sent_X, took_X = above_zero("fit_link", ("bytes", "seconds"), counts("fit_link: bytes", bytes_X, 1), seconds_X)
     if (np.diff(sent_X) <= 0).any():
         raise BadInput("fit_link: expected bytes that rise")
-    rate_Bps = float(sent_X[-1] / took_X[-1])
-    if len(sent_X) > 1 and took_X[-1] > took_X[-2]:
-        rate_Bps = float((sent_X[-1] - sent_X[-2]) / (took_X[-1] - took_X[-2]))
+    slope = np.polyfit(sent_X, took_X, 1)[0] if len(sent_X) > 1 else 0.0
+    rate_Bps = float(1 / slope if slope > 0 else sent_X[-1] / took_X[-1])
     startup_s = max(0.0, float(took_X[0] - sent_X[0] / rate_Bps))
     return LinkFit(startup_s, rate_Bps, float(np.median(np.abs((startup_s + sent_X / rate_Bps) / took_X - 1))))
 
