@@ -112,11 +112,12 @@ def check_model(path: str | Path) -> None:
 
 
 def load_traffic(path: Path) -> Profile:
-    """Returns the profile in a file; each doubt that its tokens are those of requests is a line on standard error."""
+    """Returns the profile in a file; each doubt of its traffic and its compute times is a line on standard error."""
+    from aurora.algorithms.workload.timing_doubts import timing_doubts
     from aurora.algorithms.workload.traffic_doubts import traffic_doubts
 
     profile = load_profile(path)
-    _tell(path, traffic_doubts(profile))
+    _tell(path, (*traffic_doubts(profile), *timing_doubts(profile.provenance)))
     return profile
 
 

@@ -63,6 +63,7 @@ def compute(
         output: the profile or curves file to add this GPU kind to; created if missing.
         add: a curves file to add, which this command wrote on another machine.
     """
+    from aurora.algorithms.workload.timing_doubts import timing_doubts
     from aurora.reports.json_objects import curves_json
     from aurora.reports.plan_tables import curves_table
 
@@ -82,6 +83,7 @@ def compute(
     save(merged, output)
     table = curves_table(merged.model, merged.curves if isinstance(merged, Profile) else merged.kinds)
     said = [f"{key}: {text}" for curves in added for key, text in curves.provenance.items()]
+    said += [doubt for curves in added for doubt in timing_doubts(curves.provenance)]
     show(as_json, {"output": output, **curves_json(merged)}, table, *said, f"wrote {output}")
 
 

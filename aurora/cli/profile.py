@@ -103,6 +103,7 @@ def record(
 def shown_profile(profile: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
     """Print a table or JSON object on a new profile; `output` is the file to which it was written."""
     from aurora.algorithms.workload.load_statistics import contiguous_interval
+    from aurora.algorithms.workload.timing_doubts import timing_doubts
     from aurora.algorithms.workload.traffic_doubts import traffic_doubts
     from aurora.reports.json_objects import profile_json
     from aurora.reports.plan_tables import profile_table
@@ -110,6 +111,6 @@ def shown_profile(profile: Profile, output: Path, layers: bool, as_json: bool, s
     about = profile.provenance
     remarks = [f"{key}: {about[key]}" for key in ("config", "left out", "interrupted") if key in about]
     table = profile_table(profile, contiguous_interval(profile, seed), None if layers else WORST)
-    doubts = traffic_doubts(profile)
+    doubts = (*traffic_doubts(profile), *timing_doubts(about))
     result = {"output": output, **profile_json(profile), "doubts": doubts}
     show(as_json, result, table, about.get("precision"), *remarks, *doubts, f"wrote {output}")

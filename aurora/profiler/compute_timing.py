@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from aurora.algorithms.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
+from aurora.algorithms.workload.timing_doubts import SPREAD
 from aurora.models.loading import MoeModel, hold_experts
 from aurora.models.own_weights import load_without_experts
 from aurora.profiler.devices import clocks_and_power
@@ -34,12 +35,17 @@ Times = dict[str, list[float]]
 
 
 class _Stopwatch:
-    """Times work on the device's own clock: CUDA events, or the host's clock on a CPU."""
+    """Times work on the device's own clock: CUDA events, or the host's clock on a CPU.
+
+    Attributes:
+        spreads: of each median, the distance of the repeats' quartiles / the median.
+    """
 
     def __init__(self, device: str) -> None:
         on_gpu = device != "cpu"
         self._flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device) if on_gpu else None
         self._timer: Timer = StreamTimer(0.0) if on_gpu else HostTimer(0.0)
+        self.spreads: list[float] = []
 
     def cool(self) -> None:
         """Brings caches and core into the state that they have when a phase starts in a run.
@@ -66,7 +72,9 @@ class _Stopwatch:
         dist.barrier()
         for _ in range(WARM_UP):
             measure()
-        return statistics.median(measure() for _ in range(REPEATS))
+        first, median, third = statistics.quantiles((measure() for _ in range(REPEATS)), method="inclusive")
+        self.spreads.append((third - first) / median)
+        return median
 
     def seconds_of(self, job: Callable[[], object]) -> float:
         """Returns the seconds that a call of `job` takes."""
@@ -105,9 +113,9 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
     sizes = [1 << power for power in range((max(1, max_tokens) - 1).bit_length() + 1)]
     results = launch(_measure_rank, processes, str(path), sizes, sequence_tokens)
     about: Model
-    about, kind, shape, experts, _ = results[0]
+    about, kind, shape, experts = results[0][:4]
     medians = {
-        phase: [statistics.median(seconds) for seconds in zip(*(times[phase] for *_, times in results), strict=True)]
+        phase: [statistics.median(seconds) for seconds in zip(*(times[phase] for *_, times, _ in results), strict=True)]
         for phase in PHASES
     }
     rows = _group_rows(sizes, experts)
@@ -122,7 +130,8 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     cores = f"{processes} processes at a time on {os.cpu_count()} cores, {platform.machine()}"
     said = f"{shape}; {cores}; torch {torch.__version__}; fit, median / worst: {errors}; {today}"
-    return ComputeCurves(*about, {kind: curves}, {f"curves of {kind}": said})
+    spread = max(spread for *_, spread in results)
+    return ComputeCurves(*about, {kind: curves}, {f"curves of {kind}": said, f"{SPREAD}{kind}": f"{spread:.0%}"})
 
 
 def _group_rows(sizes: list[int], experts: int) -> list[int]:
@@ -130,8 +139,10 @@ def _group_rows(sizes: list[int], experts: int) -> list[int]:
     return [1 << power for power in range((experts * sizes[-1]).bit_length())]
 
 
-def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tokens: int) -> tuple[Model, str, str, int, Times]:
-    """One process: the model, the kind of device, the shape in words, experts of a group, seconds by phase and size.
+def _measure_rank(
+    rank_info: RankInfo, path: str, sizes: list[int], sequence_tokens: int
+) -> tuple[Model, str, str, int, Times, float]:
+    """One process: the model, the kind of device, the shape in words, experts of a group, seconds by phase and size, spread.
 
     It holds the dense weights and one group of experts, by which all layers compute.
     """
@@ -154,7 +165,7 @@ def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tok
     if device != "cpu":
         gpu = torch.cuda.get_device_properties(device)
         kind, shape = gpu.name, "; ".join(filter(None, (shape, clocks_and_power(str(gpu.uuid)))))
-    return about, kind, shape, experts, times
+    return about, kind, shape, experts, times, statistics.median(watch.spreads)
 
 
 class _ExpertGroup(nn.Module):

@@ -1,10 +1,14 @@
 """Compute timing holds the dense weights and one group of experts, by which all layers compute."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
+import aurora
+from aurora.cli.inputs import load_traffic
+from aurora.io import save
 from aurora.models.loading import load_model
 from aurora.models.own_weights import load_without_experts
 from aurora.profiler import compute_timing
@@ -34,8 +38,25 @@ def test_experts_of_one_group_are_in_memory(request, monkeypatch):
     monkeypatch.setattr(compute_timing, "default_process_group", lambda _info: nullcontext())
     monkeypatch.setattr(compute_timing.dist, "barrier", lambda: None)
     curves = compute_timing.measure_curves(path, max_tokens=2, sequence_tokens=2)
+    assert curves.provenance["spread of repeats on cpu"].endswith("%")
     assert set(curves.kinds["cpu"]) == {"overhead", "gate", "expert", "aggregate"}
     (model,) = kept
     assert len({id(layer.experts) for layer in model.layers}) == 1
     assert len(model.layers) > 1
     assert model.layers[0].experts.num_experts == min(compute_timing.HELD, load_model(path).experts)
+
+
+def test_the_spread_of_repeats_is_the_distance_of_their_quartiles_over_the_median(monkeypatch):
+    """Of 1 to 7 s: quartiles 2.5 and 5.5 s, and a median of 4 s."""
+    monkeypatch.setattr(compute_timing.dist, "barrier", lambda: None)
+    watch, seconds = _Stopwatch("cpu"), iter([9.0, 9.0, 4.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0])
+    assert watch.median(lambda: next(seconds)) == 4.0
+    assert watch.spreads == [0.75]
+
+
+@pytest.mark.parametrize(("spread", "told"), [("20%", False), ("21%", True), ("469%", True), ("nan", False)])
+def test_a_profile_that_was_timed_on_a_busy_machine_is_told_when_it_is_used(tmp_path, capsys, spread, told):
+    profile = aurora.synthetic_profile("uniform", "profiles/models/mixtral-topics")
+    save(replace(profile, provenance={**profile.provenance, "spread of repeats on cpu": spread}), tmp_path / "busy.npz")
+    load_traffic(tmp_path / "busy.npz")
+    assert (f"compute times of cpu: repeats are {spread} apart" in capsys.readouterr().err) is told
