@@ -17,7 +17,8 @@ from typer.main import get_command
 
 import aurora.types
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.advisor.engines.engine import EXCHANGES, ServingEngine
+from aurora.advisor.engines.engine import ServingEngine
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.cli.main import app
 from aurora.cli.options import documented, filled, is_further, names
 from aurora.types.options import OptionField

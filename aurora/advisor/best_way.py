@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from aurora.advisor.engines.engine import EXCHANGES, Layout
+from aurora.advisor.engines.engine import Layout
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.planner.choice import TIE
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
-from aurora.advisor.engines.engine import EngineExchange, Layout
+from aurora.advisor.engines.engine import Layout
+from aurora.advisor.engines.exchanges import EngineExchange
 from aurora.advisor.served_sizes import HALF_BYTES, ServedSizes
 from aurora.advisor.step_constants import StepConstants
 from aurora.types import GpuKind
@@ -81,6 +82,28 @@ def ring_nic_bytes(ring_bytes: float, ranks: int, per_server: int) -> float:
     return 0.0 if servers == 1 else ring_bytes / (ranks - (servers - 1) * per_server)
 
 
+def stage_transfers(sizes: ServedSizes, layout: Layout, tokens: int, per_server: int) -> list[Collectives]:
+    """Returns the transfers of a step's activations from each pipeline stage to the next.
+
+    A GPU sends its part of hidden states and residuals to its peer in the next stage, whose GPUs then gather them.
+
+    Args:
+        sizes: the model's sizes.
+        layout: the layout.
+        tokens: tokens of a data-parallel rank in the step.
+        per_server: GPUs of a server.
+
+    Source: vLLM's distributed/parallel_state.py (send_tensor_dict with an all_gather_group).
+    """
+    many = layout.pipeline - 1
+    between = many if layout.stage_gpus >= per_server else min(many, ceil(layout.copy_gpus / per_server) - 1)
+    sent_bytes = 2 * tokens * sizes.hidden * HALF_BYTES / layout.tensor
+    gather = Collectives(many, layout.tensor, (layout.tensor - 1) * sent_bytes, 0.0, "ring", arrays=2)
+    calls = (many - between, 2, 0.0), (between, layout.copy_gpus, sent_bytes)
+    sends = [Collectives(count, ranks, sent_bytes, nic_bytes, "direct", 2) for count, ranks, nic_bytes in calls if count]
+    return [*sends, *([gather] if many and layout.tensor > 1 else [])]
+
+
 def _visited(groups: int, top_k: int) -> float:
     """Groups of equally many experts that the choices of a token fall into, on average."""
     return float(groups * (1 - (1 - 1 / groups) ** top_k))
@@ -107,7 +130,7 @@ def collectives_of(
             reduces.append(Collectives(sizes.moe_layers, layout.tensor, sent_bytes / 2, nic_bytes / 2, "ring"))
     if not spread:
         return reduces, []
-    token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.copy_gpus
+    token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.stage_gpus
     there_bytes = sizes.dispatched * sizes.row_bytes if quantised else token_bytes
     if not routed:  # all tokens go to all ranks with their choices, and back reduced
         sent_bytes = (layout.data - 1) * tokens * token_bytes

@@ -161,7 +161,8 @@ def pool_rates(
     together = prompts_case.prompts(first, prefill.batched_tokens or BATCHED_TOKENS)
     prompt_s = prompts_case.prompt_s(prefill, ratios[0])
     kv_bytes, link_Bps = prompt_kv_bytes(case.config, case.load.isl, second), case.transfer_Bps(first.gpus + second.gpus)
-    transfer_s = kv_bytes * max(together / first.tensor, 1 / second.tensor) / link_Bps
+    holders, readers = first.tensor * first.pipeline, second.tensor * second.pipeline
+    transfer_s = kv_bytes * max(together / holders, 1 / readers) / link_Bps
     flying, ranks, waits_s = (
         case.load.concurrency * (first.gpus + second.gpus),
         second.copies * second.data,
@@ -174,7 +175,7 @@ def pool_rates(
     fit = most(lambda each: ranks * each + answers_per_s(each) * waits_s <= flying, answers_case.requests(second))
     fit = max(1, fit)
     decode_per_s = min(answers_per_s(fit), flying / (waits_s + osl * answers_case.decode_s(decode, ratios[1], fit)))
-    prefill_per_s = first.copies * first.data * together / prompt_s
+    prefill_per_s = first.copies * first.data * together / prompts_case.prompt_period_s(prefill, ratios[0])
     transfer_per_s = min(first.gpus, second.gpus) * link_Bps / kv_bytes
     rate = min(prefill_per_s, transfer_per_s, decode_per_s)
     requests = max(1, most(lambda each: answers_per_s(each) <= rate, fit))
@@ -229,7 +230,7 @@ def compare_disaggregated(
                 if phase == 1:
                     return layout.copies * layout.data * part.requests(layout) / part.decode_s(other.way, worse)
                 prompts = part.prompts(layout, other.way.batched_tokens or BATCHED_TOKENS)
-                return layout.copies * layout.data * prompts / part.prompt_s(other.way, worse)
+                return layout.copies * layout.data * prompts / part.prompt_period_s(other.way, worse)
 
             fixed = [other for other in (served.default, *served.others) if other.way and not other.way.eplb]
             ways.append(simplest(served, fixed, rate))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingWay
+from aurora.advisor.engines.engine import Layout, ServingWay
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.served_sizes import HALF_BYTES, ServedSizes
 from aurora.algorithms.workload.attention import kv_bytes_per_sequence, kv_bytes_per_token, text_config
 from aurora.types import GpuKind
@@ -131,17 +132,18 @@ def memory_bytes(
         BadInput: if the config does not describe a model.
     """
     layout = way if isinstance(way, Layout) else way.layout
-    sizes, ranks = ServedSizes.of(config), layout.copy_gpus
+    sizes, ranks = ServedSizes.of(config), layout.stage_gpus
     split = sum(layers.layers * layers.split_weights for layers in sizes.attention)
     split += sizes.dense * sizes.dense_weights + sizes.moe_layers * sizes.shared_weights
     whole = sum(layers.layers * layers.whole_weights for layers in sizes.attention)
-    ends = (1 if text_config(config).get("tie_word_embeddings") else 2) * sizes.vocabulary * sizes.hidden * HALF_BYTES
-    ends += sizes.moe_layers * sizes.hidden * sizes.experts * HALF_BYTES * layout.tensor  # routers are whole on each rank
+    tied = text_config(config).get("tie_word_embeddings") or layout.pipeline > 1  # else both ends are on each GPU
+    ends = (1 if tied else 2) * sizes.vocabulary * sizes.hidden * HALF_BYTES / layout.tensor
+    routers = sizes.moe_layers * sizes.hidden * sizes.experts * HALF_BYTES  # whole on each rank
     cache = kv_tokens * kv_bytes_per_token(config, tensor=layout.tensor)
     cache += sequences * kv_bytes_per_sequence(config, tensor=layout.tensor)
-    weights = (split / layout.tensor + whole) * sizes.weight_bytes + ends / layout.tensor
+    weights, part = (split / layout.tensor + whole) * sizes.weight_bytes + routers, sizes.largest_stage(layout.pipeline)
     per_gpu = sizes.experts / ranks if slots is None or layout.expert == 1 else slots * layout.expert / ranks
-    counted = MemoryBytes(weights, sizes.moe_layers * per_gpu * sizes.expert_bytes, cache)
+    counted = MemoryBytes(weights * part + ends, sizes.moe_layers * per_gpu * sizes.expert_bytes * part, cache * part)
     if isinstance(way, Layout):
         return counted
     held = -(-sizes.experts // layout.expert) if slots is None else slots
@@ -172,7 +174,7 @@ def activation_bytes(sizes: ServedSizes, way: ServingWay, slots: int, tokens: in
     dense = tokens * inner / layout.tensor * HALF_BYTES
     experts = 0.0
     if sizes.moe_layers:
-        second = sizes.expert_weights / width / 3 * layout.expert / layout.copy_gpus  # width of a product's rows
+        second = sizes.expert_weights / width / 3 * layout.expert / layout.stage_gpus  # width of a product's rows
         first = 2 * second
         own = tokens / layout.tensor if sent.sends in ("route", "balance") else tokens * layout.data
         if way.exchange in LOW_LATENCY:
@@ -197,8 +199,8 @@ def buffer_bytes(sizes: ServedSizes, way: ServingWay, slots: int, tokens: int, s
     """
     layout, row = way.layout, sizes.dispatched * HALF_BYTES
     ranks, own, choices = layout.expert, -(-tokens // layout.tensor), 8 * sizes.top_k  # bytes of a token's choices
-    nccl = NCCL_BYTES * ((layout.tensor > 1) + (layout.data > 1) + (layout.expert > 1))
-    paths = 1 + (way.hosts > 1)
+    nccl = NCCL_BYTES * ((layout.tensor > 1) + (layout.data > 1) + (layout.expert > 1) + (layout.pipeline > 1))
+    paths = 1 + (way.stage_hosts > 1)
     if way.exchange in LOW_LATENCY:
         beside = DEEPEP_BYTES * (way.exchange == "deepep-ll" and way.engine == "vllm")  # NVLink's, as for high throughput
         return nccl + beside + low_latency_bytes(slots * ranks, own, sizes.dispatched)
@@ -206,7 +208,7 @@ def buffer_bytes(sizes: ServedSizes, way: ServingWay, slots: int, tokens: int, s
         decode = low_latency_bytes(slots * ranks, max(DISPATCHED, -(-sequences // layout.tensor)), sizes.dispatched)
         return nccl + paths * DEEPEP_BYTES + decode * (way.exchange == "deepep")
     if way.exchange == "deepep-v2":  # a dispatch's: of all ranks' tokens; over servers also those sent, and arriving by server
-        return nccl + own * (row + choices) * (ranks + (1 + way.hosts if way.hosts > 1 else 0))
+        return nccl + own * (row + choices) * (ranks + (1 + way.stage_hosts if way.stage_hosts > 1 else 0))
     return nccl + own * ranks * (2 * row + choices) * (way.exchange == "nvlink-one-sided")
 
 

@@ -16,7 +16,8 @@ from aurora.advisor.ceiling import planned_map
 from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
 from aurora.advisor.disaggregation import Disaggregation, compare_disaggregated, of_stage, splits_of
 from aurora.advisor.engines import SERVING_ENGINES, described
-from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
+from aurora.advisor.engines.engine import ServingEngine, ServingWay
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.request_balance import BalanceOfRequests, balance_of_requests
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing, compare_ways_of_serving
 from aurora.advisor.serving_case import ServingCase

@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.advisor.engines.engine import EXCHANGES, DispatchFlag, ServingWay
+from aurora.advisor.engines.engine import DispatchFlag, ServingWay
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.serving_case import BATCHED_TOKENS, PERFECT, ServingCase
 from aurora.advisor.step_time import SchedulerStep, step_seconds

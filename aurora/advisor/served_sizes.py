@@ -61,6 +61,15 @@ class ServedSizes:
     dispatched: int = 0
     row_bytes: float = HALF_BYTES
 
+    def largest_stage(self, stages: int) -> float:
+        """Returns the part of all layers that the largest of so many pipeline stages has.
+
+        Example:
+            >>> ServedSizes(8, 61, 8, (), 0, 0, 0, 1).largest_stage(4) * 61
+            16.0
+        """
+        return -(-self.layers // stages) / self.layers
+
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Reads the sizes from a transformers config.json's content, of a model with or without experts.

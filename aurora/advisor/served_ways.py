@@ -25,7 +25,8 @@ from aurora.advisor.ceiling import (
     perfect_seconds,
 )
 from aurora.advisor.engines import described
-from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, EplbSettings, Layout, ServingWay
+from aurora.advisor.engines.engine import EplbSettings, Layout, ServingWay
+from aurora.advisor.engines.exchanges import EXCHANGES, EngineExchange
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer, rearrangement_s
 from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit
 from aurora.advisor.serving_case import BATCHED_TOKENS, PERFECT, Service, ServingCase
@@ -153,7 +154,7 @@ def method_of(way: ServingWay, replicate: str) -> str:
 def priced_by(way: ServingWay) -> EngineExchange:
     """Returns a way's exchange without the fields that predictions do not read; ways with equal results take equally long."""
     sent = EXCHANGES[way.exchange]
-    per = "gpu" if way.hosts == 1 and sent.once_per != "expert" else sent.once_per  # servers are between servers
+    per = "gpu" if way.stage_hosts == 1 and sent.once_per != "expert" else sent.once_per  # servers are between servers
     return replace(sent, once_per=per, about="", nvlink="", needs="", maker="", source="")
 
 

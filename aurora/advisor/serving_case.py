@@ -1,7 +1,8 @@
 """A model on GPUs and the requests that it serves: sizes of steps, memory of a GPU, rates and latencies, all computed.
 
 A data-parallel rank has L requests in flight, each with a prompt of `isl` and an answer of `osl` tokens; in a cycle of osl
-decode steps and L prompts it serves each request once.
+decode steps and L prompts it serves each request once. With P pipeline stages a step has L / P requests, and P steps are under
+way, each in another stage.
 """
 
 from collections.abc import Mapping
@@ -63,14 +64,18 @@ class ServingCase:
         """Returns the requests in flight on a data-parallel rank."""
         return max(1, self.load.concurrency * layout.copy_gpus // layout.data)
 
+    def batch(self, layout: Layout) -> int:
+        """Returns the requests of a data-parallel rank in one step."""
+        return ceil(self.requests(layout) / layout.pipeline)
+
     def prompts(self, layout: Layout, most: int = BATCHED_TOKENS) -> int:
         """Returns the number of prompts that a rank computes in one step of at most `most` tokens."""
-        return max(1, min(self.requests(layout), most // self.load.isl))
+        return max(1, min(self.batch(layout), most // self.load.isl))
 
     def step_tokens(self, layout: Layout, most: int = BATCHED_TOKENS) -> tuple[int, int]:
         """Returns (prefill, decode): the tokens of all ranks of a copy in a step of each kind, at most `most` of each rank."""
         chunk = min(self.load.isl, most)
-        return self.prompts(layout, most) * chunk * layout.data, self.requests(layout) * layout.data
+        return self.prompts(layout, most) * chunk * layout.data, self.batch(layout) * layout.data
 
     def fit(self, way: ServingWay, name: str = "") -> MemoryFit:
         """Returns the memory of a GPU in a way of serving, with the KV cache of the requests in flight."""
@@ -109,6 +114,8 @@ class ServingCase:
     def prompt_s(self, way: ServingWay, ratio: float = 1.0) -> float:
         """Returns the seconds in which a rank computes the `prompts` of a step, in several steps if they are longer than one.
 
+        With P pipeline stages, C such chunks follow one another through them, and take (C + P - 1) / P times as long as one.
+
         Args:
             way: the way.
             ratio: seconds of the slowest GPU's experts / seconds with perfect balance.
@@ -118,29 +125,42 @@ class ServingCase:
         for begin in range(0, self.load.isl, most):
             tokens, before = min(most, self.load.isl - begin) * together, begin * together
             total += self._step_s(way, SchedulerStep(tokens, 0, before, before, together), ratio, 0)
-        return total
+        chunks, stages = ceil(self.load.isl / most), way.layout.pipeline
+        return total * (chunks + stages - 1) / (chunks * stages)
+
+    def prompt_period_s(self, way: ServingWay, ratio: float = 1.0) -> float:
+        """Returns the seconds from one step's prompts to the next's, if prompts wait, so that all pipeline stages compute some.
+
+        Args:
+            way: the way.
+            ratio: as for `prompt_s`.
+        """
+        layout, most = way.layout, way.batched_tokens or BATCHED_TOKENS
+        chunks = ceil(self.load.isl / most)
+        least = chunks / (chunks + layout.pipeline - 1)  # of which all stages compute
+        return self.prompt_s(way, ratio) * max(least, self.prompts(layout, most) / self.requests(layout))
 
     def decode_s(self, way: ServingWay, ratio: float = 1.0, requests: int | None = None) -> float:
-        """Returns the seconds of a step of answers.
+        """Returns the seconds in which all requests get a token: of a step, or with pipeline stages of one for each stage.
 
         Args:
             way: the way.
             ratio: seconds of the slowest GPU's experts / seconds with perfect balance.
             requests: requests of a data-parallel rank; None: all that are in flight.
         """
-        many = self.requests(way.layout) if requests is None else requests
+        many = ceil((self.requests(way.layout) if requests is None else requests) / way.layout.pipeline)
         kv_tokens = many * (self.load.isl + self.load.osl // 2)
         return self._step_s(way, SchedulerStep(decode_requests=many, kv_tokens=kv_tokens), ratio, 1)
 
     def _step_s(self, way: ServingWay, step: SchedulerStep, ratio: float, phase: int) -> float:
-        """Seconds of a step of prompts (phase 0) or of answers (1)."""
+        """Seconds of a step of prompts (phase 0) or answers (1), in all stages, each as long as that with the most layers."""
         cut = way.overlap and step.tokens >= SERVING_ENGINES[way.engine].halves_from[phase]
         computed = step_seconds(
             self._sizes, self.kind, way.layout, step, overlap=cut,
             nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratio,
             **way.exchanging,
         )  # fmt: skip
-        return computed.total
+        return computed.total * self._sizes.largest_stage(way.layout.pipeline) * way.layout.pipeline
 
     @cached_property
     def _sizes(self) -> ServedSizes:

@@ -1,10 +1,11 @@
 """Constants of serving engines and GPUs that datasheets do not give, from which the seconds of a step are computed."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import log
 from typing import Self
 
-from aurora.advisor.engines.engine import EngineExchange
+from aurora.advisor.engines.exchanges import EngineExchange
 from aurora.io.clusters import load_gpus
 from aurora.types import GpuKind
 from aurora.types.cluster import SHARES
@@ -79,6 +80,7 @@ BORROWED_ERROR = 1.25  # with another kind's shares; published steps of H800 and
 NAMES = {"dense_share": "flops_share"}  # of GpuKind's shares, where StepConstants has another
 
 
+@cache
 def nearest(kind: GpuKind, share: str) -> GpuKind:
     """Returns the kind whose share is taken for another: itself if it has one, else the nearest.
 

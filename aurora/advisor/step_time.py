@@ -12,8 +12,9 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import ndtri
 
-from aurora.advisor.collectives import collectives_of
-from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout
+from aurora.advisor.collectives import collectives_of, stage_transfers
+from aurora.advisor.engines.engine import Layout
+from aurora.advisor.engines.exchanges import EXCHANGES, EngineExchange
 from aurora.advisor.served_sizes import HALF_BYTES, ServedSizes
 from aurora.advisor.step_constants import StepConstants
 from aurora.algorithms.workload.attention import (
@@ -215,6 +216,7 @@ def step_seconds(
     head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
     uneven = imbalance if ratio is None else ratio if sent.follows_placement else 1.0
     reduces, travels = collectives_of(sizes, layout, tokens, sent, uneven, per_server, quantised)
+    reduces += stage_transfers(sizes, layout, tokens, per_server)
     reduce_s, there_s, back_s = (
         sum(call.seconds(constants, kind, nic_Bps, per_server) for call in calls)
         for calls in (reduces, travels[:1], travels[1:])
@@ -227,7 +229,7 @@ def step_seconds(
         between_s = reduce_s + sum(max(0.0, travel_s - compute_s) for compute_s, travel_s in stages) / 2
     busy_s = halves * (computed_s + between_s) + head_s
     broken, eager = _launches(sizes, part, tokens, sent, sum(call.many * call.arrays for call in (*reduces, *travels)))
-    host_s = constants.step_s + (constants.coordination_s if layout.data > 1 else 0.0)
+    host_s = layout.pipeline * constants.step_s + (constants.coordination_s if layout.data > 1 else 0.0)
     host_s += max(0.0, halves * (broken * constants.launch_s + eager * constants.eager_s) - busy_s)
     return StepSeconds(halves * attention_s, halves * dense_s, halves * experts_s, halves * between_s, head_s, host_s)
 
@@ -295,7 +297,7 @@ def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbal
     """Seconds of routers and routed experts on the busiest rank."""
     if not sizes.moe_layers:
         return 0.0
-    ranks = layout.copy_gpus
+    ranks = layout.stage_gpus
     spread = layout.expert  # ranks among which experts are spread whole; each of them is split among the others
     local, width = sizes.experts / spread, spread / ranks
     everywhere = tokens * layout.data

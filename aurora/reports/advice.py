@@ -6,7 +6,8 @@ from math import isinf
 from aurora.advisor.best_way import WORTH as SURE
 from aurora.advisor.best_way import installs
 from aurora.advisor.disaggregation import Disaggregation
-from aurora.advisor.engines import SERVING_ENGINES, engine
+from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.request_balance import BalanceOfRequests
@@ -76,7 +77,7 @@ RECORDING = {  # how an engine's traffic becomes a profile
 
 def recommendation_lines(recommendation: Recommendation) -> list[str]:
     """Returns a recommendation as sentences: the recommended way, if any; the gain of balancing; and the assumptions."""
-    exchange = engine.EXCHANGES[recommendation.default.exchange]
+    exchange = EXCHANGES[recommendation.default.exchange]
     moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
     versions = SERVING_ENGINES[recommendation.engine].known_versions
     default = f"{recommendation.engine}'s own exchange ({versions}){moved}: {exchange.about}."

@@ -47,7 +47,7 @@ def settings(words, parser, args, rules, view):
         if rule.__name__ != "handle_a2a_moe" or raw.moe_a2a_backend not in OF_MODELS:
             rule(raw)
     names = (
-        "model_path tp_size attn_dp_size dp_size ep_size moe_a2a_backend deepep_mode ep_num_redundant_experts init_expert_location "
+        "model_path tp_size pp_size attn_dp_size dp_size ep_size moe_a2a_backend deepep_mode ep_num_redundant_experts init_expert_location "
         "enable_eplb eplb_rebalance_num_iterations expert_distribution_recorder_buffer_size ep_dispatch_algorithm enable_waterfill "
         "enable_two_batch_overlap nnodes node_rank port"
     )

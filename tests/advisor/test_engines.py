@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.advisor.engines import SERVING_ENGINES, command_with, described
-from aurora.advisor.engines.engine import EXCHANGES, EplbSettings, Layout, ServingWay, launch_places
+from aurora.advisor.engines.engine import EplbSettings, Layout, ServingWay, launch_places
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.errors import BadInput
 from aurora.io.engine_placements import PLACEMENT_FORMATS
 
@@ -23,7 +24,13 @@ EVERY_WAY = {
 }
 TRTLLM_FIELDS = {  # of TensorRT-LLM's llmapi/llm_args.py: LlmArgs, MoeConfig, MoeLoadBalancerConfig
     "": {
-        *("tensor_parallel_size", "moe_expert_parallel_size", "moe_tensor_parallel_size", "enable_attention_dp"),
+        *(
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "moe_expert_parallel_size",
+            "moe_tensor_parallel_size",
+            "enable_attention_dp",
+        ),
         *("gpus_per_node", "moe_config"),
     },
     "moe_config": {"backend", "load_balancer", "max_num_tokens"},
@@ -158,9 +165,10 @@ def test_tensorrt_llms_options_have_its_fields_and_say_the_way():
         balancer = moe.get("load_balancer", {})
         assert set(found) <= TRTLLM_FIELDS[""]
         assert set(moe) <= TRTLLM_FIELDS["moe_config"]
-        assert found["tensor_parallel_size"] == layout.copy_gpus
+        assert found["tensor_parallel_size"] == layout.stage_gpus
+        assert found.get("pipeline_parallel_size", 1) == layout.pipeline
         assert found.get("moe_expert_parallel_size", 1) == layout.expert
-        assert found.get("moe_tensor_parallel_size", layout.copy_gpus) * layout.expert == layout.copy_gpus
+        assert found.get("moe_tensor_parallel_size", layout.stage_gpus) * layout.expert == layout.stage_gpus
         assert found.get("enable_attention_dp", False) == (layout.data > 1)
         if way.placement == "plan":
             assert balancer == str(FOLDER / engine.file)
@@ -191,7 +199,7 @@ def test_vllm_ascends_settings_have_its_fields_and_say_the_way():
         ("vllm", {"layout": Layout(data=8)}, None),
         ("vllm", {"layout": Layout(data=8), "exchange": "deepep-ll"}, "whole experts on all GPUs"),
         ("vllm", {"layout": Layout(tensor=8, expert=8)}, "all-reduce goes without data-parallel ranks"),
-        ("vllm", {"layout": Layout(data=8, expert=4)}, "over all 8 GPUs of a copy or over none"),
+        ("vllm", {"layout": Layout(data=8, expert=4)}, "over all 8 GPUs of a stage or over none"),
         ("sglang", {"layout": Layout(data=8, expert=4)}, None),
         ("vllm", {"redundant": 8}, "replicas need a plan or the engine's balancer"),
         ("vllm", {"redundant": 8, "placement": "plan", "eplb": EplbSettings(10, 10)}, "exclude each other"),

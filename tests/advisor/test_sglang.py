@@ -48,7 +48,8 @@ def test_sglang_reads_the_settings_that_the_way_has(sglang):
     for way, text in zip(of, run.stdout.splitlines(), strict=True):
         found, layout = json.loads(text), way.layout
         assert "error" not in found, (way, found)
-        assert (found["tp_size"], found["attn_dp_size"], found["dp_size"]) == (layout.copy_gpus, layout.data, 1)
+        assert (found["tp_size"], found["attn_dp_size"], found["dp_size"]) == (layout.stage_gpus, layout.data, 1)
+        assert found["pp_size"] == layout.pipeline
         assert found["ep_size"] == layout.expert, way
         backend = shlex.split(BACKENDS[way.exchange])
         assert found["moe_a2a_backend"] == (backend[1] if backend else "none"), way

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.advisor.collectives import all_reduce_bytes, ring_nic_bytes
-from aurora.advisor.engines.engine import EXCHANGES, Layout
+from aurora.advisor.engines.engine import Layout
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.served_sizes import ServedSizes
 from aurora.advisor.step_constants import DEFAULT, StepConstants, borrowed, computed_error, nearest
 from aurora.advisor.step_time import SchedulerStep, active_experts, step_seconds

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.errors import BadInput, check_one_of
 
 PLACEMENTS = {
@@ -18,27 +19,22 @@ BALANCES = {
     "": "an expert's replicas take turns, or one is drawn",
     "lplb": "a linear program divides each batch over replicas",
 }
-SENDS = {
-    "reduce": "all GPUs hold the same tokens; their partial sums are added up",
-    "gather": "every token goes to every GPU, and the sums come back",
-    "route": "a token goes to the GPUs of its experts, and comes back from there",
-    "balance": "a token goes where the step's own balance sends it; weights of replicas go before",
-}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Division of a model over GPUs: tensor, data and expert parallelism, and number of copies.
+    """Division of a model over GPUs: tensor, data, expert and pipeline parallelism, and number of copies.
 
     Attributes:
         tensor: number of GPUs over which attention is cut (tensor parallelism).
         data: number of data-parallel ranks, which hold all of attention, serve separate requests and share experts.
         expert: number of GPUs over which whole experts are divided (expert parallelism); 1: each expert is cut over all GPUs of
-            a copy.
+            a stage.
         copies: number of independent engines, each with the whole model.
+        pipeline: number of stages, each with a part of the layers on GPUs of its own (pipeline parallelism).
 
     Raises:
-        BadInput: if a size is below 1, or `expert` does not divide a copy's GPUs.
+        BadInput: if a size is below 1, or `expert` does not divide a stage's GPUs.
 
     Example:
         >>> Layout(data=8, expert=8, copies=2).gpus
@@ -49,18 +45,24 @@ class Layout:
     data: int = 1
     expert: int = 1
     copies: int = 1
+    pipeline: int = 1
 
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
             if type(size) is not int or size < 1:
                 raise BadInput(f"`{name}` of a layout: expected a whole number from 1 on, found {size!r}")
-        if self.copy_gpus % self.expert:
-            raise BadInput(f"`expert` of a layout: expected a divisor of a copy's {self.copy_gpus} GPUs, found {self.expert}")
+        if self.stage_gpus % self.expert:
+            raise BadInput(f"`expert` of a layout: expected a divisor of a copy's {self.stage_gpus} GPUs, found {self.expert}")
+
+    @property
+    def stage_gpus(self) -> int:
+        """Number of GPUs that compute a layer together: of a stage, or without stages of a copy."""
+        return self.tensor * self.data
 
     @property
     def copy_gpus(self) -> int:
         """Number of GPUs of one copy (an independent engine with the whole model)."""
-        return self.tensor * self.data
+        return self.stage_gpus * self.pipeline
 
     @property
     def gpus(self) -> int:
@@ -70,95 +72,30 @@ class Layout:
     def __str__(self) -> str:
         """Returns the layout in words, such as "2 copies, each TP 2 DP 4 EP 8"."""
         copies = f"{self.copies} copies, each " if self.copies > 1 else ""
-        sizes = (("TP", self.tensor), ("DP", self.data), ("EP", self.expert))
+        sizes = (("TP", self.tensor), ("DP", self.data), ("EP", self.expert), ("PP", self.pipeline))
         return f"{copies}{' '.join(f'{kind} {size}' for kind, size in sizes if size > 1) or 'on one GPU'}"
 
 
-@dataclass(frozen=True)
-class EngineExchange:
-    """An implementation of dispatch and combine in engines, such as DeepEP; EXCHANGES has them by name.
+def staged_layouts(gpus: int, per_server: int) -> list[Layout]:
+    """Returns layouts with pipeline parallelism: on several servers a server each stage, on one a part of it.
 
-    Attributes:
-        about: description for users.
-        sends: one of SENDS.
-        once_per: a token is sent once to each "expert", "gpu" or "server" (and there to the GPUs) that it needs; "servers": to
-            every server, whether it needs it or not.
-        decode: name of another exchange that is used in steps without prompts; empty: this one.
-        graphs: whether decode steps run as CUDA graphs.
-        processors: part of a GPU's multiprocessors that its kernels occupy while the other half of a batch computes.
-        nvlink: the GPUs that must be connected by NVLink: "" (none), "server" (those of a server) or "all".
-        needs: required software or hardware; empty: none.
-        maker: first word of the names of GPU kinds that support it; empty: all kinds.
-        source: reference for this description.
+    Activations alone travel between stages, so that slow NICs carry neither all-reduces nor exchanges of experts.
+
+    Args:
+        gpus: number of GPUs.
+        per_server: GPUs of a server.
+
+    Example:
+        >>> [str(layout) for layout in staged_layouts(16, 8)]
+        ['TP 8 PP 2', 'TP 8 EP 8 PP 2', 'DP 8 EP 8 PP 2']
     """
-
-    about: str
-    sends: str
-    once_per: str = "gpu"
-    decode: str = ""
-    graphs: bool = True
-    processors: float = 0.0
-    nvlink: str = ""
-    needs: str = ""
-    maker: str = ""
-    source: str = ""
-
-    @property
-    def follows_placement(self) -> bool:
-        """True if the bytes sent depend on the placement of experts. With "balance" neither bytes nor compute depend on it."""
-        return self.sends == "route"
-
-
-# fmt: off
-EXCHANGES = {
-    "all-reduce": EngineExchange(
-        "all GPUs hold the same tokens (attention is cut by tensor parallelism); their sums are added up", "reduce",
-        source="vLLM config/parallel.py (use_all2all); SGLang arg_groups/parallel_hook.py"),
-    "allgather": EngineExchange(
-        "allgather of all tokens, and reduce-scatter of the sums, by NCCL", "gather",
-        source="vLLM all2all.py (AgRsAll2AllManager); SGLang layers/dp_attention.py (or an all-reduce)"),
-    "deepep-ht": EngineExchange(
-        "DeepEP's high-throughput (normal) kernels; between servers a token goes once to a server, and on by NVLink", "route",
-        "server", graphs=False, processors=20 / 132, nvlink="server", needs="deep_ep, RDMA between servers",
-        source="DeepEP README; vLLM v1/worker/ubatch_utils.py (SMs)"),
-    "deepep-ll": EngineExchange(
-        "DeepEP's low-latency kernels: fixed slots for the most tokens of every GPU and expert", "route", "expert",
-        needs="deep_ep, RDMA or NVLink", source="DeepEP README"),
-    "deepep": EngineExchange(
-        "DeepEP: high-throughput kernels for prefill, low-latency kernels for decode", "route", "server",
-        decode="deepep-ll", processors=20 / 132, nvlink="server", needs="deep_ep, RDMA between servers",
-        source="SGLang arg_groups/fields/exec_.py"),
-    "deepep-v2": EngineExchange(
-        "DeepEP's ElasticBuffer, by NVLink and NCCL", "route", "server",
-        nvlink="server", needs="deep_ep 2; SGLang: a registered model", source="vLLM all2all.py; SGLang moe_hook.py"),
-    "nixl": EngineExchange(
-        "NIXL EP: low-latency kernels, GPUs may come and go", "route", "expert", needs="nixl_ep",
-        source="vLLM all2all.py; NIXL examples/device/ep (nixl_ep_ll.cu, of DeepEP's)"),
-    "mori-ht": EngineExchange(
-        "MoRI for throughput: between servers a token goes once to a server that it chose", "route", "server",
-        needs="mori, ROCm", maker="AMD",
-        source="vLLM all2all.py; MoRI dispatch_combine/internode_v1.cpp (DispatchInterNodeSend)"),
-    "mori-ll": EngineExchange(
-        "MoRI for low latency: between servers every token goes once to every server", "route", "servers",
-        needs="mori, ROCm", maker="AMD",
-        source="vLLM all2all.py; MoRI dispatch_combine/internode_v1.cpp (DispatchInterNodeLLSend)"),
-    "nvlink-one-sided": EngineExchange(
-        "a GPU writes into its peers' memory by NVLink; slots for the most tokens of every GPU", "route", nvlink="all",
-        needs="vLLM, SGLang: FlashInfer", source="TensorRT-LLM communication/nvlink_one_sided.py"),
-    "nvlink-two-sided": EngineExchange(
-        "sender and receiver copy together, by NVLink", "route", nvlink="all",
-        needs="vLLM: FlashInfer", source="TensorRT-LLM communication/nvlink_two_sided.py"),
-    "moonep": EngineExchange(
-        "MoonEP balances every step: all GPUs compute equally many rows, weights of replicas go before", "balance", "expert",
-        graphs=False, nvlink="all", needs="moonep, NVSwitch, BF16", source="vLLM all2all.py (MoonEPAll2AllManager)"),
-    "mc2": EngineExchange(
-        "fused dispatch and combine; batches above its capacity by HCCL's all-to-all (A2: an allgather)", "route", "expert",
-        needs="Atlas A2 from 16 devices on, A3, 950", source="vllm-ascend ascend_forward_context.py"),
-    "fused-mc2": EngineExchange(
-        "as mc2, fused with the experts", "route", "expert",
-        needs="Atlas A3, at most 32 devices (mega_moe: 64)", source="vllm-ascend ascend_forward_context.py"),
-}
-# fmt: on
+    if gpus <= per_server:
+        return [Layout(gpus // stages, pipeline=stages) for stages in range(2, gpus + 1) if gpus % stages == 0]
+    layouts, servers = list[Layout](), gpus // per_server
+    for stages in (count for count in range(2, servers + 1) if servers % count == 0 and gpus % per_server == 0):
+        cuts = (per_server, 1, 1), (per_server, 1, per_server), (1, per_server, per_server)
+        layouts += [Layout(*cut, servers // stages, stages) for cut in dict.fromkeys(cuts)]
+    return layouts
 
 
 @dataclass(frozen=True)
@@ -237,6 +174,11 @@ class ServingWay:
     def hosts(self) -> int:
         """Number of servers that one copy runs on."""
         return -(-self.layout.copy_gpus // self.per_server)
+
+    @property
+    def stage_hosts(self) -> int:
+        """Number of servers over which exchanges and all-reduces of a layer run."""
+        return -(-self.layout.stage_gpus // self.per_server)
 
     @property
     def exchanging(self) -> dict[str, Any]:
@@ -441,6 +383,7 @@ class ServingEngine:
             size = gpus // copies
             layouts += [Layout(size, copies=copies), *([Layout(1, size, size, copies)] if size > 1 else [])]
         layouts += [Layout(cut, gpus // cut, gpus) for cut in (2, 4, 8) if gpus % cut == 0 and cut < gpus]
+        layouts += staged_layouts(gpus, per_server)
         changes: list[dict[str, Any]] = [{}, {"eplb": self.eplb}, {"placement": "plan"}]
         for redundant in {-experts % gpus: None, more: None}:
             changes += [{"eplb": self.eplb, "redundant": redundant}, {"placement": "plan", "redundant": redundant}]
@@ -466,18 +409,19 @@ class ServingEngine:
     def _conflicts(self, way: ServingWay) -> dict[str, bool]:
         """Returns, with whether they hold, reasons that are no engine's own, or for which this one has no setting."""
         exchange, layout, moved = EXCHANGES[way.exchange], way.layout, way.placement == "plan" or way.eplb is not None
-        whole, balances = layout.expert == layout.copy_gpus > 1, exchange.sends == "balance"
+        whole, balances = layout.expert == layout.stage_gpus > 1, exchange.sends == "balance"
         return {
             f"expected an exchange of {', '.join(self.exchanges)}, found {way.exchange}": way.exchange not in self.exchanges,
             "all-reduce goes without data-parallel ranks, others with": (layout.data > 1) == (exchange.sends == "reduce")
             and not (self.scatters and exchange.sends == "route"),
             f"{way.exchange} needs whole experts on all GPUs": (exchange.sends == "route" or balances) and not whole,
             f"{way.exchange} needs NVLink ({exchange.nvlink})": bool(exchange.nvlink)
-            and (not way.nvlink or (exchange.nvlink == "all" and way.hosts > 1)),
+            and (not way.nvlink or (exchange.nvlink == "all" and way.stage_hosts > 1)),
             "a placement needs whole experts": layout.expert == 1 and (moved or way.placement != "linear"),
             "replicas need a plan or the engine's balancer": way.redundant > 0 and not moved,
             "a plan and the engine's balancer exclude each other": way.placement == "plan" and way.eplb is not None,
             f"it has no {way.balance} in each step": way.balance not in ("", *self.balances),
             f"batches overlap with {', '.join(self.overlaps) or 'no exchange'}": way.overlap > (way.exchange in self.overlaps),
             f"{way.exchange} balances every step by itself": balances and (moved or way.placement != "linear"),
+            "stages go with experts in sequence and whole batches": layout.pipeline > 1 and (moved or way.overlap),
         }

@@ -3,6 +3,8 @@
 Settings that matter for MoE models: flag or subject | default | effect, and what it goes with | source.
 
 --tp-size | 1 | all GPUs of a copy, whatever else divides them | srt/arg_groups/fields/parallel.py
+--pp-size | 1 | stages of layers, each with --tp-size GPUs; a prompt's chunks follow one another through them. With data-
+  parallel attention it crashed (issue 9805, open) | docs/advanced_features/pipeline_parallelism.md
 --attn-dp-size | 1 | data-parallel attention inside them; before 0.5.22, and deprecated now: --dp-size N
   --enable-dp-attention. --dp-size alone starts copies of the whole model | srt/arg_groups/fields/parallel.py,
   srt/arg_groups/parallel_hook.py
@@ -42,7 +44,6 @@ import shlex
 from pathlib import Path
 
 from aurora.advisor.engines.engine import (
-    EXCHANGES,
     DispatchFlag,
     EplbSettings,
     LaunchPlace,
@@ -50,6 +51,7 @@ from aurora.advisor.engines.engine import (
     ServingWay,
     launch_lines,
 )
+from aurora.advisor.engines.exchanges import EXCHANGES
 
 BACKENDS = {
     "all-reduce": "",
@@ -70,6 +72,7 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     layout, routes = way.layout, EXCHANGES[way.exchange].sends == "route"
     return {
         "nvlink-one-sided needs data-parallel attention on every GPU": way.exchange == "nvlink-one-sided" and layout.tensor > 1,
+        "stages do not go with data-parallel attention (issue 9805)": layout.pipeline > 1 and layout.data > 1,
         "lplb needs an all-to-all and replicas": way.balance == "lplb" and not (routes and way.redundant),
         "its balancer looks at no more steps than lie between two changes": way.eplb is not None
         and way.eplb.window > way.eplb.interval,
@@ -85,11 +88,12 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
         file: the placement file.
     """
     layout = way.layout
-    words = ["python -m sglang.launch_server", f"--model-path {shlex.quote(model)}", f"--tp-size {layout.copy_gpus}"]
+    words = ["python -m sglang.launch_server", f"--model-path {shlex.quote(model)}", f"--tp-size {layout.stage_gpus}"]
+    words += [f"--pp-size {layout.pipeline}"] * (layout.pipeline > 1)
     words += [f"--attn-dp-size {layout.data}"] * (layout.data > 1)
     words += [f"--ep-size {layout.expert}"] * (layout.expert > 1)
     words += [BACKENDS[way.exchange]] * bool(BACKENDS[way.exchange])
-    words += ["--deepep-v2-mode hybrid"] * (way.exchange == "deepep-v2" and way.hosts > 1)
+    words += ["--deepep-v2-mode hybrid"] * (way.exchange == "deepep-v2" and way.stage_hosts > 1)
     words += [f"--ep-num-redundant-experts {way.redundant}"] * (way.redundant > 0)
     words += [f"--init-expert-location {shlex.quote(str(file))}"] * (way.placement == "plan")
     if way.eplb:

@@ -3,6 +3,7 @@
 Settings that matter for MoE models: flag or subject | default | effect, and what it goes with | source.
 
 tensor_parallel_size | 1 | all GPUs of a copy, whatever else divides them | llmapi/llm_args.py
+pipeline_parallel_size | 1 | stages of layers, each with tensor_parallel_size GPUs | llmapi/llm_args.py
 enable_attention_dp | false | attention by data parallelism on all of them | llmapi/llm_args.py
 moe_expert_parallel_size, moe_tensor_parallel_size | 1 and tensor_parallel_size | their product is tensor_parallel_size;
   experts cut by the second need an allgather | docs/source/features/parallel-strategy.md
@@ -57,8 +58,8 @@ def refuses(way: ServingWay) -> dict[str, bool]:
         "its balancer counts slots: `experts` is missing": way.eplb is not None and not way.experts,
         "it moves one layer a step: the balancer's interval is 1": way.eplb is not None and way.eplb.interval != 1,
         f"DeepEP runs on one server or on {DEEPEP_SERVERS} servers of 8 GPUs": way.exchange == "deepep-ht"
-        and way.hosts > 1
-        and (way.per_server != 8 or way.hosts not in DEEPEP_SERVERS),
+        and way.stage_hosts > 1
+        and (way.per_server != 8 or way.stage_hosts not in DEEPEP_SERVERS),
     }
 
 
@@ -70,10 +71,12 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
         file: the placement file, for ways with a planned placement.
     """
     layout = way.layout
-    settings: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
+    settings: dict[str, Any] = {"tensor_parallel_size": layout.stage_gpus}
+    if layout.pipeline > 1:
+        settings["pipeline_parallel_size"] = layout.pipeline
     if layout.expert > 1:
         settings["moe_expert_parallel_size"] = layout.expert
-        settings["moe_tensor_parallel_size"] = layout.copy_gpus // layout.expert
+        settings["moe_tensor_parallel_size"] = layout.stage_gpus // layout.expert
     if layout.data > 1:
         settings["enable_attention_dp"] = True
     if way.batched_tokens:
@@ -120,11 +123,11 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
 def default_exchange(way: ServingWay) -> str:
     """Returns the name of the exchange that TensorRT-LLM chooses: of several, the first that the hardware supports."""
-    if way.layout.expert < way.layout.copy_gpus or not way.nvlink:
+    if way.layout.expert < way.layout.stage_gpus or not way.nvlink:
         return "allgather"
-    if way.hosts == 1:
+    if way.stage_hosts == 1:
         return "nvlink-one-sided"
-    return "deepep-ht" if way.per_server == 8 and way.hosts in DEEPEP_SERVERS else "allgather"
+    return "deepep-ht" if way.per_server == 8 and way.stage_hosts in DEEPEP_SERVERS else "allgather"
 
 
 TRTLLM = ServingEngine(

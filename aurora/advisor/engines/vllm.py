@@ -9,6 +9,10 @@ Settings that matter for MoE models: flag or subject | default | effect, and wha
   vllm/config/parallel.py (All2AllBackend, use_all2all)
 --tensor-parallel-size with --data-parallel-size | 1 | with expert parallelism each GPU brings its part of a rank's tokens
   into the exchange (sequence-parallel MoE) | vllm/config/parallel.py (use_sequence_parallel_moe)
+--pipeline-parallel-size | 1 | stages of layers, with as many batches in flight; hidden states and residuals travel, each GPU a
+  part; expert parallelism within a stage; not with --enable-dbo or recorded routing. A data-parallel rank's stages lie side by
+  side, so the exchange of a stage's ranks crosses servers: not described here | vllm/distributed/parallel_state.py,
+  vllm/config/vllm.py
 padding | with CUDA graphs or two halves | all data-parallel ranks are padded to the most tokens of one; without CUDA graphs
   they are not | vllm/v1/worker/dp_utils.py
 CUDA graphs | on | deepep_high_throughput with data parallelism and moonep turn them off | vllm/config/compilation.py,
@@ -45,7 +49,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aurora.advisor.engines.engine import (
-    EXCHANGES,
     DispatchFlag,
     EplbSettings,
     LaunchPlace,
@@ -54,6 +57,7 @@ from aurora.advisor.engines.engine import (
     launch_lines,
     launch_places,
 )
+from aurora.advisor.engines.exchanges import EXCHANGES
 
 BACKENDS = {
     "all-reduce": "",
@@ -77,8 +81,10 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     """Checks whether vLLM can serve in a way; returns a dict from each possible reason against it to whether it applies."""
     layout = way.layout
     return {
-        f"`expert`: vLLM divides experts over all {layout.copy_gpus} GPUs of a copy or over none": layout.expert
-        not in (1, layout.copy_gpus),
+        f"`expert`: vLLM divides experts over all {layout.stage_gpus} GPUs of a stage or over none": layout.expert
+        not in (1, layout.stage_gpus),
+        "stages of data-parallel ranks lie side by side, so that exchanges cross servers": layout.pipeline > 1
+        and layout.data > 1,
         f"a rank of {layout.tensor} GPUs must fit a server, or servers be filled": layout.tensor > way.per_server
         and layout.data > 1,
     }
@@ -89,6 +95,7 @@ def serve_words(way: ServingWay, model: str, place: LaunchPlace) -> list[str]:
     layout = way.layout
     words = ["vllm serve", shlex.quote(model)]
     words += [f"--tensor-parallel-size {layout.tensor}"] * (layout.tensor > 1)
+    words += [f"--pipeline-parallel-size {layout.pipeline}"] * (layout.pipeline > 1)
     words += [f"--data-parallel-size {layout.data}"] * (layout.data > 1)
     words += ["--enable-expert-parallel"] * (layout.expert > 1)
     words += [f"--max-num-batched-tokens {way.batched_tokens}"] * (way.batched_tokens > 0)

@@ -32,8 +32,9 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     """Checks whether vllm-ascend can serve in a way; returns a dict from each possible reason against it to its truth."""
     layout = way.layout
     return {
-        f"`expert`: experts are divided over all {layout.copy_gpus} devices of a copy or over none": layout.expert
-        not in (1, layout.copy_gpus),
+        f"`expert`: experts are divided over all {layout.stage_gpus} devices of a stage or over none": layout.expert
+        not in (1, layout.stage_gpus),
+        "stages of data-parallel ranks lie side by side, as vLLM's": layout.pipeline > 1 and layout.data > 1,
         "its balancer's interval is longer than its window": way.eplb is not None and way.eplb.interval <= way.eplb.window,
     }
 
@@ -62,7 +63,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
 def default_exchange(way: ServingWay) -> str:
     """Returns the name of the exchange that vllm-ascend uses on an Atlas A3 or 950."""
-    return "mc2" if way.layout.expert == way.layout.copy_gpus > 1 else "allgather"
+    return "mc2" if way.layout.expert == way.layout.stage_gpus > 1 else "allgather"
 
 
 VLLM_ASCEND = ServingEngine(
