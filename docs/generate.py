@@ -5,6 +5,8 @@ import posixpath
 import re
 import sys
 from dataclasses import MISSING, fields, is_dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -13,19 +15,25 @@ from aurora_vllm.settings import PREFIX, Settings
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from typer.main import get_command
 
 import aurora.types
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import ServingEngine
 from aurora.advisor.engines.exchanges import EXCHANGES
-from aurora.cli.main import app
-from aurora.cli.options import documented, filled, is_further, names
-from aurora.types.options import OptionField
+from aurora.algorithms.gradient_codes import SCHEMES
+from aurora.algorithms.requests.dispatch import DISPATCH
+from aurora.cli.main import VERBS, app
+from aurora.cli.options import documented
+from aurora.planner.options import strategies
+from aurora.types.options import Limits, limits_of
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
+NAMES = {("PlanOptions", name): names for name, names in strategies().items()} | {
+    ("TrainOptions", "scheme"): SCHEMES,
+    ("RequestOptions", "dispatch"): DISPATCH,
+}
 LIMITS = {"above": "exclusiveMinimum", "least": "minimum", "most": "maximum"}
 ELSEWHERE = {"how-to/vllm.md": "integrations/README.md", "changelog.md": "CHANGELOG.md"}
 LINKED = {"integrations/README.md": "how-to/vllm.md", "aurora/advisor/engines": "reference/engines.md"}  # pages of the site
@@ -71,13 +79,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def command_line() -> str:
-    """Returns the reference of all subcommands as Markdown, from the command line's own definitions."""
-    root: Any = get_command(app)
-    parts = ["# Command line", "`aurora --install-completion` completes subcommands, options and names in your shell."]
-    parts.append("Options marked with \\* are shown by `--help-all`; `--help` shows the others.")
-    for name, command in root.commands.items():
-        parts += _described(f"aurora {name}", command)
-    return "\n\n".join(parts) + "\n"
+    """Returns the reference of all subcommands as Markdown, made by cyclopts."""
+    for name in VERBS:
+        reduce(getitem, name.split(), app).help = None  # that of its docstring
+    return str(app.generate_docs(output_format="markdown"))
 
 
 def engines() -> str:
@@ -129,26 +134,6 @@ def _table(rows: list[list[Any]]) -> str:
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def _described(name: str, command: Any) -> list[str]:
-    """Returns the paragraphs on one subcommand, and on those below it."""
-    parts = [f"## {name}", (command.help or "").replace("\b", "")]
-    if rows := [_row(param) for param in command.params if param.name != "help" and not getattr(param, "hidden", False)]:
-        parts.append("| option | meaning | default |\n|---|---|---|\n" + "\n".join(rows))
-    for below, each in getattr(command, "commands", {}).items():
-        parts += _described(f"{name} {below}", each)
-    return parts
-
-
-def _row(param: Any) -> str:
-    """Returns the table row of one option or argument."""
-    flags = param.opts if param.opts[0].startswith("-") else [param.name.upper()]
-    default = "required" if param.required else param.default
-    shown = "" if default in (None, False, [], ()) or callable(default) else f"{default}" if param.required else f"`{default}`"
-    meaning = filled(getattr(param, "help", None) or "").replace("|", "\\|")
-    mark = " \\*" if is_further(param) else ""
-    return f"| {', '.join(f'`{flag}`' for flag in flags)}{mark} | {meaning} | {shown} |"
-
-
 def options_schema() -> dict[str, Any]:
     """Returns a JSON schema of the options dataclasses, each under $defs by its name: types, defaults, limits and meanings."""
     kinds = [getattr(aurora.types, name) for name in aurora.types.__all__ if name.endswith("Options")]
@@ -160,14 +145,14 @@ def _object(kind: Any) -> dict[str, Any]:
     hints, told = get_type_hints(kind), documented(kind)
     properties = {}
     for field in fields(kind):
-        how = field.metadata.get("option") or OptionField()
+        how = limits_of(kind).get(field.name, Limits())
         found = {"description": told[field.name], **_type(hints[field.name])}
         found |= {} if field.default is MISSING else {"default": field.default}
         found |= {word: value for name, word in LIMITS.items() if (value := getattr(how, name)) is not None}
         if how.one_of:
             found.get("items", found)["enum"] = [*how.one_of]
-        if known := [name for choice in how.choices.split() for name in names(choice)]:
-            found["examples"] = known  # users' own methods are accepted too
+        if known := NAMES.get((kind.__name__, field.name)):
+            found["examples"] = [*known]  # users' own methods are accepted too
         properties[field.name] = found
     return {"type": "object", "additionalProperties": False, "properties": properties}
 

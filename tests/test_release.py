@@ -71,5 +71,5 @@ def test_the_wheel_plans_simulates_reports_and_serves_in_an_environment_of_its_o
     # torch is large: the environment borrows it, and what it needs, from this one, which comes last on its path.
     here = Path(run(bin_ / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (here / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    assert "together, planned" in run("aurora", "demo", "-o", "demo")
+    assert "together, by the plan" in run("aurora", "demo", "-o", "demo")
     assert run(bin_ / "python", "-c", "import aurora, pathlib; print(pathlib.Path(aurora.__file__).parent)").strip() == home

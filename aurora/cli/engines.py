@@ -4,46 +4,49 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from aurora.cli.inputs import check_output, loads_of
-from aurora.cli.options import Only, names, refuse_given
+from aurora.cli.options import refuse_given, verb
 from aurora.cli.output import show
 from aurora.cli.profile import shown_profile
-from aurora.errors import BadInput, check_one_of
+from aurora.errors import BadInput
 from aurora.io import load_json, load_model_config, save, write_text
+from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
 from aurora.io.plans import PLAN_FORMAT, load_placement, load_plan, save_placement
-from aurora.types import ProfileOptions
+from aurora.io.routing_dumps import ROUTING_FORMATS
 from aurora.types.arrays import MOST_LAYERS
-from aurora.types.options import OptionField
+from aurora.types.options import Limits
 
 RECORD = "vllm-record"
-PLACEMENT, ROUTING = "For a placement", "For recorded routing"
-OF_PLACEMENT, OF_ROUTING = ("gpus", "dense_layers", "loads"), ("sources", "where", "window")  # options of each
+OF_PLACEMENT, OF_ROUTING = ("gpus", "loads"), ("sources", "window")  # options of each
 
 
+@verb(form=Parameter(choices=tuple(PLACEMENT_FORMATS)))
 def export(
     plan: Path,
+    /,
     *,
-    form: Annotated[str, OptionField(flag="--format", choices="placement_format")],
+    form: str,
     output: Path | None = None,
     model: str | None = None,
-    dense_layers: Annotated[int | None, OptionField(least=0, most=MOST_LAYERS - 1)] = None,
+    dense_layers: Annotated[int | None, Limits(least=0, most=MOST_LAYERS - 1)] = None,
     as_json: bool = False,
 ) -> None:
     """Write a plan's placement in the format of a serving engine. Print its cost and how to start the engine with it.
 
     Args:
         plan: a plan, or a placement as aurora place and aurora import write it.
-        form: {placement_format}.
+        form: the engine's format.
         output: default: print it.
         model: for a plan of several models: the name or number (from 0) of one.
         dense_layers: number of the model's first layers without experts; the engine counts them too; default: the plan's.
     """
     from aurora.advisor.engines import command_with
-    from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement
     from aurora.reports.plan_tables import padding_line
 
     check_output(output=output)
-    if form in PLACEMENT_FORMATS and not PLACEMENT_FORMATS[form].by_decoder:
+    if not PLACEMENT_FORMATS[form].by_decoder:
         refuse_given(("dense_layers",), f"none with `form` {form}, which has no numbers of layers without experts")
     layers, path = None if dense_layers is None else range(dense_layers), output and output.resolve()
     expert_bytes = None
@@ -51,8 +54,8 @@ def export(
         whole = load_plan(plan)
         planned = whole.named(model)
         expert_bytes = planned.expert_bytes
-        numbers = planned.dense_layers if layers is None else layers
         placement = planned.placement
+        numbers = planned.dense_layers if layers is None else layers
         exported = export_placement(placement, form, numbers, planned.load_LE, whole.cluster.equal, path)
     else:
         if model is not None:
@@ -87,71 +90,63 @@ def export(
     show(as_json, summary, *((f"wrote {output}", *notes) if output else (exported.text.removesuffix("\n"),)))
 
 
+@verb(form=Parameter(choices=(*PLACEMENT_FORMATS, *ROUTING_FORMATS, RECORD)))
 def import_(
     file: list[Path],
+    /,
     *,
-    form: Annotated[str, OptionField(flag="--format", choices="placement_format routing_format")],
-    counted: Annotated[ProfileOptions, Only(("window",), ROUTING)],
+    form: str,
     output: Path | None = None,
-    gpus: Annotated[int | None, OptionField(panel=PLACEMENT)] = None,
-    dense_layers: Annotated[int | None, OptionField(least=0, most=MOST_LAYERS - 1, panel=PLACEMENT)] = None,
-    loads: Annotated[Path | None, OptionField(panel=PLACEMENT)] = None,
     shape: Path | None = None,
-    sources: Annotated[int | None, OptionField(panel=ROUTING)] = None,
-    where: Annotated[list[str] | None, OptionField(panel=ROUTING, metavar="COLUMN=VALUE,..")] = None,
-    layers: bool = False,
+    gpus: int | None = None,
+    loads: Path | None = None,
+    sources: int | None = None,
+    window: int | None = None,
     as_json: bool = False,
 ) -> None:
     """Read a serving engine's placement, in which replicas share an expert's load evenly, or routing that an engine recorded.
 
     Args:
-        file: an engine's placement; or recorded routing, each file a traffic domain.
-        form: a placement: {placement_format}; recorded routing: {routing_files}; vllm-record (a folder).
+        file: an engine's placement; or recorded routing (of vllm-record a folder), each file a traffic domain.
+        form: the engine's format.
         output: default: placement.json; for recorded routing profile.npz.
-        gpus: number of GPUs, if the file does not say.
-        dense_layers: number of the model's first layers without experts; the file counts them too; default: from --shape.
-        loads: traffic on which the placement is compared with none: as of aurora place, or a profile.
         shape: the model's config.json or folder.
-        sources: source ranks, over which the traffic is divided evenly; default: those of the files, or 4.
-        where: for csv: the rows to read; if repeated, each selection is a traffic domain.
+        gpus: for a placement: number of GPUs, if the file does not say.
+        loads: for a placement: traffic on which it is compared with none: as of aurora place, or a profile.
+        sources: for recorded routing: source ranks, over which it is divided evenly; default: those of the files, or 4.
+        window: for recorded routing: tokens of all sources in a window; default: each forward pass is one window.
     """
     from aurora.io.plugin_records import load_records
     from aurora.profiler.import_routing import import_profile
 
-    known = (*names("placement_format"), *names("routing_format"), RECORD)
-    check_one_of("form", form, known)
-    placement = form in names("placement_format")
+    placement = form in PLACEMENT_FORMATS
     refuse_given(OF_ROUTING if placement else OF_PLACEMENT, f"for {'recorded routing' if placement else 'a placement'} only")
     if (placement or form == RECORD) and len(file) != 1:
         raise BadInput(f"import --format {form}: expected one {'file' if placement else 'folder'}, found {len(file)}")
     target = output or Path("placement.json" if placement else "profile.npz")
     check_output(output=target)
     if placement:
-        _import_placement(file[0], form, target, gpus, dense_layers, loads, shape, as_json)
+        _import_placement(file[0], form, target, gpus, loads, shape, as_json)
         return
     if form == RECORD:
         profile = load_records(file[0])
     elif shape is None:
         raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
     else:
-        wheres = [_where(selection) for selection in where or ()]
-        profile = import_profile(file, form, load_model_config(shape), sources, counted.window, wheres)
+        profile = import_profile(file, form, load_model_config(shape), sources, window)
     save(profile, target)
-    shown_profile(profile, target, layers, as_json)
+    shown_profile(profile, target, as_json)
 
 
 def _import_placement(
-    file: Path, form: str, output: Path, gpus: int | None, dense_layers: int | None, loads: Path | None, shape: Path | None,
-    as_json: bool,
-) -> None:  # fmt: skip
+    file: Path, form: str, output: Path, gpus: int | None, loads: Path | None, shape: Path | None, as_json: bool
+) -> None:
     """Writes the placement in an engine's file, and shows its sizes."""
     from aurora.algorithms.placement.map_balance import map_balance
     from aurora.algorithms.workload.model_config import Shape
-    from aurora.io.engine_placements import import_placement
 
     model = Shape.of(load_model_config(shape)) if shape else None
-    dense = model.dense_layers if model and dense_layers is None else tuple(range(dense_layers or 0))
-    imported = import_placement(file, form, gpus, dense, model)
+    imported = import_placement(file, form, gpus, model.dense_layers if model else (), model)
     placement, remarks = imported.placement, [*imported.remarks, *(model.remarks if model else ())]
     balance = None if loads is None else map_balance(placement, loads_of(loads), imported.slots_LP)
     save_placement(placement, f"imported from {form}", output)
@@ -161,10 +156,3 @@ def _import_placement(
     where = f"{layers} layers, {placement.experts} experts in {slots} slots on {placement.gpus} GPUs"
     summary = {"output": output, "format": form, **sizes, "remarks": remarks, "balance": balance and balance.as_json}
     show(as_json, summary, *remarks, None if balance is None else str(balance), f"wrote {output}: {where}")
-
-
-def _where(text: str) -> dict[str, str]:
-    columns = [part.partition("=") for part in text.split(",")]
-    if not all(column and equals for column, equals, _ in columns):
-        raise BadInput(f"--where: expected COLUMN=VALUE, or several with commas between, found {text!r}")
-    return {column.strip(): value.strip() for column, _, value in columns}

@@ -76,7 +76,7 @@ def _check_kept(outputs: Sequence[Path], parameters: set[str]) -> None:
 
 def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
     """Yields the files that the command line names, all parameters `but` these, and how they are named if not by themselves."""
-    for name, value in RUNNING.get().params.items():
+    for name, value in RUNNING.get().given.items():
         for argument in value if isinstance(value, list | tuple) else [value]:
             if name in but or not isinstance(argument, str | Path) or not os.path.exists(path := Path(argument)):
                 continue

@@ -2,87 +2,79 @@
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from difflib import get_close_matches
+from importlib.metadata import version
+from itertools import takewhile
 
-import typer
+from cyclopts import App, CoercionError, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError
 
-from aurora.cli import demo, engines, measure, order, place, plan, profile, recommend, report, run, simulate, train, vllm
-from aurora.cli.options import Subcommand, with_options
+from aurora.cli.options import RUNNING, Running, as_options
 from aurora.errors import AuroraError
 
-SUBCOMMANDS: dict[str, Callable[..., None]] = {
-    "profile": profile.profile,
-    "synthetic": profile.synthetic,
-    "record": profile.record,
-    "import": engines.import_,
-    "recommend": recommend.recommend,
-    "plan": plan.plan,
-    "evaluate": plan.evaluate,
-    "simulate": simulate.simulate,
-    "run": run.run,
-    "train": train.train,
-    "report": report.report,
-    "vllm": vllm.vllm,
-    "order": order.order,
-    "place": place.place,
-    "export": engines.export,
-    "demo": demo.demo,
-    "doctor": measure.doctor,
-    "measure links": measure.links,
-    "measure compute": measure.compute,
-    "measure devices": measure.devices,
+VERBS = {  # by the words that call them: where each is defined, and what `aurora --help` says of it
+    "profile": ("profile:profile", "a model and text: which experts the tokens choose"),
+    "synthetic": ("profile:synthetic", "a skew and a model's sizes: drawn traffic"),
+    "record": ("profile:record", "a running vLLM server: its traffic"),
+    "import": ("engines:import_", "an engine's placement, or the routing that it recorded"),
+    "recommend": ("recommend:recommend", "a model, GPUs and an engine: how to serve, and what it gains"),
+    "plan": ("plan:plan", "a cluster and traffic: which GPU holds which experts, and in which order tokens travel"),
+    "evaluate": ("plan:evaluate", "a plan on other traffic"),
+    "simulate": ("simulate:simulate", "predict the time of a plan, or how it serves requests"),
+    "run": ("run:run", "serve prompts by a plan, and measure it"),
+    "train": ("train:train", "train a model on text"),
+    "report": ("report:report", "a page on a plan and its traces"),
+    "vllm": ("vllm:vllm", "serve in vLLM with the plugin"),
+    "order": ("order:order", "order one all-to-all"),
+    "place": ("place:place", "place experts with replicas, by their loads or for failures"),
+    "export": ("engines:export", "a plan's placement in an engine's format"),
+    "demo": ("demo:demo", "the whole way on two shipped models"),
+    "doctor": ("measure:doctor", "check this installation, or a vLLM server"),
+    "measure links": ("measure:links", "links between ranks: a cluster file"),
+    "measure compute": ("measure:compute", "compute times of a model on this machine"),
+    "measure devices": ("measure:devices", "this machine's GPUs: a cluster file"),
 }
-HELP = "Measure hardware without traffic: links, compute, devices."
 
-PASSED_ON = ("vllm",)  # subcommands that hand options that they do not know to another command
 
-INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
-UsageError: Any = typer.BadParameter.__base__  # of typer's click, wherever typer keeps it
+def _flag(name: str) -> str:
+    """Returns the option of a parameter: words with dashes, without the unit of seconds."""
+    return name.removesuffix("_s").replace("_", "-")
 
-app = typer.Typer(
+
+OPTIONS = Parameter(negative=(), name_transform=_flag)
+app = App(
     name="aurora",
     help="Fast Mixture-of-Experts inference: which GPU holds which experts, and in which order tokens travel.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    version=lambda: f"aurora {version('aurora-moe')}",
+    default_parameter=OPTIONS,
+    help_format="plaintext",
+    exit_on_error=False,
+    print_error=False,
 )
-_measure = typer.Typer(help=HELP, no_args_is_help=True)
-for _name, _function in SUBCOMMANDS.items():
-    _group = _measure if _name.startswith("measure ") else app
-    _passed = {"ignore_unknown_options": _name in PASSED_ON}
-    _group.command(_name.removeprefix("measure "), cls=Subcommand, context_settings=_passed)(with_options(_function))
-app.add_typer(_measure, name="measure")
-
-
-def _version(requested: bool) -> None:
-    if requested:
-        from importlib.metadata import version
-
-        print(f"aurora {version('aurora-moe')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
-    ] = False,
-) -> None:
-    pass
+app.register_install_completion_command()
+app.command(App(name="measure", help="measure hardware without traffic: links, compute, devices"))
+for _number, (_name, (_path, _help)) in enumerate(VERBS.items()):
+    _group = app["measure"] if _name.startswith("measure ") else app
+    _group.command(
+        f"aurora.cli.{_path}", name=_name.removeprefix("measure "), help=_help, sort_key=_number, default_parameter=OPTIONS
+    )
 
 
 def main() -> None:
     """Run the `aurora` command with the arguments of this process; its entry point."""
+    if not os.environ.get("COLUMNS", "1").strip("0"):  # of which rich would print no column
+        del os.environ["COLUMNS"]
+    words = sys.argv[1:]
     try:
-        code = app(prog_name="aurora", standalone_mode=False)
+        code = run_words(words)
         sys.stdout.flush()
+    except CycloptsError as error:
+        command = " ".join(["aurora", *(error.command_chain or ())])
+        _refuse(f"{_said(error)}; see {command} --help")
     except AuroraError as error:
-        _refuse(str(error))
-    except UsageError as error:
-        _refuse_usage(error)
+        _refuse(as_options(str(error)))
     except MemoryError:
         _refuse("not enough memory for this")
-    except SystemExit as ended:  # typer and rich end with 1 when nobody reads the output to its end, as `| head`
+    except SystemExit as ended:  # rich ends with 1 when nobody reads the output to its end, as `| head`
         sys.exit(0 if ended.code == 1 else ended.code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -91,9 +83,34 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _refuse(f"{error.filename or 'output'}: cannot be written or read: {error.strerror}")
     else:
-        if code == INTERRUPTED:
-            print("aurora: interrupted", file=sys.stderr)
         sys.exit(code)
+
+
+def run_words(words: list[str]) -> int | None:
+    """Runs a command line and returns its exit code; without a subcommand, prints help and returns 2."""
+    command = app.parse_commands(list(takewhile(lambda word: not word.startswith("-"), words)))[1][-1]
+    if command.default_command is not None:
+        command.help = None  # that of its docstring, in place of the line that lists it
+    RUNNING.set(Running(command, {}))
+    function, bound, _ = app.parse_args(words)
+    RUNNING.set(Running(command, dict(bound.arguments)))
+    code: int | None = function(*bound.args, **bound.kwargs)
+    return 2 if words in ([], ["measure"]) else code
+
+
+def _said(error: CycloptsError) -> str:
+    """Returns why an option or argument cannot be read."""
+    match error:
+        case MissingArgumentError(argument=argument) if argument is not None:
+            return f"{argument.name}: expected a value, found none"
+        case CoercionError(argument=argument, token=token) if argument is not None and token is not None:
+            names = argument.get_choices(force=True)
+            expected = f"one of {', '.join(names)}" if names else "another value"
+            return f"{argument.name}: {error.__cause__ or f'expected {expected}, found {token.value!r}'}"
+        case UnknownCommandError(unused_tokens=[word, *_]):
+            known = get_close_matches(word, VERBS) or list(VERBS)
+            return f"expected a subcommand such as {', '.join(known)}, found {word!r}"
+    return str(error).rstrip(".")
 
 
 def _refuse(message: str) -> None:
@@ -101,15 +118,6 @@ def _refuse(message: str) -> None:
     line = "".join(letter if letter.isprintable() else " " if letter == "\n" else repr(letter)[1:-1] for letter in message)
     print(f"aurora: {line}", file=sys.stderr)
     sys.exit(2)
-
-
-def _refuse_usage(error: Any) -> None:
-    """The same for options and arguments that the subcommand does not have, or lacks; without any, its help."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        error.show()
-        sys.exit(2)
-    command = "aurora" if error.ctx is None else error.ctx.command_path
-    _refuse(f"{error.format_message().rstrip('.')}; see {command} --help")
 
 
 if __name__ == "__main__":

@@ -5,15 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from aurora.cli.inputs import check_model, check_output
-from aurora.cli.options import Only
+from aurora.cli.options import verb
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput, need
 from aurora.io import load, load_curves, save, save_cluster
 from aurora.types import Cluster, ComputeCurves, Profile, ProfileOptions
-from aurora.types.options import LINK_TRANSPORTS, MOST_PROCESSES, OptionField
+from aurora.types.options import LINK_TRANSPORTS, MOST_PROCESSES, Limits, Tokens
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,11 +19,12 @@ if TYPE_CHECKING:
 SERVING = ("torch", "transformers", "ranks over gloo")  # beside what planning needs
 
 
+@verb()
 def links(
     *,
     output: Path = Path("cluster.toml"),
-    ranks: Annotated[int | None, OptionField(least=2, most=MOST_PROCESSES)] = None,
-    transport: Annotated[str, OptionField(one_of=LINK_TRANSPORTS)] = "auto",
+    ranks: Annotated[int | None, Limits(least=2, most=MOST_PROCESSES)] = None,
+    transport: Annotated[str, Limits(one_of=LINK_TRANSPORTS)] = "auto",
     as_json: bool = False,
 ) -> None:
     """Measure the links between ranks, one pair at a time and several at once, and write a cluster file.
@@ -33,7 +32,7 @@ def links(
     Args:
         output: the cluster TOML to write.
         ranks: number of local ranks; under torchrun its ranks.
-        transport: auto, gloo, nccl.
+        transport: library that carries the messages; auto: nccl if every rank has a GPU, else gloo.
     """
     check_output(output=output)
     need("torch")
@@ -48,10 +47,12 @@ def links(
     _write(as_json, measured.cluster, output, measured.remarks, pairs, links_table(rate_Bps_GG, startup_s_GG))
 
 
+@verb()
 def compute(
     model: str | None = None,
+    /,
     *,
-    options: Annotated[ProfileOptions, Only(("prompt_tokens", "batch", "share"))],
+    batch: Tokens = ProfileOptions.batch,
     output: Path = Path("curves.npz"),
     add: list[Path] | None = None,
     as_json: bool = False,
@@ -60,6 +61,7 @@ def compute(
 
     Args:
         model: folder of a transformers MoE model; not needed with --add.
+        batch: curves reach to the tokens of twice as many prompts.
         output: the profile or curves file to add this GPU kind to; created if missing.
         add: a curves file to add, which this command wrote on another machine.
     """
@@ -76,7 +78,7 @@ def compute(
     loaded, merged = [load_curves(path) for path in joined], load(output) if output.exists() else None
     if merged is not None and not isinstance(merged, Profile | ComputeCurves):
         raise BadInput(f"{output}: expected a profile or curves to add to, found a {type(merged).__name__.lower()}")
-    added = [*([] if model is None else [_measured(model, options)]), *loaded]
+    added = [*([] if model is None else [_measured(model, batch)]), *loaded]
     for curves in added:
         merged = curves if merged is None else curves.into(merged)
     assert merged is not None
@@ -87,6 +89,7 @@ def compute(
     show(as_json, {"output": output, **curves_json(merged)}, table, *said, f"wrote {output}")
 
 
+@verb()
 def devices(*, output: Path = Path("cluster.toml"), as_json: bool = False) -> None:
     """Write a cluster file of this machine's GPUs, as NVML names them, with datasheet rates.
 
@@ -100,12 +103,12 @@ def devices(*, output: Path = Path("cluster.toml"), as_json: bool = False) -> No
     _write(as_json, machine.cluster, output, machine.remarks, {})
 
 
-def _measured(model: str, options: ProfileOptions) -> ComputeCurves:
+def _measured(model: str, batch: int) -> ComputeCurves:
     need("torch", "transformers")
     from aurora.profiler.compute_timing import measure_curves
 
-    most = 2 * options.batch * options.prompt_tokens
-    return measure_curves(model, max_tokens=most, sequence_tokens=options.prompt_tokens, processes=options.share)
+    tokens = ProfileOptions.prompt_tokens
+    return measure_curves(model, max_tokens=2 * batch * tokens, sequence_tokens=tokens, processes=ProfileOptions.share)
 
 
 def _write(
@@ -120,7 +123,8 @@ def _write(
     show(as_json, summary, cluster_table(cluster), *remarks, f"wrote {output}", *tables)
 
 
-def doctor(*, vllm: str | None = None, as_json: bool = False) -> None:
+@verb()
+def doctor(*, vllm: str | None = None, as_json: bool = False) -> int:
     """Check Python, libraries, GPUs and the network between ranks; exit code 0 if planning works, else 1.
 
     Args:
@@ -143,4 +147,4 @@ def doctor(*, vllm: str | None = None, as_json: bool = False) -> None:
     states = {"planning": fine, "serving with aurora run": serving} if vllm is None else {"the server": fine}
     said = [f"{part} {'works' if well else 'does not work'}" for part, well in states.items()]
     show(as_json, {"works": fine, "serves": serving, "findings": [asdict(finding) for finding in findings]}, table, *said)
-    raise typer.Exit(0 if fine else 1)
+    return 0 if fine else 1

@@ -1,26 +1,29 @@
 """aurora order: one all-to-all -> its schedule, bounds and gap."""
 
 from pathlib import Path
-from typing import Annotated
+
+from cyclopts import Parameter
 
 import aurora
+from aurora.algorithms.alltoall.registry import ORDER
 from aurora.cli.inputs import check_output, load_traffic
-from aurora.cli.options import names
+from aurora.cli.options import verb
 from aurora.cli.output import json_text, show
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_matrix, write_text
 from aurora.types.arrays import IntArray
-from aurora.types.options import OptionField
+
+ALL = "all"
 
 
+@verb(method=Parameter(choices=(*ORDER, "auto", ALL)))
 def order(
     traffic: Path,
+    /,
     *,
     cluster: Path | None = None,
-    method: Annotated[str, OptionField(choices="order")] = "openshop",
-    startup_s: Annotated[float | None, OptionField(flag="--startup")] = None,
+    method: str = "openshop",
     layer: int | None = None,
-    seed: int = 0,
     output: Path | None = None,
     as_json: bool = False,
 ) -> None:
@@ -29,10 +32,8 @@ def order(
     Args:
         traffic: bytes from row to column (.csv without header, or .npy); or a profile, with --layer.
         cluster: cluster TOML, or a shipped cluster's name; default: every port has 12.5e9 Bps.
-        method: {order}; or all, to compare them.
-        startup_s: fixed seconds per message; default: the cluster's.
+        method: the order; all: compare them.
         layer: for a profile: the MoE layer, whose experts are placed contiguously.
-        seed: random seed of random orders and random priorities.
         output: write the JSON to a file.
     """
     from aurora.reports.json_objects import schedule_json
@@ -40,10 +41,9 @@ def order(
 
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
-    methods = [name for name in names("order") if name != "auto"] if method == "all" else [method]
-    schedules = [aurora.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
+    schedules = [aurora.order(bytes_GG, machines, name) for name in (ORDER if method == ALL else [method])]
     objects = [schedule_json(schedule, len(bytes_GG)) for schedule in schedules]
-    summary = {"schedules": objects} if method == "all" else objects[0]
+    summary = {"schedules": objects} if method == ALL else objects[0]
     if output is not None:
         write_text(output, json_text(summary) + "\n")
     cut, wrote = schedules[0].cut, None if output is None else f"wrote {output}"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = 1  # of the JSON that subcommands print: docs/json.md
+WORST = 3  # layers that tables show; --json has all
 
 
 def terminal() -> Console:

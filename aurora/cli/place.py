@@ -1,42 +1,38 @@
 """aurora place: loads of experts -> how many replicas each has, which GPUs hold them, and how the load splits."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Parameter
+
 import aurora
+from aurora.algorithms.replicas.failure_resilient import SURVIVE
+from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.cli.inputs import loads_of
-from aurora.cli.options import refuse_given
+from aurora.cli.options import refuse_given, verb
 from aurora.cli.output import show
 from aurora.errors import BadInput
 from aurora.types import FailureDomains, GpuSlots
-from aurora.types.options import OptionField
+from aurora.types.options import Limits
 
 TARGET = 0.95  # mean / largest load that --survive adds slots for
 MOST_SPARE = 8  # slots per GPU more than the fewest that --survive tries, to balance loads
 FIXED = 256  # redundant experts that engines keep for failures, whatever the model; SGLang's elastic EP
-LOADS, FAILURES = "By load", "For failures of nodes"
-BY_LOAD, BY_FAILURES = ("gpus", "groups"), ("min_replicas", "alive", "racks", "rates")  # options of each
-BUT_SURVIVE = ("method", "replicas", "seed", "groups", "for_failures", *BY_FAILURES)
 
 
+@verb(method=Parameter(choices=(*REPLICAS, *SURVIVE)))
 def place(
     loads: Path,
+    /,
     *,
     slots: int | None = None,
-    method: Annotated[str | None, OptionField(choices="replicas survive")] = None,
-    replicas: str | None = None,
+    gpus: int | None = None,
     nodes: int | None = None,
-    seed: int = 0,
-    gpus: Annotated[int | None, OptionField(panel=LOADS)] = None,
-    groups: Annotated[int, OptionField(panel=LOADS)] = 1,
-    survive: Annotated[bool, OptionField(panel=FAILURES)] = False,
-    failures: Annotated[int, OptionField(least=0, panel=FAILURES)] = 1,
-    for_failures: Annotated[bool, OptionField(panel=FAILURES)] = False,
-    min_replicas: Annotated[int | None, OptionField(panel=FAILURES)] = None,
-    alive: Annotated[int | None, OptionField(panel=FAILURES)] = None,
-    racks: Annotated[str | None, OptionField(panel=FAILURES)] = None,
-    rates: Annotated[str | None, OptionField(panel=FAILURES)] = None,
+    method: str | None = None,
+    survive: bool = False,
+    failures: Annotated[int | None, Limits(least=0)] = None,
+    for_failures: bool = False,
+    min_replicas: int | None = None,
     as_json: bool = False,
 ) -> None:
     """Place experts with replicas to minimise the largest load of a GPU, and print a lower bound. With --for-failures, instead
@@ -46,32 +42,25 @@ def place(
     Args:
         loads: load of each expert: .csv without header or .npy, one row per layer; .csv of layer,expert,count; or a profile.
         slots: number of experts that fit on each GPU; with --for-failures: on each node; with --survive: the fewest.
-        method: {replicas}; with --for-failures: {survive}; default: the first.
-        replicas: replicas of each expert, r0,r1,...; default: the method chooses.
-        nodes: number of nodes; each has equally many GPUs.
-        seed: random seed of methods that draw.
         gpus: number of GPUs; default: one per node.
-        groups: number of expert groups of equal size; eplb keeps each group on one node.
+        nodes: number of nodes; each has equally many GPUs.
+        method: how experts are placed; default: equal-split, and aurora with --for-failures.
         survive: find the fewest slots with which any GPU, or with --nodes any node, may fail, and place experts in them.
-        failures: with --survive: how many may fail at the same time.
+        failures: with --survive: how many may fail at the same time; default: 1.
         for_failures: maximise the probability that every expert survives failures.
-        min_replicas: minimum replicas N of each expert; with aurora the experts survive any N-1 failures.
-        alive: optimise for this many remaining nodes; default: few failures first.
-        racks: rack of each node, 0,0,1,...; a rack fails as a whole.
-        rates: relative failure rate of each node, or rack, 1,1,2.5,....
+        min_replicas: with --for-failures: minimum replicas N of each expert; with aurora the experts survive any N-1 failures.
     """
     from aurora.algorithms.check.plans import check_layout, check_resilient
     from aurora.algorithms.replicas.failure_resilient import DEFAULT, fewest_slots, place_to_survive
     from aurora.reports.json_objects import placement_json, survival_json
     from aurora.reports.plan_tables import layout_table, slots_line, survival_table, survive_lines
 
-    chosen: dict[str, Any] = {"replicas": _numbers("--replicas", replicas, int), "seed": seed}
-    chosen |= {} if method is None else {"method": method}
+    chosen: dict[str, Any] = {} if method is None else {"method": method}
     if survive:
-        refuse_given(BUT_SURVIVE, "without `survive`")
+        refuse_given(("method", "for_failures", "min_replicas"), "without `survive`")
         if (count := gpus if gpus is not None else nodes) is None:
             raise BadInput("place --survive: expected --gpus, or --nodes of one GPU each")
-        load_LE = loads_of(loads)
+        load_LE, failures = loads_of(loads), 1 if failures is None else failures
         least = fewest_slots(load_LE.shape[1], count, failures, nodes)
         placement = place_to_survive(load_LE, count, failures, nodes, slots)
         have = GpuSlots.equal(count, least if slots is None else slots)
@@ -88,28 +77,19 @@ def place(
     if slots is None:
         raise BadInput("place: expected --slots")
     if for_failures:
-        refuse_given(BY_LOAD, "without `for_failures`, which places on `nodes`")
+        refuse_given(("gpus",), "without `for_failures`, which places on `nodes`")
         if nodes is None:
             raise BadInput("place --for-failures: expected --nodes")
-        hosts = FailureDomains.equal(nodes, slots, _numbers("--racks", racks, int), _numbers("--rates", rates, float))
-        resilient = aurora.place_for_failures(loads_of(loads), hosts, min_replicas=min_replicas, alive=alive, **chosen)
+        hosts = FailureDomains.equal(nodes, slots)
+        resilient = aurora.place_for_failures(loads_of(loads), hosts, min_replicas=min_replicas, **chosen)
         check_resilient(resilient, hosts, guaranteed=resilient.method == DEFAULT)
         show(as_json, survival_json(resilient), survival_table(resilient))
         return
-    refuse_given(BY_FAILURES, "with `for_failures`")
+    refuse_given(("min_replicas",), "with `for_failures`")
     if gpus is None and nodes is None:
         raise BadInput("place: expected --gpus, or --nodes of one GPU each")
-    have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
+    have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes)
     load_LE = loads_of(loads)
     placement = aurora.place(load_LE, have, **chosen)
     check_layout(placement, load_LE, have)
-    line = slots_line(placement, load_LE, slots) if groups == 1 and replicas is None else None
-    show(as_json, placement_json(placement), layout_table(placement), line)
-
-
-def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
-    try:
-        return None if text is None else [kind(part) for part in text.split(",")]
-    except ValueError:
-        numbers = "whole numbers" if kind is int else "numbers"
-        raise BadInput(f"{option}: expected {numbers} with commas between, found {text!r}") from None
+    show(as_json, placement_json(placement), layout_table(placement), slots_line(placement, load_LE, slots))

@@ -1,32 +1,64 @@
 """aurora plan and evaluate: a cluster and a profile per model -> a plan; a plan and other traffic -> slowdown or drift."""
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+
+from cyclopts import Parameter, Token
 
 import aurora
-from aurora.algorithms.check.fit import check_engine, without_proof
+from aurora.algorithms.check.fit import ENGINES, check_engine, without_proof
 from aurora.cli.inputs import check_output, loads_of, relative, traffic_of
-from aurora.cli.options import WORST, as_options, refuse_given
-from aurora.cli.output import progress_bars, show
+from aurora.cli.options import as_options, verb
+from aurora.cli.output import WORST, progress_bars, show
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_json, load_plan, load_profile, save
 from aurora.io.plans import PLACEMENT_FORMAT, load_placement
+from aurora.planner.options import strategies
 from aurora.reports.formatting import seconds
-from aurora.types import DriftOptions, PlanOptions
-from aurora.types.options import STRATEGY, OptionField
+from aurora.types import PlanOptions
+from aurora.types.options import AUTO_SLOTS
+from aurora.types.read_numbers import whole_number
+
+SLOTS = {"auto": AUTO_SLOTS, "memory": None}
 
 
+def _slots(_: object, tokens: Sequence[Token]) -> int | None:
+    """Returns slots per GPU from auto, memory or a number."""
+    text = tokens[0].value
+    if text in SLOTS:
+        return SLOTS[text]
+    with suppress(BadInput):
+        if (slots := whole_number(text)) > 0:
+            return slots
+    raise ValueError(f"expected auto, memory or a whole number above zero, found {text!r}")
+
+
+def _step_tokens(_: object, tokens: Sequence[Token]) -> tuple[int, int]:
+    """Returns the (fewest, most) tokens of a step from N or LO:HI."""
+    least, _, most = tokens[0].value.partition(":")
+    try:
+        return whole_number(least), whole_number(most or least)
+    except BadInput:
+        raise ValueError(f"expected whole numbers as N or LO:HI, found {tokens[0].value!r}") from None
+
+
+@verb(
+    **{name: Parameter(choices=names) for name, names in strategies().items()},
+    slots_per_gpu=Parameter(converter=_slots, metavar="N|auto|memory", show_default=lambda _: "auto"),
+    tokens_per_step=Parameter(converter=_step_tokens, n_tokens=1, metavar="N|LO:HI"),
+    weights=Parameter(name="--weight"), engine=Parameter(choices=tuple(ENGINES)), seed=None,
+)  # fmt: skip
 def plan(
     *,
     profile: list[Path],
     cluster: Path,
-    options: PlanOptions,
     output: Path = Path("plan.json"),
     domain: list[Path] | None = None,
-    engine: Annotated[str | None, OptionField(choices="engine", panel=STRATEGY)] = None,
+    engine: str | None = None,
     explain: bool = False,
-    layers: bool = False,
+    options: PlanOptions = PlanOptions(),
     as_json: bool = False,
 ) -> None:
     """Decide which GPU holds which experts and in which order tokens travel; every schedule is checked.
@@ -41,13 +73,9 @@ def plan(
     """
     from aurora.algorithms.placement.explain import explain as explained
     from aurora.algorithms.placement.explain import unexplained
-    from aurora.algorithms.placement.objective import BUSIEST_RESOURCE, TABLE_2
     from aurora.reports.json_objects import explanation_json, plan_json
     from aurora.reports.plan_tables import bound_lines, expectation_lines, explain_tables, gap_line, plan_table
 
-    if len(profile) == 1:
-        colocated_only = ("colocate", *(["objective"] if options.objective in (*TABLE_2, BUSIEST_RESOURCE) else []))
-        refuse_given(colocated_only, "with two `profile` or more, of models that share the GPUs")
     machines = load_cluster(cluster)
     check_output(output=output)
     profiles, further = (traffic_of(files, len(machines)) for files in (profile, domain or []))
@@ -65,7 +93,7 @@ def plan(
     show(
         as_json,
         {**summary, "explanation": explanation_json(why)},
-        plan_table(planned, None if layers else WORST, explain),
+        plan_table(planned, WORST, explain),
         *explain_tables(planned, why),
         gap_line(planned),
         *(bound_lines(planned) if explain else ()),
@@ -77,13 +105,13 @@ def plan(
     )
 
 
+@verb()
 def evaluate(
     plan: Path | None = None,
+    /,
     *,
     profile: list[Path],
-    options: DriftOptions,
     before: Path | None = None,
-    layers: bool = False,
     as_json: bool = False,
 ) -> None:
     """Evaluate a plan on other traffic, and compare it with a plan made for that traffic. With --before, show instead how far
@@ -99,7 +127,6 @@ def evaluate(
     from aurora.reports.json_objects import drift_json, evaluation_json
     from aurora.reports.plan_tables import drift_table, evaluation_table
 
-    most = None if layers else WORST
     if plan is not None and before is None and load_json(plan).get("format") == PLACEMENT_FORMAT:
         if len(profile) != 1:
             raise BadInput(f"`profile`: expected one with a placement, found {len(profile)}")
@@ -112,13 +139,13 @@ def evaluate(
             raise BadInput(f"`profile`: expected one with `before`, of the same model, found {len(profile)}")
         gpus = load_profile(before).sources if served is None else len(served.cluster)
         first, later = traffic_of((before, profile[0]), gpus)
-        drifted = aurora.drift(first, later, served, options)
+        drifted = aurora.drift(first, later, served)
         of = "of a plan balanced for the earlier traffic: " if served is None else ""
-        show(as_json, drift_json(drifted), drift_table(drifted, most), of + drifted.reason)
+        show(as_json, drift_json(drifted), drift_table(drifted, WORST), of + drifted.reason)
         return
-    refuse_given(("threshold", "hot", "seed"), "with `before`")
     if served is None:
         raise BadInput("`plan`: expected a file, or `before`, found neither")
     traffic = traffic_of(profile, len(served.cluster))
     times = aurora.evaluate(served, traffic)
-    show(as_json, evaluation_json(served, times), evaluation_table(served, times, most), without_proof(served, traffic) or None)
+    table, doubt = evaluation_table(served, times, WORST), without_proof(served, traffic) or None
+    show(as_json, evaluation_json(served, times), table, doubt)

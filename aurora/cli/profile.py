@@ -1,28 +1,28 @@
 """aurora profile, synthetic and record: a model and text, a model's shape, or a running vLLM server -> a profile."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+
+from cyclopts import Parameter
 
 import aurora
 from aurora.cli.inputs import check_model, check_output
-from aurora.cli.options import WORST
-from aurora.cli.output import progress_bars, show
+from aurora.cli.options import verb
+from aurora.cli.output import WORST, progress_bars, show
 from aurora.errors import BadInput, need
 from aurora.io import load_gpus, load_profile, save
 from aurora.types import Profile, ProfileOptions, SyntheticOptions
-from aurora.types.options import LONGEST_S, OptionField
+from aurora.types.options import Seconds
 
 
+@verb(text=Parameter(consume_multiple=True), seed=None, token_level=Parameter(name="--tokens"))
 def profile(
     model: str,
-    more_text: Annotated[list[Path] | None, OptionField(metavar="[FILE]...")] = None,
+    /,
     *,
-    options: Callable[..., ProfileOptions],
-    text: list[Path] | None = None,
+    text: list[Path],
     output: Path = Path("profile.npz"),
-    layers: bool = False,
+    options: ProfileOptions = ProfileOptions(),
     as_json: bool = False,
 ) -> None:
     """Count which experts the tokens choose, and measure the times of router, experts and weighted sum on this machine.
@@ -31,12 +31,10 @@ def profile(
 
     Args:
         model: folder of a transformers MoE model, or its name in the local hub cache.
-        more_text: further text files.
         text: UTF-8 text, .jsonl chats or prompts, or .npy token ids; repeat it, or list several files.
         output: the profile to write.
     """
     check_output(output=output)
-    chosen = options()
     check_model(model)
     need("torch", "transformers")
     begun = None
@@ -45,19 +43,20 @@ def profile(
     if begun is not None and "interrupted" not in begun.provenance:
         begun = None
     with progress_bars() as progress:
-        counted = aurora.profile(model, [*(text or []), *(more_text or [])], chosen, progress, begun)
+        counted = aurora.profile(model, text, options, progress, begun)
     save(counted, output)
-    shown_profile(counted, output, layers, as_json, chosen.seed)
+    shown_profile(counted, output, as_json)
 
 
+@verb(gpu_kinds=Parameter(name="--gpu-kind"), correlation=None, token_level=None)
 def synthetic(
     skew: str,
     shape: Path,
+    /,
     *,
-    options: SyntheticOptions,
     output: Path = Path("profile.npz"),
-    gpu_kinds: Annotated[list[str] | None, OptionField(flag="--gpu-kind", choices="gpu_kind")] = None,
-    layers: bool = False,
+    options: SyntheticOptions = SyntheticOptions(),
+    gpu_kinds: list[str] | None = None,
     as_json: bool = False,
 ) -> None:
     """Make a synthetic profile, for planning before there is traffic. Routing is random, compute times are not measured here.
@@ -66,22 +65,23 @@ def synthetic(
         skew: distribution of the experts' loads: uniform or zipf:EXPONENT.
         shape: the model's config.json or folder, or the name of a shipped model.
         output: the profile to write.
-        gpu_kinds: a GPU kind, for compute curves from its datasheet; may be repeated: a .toml file of kinds, or {gpu_kind}.
+        gpu_kinds: a GPU, such as h100, for compute curves from its datasheet; or a .toml file of kinds; may be repeated.
     """
     check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
     drawn = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds)
     save(drawn, output)
-    shown_profile(drawn, output, layers, as_json, options.seed)
+    shown_profile(drawn, output, as_json)
 
 
+@verb()
 def record(
     url: str,
+    /,
     *,
     output: Path = Path("profile.npz"),
     folder: Path = Path("record"),
-    seconds: Annotated[float, OptionField(above=0, most=LONGEST_S)] = 60.0,
-    layers: bool = False,
+    seconds: Seconds = 60.0,
     as_json: bool = False,
 ) -> None:
     """Record how a running vLLM server routes tokens, and write it as a profile.
@@ -97,10 +97,10 @@ def record(
     check_output(output=output)
     recorded = profile_vllm_server(url, folder, seconds)
     save(recorded, output)
-    shown_profile(recorded, output, layers, as_json)
+    shown_profile(recorded, output, as_json)
 
 
-def shown_profile(profile: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
+def shown_profile(profile: Profile, output: Path, as_json: bool) -> None:
     """Print a table or JSON object on a new profile; `output` is the file to which it was written."""
     from aurora.algorithms.workload.load_statistics import contiguous_interval
     from aurora.algorithms.workload.timing_doubts import timing_doubts
@@ -110,7 +110,7 @@ def shown_profile(profile: Profile, output: Path, layers: bool, as_json: bool, s
 
     about = profile.provenance
     remarks = [f"{key}: {about[key]}" for key in ("config", "left out", "interrupted") if key in about]
-    table = profile_table(profile, contiguous_interval(profile, seed), None if layers else WORST)
+    table = profile_table(profile, contiguous_interval(profile, 0), WORST)
     doubts = (*traffic_doubts(profile), *timing_doubts(about))
     result = {"output": output, **profile_json(profile), "doubts": doubts}
     show(as_json, result, table, about.get("precision"), *remarks, *doubts, f"wrote {output}")

@@ -1,37 +1,34 @@
 """aurora recommend: a model, GPUs and an engine -> a plan, its gain, and the command that starts the engine with it."""
 
 from pathlib import Path
-from typing import Annotated
+
+from cyclopts import Parameter
 
 import aurora
+from aurora.advisor.engines import SERVING_ENGINES
 from aurora.cli.inputs import check_folder, load_traffic
-from aurora.cli.options import refuse_given
+from aurora.cli.options import refuse_given, verb
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_gpus, load_model_config, load_requests
 from aurora.io.model_configs import served_model
 from aurora.types import Cluster, RequestLoad
-from aurora.types.options import LONGEST_S, OptionField
-from aurora.types.requests import SERVED
-
-POOLS = "Disaggregated prefill"  # panel of --help-all
+from aurora.types.options import Seconds
 
 
+@verb(engine=Parameter(help=f"the serving engine: {', '.join(SERVING_ENGINES)}; NAME==VERSION: a version of it"))
 def recommend(
     *,
-    engine: Annotated[str, OptionField(choices="recommended_engine")],
+    engine: str,
     model: list[str] | None = None,
-    gpus: list[str] | None = None,
+    gpus: str | None = None,
     cluster: Path | None = None,
     profile: list[Path] | None = None,
-    load: RequestLoad,
+    load: RequestLoad = RequestLoad(),
     requests: Path | None = None,
-    trace_format: Annotated[str | None, OptionField(choices="trace_format", panel=SERVED)] = None,
-    nic_Bps: Annotated[float, OptionField(flag="--nic-bps")] = 50e9,
-    per_server: int | None = None,
-    eplb_stall_s: Annotated[float | None, OptionField(flag="--eplb-stall", above=0, most=LONGEST_S, panel="EPLB")] = None,
-    prefill_gpus: Annotated[str | None, OptionField(panel=POOLS)] = None,
-    decode_gpus: Annotated[int | None, OptionField(panel=POOLS)] = None,
+    eplb_stall_s: Seconds | None = None,
+    prefill_gpus: str | None = None,
+    decode_gpus: int | None = None,
     output: Path = Path("recommended"),
     as_json: bool = False,
 ) -> None:
@@ -39,22 +36,18 @@ def recommend(
     Without a profile, layouts and exchanges are compared over recorded models' imbalance, and no placement is recommended.
 
     Args:
-        engine: the serving engine; NAME==VERSION: a version of it.
+        engine: the serving engine.
         model: the model's config.json or folder, or a shipped model's name; needed without --profile; once per model.
         gpus: kinds and numbers of GPUs, such as h20:8,a100:8; or give --cluster.
         cluster: cluster TOML, or a shipped cluster's name.
         profile: the model's recorded traffic; default: synthetic traffic; of two models: whether to split the GPUs.
         requests: a trace of requests, on which balance over data-parallel ranks is predicted.
-        trace_format: format of the trace; default: the one that has its columns.
-        nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
-        per_server: with --gpus: number of GPUs in a server; default: 8, or 4 of GB200 and GB300, whose servers share NVLink.
         eplb_stall_s: seconds for which serving waits in a rearrangement of EPLB, as the engine logs them; default: computed.
         prefill_gpus: also compare disaggregated prefill: number of GPUs for prompts, or auto for the best split.
         decode_gpus: number of GPUs for answers; default: those that are left.
         output: folder for the plan and the engine's files.
     """
     from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
-    from aurora.advisor.engines import SERVING_ENGINES
     from aurora.advisor.engines.trtllm import OPTIONS
     from aurora.advisor.recommend import save_recommendation
     from aurora.advisor.two_models import recommend_for_two, takes_turns
@@ -70,20 +63,16 @@ def recommend(
 
     if (not gpus) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
-    if requests is None:
-        refuse_given(("trace_format",), "with `requests`")
-    if not gpus:
-        refuse_given(("nic_Bps", "per_server"), "with `gpus`")
     check_folder(
         output, "cluster.toml", "profile.npz", "0.npz", "1.npz", *{use.file for use in SERVING_ENGINES.values()}, OPTIONS
     )
-    machines = load_cluster(cluster) if cluster else ",".join(gpus or [])
+    machines = load_cluster(cluster) if cluster else gpus or ""
     traffic, models = [load_traffic(path) for path in profile or ()], model or []
     if max(len(models), len(traffic)) > 1 and len(models) not in (0, len(traffic)):
         raise BadInput(f"recommend: expected a --profile for each --model, found {len(traffic)} and {len(models)}")
     if len(traffic) > 1:
         refuse_given(("requests", "eplb_stall_s", "prefill_gpus", "decode_gpus"), "for one model")
-        hardware = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus(), nic_Bps, per_server)
+        hardware = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus())
         kinds = [kind for name, kind in load_gpus().items() if name in {gpu.kind for gpu in hardware.gpus}]
         for number, name in enumerate(models):
             traffic[number] = with_datasheet_curves(traffic[number], load_model_config(name), kinds)
@@ -95,11 +84,11 @@ def recommend(
         wrote = [f"wrote {output}", f"start them with:\n{command}"] if command else []
         show(as_json, {**known, "output": output if command else None, "launch": command}, advice, *wrote)
         return
-    recorded = None if requests is None else load_requests(requests, trace_format)
+    recorded = None if requests is None else load_requests(requests)
     with progress_bars() as progress:
         recommendation = aurora.recommend(
             machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load,
-            requests=recorded, nic_Bps=nic_Bps, per_server=per_server, eplb_stall_s=eplb_stall_s,
+            requests=recorded, eplb_stall_s=eplb_stall_s,
             prefill_gpus=int(prefill_gpus) if prefill_gpus and prefill_gpus.isdecimal() else prefill_gpus,
             decode_gpus=decode_gpus,
             progress=progress,

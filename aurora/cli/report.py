@@ -2,24 +2,27 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+
+from cyclopts import Parameter
 
 import aurora
 from aurora.cli.inputs import check_output, profiles_of
+from aurora.cli.options import verb
 from aurora.cli.output import progress_bars, show
-from aurora.errors import BadInput, check_one_of
+from aurora.errors import BadInput
 from aurora.io import load_plan, load_trace
 from aurora.reports.inputs import FORMS, Baseline, named_traces
-from aurora.types.options import OptionField
 
 
+@verb(form=Parameter(choices=tuple(FORMS)))
 def report(
     plan: Path,
     trace: list[Path] | None = None,
+    /,
     *,
     profile: list[Path] | None = None,
     output: Path | None = None,
-    form: Annotated[str, OptionField(flag="--format", choices="report_format")] = "html",
+    form: str = "html",
     as_json: bool = False,
 ) -> None:
     """Report on a plan: its speed-up, prediction against measurement, and charts.
@@ -31,7 +34,6 @@ def report(
         output: default: report.html, or report.perfetto.json.gz.
         form: one page, or traces for ui.perfetto.dev (.gz: compressed).
     """
-    check_one_of("form", form, FORMS)
     target = output or Path(FORMS[form])
     check_output(output=target)
     report_files(plan, trace or [], profile or [], target, form)

@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
+
 import aurora
 from aurora.cli.inputs import check_model, check_output, profiles_of
-from aurora.cli.options import RUNNING, WORST, Only, is_given
-from aurora.cli.output import show
+from aurora.cli.options import verb
+from aurora.cli.output import WORST, show
 from aurora.errors import AuroraError, BadInput, need, plural
 from aurora.io import load_plan, save, write_text
 from aurora.io.prompts import load_arriving
 from aurora.reports.formatting import Columns, distinct, seconds, table_of, text
-from aurora.types import Plan, PlanOptions, Profile, RunOptions, Trace
-from aurora.types.options import OptionField
-from aurora.types.run_options import SHARING
+from aurora.types import PRIORITIES, Plan, Profile, RunOptions, Trace
+from aurora.types.options import MOST_MICRO_BATCHES, Limits
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from aurora.runtime.result import Answers, RunResult
 
-COMPARE = "Prediction and checks"
 
-
+@verb(
+    order=Parameter(name="--orders"), colocate=Parameter(name="--gpu-group"), keep_logits=None, predictable=None, port=None,
+    deduplicate=None,
+)  # fmt: skip
 def run(
     plan: Path,
+    /,
     *,
     model: list[Path],
-    options: Callable[..., RunOptions],
-    instead: Annotated[PlanOptions, Only(("priorities", "micro_batches"), SHARING, "the plan's")],
     prompts: list[Path],
     output: Path | None = None,
-    trace: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
+    trace: Path | None = None,
+    options: RunOptions = RunOptions(),
+    priorities: Annotated[tuple[str, ...], Limits(one_of=PRIORITIES)] = (),
+    micro_batches: Annotated[int | None, Limits(above=0, most=MOST_MICRO_BATCHES)] = None,
     verify: bool = False,
     compare: bool = False,
-    profile: Annotated[list[Path] | None, OptionField(panel=COMPARE)] = None,
-    layers: bool = False,
+    profile: list[Path] | None = None,
     as_json: bool = False,
 ) -> None:
     """Serve prompts with the plan's models and measure every phase. Each rank is a local process; under torchrun this is one.
@@ -51,32 +55,31 @@ def run(
         prompts: a prompt per line, or .jsonl with prompt and arrival time at_s; one file, or one per model.
         output: the answers to write (JSON lines).
         trace: the measured trace to write (npz); default: beside the plan.
+        priorities: one per model, interactive or batch; default: the plan's.
+        micro_batches: parts of each batch; default: the plan's.
         verify: compare the answers with those of the unmodified model in one process.
         compare: compare each phase with a simulation of the same traffic.
         profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
     """
-    params = RUNNING.get().params
     from aurora.planner.options import with_preemption, with_priorities
 
-    loaded = with_priorities(load_plan(plan), instead.priorities, shared=params["colocate"] is not None)
-    if instead.priorities and (known := _profiles_left(loaded, plan)):
+    loaded = with_priorities(load_plan(plan), priorities, shared=options.colocate is not None)
+    if priorities and (known := _profiles_left(loaded, plan)):
         loaded = with_preemption(loaded, known)
-    if is_given("micro_batches"):
-        loaded = _with_micro_batches(loaded, plan, profile, instead.micro_batches)
+    if micro_batches is not None:
+        loaded = _with_micro_batches(loaded, plan, profile, micro_batches)
     _check_counts(loaded, plan, model, prompts)
     if profile and not compare:
         raise BadInput("run: --profile goes with --compare")
-    interleave = params["interleave"]
-    if compare and (params["order"] != RunOptions.order or params["deduplicate"] is not None or interleave == "processes"):
+    if compare and (options.order != RunOptions.order or options.interleave == "processes"):
         raise BadInput(
-            "run --compare: simulates the plan alone and as planned, expected none of --orders auto, --deduplicate, "
-            "--interleave processes"
+            "run --compare: simulates the plan alone and as planned, expected neither --orders auto nor --interleave processes"
         )
     check_output(trace=trace, output=output)
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
-    check_output(trace=target, output=output, predicted_trace=beside if compare else None)
-    chosen = options(keep_logits=verify, predictable=compare)
+    check_output(output=output, trace=target, predicted_trace=beside if compare else None)
+    chosen = replace(options, keep_logits=verify, predictable=compare)
     profiles = profiles_of(loaded, plan, profile) if compare else []
     files = prompts * len(model) if len(prompts) == 1 else prompts
     arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
@@ -98,10 +101,10 @@ def run(
     save(result.trace, target)
     expected = None
     if compare:
-        expected = _predicted(loaded, result, profiles, interleave)
+        expected = _predicted(loaded, result, profiles, options.interleave)
         save(expected, beside)
     differences = differing(result, model, requests, chosen) if verify else None
-    _show(as_json, loaded, result, expected, differences, {"trace": target, "answers": output}, None if layers else WORST)
+    _show(as_json, loaded, result, expected, differences, {"trace": target, "answers": output})
     if differences:
         raise AuroraError(f"outputs differ from the plain model's in {len(differences)} places, first: {differences[0]}")
 
@@ -159,9 +162,8 @@ def _show(
     expected: Trace | None,
     differences: list[str] | None,
     wrote: dict[str, Path | None],
-    most: int | None,
 ) -> None:
-    """Prints a run's result: tables of at most `most` layers, and what `wrote` names by key of the JSON object."""
+    """Prints a run's result: tables, and what `wrote` names by key of the JSON object."""
     import aurora.reports.trace_tables as tables
     from aurora.reports.json_objects import comparison_json, fields_json, summary_json
     from aurora.reports.trace_times import compare, summarise
@@ -182,7 +184,7 @@ def _show(
             "comparison": comparison_json(compared),
             "differences": differences,
         },
-        tables.summary_table(summary, most=most),
+        tables.summary_table(summary, most=WORST),
         None if compared is None else tables.comparison_table(compared),
         None if result.conditions is None else tables.network_line(result.conditions.cluster),
         None if result.calibration is None else f"orders before serving: {result.calibration}",

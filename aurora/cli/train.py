@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from cyclopts import Parameter
+
 import aurora
+from aurora.algorithms.gradient_codes import SCHEMES
 from aurora.cli.inputs import check_folder, check_model
+from aurora.cli.options import verb
 from aurora.cli.output import show
 from aurora.errors import need, plural
 from aurora.reports.formatting import seconds, table_of
@@ -24,12 +27,17 @@ if TYPE_CHECKING:
 SHOWN = 10  # steps in the table
 
 
+@verb(
+    text=Parameter(consume_multiple=True), scheme=Parameter(choices=tuple(SCHEMES)), weight_decay=None, max_norm=None,
+    seed=None, port=None,
+)  # fmt: skip
 def train(
     model: Path,
+    /,
     *,
     text: list[Path],
     output: Path,
-    options: Callable[..., TrainOptions],
+    options: TrainOptions = TrainOptions(),
     as_json: bool = False,
 ) -> None:
     """Train a model on text, with replicas of its experts. Each rank is a local process; under torchrun this is one rank.
@@ -39,11 +47,10 @@ def train(
         text: text to train on: .jsonl, .npy of token ids, or any other file as UTF-8 text.
         output: folder for the trained model, checkpoints and log.jsonl.
     """
-    chosen = options()
     check_model(model)
     check_folder(output, "model")
     need("torch", "transformers")
-    result = aurora.train(model, text, chosen, output=output)
+    result = aurora.train(model, text, options, output=output)
     if result is None:
         return  # under torchrun rank 0 speaks
     show(

@@ -5,27 +5,29 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
+from aurora.cli.options import verb
 from aurora.cli.output import show
 from aurora.errors import need
-from aurora.types.options import LONGEST_S, OptionField
+from aurora.types.options import Seconds
 
 LOST = 1  # exit code of a server that a lost rank ended
 
 
+@verb()
 def vllm(
     model: str,
-    arguments: Annotated[list[str] | None, OptionField(metavar="[VLLM'S ARGUMENTS]...")] = None,
-    *,
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
     apply: bool = False,
     survive: bool = False,
-    hang_s: Annotated[float, OptionField(flag="--hang", above=0, most=LONGEST_S)] = 5.0,
-    after_s: Annotated[float | None, OptionField(flag="--after", above=0, most=LONGEST_S)] = None,
+    hang_s: Seconds = 5.0,
+    after_s: Seconds | None = None,
     cluster: Path | None = None,
     state: Path | None = None,
     as_json: bool = False,
-) -> None:
+) -> int:
     """Serve a model in vLLM with the plugin. It records routing and reports the gain of a plan, like `aurora recommend`.
     Ctrl-C ends it. The exit code is 1 if a lost rank ended it.
 
@@ -45,11 +47,11 @@ def vllm(
     def say(sentence: str) -> None:
         print(f"aurora: {sentence}", file=sys.stderr, flush=True)
 
-    command = prepare(model, list(arguments or []), cluster, state, apply, survive, say)
+    command = prepare(model, list(arguments), cluster, state, apply, survive, say)
     lost, advice = asyncio.run(serve(command, hang_s, after_s, as_json, say))
     plan = command.state / "recommended/plan.json"
     note = f"vLLM ended: {lost}" if lost else None
     show(
         as_json, {"state": command.state, "plan": plan if plan.exists() else None, "lost": lost, "recommendation": advice}, note
     )
-    raise typer.Exit(LOST if lost else 0)
+    return LOST if lost else 0

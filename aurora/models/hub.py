@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, need
-from aurora.io.files import check_ends
+from aurora.io.files import check_ends, shipped
 from aurora.io.model_configs import HUB_NAME
 
 if TYPE_CHECKING:
     import torch
 
 MODEL_FILES = {".json", ".safetensors"}  # what weights and answers depend on
+SHIPPED_NAME = re.compile(r"[\w-]+")
 ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a router's weights
 
 
@@ -25,7 +26,7 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
     """Returns the local folder of a model, without any download.
 
     Args:
-        name: the folder, or the model's name in the local Hugging Face cache, such as "org/model".
+        name: the folder, the name of a shipped model, or the model's name in the local Hugging Face cache, such as "org/model".
         revision: branch, tag or commit of a cached model; None: the main branch.
 
     Raises:
@@ -35,6 +36,8 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
     if str(name) and os.path.exists(Path(name)):
         check_ends(*Path(name).glob("*"))
         return Path(name)
+    if SHIPPED_NAME.fullmatch(str(name)) and (folder := shipped(f"models/{name}")).is_dir():
+        return folder
     if HUB_NAME.fullmatch(str(name)):
         need("huggingface_hub")
         from huggingface_hub import snapshot_download

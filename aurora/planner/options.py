@@ -50,9 +50,14 @@ def choices(options: PlanOptions, models: int) -> dict[str, tuple[str, ...]]:
         "order": tuple(ORDER),
         "objective": objectives(models),
         "aim": tuple(AIMS),
-        "time_slice": TIME_SLICES,
-        "all_to_all": ALL_TO_ALLS,
     }
+
+
+def strategies() -> dict[str, tuple[str, ...]]:
+    """Returns the names that each strategy field of PlanOptions accepts, for any number of models and replicas."""
+    cases = ((1, None), (2, None), (3, None), (1, 2))
+    each = [choices(PlanOptions(min_replicas=replicas), models) for models, replicas in cases]
+    return {name: tuple(dict.fromkeys(["auto", *(known for found in each for known in found[name])])) for name in each[0]}
 
 
 _REGISTRIES: dict[str, dict[str, Any]] = {"order": ORDER, "place": PLACE}
@@ -255,6 +260,9 @@ def _check_scenario(options: PlanOptions, models: int) -> None:
     if models == 1:
         if options.time_slice != "auto" and options.micro_batches == 1:
             raise BadInput("`time_slice`: is for models or micro-batches that share the GPUs, found one model")
+        for name in ("colocate", "objective"):
+            if getattr(options, name) != "auto":
+                raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")
         return
     if options.micro_batches > 1:
         raise BadInput(f"`micro_batches`: cut the batches of a single model, expected 1, found {models} models")

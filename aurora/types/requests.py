@@ -1,17 +1,16 @@
 """Requests to a serving engine: arrival times, input and output tokens, and the times at which they were served."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays
-from aurora.types.options import LONGEST_S, MOST_SEED, MOST_TOKENS, check_options, option
+from aurora.types.options import Limits, Seconds, Seed, Tokens, check_options
 
 MOST_REQUESTS = 1_000_000  # of one simulation
 GROWTH = 1.5  # of the queue from the second to the last quarter of the arrivals, above which it is said to grow
-SERVED = "Requests"  # panel of --help-all
 PER_REQUEST = ("arrival_s_Q", "input_tokens_Q", "output_tokens_Q", "session_Q", "delay_s_Q", "blocks_Q")
 
 
@@ -91,7 +90,7 @@ class RequestOptions:
         rate: requests per second; they arrive at random (Poisson).
         isl: input sequence length: tokens of each prompt.
         osl: output sequence length: tokens that are generated for each request.
-        duration_s: seconds in which requests arrive; None: 60, or all requests of a trace.
+        duration_s: seconds in which requests arrive; default: 60, or all requests of a trace.
         max_num_batched_tokens: maximum tokens that a rank computes in one step, as vLLM's option.
         max_num_seqs: maximum requests that a rank serves at the same time, as vLLM's option.
         dispatch: data-parallel rank of a request, and the steps in which prompts are computed: requests, the rank with the
@@ -100,19 +99,19 @@ class RequestOptions:
             steps for those of other ranks (TensorRT-LLM); interval:N, by tokens, and prompts are computed in every N-th step
             (vLLM's --prefill-schedule-interval); cadence, by tokens, and in every k-th step of all ranks, k planned from the
             load.
-        ttft_s: seconds within which cadence should give a prompt of one step its first token; None: no bound.
+        ttft_s: seconds within which cadence should give a prompt of one step its first token; default: no bound.
         seed: random seed of arrivals and of the tokens' experts.
     """
 
-    rate: float | None = option(None, above=0, most=1e6)
-    isl: int | None = option(None, above=0, most=1 << 24, panel=SERVED)
-    osl: int | None = option(None, above=0, most=1 << 24, panel=SERVED)
-    duration_s: float | None = option(None, above=0, most=LONGEST_S, flag="--duration", panel=SERVED)
-    max_num_batched_tokens: int = option(8192, above=0, most=MOST_TOKENS, panel=SERVED)
-    max_num_seqs: int = option(256, above=0, most=MOST_TOKENS, panel=SERVED)
-    dispatch: str = option("requests", choices="dispatch", names="", panel=SERVED)
-    ttft_s: float | None = option(None, above=0, most=LONGEST_S, flag="--ttft", panel=SERVED)
-    seed: int = option(0, least=0, most=MOST_SEED, panel=SERVED)
+    rate: Annotated[float | None, Limits(above=0, most=1e6)] = None
+    isl: Annotated[int | None, Limits(above=0, most=1 << 24)] = None
+    osl: Annotated[int | None, Limits(above=0, most=1 << 24)] = None
+    duration_s: Seconds | None = None
+    max_num_batched_tokens: Tokens = 8192
+    max_num_seqs: Tokens = 256
+    dispatch: str = "requests"
+    ttft_s: Seconds | None = None
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -135,9 +134,9 @@ class RequestLoad:
         concurrency: requests in flight for each GPU.
     """
 
-    isl: int = option(1024, least=1, most=1 << 20)
-    osl: int = option(256, least=1, most=1 << 20)
-    concurrency: int = option(32, least=1, most=1 << 16)
+    isl: Annotated[int, Limits(least=1, most=1 << 20)] = 1024
+    osl: Annotated[int, Limits(least=1, most=1 << 20)] = 256
+    concurrency: Annotated[int, Limits(least=1, most=1 << 16)] = 32
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -4,22 +4,11 @@ import ipaddress
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Annotated
 
 from aurora.errors import BadInput
-from aurora.types.options import (
-    LONGEST_S,
-    MOST,
-    MOST_PORT,
-    MOST_PROCESSES,
-    MOST_SEED,
-    MOST_TOKENS,
-    check_options,
-    option,
-)
+from aurora.types.options import MOST_PROCESSES, Count, Few, Limits, Port, Ranks, Seconds, Seed, Tokens, check_options
 
-RANKS, LOST = "Ranks and transport", "Lost ranks"  # panels of --help-all
-SHARING, OPTIMIZER = "Orders and time slices", "Optimizer"
-EXPERTS, STRAGGLERS = "Placement of experts", "Slow ranks"
 LABEL = 63  # characters of a part of a host's name between dots
 
 
@@ -70,7 +59,7 @@ class RunOptions:
         timeout_s: end the run if a rank waits this many seconds for a peer.
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous; 0: a free one.
-        deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
+        deduplicate: send a token once to a rank that holds several of its experts; default: as planned.
         order: "plan": the planned orders; "auto": the fastest for each message size, measured before serving.
         predictable: return the routing and the measured network of the run, for a simulation.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
@@ -78,18 +67,18 @@ class RunOptions:
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
     """
 
-    max_new_tokens: int = option(16, above=0, most=MOST_TOKENS)
-    batch: int = option(8, above=0, most=MOST_TOKENS)
-    transport: str = option("auto", one_of=TRANSPORTS)
-    timeout_s: float = option(300.0, above=0, most=LONGEST_S, flag="--timeout", panel=RANKS)
+    max_new_tokens: Tokens = 16
+    batch: Tokens = 8
+    transport: Annotated[str, Limits(one_of=TRANSPORTS)] = "auto"
+    timeout_s: Seconds = 300.0
     keep_logits: bool = False
-    port: int = option(0, least=0, most=MOST_PORT, panel=RANKS)
-    deduplicate: bool | None = option(None, panel=SHARING)
-    order: str = option("plan", one_of=RUN_ORDERS, flag="--orders", panel=SHARING)
+    port: Port = 0
+    deduplicate: bool | None = None
+    order: Annotated[str, Limits(one_of=RUN_ORDERS)] = "plan"
     predictable: bool = False
-    interleave: str = option("on", one_of=INTERLEAVE)
-    colocate: str | None = option(None, flag="--gpu-group", panel=SHARING)
-    dtype: str = option("auto", one_of=DTYPES, panel=RANKS)
+    interleave: Annotated[str, Limits(one_of=INTERLEAVE)] = "on"
+    colocate: str | None = None
+    dtype: Annotated[str, Limits(one_of=DTYPES)] = "auto"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -128,19 +117,19 @@ class TrainOptions:
         learning_rate: step size of AdamW.
         weight_decay: weight decay of AdamW.
         max_norm: maximum Euclidean norm of a step's gradient; larger gradients are scaled down to it; None: no limit.
-        router_loss: weight of the load-balancing loss; None: that of the model's config.
-        min_replicas: minimum replicas of each expert, each on another rank; None: two, or one on one rank.
-        slots_per_gpu: experts that each rank holds in a layer, replicas included; None: only those that min_replicas needs.
-        rebalance_every: number of steps after which experts move if that pays; None: they stay.
-        checkpoint_every: steps between two checkpoints; None: one at the end.
+        router_loss: weight of the load-balancing loss; default: that of the model's config.
+        min_replicas: minimum replicas of each expert, each on another rank; default: two, or one on one rank.
+        slots_per_gpu: experts that each rank holds in a layer, replicas included; default: only those that min_replicas needs.
+        rebalance_every: number of steps after which experts move if that pays; default: they stay.
+        checkpoint_every: steps between two checkpoints; default: one at the end.
         resume: continue from the newest checkpoint in the output folder.
         elastic: continue with the remaining ranks when some are lost; see `transport`.
         respawn: with elastic: how many times each lost rank is restarted.
         min_ranks: with elastic: minimum ranks of all hosts; with fewer, training waits until ranks return or join.
         redundancy: number of ranks that compute each part of a batch, with all experts; above 1, no step waits for slow ones.
         scheme: with redundancy: gradient code that assigns the parts to ranks.
-        lighthouse: with elastic: ADDRESS:PORT of a running torchft_lighthouse, at which the ranks of all hosts meet; None: this
-            host trains alone.
+        lighthouse: with elastic: ADDRESS:PORT of a running torchft_lighthouse, at which the ranks of all hosts meet; default:
+            this host trains alone.
         dtype: dtype in which the model computes; with bfloat16, weights are kept and updated in float32.
         transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; the same on all hosts.
         seed: random seed of the sequence of samples.
@@ -148,30 +137,30 @@ class TrainOptions:
         port: port of the ranks' rendezvous; 0: a free one; not used with redundancy.
     """
 
-    steps: int = option(100, above=0, most=MOST)
-    ranks: int = option(1, above=0, most=MOST_PROCESSES)
-    batch: int = option(8, above=0, most=MOST_TOKENS)
-    length: int = option(128, above=0, most=MOST_TOKENS)
-    learning_rate: float = option(1e-3, above=0, most=1e6)
-    weight_decay: float = option(0.01, least=0, most=1e6, panel=OPTIMIZER)
-    max_norm: float | None = option(1.0, above=0, most=1e30, panel=OPTIMIZER)
-    router_loss: float | None = option(None, least=0, most=1e6, panel=OPTIMIZER)
-    min_replicas: int | None = option(None, above=0, most=1 << 16)
-    slots_per_gpu: int | None = option(None, above=0, most=1 << 16, panel=EXPERTS)
-    rebalance_every: int | None = option(None, above=0, most=MOST, panel=EXPERTS)
-    checkpoint_every: int | None = option(None, above=0, most=MOST)
-    resume: bool = option(False)
-    elastic: bool = option(False)
-    respawn: int = option(0, least=0, most=1000, panel=LOST)
-    min_ranks: int = option(1, above=0, most=4096, panel=LOST)
-    redundancy: int = option(1, above=0, most=1024, panel=STRAGGLERS)
-    scheme: str = option("balanced", choices="train_scheme", panel=STRAGGLERS)
-    lighthouse: str | None = option(None, panel=LOST)
-    dtype: str = option("float32", one_of=TRAIN_DTYPES, panel=RANKS)
-    transport: str = option("auto", one_of=TRAIN_TRANSPORTS, panel=RANKS)
-    seed: int = option(0, least=0, most=MOST_SEED)
-    timeout_s: float = option(300.0, above=0, most=LONGEST_S, flag="--timeout", panel=RANKS)
-    port: int = option(0, least=0, most=MOST_PORT, panel=RANKS)
+    steps: Count = 100
+    ranks: Annotated[int, Limits(above=0, most=MOST_PROCESSES)] = 1
+    batch: Tokens = 8
+    length: Tokens = 128
+    learning_rate: Annotated[float, Limits(above=0, most=1e6)] = 1e-3
+    weight_decay: Annotated[float, Limits(least=0, most=1e6)] = 0.01
+    max_norm: Annotated[float | None, Limits(above=0, most=1e30)] = 1.0
+    router_loss: Annotated[float | None, Limits(least=0, most=1e6)] = None
+    min_replicas: Few | None = None
+    slots_per_gpu: Few | None = None
+    rebalance_every: Count | None = None
+    checkpoint_every: Count | None = None
+    resume: bool = False
+    elastic: bool = False
+    respawn: Annotated[int, Limits(least=0, most=1000)] = 0
+    min_ranks: Ranks = 1
+    redundancy: Annotated[int, Limits(above=0, most=1024)] = 1
+    scheme: str = "balanced"
+    lighthouse: str | None = None
+    dtype: Annotated[str, Limits(one_of=TRAIN_DTYPES)] = "float32"
+    transport: Annotated[str, Limits(one_of=TRAIN_TRANSPORTS)] = "auto"
+    seed: Seed = 0
+    timeout_s: Seconds = 300.0
+    port: Port = 0
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from aurora.errors import AuroraError, BadInput
 from aurora.types import PRIORITIES, ControlOptions
-from aurora.types.options import LEAST_PREEMPTION_S, LONGEST_S, MOST_PORT, check_options, option
+from aurora.types.options import LEAST_PREEMPTION_S, LONGEST_S, MOST_PORT, Limits, Seconds, check_options
 
 ORDERS = ("auto", "plan", "online", "push", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
@@ -62,18 +62,18 @@ class Settings:
     """
 
     plan: Path | None = None
-    order: str = option("auto", one_of=ORDERS)
-    all_to_all: str = option("auto", one_of=ALL_TO_ALLS)
-    requests: str = option("stock", one_of=REQUESTS)
-    ttft_s: float | None = option(None, above=0.0, most=LONGEST_S)
+    order: Annotated[str, Limits(one_of=ORDERS)] = "auto"
+    all_to_all: Annotated[str, Limits(one_of=ALL_TO_ALLS)] = "auto"
+    requests: Annotated[str, Limits(one_of=REQUESTS)] = "stock"
+    ttft_s: Seconds | None = None
     record: Path | None = None
-    record_every_s: float = option(60.0, above=0.0, most=LONGEST_S)
+    record_every_s: Seconds = 60.0
     colocate: str | None = None
-    priority: str = option(PRIORITIES[1], one_of=PRIORITIES)
-    slice_s: float | None = option(None, least=LEAST_PREEMPTION_S, most=LONGEST_S)
-    metrics_port: int | None = option(None, least=1, most=MOST_PORT)
+    priority: Annotated[str, Limits(one_of=PRIORITIES)] = PRIORITIES[1]
+    slice_s: Annotated[float | None, Limits(least=LEAST_PREEMPTION_S, most=LONGEST_S)] = None
+    metrics_port: Annotated[int | None, Limits(least=1, most=MOST_PORT)] = None
     metrics_host: str = "127.0.0.1"
-    agree_s: float = option(60.0, above=0.0, most=LONGEST_S)
+    agree_s: Seconds = 60.0
     adapt: bool = False
     loss: float = ControlOptions.loss
     dry_run: bool = False

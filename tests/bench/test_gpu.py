@@ -117,16 +117,9 @@ case "$*" in *bench.gpu.device) printf '8\\n{}\\n' ;; *) echo "rank 1 died" ;; e
 
 def check_command(words):
     """Parses a command of aurora as its command line does."""
-    import typer
-
     from aurora.cli.main import app
 
-    command = typer.main.get_command(app)
-    context = command.make_context("aurora", list(words), resilient_parsing=True)
-    while hasattr(command, "commands"):
-        name, *words = words
-        command = command.commands[name]
-    command.make_context(name, list(words), parent=context)
+    app.parse_args(list(words))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

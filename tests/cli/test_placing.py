@@ -171,7 +171,10 @@ def test_what_aurora_place_prints_can_be_exported_and_uneven_shares_are_told(aur
     ("args", "message"),
     [
         (["export", "{folder}/plan.json", "--format", "best"], "--format: expected one of vllm-map"),
-        (["export", "{folder}/plan.json", "--format", "eplb", "--dense-layers", "-1"], "--dense-layers: expected zero or more"),
+        (
+            ["export", "{folder}/plan.json", "--format", "sglang", "--dense-layers", "-1"],
+            "--dense-layers: expected zero or more",
+        ),
         (
             ["export", "{folder}/plan.json", "--format", "eplb", "--dense-layers", 1],
             "--dense-layers: expected none with --format eplb",

@@ -70,11 +70,11 @@ def test_a_synthetic_profile_may_have_kinds_by_their_datasheets(aurora, here):
 
 def test_curves_of_a_model_are_measured_into_a_file(aurora, here, mixtral):
     save(curves("gpu", top_k=2, row_bytes=256, expert_bytes=43008), "p.npz")
-    code, out, _ = aurora("measure", "compute", mixtral, "--prompt-tokens", 8, "--batch", 1, "-o", "p.npz")
+    code, out, _ = aurora("measure", "compute", mixtral, "--batch", 1, "-o", "p.npz")
     assert code == 0
     found = load_curves("p.npz")
     assert list(found.kinds) == ["gpu", "cpu"]
-    assert found.kinds["cpu"]["gate"].tokens_X[-1] == 16
+    assert found.kinds["cpu"]["gate"].tokens_X[-1] == 256
     assert "float32, hidden size 64" in found.provenance["curves of cpu"]
     assert "fit, median / worst: gate" in out
 

@@ -82,7 +82,6 @@ def test_requests_are_advised_before_experts_if_they_are_recorded(aurora, tmp_pa
     assert (found["requests"], found["drawn"], found["worth"]) == (200, False, True)
     assert found["flags"][found["best"]]["tokens_per_s"] > found["default"]["tokens_per_s"]
     assert json.loads(aurora(*line, "--json")[1])["requests"]["drawn"]
-    refused(aurora(*line, "--trace-format", "azure"), "--trace-format: expected with --requests")
     refused(aurora(*line, "--requests", tmp_path / "none.csv"), "none.csv: no such file")
 
 

@@ -21,7 +21,7 @@ def shape(tmp_path):
 
 def test_interrupted_from_the_command_line(aurora, mixtral, text, tmp_path, monkeypatch):
     sizes = ["--sources", "2", "--prompt-tokens", "20", "--batch", "2", "--limit", "12"]
-    command = ["profile", mixtral, text, *sizes, "-o", tmp_path / "p.npz"]
+    command = ["profile", mixtral, "--text", text, *sizes, "-o", tmp_path / "p.npz"]
     monkeypatch.setattr(profiling, "route_round", interrupted_after(0))
     assert aurora(*command)[0] == 130
     assert not (tmp_path / "p.npz").exists()
@@ -67,11 +67,6 @@ def test_what_is_refused(aurora, shape, tmp_path):
     load = ["import", tmp_path / "a.npy", "--format", "eplb-load"]
     refused(aurora(*load), "expected --shape CONFIG.json, the model's sizes, which the file does not hold")
     refused(aurora(*load, "--shape", shape, "--gpus", 2), "--gpus: expected for a placement only")
-    refused(
-        aurora(*load, "--shape", shape, "--where", "x"),
-        "--where: expected COLUMN=VALUE, or several with commas between, found 'x'",
-    )
-    refused(aurora(*load, "--shape", shape, "--where", "x=3"), "--where is for the columns of csv")
     refused(
         aurora("import", tmp_path / "a.npy", "--format", "sglang", "--sources", 2),
         "--sources: expected for recorded routing only",

@@ -134,9 +134,9 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     assert json.loads(out)["requests"] == 50
     refused(aurora("simulate", plan, "--requests", trace, "--rate", 2), "--rate: expected without --requests")
     refused(aurora("simulate", plan, "--requests", tmp_path / "none.csv"), "none.csv: no such file")
-    refused(aurora("simulate", plan, "--isl", 2), "--isl: expected with --requests or --rate")
-    refused(aurora("simulate", plan, "--rate", 2), "--isl: expected a number, or a trace of --requests, found neither")
-    refused(aurora("simulate", plan, "--rate", 2, "--layers"), "--layers: expected without --requests and --rate")
+    refused(aurora("simulate", plan, "--isl", 2), "expected --rate and --osl too, to draw requests, or --requests")
+    refused(aurora("simulate", plan, "--rate", 2), "expected --isl and --osl too, to draw requests, or --requests")
+    refused(aurora("simulate", plan, "--rate", 2, "--micro-batches", 2), "--micro-batches: expected without --requests")
     refused(aurora("simulate", plan, "--rate", 0, "--isl", 2, "--osl", 2), "--rate: expected more than zero, found 0")
     ways = ("simulate", plan, "--requests", trace, "--duration", 0.5, "--dispatch")
     named = [json.loads(aurora(*ways, way, "--json")[1]) for way in ("requests", "cadence")]
@@ -144,7 +144,7 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     assert named[0]["even"]["busiest"] == 1 < named[0]["plan"]["busiest"]
     refused(aurora(*ways, "aligned:-1"), "--dispatch: expected aligned:N with a whole number N from 0 on, found 'aligned:-1'")
     refused(aurora(*ways, "requests", "--ttft", 1), "--ttft: expected with --dispatch cadence, found requests")
-    refused(aurora("simulate", plan, "--rate", 2, "--trace-format", "azure"), "--trace-format: expected with --requests")
+    refused(aurora("simulate", plan, "--rate", 2, "--trace-format", "azure"), "expected --isl and --osl too")
     refused(aurora("simulate", plan, "--requests", trace, "--trace-format", "azure"), "expected the columns TIMESTAMP")
     few = ("--rate", 2, "--isl", 2, "--osl", 2, "--max-num-seqs", 9, "--max-num-batched-tokens", 8)
     refused(aurora("simulate", plan, *few), "--max-num-seqs: expected at most the 8 of --max-num-batched-tokens")

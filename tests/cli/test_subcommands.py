@@ -1,26 +1,28 @@
-"""All subcommands alike: JSON on request and documented, names from the registries, options as the API names them, worst layers."""
+"""All subcommands alike: JSON on request and documented, names from the registries, options as the API names them."""
 
-import inspect
 import json
 import re
 from dataclasses import fields
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer.main
 
-import aurora as library
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.gradient_codes import SCHEMES
 from aurora.algorithms.placement.grouping import PLACE
+from aurora.algorithms.replicas.failure_resilient import SURVIVE
+from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.cli import demo, main, options
-from aurora.cli.options import documented, is_further
+from aurora.cli import demo
+from aurora.cli.main import VERBS, app
+from aurora.cli.options import documented, options_of
 from aurora.io import save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS
-from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFormat
-from aurora.types import DriftOptions, PlanOptions, ProfileOptions, RequestOptions, RunOptions, SyntheticOptions, TrainOptions
+from aurora.io.routing_dumps import ROUTING_FORMATS
+from aurora.types import PlanOptions, ProfileOptions, RequestOptions, RunOptions, SyntheticOptions, TrainOptions
 from tests.cli.refusal import refused
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,13 +32,9 @@ pytestmark = pytest.mark.timeout(600)  # processes start slowly on a busy machin
 
 
 def commands():
-    """Every subcommand by the words that call it."""
-    root = typer.main.get_command(main.app)
-    for name, command in root.commands.items():
-        if hasattr(command, "commands"):
-            yield from ((f"{name} {each}", sub) for each, sub in command.commands.items())
-        else:
-            yield name, command
+    """The options and arguments of every subcommand, by the words that call it and by parameter."""
+    verbs = {name: options_of(reduce(getitem, name.split(), app)) for name in VERBS}
+    return {name: {option.field_info.name: option for option in options} for name, options in verbs.items()}
 
 
 def documented_keys():
@@ -49,57 +47,42 @@ def documented_keys():
 
 
 def test_every_subcommand_has_json_and_a_section_of_the_page():
-    found = dict(commands())
-    assert all(any("--json" in param.opts for param in command.params) for command in found.values())
+    found = commands()
+    assert all(options["as_json"].names == ("--json",) for options in found.values())
     assert {name.split(" --")[0] for name in documented_keys()} == set(found)
-
-
-def test_few_options_and_only_registered_placeholders():
-    for name, command in commands():
-        flags = [param for param in command.params if param.opts[0].startswith("-")]
-        assert sum(not is_further(param) for param in flags) <= 13, name  # and --help
-        for param in command.params:
-            assert set(re.findall(r"\{(\w+)\}", param.help or "")) <= set(options.CHOICES)
-            assert not re.search(r"\b(0|None), \w+:", param.help or ""), "users type the word alone"
-    for kind in options.CHOICES:
-        assert options.names(kind)
 
 
 @pytest.mark.parametrize(
     ("subcommand", "kind", "missing"),
     [
-        ("profile", ProfileOptions, set()),
-        ("synthetic", SyntheticOptions, set()),
-        ("plan", PlanOptions, set()),
-        ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
-        ("simulate", RequestOptions, set()),
-        ("evaluate", DriftOptions, set()),
-        ("train", TrainOptions, set()),
+        ("profile", ProfileOptions, {"seed"}),
+        ("synthetic", SyntheticOptions, {"correlation", "token_level"}),
+        ("plan", PlanOptions, {"seed"}),
+        ("run", RunOptions, {"keep_logits", "predictable", "port", "deduplicate"}),  # --verify and --compare set the first two
+        ("simulate", RequestOptions, {"seed"}),
+        ("train", TrainOptions, {"weight_decay", "max_norm", "seed", "port"}),
     ],
 )
-def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kind, missing):
-    params = {param.name: param for param in dict(commands())[subcommand].params}
-    names = {field.name for field in fields(kind)}
-    assert names - set(params) == missing
-    assert set(documented(kind)) == names
+def test_options_are_fields_by_the_same_names_with_their_help_and_defaults(subcommand, kind, missing):
+    options, told = commands()[subcommand], documented(kind)
+    assert set(told) == {field.name for field in fields(kind)}
+    assert set(told) - set(options) == missing
     for field in fields(kind):
-        if (
-            field.name in params
-            and field.name
-            not in ("workers", "seed", "adapt", "priorities", "weights", "micro_batches", "tokens_per_step", "slots_per_gpu")
-            and not params[field.name].required
-        ):
-            assert params[field.name].default == field.default, field.name
+        if field.name in options:
+            assert options[field.name].parameter.help == told[field.name]
+            assert options[field.name].field_info.default == field.default
 
 
-def test_interleave_has_the_same_values_everywhere():
-    from aurora.types.run_options import INTERLEAVE
-
-    subcommands = dict(commands())
-    for subcommand in ("run", "simulate"):
-        (param,) = (param for param in subcommands[subcommand].params if param.name == "interleave")
-        assert param.default in INTERLEAVE
-    assert inspect.signature(library.simulate).parameters["interleave"].default == RunOptions.interleave
+def test_names_come_from_their_registries():
+    found = commands()
+    plan = {name: set(option.get_choices() or ()) for name, option in found["plan"].items()}
+    assert plan["order"] == {"auto", *ORDER}
+    assert plan["place"] == {"auto", "swap-search", *PLACE, *REPLICAS, *SURVIVE}
+    assert found["order"]["method"].get_choices() == (*ORDER, "auto", "all")
+    assert found["place"]["method"].get_choices() == (*REPLICAS, *SURVIVE)
+    assert found["train"]["scheme"].get_choices() == tuple(SCHEMES)
+    assert found["export"]["form"].get_choices() == tuple(PLACEMENT_FORMATS)
+    assert found["import"]["form"].get_choices() == (*PLACEMENT_FORMATS, *ROUTING_FORMATS, "vllm-record")
 
 
 @pytest.fixture
@@ -117,7 +100,7 @@ def made(aurora, tmp_path):
 
 LINES = {
     "synthetic": "zipf:1 config.json -o s.npz",
-    "profile": "MIXTRAL TEXT --sources 2 --prompt-tokens 8 --batch 1 --limit 2 -o q.npz",
+    "profile": "MIXTRAL --text TEXT --sources 2 --prompt-tokens 8 --batch 1 --limit 2 -o q.npz",
     "record": "http://127.0.0.1:1 -o v.npz",
     "import": "loads.npy --format eplb-load --shape config.json -o i.npz",
     "recommend": "--gpus l40s:4 --model mixtral-topics --engine sglang -o r",
@@ -132,15 +115,15 @@ LINES = {
     "export": "p.json --format eplb",
     "demo": "-o d",
     "doctor": "",
-    "measure compute": "MIXTRAL --prompt-tokens 8 --batch 1 -o c.npz",
+    "measure compute": "MIXTRAL --batch 1 -o c.npz",
 }
 
 
 @pytest.mark.parametrize("subcommand", LINES)
 def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monkeypatch, subcommand):
     monkeypatch.chdir(made)
-    monkeypatch.setattr(demo, "serve_all", lambda *_: [demo.DemoOutcome(1.0, 1.0)] * len(demo.WAYS))
-    monkeypatch.setattr("aurora.cli.report.report_files", lambda *_: None)
+    told = {"trace": "t.npz", "comparison": {"predicted_s": 1.0, "measured_s": 2.0}}
+    monkeypatch.setattr(demo, "_run", lambda *_: told)
     monkeypatch.setattr("aurora.profiler.doctor.examine", lambda _: [])
     monkeypatch.setattr("aurora.profiler.import_routing.profile_vllm_server", lambda *_: draw_profile("zipf:1", CONFIG))
     line = LINES[subcommand].replace("MIXTRAL", str(mixtral)).replace("TEXT", str(text))
@@ -153,14 +136,56 @@ def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monk
 
 def test_json_of_every_subcommand_is_tested():
     elsewhere = {"run", "vllm", "measure links", "measure devices"}  # with their results
-    assert {name.split(" --")[0] for name in LINES} | elsewhere == {name for name, _ in commands()}
+    assert {name.split(" --")[0] for name in LINES} | elsewhere == set(VERBS)
 
 
 def test_json_of_all_orders(aurora, made):
     assert set(json.loads(aurora("order", made / "m.csv", "--method", "all", "--json")[1])) == {"schema", "schedules"}
 
 
-def test_tables_show_the_worst_layers_and_all_on_request(aurora, made):
+def test_version_completion_and_help(aurora):
+    code, out, _ = aurora("--version")
+    assert (code, out.startswith("aurora 0.")) == (0, True)
+    code, out, _ = aurora("--help")
+    assert code == 0
+    assert "--install-completion" in out
+    assert [name for name in VERBS if name.split()[0] not in out] == []
+    assert "Ctrl-C ends the counting" in aurora("profile", "--help")[1]
+    assert [aurora(*words)[0] for words in ((), ("measure",))] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("plans", "expected a subcommand such as plan, .*found 'plans'; see aurora --help"),
+        ("order m.csv --methods all", "Unknown option: --methods.*see aurora order --help"),
+        ("order m.csv --method best", "--method: expected one of openshop, .*all, found 'best'"),
+        ("order m.csv --layer 1.5", "--layer: expected a whole number, found '1.5'"),
+        ("order m.csv --layer", "--layer: expected a value, found none"),
+        ("order", "TRAFFIC: expected a value, found none"),
+        ("order m.csv --json=maybe", "--json: expected another value, found 'maybe'"),
+        (
+            "plan --cluster demo-4 --profile a.npz --slots-per-gpu few",
+            "--slots-per-gpu: expected auto, memory or a whole number",
+        ),
+        (
+            "plan --cluster demo-4 --profile a.npz --tokens-per-step 4:x",
+            "--tokens-per-step: expected whole numbers as N or LO:HI",
+        ),
+        ("simulate p.json --rate 10", "expected --isl and --osl too, to draw requests, or --requests, a trace of them"),
+    ],
+)
+def test_a_wrong_line_is_one_sentence(aurora, line, says):
+    refused(aurora(*line.split()), says)
+
+
+@pytest.mark.parametrize("columns", ["0", "80", "400"])
+def test_any_width_of_a_terminal_shows_what_there_is(aurora, made, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "makespan" in aurora("order", made / "m.csv")[1]
+
+
+def test_tables_show_the_worst_layers(aurora, made):
     cases = [
         ["plan", "--cluster", DEMO, "--profile", made / "a.npz", "-o", made / "again.json"],
         ["evaluate", made / "p.json", "--profile", made / "b.npz"],
@@ -169,86 +194,4 @@ def test_tables_show_the_worst_layers_and_all_on_request(aurora, made):
         ["synthetic", "zipf:1", made / "config.json", "-o", made / "s.npz"],
     ]
     for command in cases:
-        short, long = (aurora(*command, *more)[1] for more in ([], ["--layers"]))
-        assert "3 worst of 6 layers" in " ".join(short.split())
-        assert "worst of" not in long
-        assert long.count("│") > short.count("│")
-
-
-def test_a_new_order_is_one_function_and_one_line(aurora, made, monkeypatch):
-    def toy(*args, **more):
-        return ORDER["spread-out"](*args, **more)
-
-    monkeypatch.setitem(ORDER, "toy-order", toy)
-    for subcommand in ("order", "plan"):
-        assert "toy-order" in aurora(subcommand, "--help")[1]
-    assert aurora("order", made / "m.csv", "--method", "toy-order")[0] == 0
-    plan = ["plan", "--cluster", DEMO, "--profile", made / "a.npz", "-o", made / "toy.json"]
-    assert aurora(*plan, "--order", "toy-order")[0] == 0
-    assert aurora("simulate", made / "toy.json")[0] == 0
-    refused(aurora(*plan, "--order", "best"), "--order: expected one of auto, openshop, .*toy-order, found 'best'")
-
-
-def test_a_new_placement_is_one_function_and_one_line(aurora, made, monkeypatch):
-    monkeypatch.setitem(PLACE, "toy-place", lambda *args: PLACE["contiguous"](*args))
-    assert "toy-place" in aurora("plan", "--help")[1]
-    plan = ["plan", "--cluster", DEMO, "--profile", made / "a.npz", "-o", made / "toy.json"]
-    assert aurora(*plan, "--place", "toy-place")[0] == 0
-    refused(aurora(*plan, "--place", "best"), "--place: expected one of auto, .*toy-place.*, found 'best'")
-
-
-def test_a_new_format_is_one_function_and_one_line(aurora, made, monkeypatch):
-    def toy(path, shape, where):
-        return RecordedRouting(np.full((1, 6, 4), len(path.read_text())))
-
-    monkeypatch.setitem(ROUTING_FORMATS, "toy-format", RoutingFormat(toy, ".toy"))
-    assert "toy-format (.toy)" in " ".join(aurora("import", "--help")[1].replace("│", " ").split())
-    (made / "x.toy").write_text("abc")
-    given = ["import", made / "x.toy", "--shape", made / "config.json", "-o", made / "toy.npz", "--format"]
-    assert aurora(*given, "toy-format")[0] == 0
-    refused(aurora(*given, "best"), "--format: expected one of .*toy-format.*, found 'best'")
-
-
-def test_other_names_come_from_their_registries(aurora, monkeypatch):
-    monkeypatch.setitem(PLACEMENT_FORMATS, "toy-engine", PLACEMENT_FORMATS["eplb"])
-    monkeypatch.setitem(SCHEMES, "toy-scheme", SCHEMES["bcc"])
-    for subcommand, name in (("export", "toy-engine"), ("import", "toy-engine"), ("train", "toy-scheme")):
-        assert name in aurora(subcommand, "--help-all")[1]
-    assert options.completed("order")("openshop") == ["openshop", "openshop-best"]
-    assert options.completed(one_of=("gloo", "nccl"))("n") == ["nccl"]
-
-
-def test_help_lists_auto_where_it_is_the_default():
-    auto = [(name, param) for name, command in commands() for param in command.params if param.default == "auto"]
-    assert {"aim", "objective", "place", "time_slice"} <= {param.name for _, param in auto}
-    assert [(name, param.name) for name, param in auto if "auto" not in options.filled(param.help)] == []
-
-
-def test_version_and_completion(aurora):
-    code, out, _ = aurora("--version")
-    assert (code, out.startswith("aurora 0.")) == (0, True)
-    assert "--install-completion" in aurora("--help")[1]
-
-
-def test_help_says_how_many_more_options_there_are_and_help_all_shows_them(aurora):
-    for subcommand in ("plan", "run", "train", "simulate"):
-        short, long = (aurora(subcommand, each)[1] for each in ("--help", "--help-all"))
-        params = dict(commands())[subcommand].params
-        further = {param.opts[0] for param in params if is_further(param)}
-        assert short.rstrip().endswith(f"aurora {subcommand} --help-all shows {len(further)} more options.")
-        shown, all_shown = (set(re.findall(r"^│ (?:\*  |   )?(--[\w-]+)", page, re.MULTILINE)) for page in (short, long))
-        assert shown == {param.opts[0] for param in params if param.opts[0].startswith("--")} - further | {"--help"}
-        assert all_shown == shown | further
-
-
-def test_a_flag_has_one_kind_of_value_and_output_is_what_is_written():
-    kinds = {}
-    for name, command in commands():
-        for param in command.params:
-            annotation = str(param.type_descriptor.annotation)
-            kind = next((kind for kind in ("Path", "bool", "float", "int") if kind in annotation), "str")
-            if param.opts[0].startswith("--"):
-                kinds.setdefault(param.opts[0], set()).add(kind)
-            assert param.name != "output" or set(param.opts) == {"--output", "-o"}, name
-    several = {flag for flag, found in kinds.items() if len(found) > 1}
-    assert several == {"--gpus", "--model", "--slots-per-gpu"}, "a number, or names"
+        assert "3 worst of 6 layers" in " ".join(aurora(*command)[1].split())

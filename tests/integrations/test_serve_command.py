@@ -244,13 +244,13 @@ def test_what_is_not_installed_is_said_with_the_command_that_installs_it(command
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed here; make test-vllm installs it")
 def test_no_option_of_ours_is_one_of_vllms():
-    import typer.main
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from aurora.cli import main
+    from aurora.cli.main import app
+    from aurora.cli.options import options_of
 
     theirs = {name for action in make_arg_parser(FlexibleArgumentParser())._actions for name in action.option_strings}
-    ours = {name for param in typer.main.get_command(main.app).commands["vllm"].params for name in param.opts}
+    ours = {name for option in options_of(app["vllm"]) for name in option.names}
     assert not theirs & ours
     assert {"--data-parallel-rank", "--enable-fault-tolerance"} <= theirs

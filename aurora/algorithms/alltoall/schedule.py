@@ -15,9 +15,8 @@ from aurora.algorithms.network.switch import steps_seconds, timed, timed_steps
 from aurora.errors import BadInput
 from aurora.types import Cluster, Hierarchy, Network, Order, Schedule
 from aurora.types.arrays import IntArray, square_bytes
-from aurora.types.options import MOST_SEED, OptionField, check_value
+from aurora.types.options import MOST_SEED, Limits
 
-SEEDS = OptionField(least=0, most=MOST_SEED)
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
 MANY_RANKS = 48  # from here on, timing "all-at-once" takes seconds
 NEAR = 0.1  # of MANY_RANKS ranks, the gap at which "auto" tries no further order
@@ -71,7 +70,7 @@ def order(
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
     if isinstance(method, str) and method not in ORDER and method != "auto":
         raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, found {method!r}")
-    check_value("seed", seed, SEEDS)
+    Limits(least=0, most=MOST_SEED).check("seed", seed)
     if startup_s is not None and not 0 <= startup_s < float("inf"):
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
     network = cluster.network if cluster else equal_network(n)
