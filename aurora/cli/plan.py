@@ -76,6 +76,9 @@ def plan(
     from aurora.reports.json_objects import explanation_json, plan_json
     from aurora.reports.plan_tables import bound_lines, expectation_lines, explain_tables, gap_line, plan_table
 
+    for name in ("colocate", "objective"):
+        if len(profile) == 1 and getattr(options, name) != "auto":
+            raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")
     machines = load_cluster(cluster)
     check_output(output=output)
     profiles, further = (traffic_of(files, len(machines)) for files in (profile, domain or []))

@@ -260,9 +260,6 @@ def _check_scenario(options: PlanOptions, models: int) -> None:
     if models == 1:
         if options.time_slice != "auto" and options.micro_batches == 1:
             raise BadInput("`time_slice`: is for models or micro-batches that share the GPUs, found one model")
-        for name in ("colocate", "objective"):
-            if getattr(options, name) != "auto":
-                raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")
         return
     if options.micro_batches > 1:
         raise BadInput(f"`micro_batches`: cut the batches of a single model, expected 1, found {models} models")
