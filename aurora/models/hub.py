@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 MODEL_FILES = {".json", ".safetensors"}  # what weights and answers depend on
-SHIPPED_NAME = re.compile(r"[\w-]+")
 ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a router's weights
 
 
@@ -36,7 +35,7 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
     if str(name) and os.path.exists(Path(name)):
         check_ends(*Path(name).glob("*"))
         return Path(name)
-    if SHIPPED_NAME.fullmatch(str(name)) and (folder := shipped(f"models/{name}")).is_dir():
+    if Path(name).name == str(name) != "" and (folder := shipped(f"models/{name}")).is_dir():
         return folder
     if HUB_NAME.fullmatch(str(name)):
         need("huggingface_hub")
