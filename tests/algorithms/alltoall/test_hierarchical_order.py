@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.alltoall import schedule
 from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.algorithms.alltoall.hierarchical_order import RAILS, hierarchical_order
 from aurora.algorithms.alltoall.registry import ORDER
@@ -130,21 +129,3 @@ def test_by_name_it_has_the_servers_of_the_fabric():
     assert timed(plain, bytes_GG, Network.equal(6)).makespan_s <= 2 * max(
         bytes_GG.sum(axis=0).max(), bytes_GG.sum(axis=1).max()
     )
-
-
-@pytest.mark.parametrize(("servers_there", "tried"), [(11, ["hierarchical", "all-at-once"]), (12, ["hierarchical"])])
-def test_many_ranks_try_no_other_order(servers_there, tried, monkeypatch):
-    hierarchy, timed_orders = Hierarchy(np.repeat(np.arange(servers_there), 4), 1), []
-    ranks = hierarchy.ranks
-    ports_Bps = [INSIDE_BPS] * ranks
-    servers = Servers.of(hierarchy.server_G.tolist(), NIC_BPS)
-    network = Network(ports_Bps, ports_Bps, [0.0] * ranks, servers)
-    rails_GG = np.zeros((ranks, ranks), dtype=np.int64)
-    rails_GG[np.arange(ranks)[:, None], hierarchy.gateway_GN] = 1000
-    np.fill_diagonal(rails_GG, 0)
-    priced = schedule.steps_seconds
-    monkeypatch.setattr(
-        schedule, "steps_seconds", lambda made, *given: timed_orders.append(made.method) or priced(made, *given)
-    )
-    schedule.hierarchical_order_s(rails_GG[None], hierarchy, network, "auto", rng=np.random.default_rng(0))
-    assert timed_orders == tried

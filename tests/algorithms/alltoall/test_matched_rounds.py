@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.alltoall.matchings import MOST_SPREAD, matched_rounds
+from aurora.algorithms.alltoall.matchings import matched_rounds
 from aurora.algorithms.alltoall.open_shop import search
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_schedule
@@ -42,17 +42,3 @@ def test_nearly_equal_traffic_is_within_three_thousandths_of_the_bound(n, spread
     assert order.share_X2 is None
     assert made.gap <= 0.003
     assert made.makespan_s < search(bytes_GG, 50, np.random.default_rng(0)).makespan_s
-
-
-def test_equal_generators_give_equal_rounds():
-    seconds_GG = even(12, 0.1, 3) / 1.0
-    bound_s = max(seconds_GG.sum(axis=0).max(), seconds_GG.sum(axis=1).max())
-    first, again = (matched_rounds(seconds_GG, bound_s, np.random.default_rng(5)) for _ in range(2))
-    assert np.array_equal(first.pairs_X2, again.pairs_X2)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1 / MOST_SPREAD - 0.01, MOST_SPREAD + 0.01])
-def test_uneven_traffic_is_not_tried(seconds):
-    seconds_GG = 1.0 - np.eye(5)
-    seconds_GG[1, 2] = seconds
-    assert matched_rounds(seconds_GG, 1.0, np.random.default_rng(0)) is None

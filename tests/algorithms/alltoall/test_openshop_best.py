@@ -1,23 +1,18 @@
-"""The order `openshop-best` against every list of transfers, and against an integer program."""
+"""The order `openshop-best` against every list of transfers, and against its bound."""
 
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import permutations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_order, check_schedule
 from aurora.algorithms.network.port_bounds import one_to_one_bound, pair_seconds
 from aurora.algorithms.network.switch import timed
 from aurora.types import Network
-from tests.conftest import cluster
 from tests.strategies import traffics_on_ports
-
-WHOLE_5 = np.array([[0, 2, 1, 1], [0, 0, 2, 2], [0, 2, 0, 0], [2, 0, 1, 0]])  # the bound is 4, which only splits reach
 
 
 def every_list(seconds_GG):
@@ -30,35 +25,6 @@ def every_list(seconds_GG):
             free[src] = free[dst] = max(free[src], free[dst]) + took
         best = min(best, max(free))
     return best
-
-
-def integer_program(seconds_GG):
-    """The same optimum with one binary for each two transfers that share a port: which of them goes first."""
-    pairs = np.argwhere(seconds_GG > 0)
-    took = seconds_GG[pairs[:, 0], pairs[:, 1]]
-    clashes = [(a, b) for a, b in combinations(range(len(pairs)), 2) if (pairs[a] == pairs[b]).any()]
-    count, horizon = len(pairs) + len(clashes) + 1, took.sum()  # starts, binaries, the makespan
-    rows, least = [], []
-    for at, (a, b) in enumerate(clashes):
-        for first, then, sign, slack in ((a, b, 1, 0), (b, a, -1, horizon)):
-            row = np.zeros(count)
-            row[then], row[first], row[len(pairs) + at] = 1, -1, sign * horizon
-            rows.append(row)
-            least.append(took[first] - slack)
-    for a in range(len(pairs)):
-        row = np.zeros(count)
-        row[-1], row[a] = 1, -1
-        rows.append(row)
-        least.append(took[a])
-    binary = np.arange(count) - len(pairs)
-    integral = (binary >= 0) & (binary < len(clashes))
-    solved = milp(
-        np.eye(count)[-1],
-        integrality=integral,
-        bounds=Bounds(0, np.where(integral, 1, np.inf)),
-        constraints=LinearConstraint(np.array(rows), np.array(least)),
-    )
-    return solved.fun
 
 
 def few_transfers(bytes_GG, most=6):
@@ -82,15 +48,6 @@ def test_orders_of_few_ranks_are_optimal(case, seed, startup):
     made = timed(ORDER["openshop-best"](bytes_GG, network, rng=np.random.default_rng(0)), bytes_GG, network)
     best_s = every_list(pair_seconds(bytes_GG, network))
     assert best_s * (1 - 1e-9) <= made.makespan_s <= best_s * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_four_full_ranks_against_an_integer_program(seed):
-    rng, network = np.random.default_rng(seed), cluster(1.0, 1.0, 1.0, 1.0).network
-    bytes_GG = WHOLE_5 if seed == 0 else rng.integers(1, 40, (4, 4)) * (1 - np.eye(4, dtype=int))
-    made = timed(ORDER["openshop-best"](bytes_GG, network, rng=rng), bytes_GG, network)
-    best_s = integer_program(pair_seconds(bytes_GG, network))
-    assert best_s * (1 - 1e-9) <= made.makespan_s <= 1.005 * best_s
 
 
 @given(traffics_on_ports(min_ranks=2, max_ranks=8, startups=(0.0, 0.3, 5.0)))

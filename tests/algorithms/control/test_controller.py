@@ -50,15 +50,6 @@ def served(control, loads, rng):
     return decisions
 
 
-def test_a_skewed_placement_is_changed_once_and_then_kept():
-    control, rng = controller(), np.random.default_rng(0)
-    before = slowest(skewed(0), control.held_LGP)
-    decisions = served(control, [skewed(0)] * 30, rng)
-    assert [each.action for each in decisions].count("move") == 1
-    assert slowest(skewed(0), control.held_LGP) < 1.03 < before
-    assert decisions[-1].reason.endswith("no more than 2.0%")
-
-
 def test_a_change_of_traffic_is_followed_and_nothing_swings():
     control, rng = controller(), np.random.default_rng(0)
     tasks = [skewed(0)] * 10 + [skewed(8)] * 10 + [skewed(0)] * 10

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from aurora.algorithms.control.controller import (
-    Controller,
     load_cost_G,
     slots_in_use,
     slowest_port_Bps,
 )
-from aurora.algorithms.gpu_slots import gpu_loads
-from aurora.types import ControlOptions, Curve, Placement, Servers
+from aurora.types import Curve, Placement, Servers
 from tests.conftest import cluster
 from tests.planner.test_plan import profile
 
@@ -34,22 +32,6 @@ def test_load_costs_what_a_kinds_own_curve_says():
     assert slots.slots_G.tolist() == [3, 1]
     assert slots.cost_G[0] == pytest.approx(3 * slots.cost_G[1])
     assert load_cost_G(machines).tolist() == [1.0, 1.0]  # speeds tell alone
-
-
-def test_a_slow_kind_gets_less_load_than_its_speed_tells():
-    machines = of_kinds(cluster(1e9, 1e9, 1e9, 1e9), "slow", "fast", "slow", "fast")
-    traffic = replace(profile(np.full((1, 1, 4, 16), 100)), curves=curves(slow=3.0, fast=1.0))
-    placement = Placement((tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12)),))
-    load_LE, cost_G, slowest = np.linspace(1e6, 1e5, 16)[None], load_cost_G(machines, traffic), []
-    for costs_G in (None, cost_G):
-        slots = slots_in_use(placement, load_cost_G(machines) if costs_G is None else costs_G)
-        control = Controller(placement.held_LGP(), 1, ControlOptions(loss=0.0), slots)
-        if control.window(load_LE).action == "move":
-            control.moved()
-        slowest.append(gpu_loads(load_LE[None], control.held_LGP, cost_G)[0, 0].max())
-        load_G = gpu_loads(load_LE[None], control.held_LGP, np.ones(4))[0, 0]
-    assert max(load_G[[0, 2]]) < min(load_G[[1, 3]])
-    assert slowest[1] < 0.8 * slowest[0]
 
 
 def test_experts_travel_by_ports_and_nics():

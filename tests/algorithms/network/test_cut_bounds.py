@@ -17,7 +17,7 @@ from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.algorithms.workload.traffic import layer_traffic
 from aurora.errors import BrokenPlan
 from aurora.planner.plan import make_plan
-from aurora.types import Cluster, Cut, Gpu, Network, Order, PlanOptions, Servers, SyntheticOptions
+from aurora.types import Cluster, Cut, Gpu, Network, PlanOptions, Servers, SyntheticOptions
 from tests.strategies import profiles, traffics_on_ports, traffics_on_servers
 
 PORT = 8.0
@@ -26,7 +26,6 @@ PORTS = Network.equal(4, PORT)
 SHARED = replace(PORTS, servers=TWO_SERVERS)
 SERVER = np.array([0, 0, 1, 1])
 ACROSS = np.where(SERVER[:, None] != SERVER, 40, 0)
-INSIDE = np.where((SERVER[:, None] == SERVER) & ~np.eye(4, dtype=bool), 40, 0)
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
 RNG = np.random.default_rng(0)
 
@@ -63,37 +62,10 @@ def test_the_port_or_nic_that_limits_is_named():
     assert cut_bound(bytes_GG, own) == Cut(8.0, 8, ("sending NIC of rank 2",))
 
 
-def test_inside_a_server_nothing_changes():
-    assert cut_bound(INSIDE, SHARED).bound_s == fluid_bound(INSIDE, PORTS)
-    for method, maker in ORDER.items():
-        order = maker(INSIDE, PORTS, rng=np.random.default_rng(0))
-        over, on_ports = (timed(order, INSIDE, network) for network in (SHARED, PORTS))
-        assert over.makespan_s == pytest.approx(on_ports.makespan_s), method
-
-
 @given(traffics_on_servers())
 def test_the_cut_is_the_busiest_port_or_nic(case):
     assert cut_bound(*case).bound_s == pytest.approx(worst_s(*case))
     assert route(case[1]).seconds(case[0]) == pytest.approx(worst_s(*case))
-
-
-@given(traffics_on_servers(), st.sampled_from(("all-at-once", "openshop")))
-def test_the_judge_counts_nics_like_the_price(case, method):
-    """Behind fast ports some NIC is always full, so the same schedule breaks NICs that are one percent slower."""
-    bytes_GG, servers = case[0], case[1].servers
-    network = replace(Network.equal(len(bytes_GG), 1000.0), servers=servers)
-    made = timed(ORDER[method](bytes_GG, network, rng=RNG), bytes_GG, network)
-    check_schedule(made, bytes_GG, network)
-    server_G = np.array(servers.server_G)
-    if bytes_GG[server_G[:, None] != server_G].any():
-        with pytest.raises(BrokenPlan, match="NIC of ranks"):
-            check_schedule(made, bytes_GG, replace(network, servers=replace(servers, nic_Bps=0.99 * servers.nic_Bps)))
-
-
-def test_one_gpu_needs_no_nic():
-    alone = np.zeros((1, 1), dtype=np.int64), replace(Network.equal(1), servers=Servers((0,), 1.0))
-    made = timed(ORDER["openshop"](*alone, rng=RNG), *alone)
-    assert (made.makespan_s, made.cut.bound_s, made.gap) == (0, 0, 0)
 
 
 @given(traffics_on_ports(), st.sampled_from([*ORDER]))
@@ -146,16 +118,3 @@ def test_a_plan_over_servers_must_say_what_limits_it():
     for cuts, message in (((), "expected a cut for each layer"), ((Cut(1e9, 1, ()),) * 2, "below the fluid bound or cut")):
         with pytest.raises(BrokenPlan, match=message):
             check_plan(replace(plan, models=(replace(plan.models[0], cut_L=cuts),)))
-
-
-def test_one_to_one_orders_share_nics():
-    """Two pairs across at once, one partner each: a NIC of 8 carries both at 4, not at the ports' 8."""
-    order = Order(
-        "one",
-        np.array([[0, 2], [1, 3], *((i, j) for i in range(4) for j in range(4) if i != j and (i, j) not in ((0, 2), (1, 3)))]),
-    )
-    bytes_GG = np.zeros((4, 4), dtype=np.int64)
-    bytes_GG[0, 2] = bytes_GG[1, 3] = 40
-    made = timed(order, bytes_GG, SHARED)
-    assert made.rate_Bps_X.tolist() == pytest.approx([4, 4])
-    assert made.makespan_s == pytest.approx(10)

@@ -42,12 +42,6 @@ def test_fair_rates_by_hand():
     assert rates == pytest.approx([0.5, 1.25, 1.25])
 
 
-def test_a_fast_port_serves_slow_ones_side_by_side():
-    network = Network([2.0, 1, 1], [2.0, 1, 1])
-    assert timed(Order("one", PAIRS), TENS_GG, network).makespan_s == pytest.approx(20)
-    assert timed(Order("both", PAIRS, 2, 2), TENS_GG, network).makespan_s == pytest.approx(10)
-
-
 def test_startup_is_paid_once_a_message_and_takes_no_bandwidth():
     network = Network(np.ones(3), np.ones(3), [0.5, 0.25, 1.0])
     made = timed(Order("one", PAIRS), TENS_GG, network)
@@ -57,14 +51,6 @@ def test_startup_is_paid_once_a_message_and_takes_no_bandwidth():
     # 0 -> 1 alone from 0.5 to 1, then both at half the rate, then 0 -> 2 alone again
     assert both.end_s_X.tolist() == pytest.approx([1.0, 20.0, 20.0, 20.5])
     assert both.rate_Bps_X.tolist() == pytest.approx([1.0, 0.5, 0.5, 1.0])
-
-
-def test_a_receiver_that_keeps_its_order_makes_senders_wait():
-    bytes_GG = np.array([[0, 0, 5], [0, 0, 5], [0, 0, 0]])
-    pairs = np.array([[1, 2], [0, 2], [0, 1], [1, 0], [2, 0], [2, 1]])
-    made = timed(Order("kept", pairs), bytes_GG, Network.equal(3))
-    assert made.src_X.tolist() == [1, 0]
-    assert made.start_s_X.tolist() == pytest.approx([0, 5])
 
 
 def test_nothing_to_send_is_a_valid_empty_schedule():

@@ -13,7 +13,6 @@ from aurora.algorithms.placement.cost_model import layer_costs
 from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
-from tests.algorithms.placement.coupled_requests import coupled_s
 from tests.conftest import cluster
 from tests.planner.test_plan import profile
 from tests.strategies import clusters, profiles
@@ -30,14 +29,6 @@ def test_no_permutation_has_a_smaller_sum_of_bottlenecks_or_a_smaller_bottleneck
     for found, of in ((bottleneck_sum_matching(*matrices), matrices), (bottleneck_matching(matrices[0]), matrices[:1])):
         assert sorted(found) == list(range(len(found)))
         assert used(of, found) == min(used(of, p) for p in permutations(range(len(found))))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_no_permutation_of_eight_is_better(seed):
-    matrices = np.random.default_rng(seed).lognormal(size=(2, 8, 8))
-    every = np.array(list(permutations(range(8))))
-    best = sum(matrix[np.arange(8), every].max(axis=1) for matrix in matrices).min()
-    assert used(matrices, bottleneck_sum_matching(*matrices)) == pytest.approx(best, rel=1e-12)
 
 
 def test_the_first_threshold_rises_where_the_second_pays_for_it():
@@ -62,20 +53,6 @@ def test_exact_is_the_optimum_of_the_plans_own_objective(case):
         assert make_plan(machines, [source], PlanOptions(assign=name, aim="own")).objective_s >= plan.assignment_bound_s * (
             1 - 1e-12
         )
-
-
-@given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=1))))
-def test_requests_that_move_along_price_like_requests_that_were_there(case):
-    """Moving rank j and group j to GPU p[j] is the same as permuting the cluster under them."""
-    machines, source = case
-    n = len(machines)
-    group_E = np.arange(source.experts) % n
-    moved = coupled_s(machines, source, 0, group_E)
-    for held in permutations(range(n)):  # GPU g has rank and group held[g]
-        where = np.argsort(held)
-        permuted = type(machines)("permuted", tuple(machines.gpus[g] for g in where))
-        stays = exclusive_s(layer_costs(permuted, source, 0).grouped(group_E).times_alone(np.arange(n)))
-        assert used(moved, held) == pytest.approx(stays, rel=1e-12)
 
 
 def test_an_expert_spares_the_tokens_that_start_where_it_sits():

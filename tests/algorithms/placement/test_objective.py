@@ -1,7 +1,6 @@
 """Layer times by hand and against each other."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,9 +73,3 @@ def test_the_table_as_printed_lets_a_combine_end_before_its_experts():
     t = PhaseTimes(one(0), np.ones((4, 1)), one(20), one(0))
     assert paper(t, t) == 41
     assert causal(t, t) == 42
-
-
-@pytest.mark.parametrize("pair", [(0, 1), (1, 0)])
-def test_no_work_takes_no_time(pair):
-    nothing = PhaseTimes(one(0), np.zeros((4, 1)), one(0), one(0))
-    assert causal(nothing, nothing) == paper(nothing, nothing) == exclusive_s(nothing) == 0

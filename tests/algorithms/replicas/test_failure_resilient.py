@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.check.plans import check_resilient
 from aurora.algorithms.replicas.failure_resilient import SURVIVE, aim_of, allocate, mro, place_for_failures
-from aurora.algorithms.replicas.survival_probability import held_by, survival
+from aurora.algorithms.replicas.survival_probability import held_by
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import FailureDomains
 from tests.algorithms.replicas.brute_force import cases
@@ -112,17 +112,6 @@ def test_min_replicas_is_kept_and_nothing_is_below_mro(failure_domains, data):
         assert [p[k - 1] for k in failures] >= [q[k - 1] - 1e-9 for k in failures]
 
 
-def test_for_every_number_left_alive_never_below_the_named_ones():
-    load_E = 1.0 / (1 + np.arange(8.0))
-    failure_domains = FailureDomains.equal(6, 3)
-    for alive in range(1, 6):
-        found = {
-            name: place_for_failures(load_E, failure_domains, name, 1, alive=alive).survival_L[0].p_K[5 - alive]
-            for name in SURVIVE
-        }
-        assert found["aurora"] == max(found.values())
-
-
 def test_the_rarest_goes_where_failures_are_rare():
     failure_domains = FailureDomains(np.array([1, 1, 1]), np.arange(3), np.array([1.0, 1.0, 0.01]))
     found = place_for_failures(np.array([1.0, 5.0]), failure_domains, min_replicas=1)
@@ -179,10 +168,6 @@ def test_min_replicas_that_only_equal_domains_would_keep():
     with pytest.raises(InfeasiblePlan, match="8 experts on 2 distinct failure domains each do not fit into 5, 15 slots"):
         place_for_failures(np.ones(8), domains, min_replicas=2)
     assert place_for_failures(np.ones(8), domains).min_replicas == 1
-
-
-def test_survival_of_no_failures_to_speak_of():
-    assert survival(np.array([[1]]), FailureDomains.equal(1, 1), np.random.default_rng(0)).p_K.tolist() == []
 
 
 def test_what_was_drawn_and_never_seen_to_survive_is_no_broken_plan(monkeypatch):

@@ -83,15 +83,6 @@ def test_against_every_placement():
     assert np.mean(ratios) <= 1.12
 
 
-def test_min_replicas_stay_on_different_nodes():
-    """Experts 0 and 1 are busy; without a rule the replicas of the idle ones make room for them."""
-    held_LGP, domain_G = [[[0, 1], [2, 3], [0, 1], [2, 3]]], [0, 0, 1, 1]
-    free, kept = (rebalance([9, 9, 1, 1], held_LGP, enough=0.0, min_replicas=least, domain_G=domain_G) for least in (1, 2))
-    assert spread(free.held_LGP[0], domain_G, 4).min() == 1
-    assert spread(kept.held_LGP[0], domain_G, 4).min() == 2
-    assert kept.max_load_L[0] == 5.0 < kept.before_L[0]
-
-
 def drifted(layers, experts, drift):
     """Zipf loads and the same after a lognormal drift."""
     rng = np.random.default_rng(0)
@@ -129,17 +120,13 @@ def test_slots_that_stay_may_hold_an_expert_twice():
         ([1, 1], [[[0], [2]]], {}, "experts from 0 to 1"),
         ([1, 1], [[0, 1]], {}, "by layer, GPU and slot"),
         ([1, 1], [[[0, 1], [1]]], {}, "`held`: expected rows of one length"),
-        ([1, 1], [[["a"], ["b"]]], {}, "`held`: expected whole numbers"),
         ([1, 1], np.full((1, 2, 1), 2**64 - 1, dtype=np.uint64), {}, "experts from 0 to 1"),
         ([[1, 1], [1]], [[[0], [1]]], {}, "loads: expected rows of one length"),
         ([[[1, 1]]], [[[0], [1]]], {}, "loads: expected numbers with 2 axes"),
-        ([1, 1, 1], [[[0], [1]]], {}, "none of expert 2 in layer 0"),
         ([1e308, 1e308], [[[0], [1]]], {}, "loads: a layer's loads sum to more"),
         ([1, 1], [[[0], [1]]], {"slots": GpuSlots.equal(3, 1)}, "1 layers on 3 GPUs, found 1 on 2"),
-        ([[1, 1], [1, 1]], [[[0], [1]]], {}, "2 layers on 2 GPUs, found 1 on 2"),
         ([1, 1], [[[0, 1], [0, 1]]], {"slots": GpuSlots.equal(2, 1)}, "slots of each GPU"),
         ([1, 1], [[[0], [1]]], {"max_moves": -1}, "`max_moves`"),
-        ([1, 1], [[[0], [1]]], {"max_moves": True}, "`max_moves`"),
         ([1, 1], [[[0], [1]]], {"enough": float("nan")}, "`enough`"),
         ([1, 1], [[[0], [1]]], {"min_replicas": 0}, "`min_replicas`: expected a whole number of one or more, found 0"),
         ([1, 1], [[[0], [1]]], {"domain_G": [0]}, "`domain_G`: expected a failure domain for each of 2 GPUs, found 1"),

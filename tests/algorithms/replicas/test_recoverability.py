@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.algorithms.replicas.survival_probability import all_held, minimal_holders, recoverable_odds, subset_odds
+from aurora.algorithms.replicas.survival_probability import minimal_holders, recoverable_odds
 
 
 @given(st.tuples(st.integers(1, 7), st.integers(1, 6)).flatmap(lambda shape: arrays(np.bool_, shape)), st.data())
@@ -26,22 +26,6 @@ def test_odds_of_recoverable_sets_are_exact(held_ED, data):
     assert found + [0] * (most + 1 - len(found)) == expected
 
 
-def test_subset_odds_are_the_elementary_symmetric_polynomials():
-    assert subset_odds(0b1011, [2, 3, 5, 7], 4) == [1, 12, 2 * 3 + 2 * 7 + 3 * 7, 42]
-    assert subset_odds(0b1011, [2, 3, 5, 7], 1) == [1, 12]
-
-
 def test_a_search_that_takes_too_many_branches_gives_nothing():
     ring = (np.eye(9) + np.roll(np.eye(9), 1, axis=1)) > 0
     assert recoverable_odds(minimal_holders(ring), [1] * 9, 9, 3) == []
-
-
-def test_minimal_holders_leave_out_supersets():
-    assert minimal_holders(np.array([[1, 1, 0], [1, 0, 0], [0, 2, 1], [0, 1, 1]])) == (0b001, 0b110)
-
-
-def test_all_held_takes_one_set_or_many():
-    held_WE = np.array([[True, False], [False, True], [True, True]])
-    alive = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 1]], dtype=bool)
-    assert all_held(held_WE, alive).tolist() == [True, False, True]
-    assert all_held(held_WE, alive[1]).tolist() is False

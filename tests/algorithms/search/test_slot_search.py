@@ -151,20 +151,6 @@ def test_restarts_find_what_no_single_swap_leads_to():
     assert [sorted(held) for held in found_GP.tolist()] == [[2, 3], [0, 1]]
 
 
-def test_a_search_may_go_on_and_little_effort_is_enough_for_a_result():
-    rng = np.random.default_rng(2)
-    costs, start_GP = drawn(rng, 4, 12, 3), np.append(np.arange(12).reshape(4, 3), np.full((4, 1), -1), axis=1)
-    layer = costs.phase_sums(np.full(4, 4))
-    held_GP, before_s = start_GP, value_s(costs, start_GP)
-    for _ in range(4):
-        held_GP, after_s = slot_search(layer, held_GP, rng, 2)
-        assert after_s <= before_s * (1 + 1e-12)
-        before_s = after_s
-    short_GP, short_s = slot_search(layer, start_GP, rng, 50, effort=1)
-    assert before_s < short_s <= value_s(costs, start_GP)
-    check_slots(short_GP, layer.slots_G, 12)
-
-
 def test_a_search_ends_where_all_tokens_can_stay_at_home():
     """The objective is zero but for rounding, which must not count as a gain."""
     rng = np.random.default_rng(0)

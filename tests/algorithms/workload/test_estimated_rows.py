@@ -50,22 +50,6 @@ def test_estimates_lie_within_what_counts_allow(case):
         assert (found_GN[:, server] <= np.minimum(own_SP.sum(axis=1), np.bincount(source_U, minlength=hierarchy.ranks))).all()
 
 
-@given(replicated())
-def test_replicas_get_the_tokens_that_are_served_there(case):
-    experts_UK, source_U, split_EG, hierarchy = case
-    tokens_SE, found_SEG = (
-        np.zeros((hierarchy.ranks, len(split_EG)), dtype=np.int64),
-        np.zeros((hierarchy.ranks, *split_EG.shape)),
-    )
-    np.add.at(tokens_SE, (source_U[:, None], experts_UK), 1)
-    gpu_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
-    np.add.at(found_SEG, (source_U[:, None], experts_UK, gpu_UK), 1)
-    tokens_SP, expert_P, gpu_P = replica_tokens(tokens_SE, split_EG, hierarchy.server_G)
-    assert (tokens_SP == found_SEG[:, expert_P, gpu_P]).all()
-    assert tokens_SP.sum() == tokens_SE.sum()
-    assert (np.diff(expert_P) >= 0).all()
-
-
 def test_independent_tokens_are_estimated_within_a_tenth():
     config = CONFIG | {"num_local_experts": 32, "num_hidden_layers": 1, "num_experts_per_tok": 4}
     profile = aurora.synthetic_profile("zipf:0.3", config, SyntheticOptions(4, window_tokens=500, token_level=True))

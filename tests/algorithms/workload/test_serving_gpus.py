@@ -1,12 +1,10 @@
 """Which GPU serves which choice in hierarchical all-to-alls: checked token by token, and by numbers that are easy to follow."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.algorithms.workload.serving_gpus import replica_tokens, served_split, server_split, serving_gpus
-from aurora.errors import BrokenPlan
 from tests.algorithms.alltoall.test_hierarchical import token_tables
 from tests.algorithms.check.hierarchical_rows import check_serving
 
@@ -29,45 +27,20 @@ def test_every_choice_is_served_where_the_checker_expects_it(case):
     server_G, (experts, gpus) = hierarchy.server_G, split_EG.shape
     gpu_UK = serving_gpus(experts_UK, source_U, split_EG, server_G)
     check_serving(gpu_UK, experts_UK, source_U, split_EG, server_G)
-    tokens_SE, found_EG = np.zeros((gpus, experts), dtype=np.int64), np.zeros((experts, gpus), dtype=np.int64)
-    np.add.at(tokens_SE, (source_U[:, None], experts_UK), 1)
-    np.add.at(found_EG, (experts_UK, gpu_UK), 1)
+    found_SEG = np.zeros((gpus, experts, gpus), dtype=np.int64)
+    np.add.at(found_SEG, (source_U[:, None], experts_UK, gpu_UK), 1)
+    tokens_SE, found_EG = found_SEG.sum(axis=2), found_SEG.sum(axis=0)
     split_NEG = server_split(split_EG, server_G)
     np.testing.assert_allclose(split_NEG.sum(axis=2), 1)
     assert not split_NEG[:, split_EG == 0].any()
     tokens_SP, expert_P, gpu_P = replica_tokens(tokens_SE, split_EG, server_G)
-    assert tokens_SP.sum(axis=0).tolist() == found_EG[expert_P, gpu_P].tolist()
-    assert tokens_SP.sum() == found_EG.sum()
+    assert (tokens_SP == found_SEG[:, expert_P, gpu_P]).all()
+    assert tokens_SP.sum() == found_SEG.sum()
+    assert (np.diff(expert_P) >= 0).all()
     served_EG = served_split(tokens_SE, split_EG, server_G)
     np.testing.assert_allclose(served_EG.sum(axis=1), 1)
     sources_E = (tokens_SE > 0).sum(axis=0)  # each rounds on its own
     assert (abs(served_EG * tokens_SE.sum(axis=0)[:, None] - found_EG) <= sources_E[:, None] + 1e-6).all()
-
-
-@given(replicated(), st.data())
-def test_a_choice_served_elsewhere_is_found(case, data):
-    experts_UK, source_U, split_EG, hierarchy = case
-    gpu_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
-    if not gpu_UK.size:
-        return
-    at = tuple(data.draw(st.integers(0, size - 1)) for size in gpu_UK.shape)
-    source, expert, before = source_U[at[0]], experts_UK[at], gpu_UK[at]
-    gpu_UK[at] = data.draw(st.integers(0, hierarchy.ranks - 1))
-    own, server = (hierarchy.server_G[each] for each in (source, gpu_UK[at]))
-    holds_N = np.bincount(hierarchy.server_G, weights=split_EG[expert], minlength=hierarchy.servers) > 0
-    wrong = split_EG[expert, gpu_UK[at]] == 0 or (holds_N[own] and server != own)
-    if wrong:
-        with pytest.raises(BrokenPlan, match=f"expert {expert}"):
-            check_serving(gpu_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
-    elif gpu_UK[at] == before:
-        check_serving(gpu_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
-
-
-def test_uneven_parts_inside_a_server_are_found():
-    experts_UK, source_U = np.zeros((4, 1), dtype=np.int64), np.zeros(4, dtype=np.int64)
-    split_EG, server_G = np.array([[0.5, 0.5]]), np.zeros(2, dtype=np.int64)
-    with pytest.raises(BrokenPlan, match=r"rank 1 computes 4 of 4 choices of expert 0 by tokens of rank 0, its share is 0.5"):
-        check_serving(np.ones((4, 1), dtype=np.int64), experts_UK, source_U, split_EG, server_G)
 
 
 def test_servers_without_an_expert_are_dealt_out_by_shares():
