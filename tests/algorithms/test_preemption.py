@@ -6,7 +6,6 @@ import pytest
 
 import aurora
 from aurora.algorithms.compile import SLICE_INTERVALS, compile_plan
-from aurora.errors import BadInput
 from aurora.planner.options import LAYER_SHARE, with_preemption
 from aurora.planner.plan import make_plan
 from aurora.types import PREEMPTION_INTERVAL_S
@@ -48,10 +47,3 @@ def test_what_is_given_stays_and_models_that_are_alike_need_none(pair):
     assert compile_plan(alike).preemption_s == PREEMPTION_INTERVAL_S
     unseen = make_plan(machines, pair, replace(KEEP, priorities=("batch", "batch")))
     assert with_preemption(unseen, pair) is unseen
-
-
-def test_profiles_of_other_models_are_refused(pair):
-    plan = make_plan(cluster(1.0, 1.0), pair, KEEP)
-    given = replace(plan, options=replace(plan.options, priorities=("interactive", "batch")))
-    with pytest.raises(BadInput, match="expected 2 profiles as in the plan, found 1"):
-        with_preemption(given, pair[:1])

@@ -1,16 +1,14 @@
 """Headlines of the papers: prices, replays and expectations by hand."""
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 
 from aurora.algorithms.network.switch import timed
 from aurora.types import Curve, Network, Profile
-from bench.papers import bcc, headlines, lazarus
+from bench.papers import bcc, lazarus
 from bench.papers.algorithm_1 import aurora_alg1
 from bench.papers.aurora import LayerJob, colocated, lina_half, price
-from bench.papers.lazarus import SYSTEMS, Job, Replay, model_survival
+from bench.papers.lazarus import SYSTEMS, Job, Replay
 from tests.conftest import cluster
 
 pytestmark = pytest.mark.full
@@ -88,27 +86,6 @@ def test_a_failure_loses_what_was_not_saved_unless_another_node_holds_it(monkeyp
     assert left == {"aurora": (1760, 1760, 0), "DS": (1600, 800, 1), "DS(FT)": (1760, 1760, 0)}
 
 
-def test_a_model_survives_where_every_layer_does():
-    slots_LN = [[(0, 1), (1, 2), (2, 0), (0, 1)], [(0, 1), (2,), (2, 1), (0,)]]
-    for failures in range(5):
-        kept = [
-            all({each for node in left for each in slots_N[node]} == {0, 1, 2} for slots_N in slots_LN)
-            for left in combinations(range(4), 4 - failures)
-        ]
-        assert model_survival(slots_LN, failures) == sum(kept) / len(kept)
-
-
-@pytest.mark.parametrize("scheme", ["uncoded", "bcc", "balanced"])
-def test_workers_that_are_waited_for_hold_every_batch(scheme):
-    code, order = bcc.drawn_code(scheme, 20, np.random.default_rng(1)), np.random.default_rng(2).permutation(20)
-    needed = bcc.messages_needed(code, order)
-    assert code.holds_WB[order[:needed]].any(axis=0).all()
-    assert not code.holds_WB[order[: needed - 1]].any(axis=0).all()
-    assert (
-        bcc.messages_needed(bcc.drawn_code("cyclic", 20, np.random.default_rng(0)), order) == bcc.threshold("cyclic", 20) == 11
-    )
-
-
 def test_expected_seconds_of_results_are_those_of_draws():
     workers, load_W = bcc.MixedWorkers(np.array([1.0, 0.5, 2.0]), np.array([1.0, 2.0, 4.0])), np.array([2, 3, 1])
     rng = np.random.default_rng(0)
@@ -121,12 +98,3 @@ def test_expected_seconds_of_results_are_those_of_draws():
         assert abs(bcc.results_s(workers, load_W, results) - ended_X.mean()) < 4 * error + 1e-3
     pace = bcc.seconds_a_batch(workers) * workers.rate_W
     assert pace - np.log1p(pace) == pytest.approx(workers.shift_W * workers.rate_W)
-
-
-def test_the_table_has_means_and_the_spread_of_several_draws(tmp_path, monkeypatch, capsys):
-    found = [headlines.Headline("1", "time", "2", [1.0]), headlines.Headline("2", "ratio", "", [1.0, 2.0])]
-    monkeypatch.setattr("sys.argv", ["x", "-o", str(tmp_path / "papers")])
-    headlines.write("x", "About.", lambda: found)
-    text = (tmp_path / "papers" / "x.md").read_text()
-    assert "| 1 | time | 2 | 1 |\n| 2 | ratio | - | 1.5 (1 to 2) |\n" in text
-    assert text.splitlines()[-1] in capsys.readouterr().out

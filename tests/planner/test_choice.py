@@ -29,20 +29,6 @@ def test_turns_are_those_that_are_simulated_faster(case):
     assert simulate_plan(chosen, sources).seconds == equal_s
 
 
-def test_turns_are_chosen_by_as_many_windows_as_a_second_or_two_allow(monkeypatch):
-    monkeypatch.setattr("aurora.planner.choice.TRANSFERS", 2 * 2 * 2 * 3)  # of two pairs and two layers
-    seen = []
-    monkeypatch.setattr(
-        "aurora.planner.choice.simulate_plan", lambda plan, given: seen.append(given) or simulate_plan(plan, given)
-    )
-    sources = [profile([[[[0, 4], [4, 0]]]] * 5, name=name) for name in "ab"]
-    plan = make_plan(cluster(1.0, 1.0), sources)
-    with_time_slice(plan, sources)
-    assert [[profile.windows for profile in given] for given in seen] == [[3, 3], [3, 3]]
-    monkeypatch.setattr("aurora.planner.choice.TRANSFERS", 7)
-    assert with_time_slice(plan, sources) is plan
-
-
 def test_turns_on_one_gpu():
     sources = [profile([[[[4, 4]]]], name=name) for name in "ab"]
     assert with_time_slice(make_plan(cluster(1.0), sources), sources).options.time_slice == "exchange"

@@ -76,13 +76,6 @@ def test_profiles_that_the_plan_is_not_for():
             evaluate(plan, given_)
 
 
-def test_a_plan_holds_the_options_that_make_it_again():
-    source = drawn(0)
-    plan = make_plan(cluster(*[1e3] * 4), [source])
-    assert make_plan(plan.cluster, [source], plan.options) == plan
-    assert evaluate(plan, [source]).slowdown == 0
-
-
 @pytest.mark.parametrize("order", ["all-at-once", "openshop", "auto"])
 @pytest.mark.parametrize(
     "change",

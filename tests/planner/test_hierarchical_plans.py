@@ -13,7 +13,6 @@ from aurora.algorithms.gpu_slots import memory_slots_G
 from aurora.errors import BadInput, BrokenPlan
 from aurora.io.plans import _digest
 from aurora.planner import choice
-from aurora.planner.choice import simulated_seconds
 from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
 from aurora.reports.formatting import percent, seconds
@@ -118,20 +117,6 @@ def test_an_unknown_all_to_all_is_named():
         aurora.plan(slow_nics(), traffic(), Options(all_to_all="deep"))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("routed", [True, False])
-def test_of_what_is_too_large_to_simulate_some_layers_are_compared(monkeypatch, routed):
-    """One layer of one window, of two each, is about a quarter of the time."""
-    by = traffic(routed=routed)
-    plan = aurora.plan(slow_nics(), by, Options())
-    whole_s = simulated_seconds(plan, [by])
-    assert whole_s == simulate_plan(plan, [by]).seconds
-    monkeypatch.setattr("aurora.planner.choice.TRANSFERS", 1)
-    assert simulated_seconds(plan, [by]) == pytest.approx(whole_s / 4, rel=0.2)
-    assert aurora.plan(slow_nics(), by, Options()).models[0].hierarchy is not None
-    assert aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), by, Options()).models[0].hierarchy is None
-
-
 def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
     known, counted, later = traffic(), traffic(routed=False), traffic(1, routed=False)
     plan = aurora.plan(slow_nics(), counted, Options())
@@ -175,21 +160,6 @@ def test_a_server_of_one_gpu_each_is_not_tried():
     plan = aurora.plan(slow_nics(server_G=[0, 1, 2, 3]), traffic(), Options())
     assert plan.models[0].hierarchy is None
     assert plan.notes == ()
-
-
-@pytest.mark.parametrize("models", [1, 2])
-def test_chunks_are_chosen_for_the_placement_that_is_planned(models, monkeypatch):
-    """The placement over servers follows a first choice, for the placement that it starts from."""
-    seen = []
-
-    def fastest(cluster, profile, placement, order, rng):
-        seen.append(placement)
-        return Hierarchy(np.array([0, 0, 1, 1]), len(seen))
-
-    monkeypatch.setattr("aurora.planner.scenarios.servers.fastest_hierarchy", fastest)
-    plan = make_plan(slow_nics(), [traffic(seed) for seed in range(models)], HIERARCHICAL)
-    assert seen[-models:] == [model.placement for model in plan.models] != seen[:models]
-    assert [model.hierarchy.chunks for model in plan.models] == [*range(models + 1, 2 * models + 1)]
 
 
 @pytest.mark.full
@@ -244,13 +214,6 @@ def test_a_bound_that_tells_nothing_is_not_printed_as_a_gap():
     assert not none
     assert gap_text(tight) == percent(tight.gap)
     assert tight.gap < 1 < ample.gap
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("options", [HIERARCHICAL, Options(all_to_all="flat")])
-def test_plans_on_servers_do_not_say_that_ports_alone_were_priced(options):
-    for models in (1, 2):
-        assert not any("ports only" in line for line in bound_lines(make_plan(slow_nics(), [traffic()] * models, options)))
 
 
 def test_experts_in_index_order_stay_in_index_order_on_equal_servers():

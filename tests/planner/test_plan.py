@@ -113,14 +113,6 @@ def test_equal_gpus_can_differ_in_nothing_that_matters():
     assert not replace(cluster(2.0, 2.0), gpus=(slower, cluster(2.0).gpus[0])).equal
 
 
-def test_longer_model_meets_the_shorter_modulo():
-    rng = np.random.default_rng(0)
-    short, long = (profile(rng.integers(1, 9, (1, layers, 2, 2)), name=f"l{layers}") for layers in (2, 5))
-    for pair in ([short, long], [long, short]):
-        plan = make_plan(cluster(1.0, 1.0), pair)
-        assert [len(m.dispatch_L) for m in plan.models] == [p.layers for p in pair]
-
-
 def test_balanced_groups_are_lighter_than_contiguous():
     load = np.array([9, 8, 7, 1, 1, 1])
     room = np.array([2, 2, 2])

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.compile import compile_plan
-from aurora.algorithms.network.switch import timed, timed_steps
+from aurora.algorithms.network.switch import timed_steps
 from aurora.algorithms.workload.traffic import exchange_bytes, exchange_rows
 from aurora.planner.plan import make_plan
 from aurora.simulator.interpreter import simulate, simulate_plan
@@ -180,20 +179,6 @@ def test_micro_batches_carry_the_rows_of_whole_batches(case, parts):
     whole, cut = (simulate_plan(each, [p]) for each in (plan, plan.with_micro_batches(parts)))
     for phase in range(len(TRACE_PHASES)):
         assert cut.bytes_X[cut.phase_X == phase].sum() == whole.bytes_X[whole.phase_X == phase].sum()
-
-
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_equal_ranks_take_the_sum_of_the_steps(chunks):
-    """Where every rank sends as much as the others, all end a step together, and nobody is ahead of the next."""
-    tokens = [[to, (to + 1) % 6] for _ in range(6) for to in range(6)] * 2
-    p = routed(tokens, np.repeat(np.arange(6), 12), experts=6)
-    cluster = machines([0, 0, 0, 1, 1, 1], ROW, startup_s=0.25)
-    hierarchy = Hierarchy(np.array([0, 0, 0, 1, 1, 1]), chunks)
-    bytes_SGG = exchange_rows(p, 0, np.eye(6), deduplicated=True, hierarchy=hierarchy) * ROW
-    order = ORDER["all-at-once"](bytes_SGG.sum(axis=0), cluster.network, rng=np.random.default_rng(0))
-    made, steps = timed_steps(order, bytes_SGG, cluster.network), [timed(order, each, cluster.network) for each in bytes_SGG]
-    assert made.makespan_s == pytest.approx(sum(each.makespan_s for each in steps))
-    assert [made.bytes_X[made.step_X == step].sum() for step in range(chunks + 1)] == bytes_SGG.sum(axis=(1, 2)).tolist()
 
 
 def test_counts_alone_tell_the_seconds_where_they_tell_the_choices():

@@ -31,7 +31,6 @@ from aurora.types import (
     Servers,
 )
 from aurora.types.options import GATHERED
-from tests.algorithms.workload.test_traffic import split_by_share
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles, servers
 
@@ -104,13 +103,6 @@ def test_an_allgather_sends_all_tokens_to_all_ranks():
     assert rows(trace, "counts") == []  # an engine knows the sizes
 
 
-def test_a_rank_goes_on_when_its_own_transfers_are_done():
-    """Rank 2 takes no part in the traffic: its expert's tokens are local and start right after the counts."""
-    p = profile([[[[0, 6, 0], [0, 0, 0], [0, 0, 3]]]], gate=1, expert=2)
-    trace = simulate_plan(make_plan(cluster(1.0, 1.0, 1.0), [p], KEEP), [p])
-    assert rows(trace, "expert") == [(0, 7, 7), (1, 7, 9), (2, 1, 3)]
-
-
 def test_two_models_interleave_as_the_paper_draws_them():
     """Both models: gate 1, dispatch 4, experts 3, combine 4, aggregation 1 on two ranks.
 
@@ -151,11 +143,6 @@ def test_the_overhead_of_a_grouped_kernel_is_part_of_the_expert_phase():
         assert plans[1].objective_s == pytest.approx(plans[0].objective_s + 2 / speed)
         assert plans[1].bound_s == pytest.approx(plans[0].bound_s + 2 / speed)
     assert longer.digest != p.digest
-
-
-def test_slow_gpus_take_longer():
-    p = profile([[[[3, 0], [0, 3]]]], gate=1, expert=1, aggregate=1)
-    assert simulate_plan(make_plan(cluster(1.0, 1.0, speed=0.5), [p], KEEP), [p]).seconds == pytest.approx(6)
 
 
 @st.composite
@@ -302,33 +289,6 @@ def test_ports_that_a_shared_table_forgets():
     assert max(end for _, _, end in rows(trace, "dispatch", 1)) == pytest.approx(6)
 
 
-@pytest.mark.full
-@given(clusters(3).flatmap(lambda m: profiles(3).map(lambda p: (m, p))))
-def test_every_token_of_a_replicated_expert_travels_once_and_is_worked_on(case):
-    machines, p = case
-    plan = make_plan(machines, [p], PlanOptions("equal-split", slots_per_gpu=-(-p.experts // 3) + 1))
-    trace = simulate_plan(plan, [p])
-    placement = plan.models[0].placement
-    sent, there = 0, 0
-    for layer in range(p.layers):
-        split_EG = placement.split_EG(layer)
-        for t in range(p.windows):
-            tokens_SG = sum(split_by_share(p.tokens_TLSE[t, layer, :, e], split_EG[e]) for e in range(p.experts))
-            assert tokens_SG.sum() == p.tokens_TLSE[t, layer].sum()
-            sent += tokens_SG.sum() - tokens_SG.trace()
-            for g, gpu in enumerate(machines.gpus):
-                mine = np.array(
-                    [split_by_share(p.tokens_TLSE[t, layer, :, e], split_EG[e])[:, g].sum() for e in range(p.experts)]
-                )
-                there += float(p.seconds("expert", gpu, mine).sum())
-    for phase, per in (("dispatch", p.dispatch_bytes), ("combine", p.combine_bytes)):
-        rows = trace.phase_X == TRACE_PHASES.index(phase)
-        for way in (trace.sent_X, ~trace.sent_X):
-            assert trace.bytes_X[rows & way].sum() == sent * per
-    work = trace.phase_X == TRACE_PHASES.index("expert")
-    assert (trace.end_s_X - trace.start_s_X)[work].sum() == pytest.approx(there, abs=1e-9)
-
-
 def test_two_replicas_by_hand():
     """10 tokens on rank 0 for an expert on both ranks, 4 s a token: 5 stay, 5 travel 5 s, and both ranks work 20 s."""
     slow = Curve(np.array([1.0, 11.0]), np.array([4.0, 44.0]))
@@ -340,22 +300,6 @@ def test_two_replicas_by_hand():
     assert [end for rank, start, end in rows(trace, "dispatch")] == [5, 5]
     assert [end - start for rank, start, end in rows(trace, "expert")] == [20, 20]
     assert plan.objective_s == pytest.approx(5 + 20 + 5)
-
-
-def test_three_models_alternate():
-    """Gate 1, dispatch 2, experts 3, combine 2, no aggregation, on two ranks.
-
-    Gates at 0, 1 and 2. Dispatches 1..3, 3..5, 5..7. Experts 3..6, 6..9 and 9..12, one model after the other. Combines in turn:
-    a from 7, when c's dispatch has left the port, to 9; b 9..11; c 12..14.
-    """
-    models = [profile([[[[0, 2], [2, 0]]]], gate=1, expert=3, name=name) for name in "abc"]
-    machines = cluster(1.0, 1.0)
-    trace = simulate_plan(make_plan(machines, models, KEEP), models)
-    found = [[rows(trace, phase, m)[0][1:] for phase in ("gate", "dispatch", "expert", "combine")] for m in range(3)]
-    assert found[0] == [(0, 1), (1, 3), (3, 6), (7, 9)]
-    assert found[1] == [(1, 2), (3, 5), (6, 9), (9, 11)]
-    assert found[2] == [(2, 3), (5, 7), (9, 12), (12, 14)]
-    assert trace.seconds == pytest.approx(14)
 
 
 THREE = cluster(1.0, 1.0, 1.0)
@@ -401,13 +345,6 @@ def test_without_the_counts_barrier_early_ranks_begin_early():
 def terms(plan, p, model=0):
     groups = plan.models[model].placement.gpu_E(0)
     return layer_costs(plan.cluster, p, 0).grouped(groups).times_alone(np.arange(len(plan.cluster)))
-
-
-def test_where_all_wait_for_all_one_model_takes_equation_1():
-    """Equal gates and experts, and an order at the bound: 1 + 6, 2 + 6, and 3."""
-    p = profile(UNEVEN, gate=1, expert=2, aggregate=3)
-    plan = make_plan(THREE, [p], KEEP)
-    assert simulate_plan(plan, [p], "global").seconds == pytest.approx(exclusive_s(terms(plan, p))) == pytest.approx(18)
 
 
 single = st.integers(2, 4).flatmap(lambda n: st.tuples(clusters(n), *[profiles(n, max_layers=1).map(one_window)] * 2))

@@ -156,18 +156,6 @@ def test_the_gain_of_one_more_slot_is_told_where_memory_has_one():
     assert make_plan(full, [source]).slot_gain is None
 
 
-def test_a_popular_expert_gets_replicas_and_time_falls():
-    source = profile([[[[90, 5, 5, 5]] * 4]])
-    machines = cluster(1e6, 1e6, 1e6, 1e6)
-    alone = make_plan(machines, [source])
-    copies = make_plan(machines, [source], PlanOptions(slots_per_gpu=2))
-    assert copies.options.place == "equal-split"
-    assert copies.options.slots_per_gpu == 2
-    assert sum(0 in held for held in copies.models[0].placement.slots_LG[0]) > 1
-    assert copies.objective_s < 0.6 * alone.objective_s
-    assert copies.bound_s >= 420 * 0.01 / 4 - 1e-9  # work divided at will
-
-
 def test_replicas_of_tokens_that_cost_nothing():
     free = Profile("m", "", np.array([[[[3, 1], [2, 2]]]]), 1, 1, 0, 1, 1, {"reference": dict.fromkeys(PHASES, NOTHING)})
     for place in REPLICAS:

@@ -285,18 +285,6 @@ def crossing_rows(profile, layer, server_E, hierarchy):
     )
 
 
-def test_a_faster_server_takes_more_load():
-    fast_Bps = 1e13  # so that experts limit, not ports
-    cluster, hierarchy = two_servers((2, 2), fast_Bps, fast_Bps, fast_Bps, speeds=[1.0, 1.0, 0.5, 0.5])
-    profile = two_communities(4)
-    options = replace(OWN, slots_per_gpu=8)
-    start = Exclusive(replace(cluster, servers=None), [profile], options).place(np.random.default_rng(0))
-    placed = OverServers(cluster, [profile], options).improve_on_servers(start.placements_M, [hierarchy])[0]
-    for layer, load_E in enumerate(profile.load_LE):
-        fast, slow = np.bincount(hierarchy.server_G[placed.gpu_E(layer)], weights=load_E)
-        assert 1.5 * slow < fast < 2.6 * slow
-
-
 def test_counts_alone_level_the_replicas_inside_servers():
     """Servers keep their experts, since counts tell no rows that others would save; their GPUs share what a server serves."""
     cluster, hierarchy = two_servers((4, 4))
