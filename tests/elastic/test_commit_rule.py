@@ -4,9 +4,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import pytest
-
-from aurora.elastic import steps as commit_rule
 from aurora.elastic.steps import NOTHING, MemberSteps, Version, settle
 
 NAMES = "abc"
@@ -169,20 +166,3 @@ def test_every_course_ends_with_one_state():
     worlds, ends = explore(kills=1, restarts=1, cuts=0)  # bench/quorum.py explores more
     assert worlds > 5000
     assert ends > 300
-
-
-def test_the_exploration_finds_rules_that_are_wrong(monkeypatch):
-    def discard(steps):
-        """Nobody commits what it has prepared."""
-        found = commit_rule.settle(steps)
-        return replace(found, commits=frozenset())
-
-    def trust(steps):
-        """Nobody fetches."""
-        return replace(commit_rule.settle(steps), stale=frozenset())
-
-    for wrong in (discard, trust):
-        with monkeypatch.context() as patched:
-            patched.setitem(globals(), "settle", wrong)
-            with pytest.raises(AssertionError):
-                explore(kills=1, restarts=1, cuts=0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from aurora_vllm import eplb_mover, plugin_status
-from aurora_vllm.eplb_mover import RECENT, EplbMover, LayersPerPass, PassTimes, Phase
+from aurora_vllm.eplb_mover import EplbMover, LayersPerPass, Phase
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
@@ -327,17 +327,6 @@ def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     assert ranks.window(ONE_LE) == 0
 
 
-def test_the_shortest_of_the_recent_passes_tells_and_those_before_are_forgotten():
-    clock = Clock()
-    times = PassTimes(clock)
-    assert times.take_shortest_s() == 0.0
-    for gap_s in (0, 0.5, *[1] * RECENT, 30):
-        clock.now_s += gap_s
-        times.add()
-    assert times.take_shortest_s() == 1.0
-    assert times.take_shortest_s() == 0.0
-
-
 def test_layers_of_a_pass_grow_to_a_tenth_of_it():
     layers, found = LayersPerPass(), []
     for _ in range(5):
@@ -349,26 +338,6 @@ def test_layers_of_a_pass_grow_to_a_tenth_of_it():
     assert layers.next(100, 1.0) == 6
     layers.record(6.0)
     assert layers.next(100, 1.0) == 1, "one at least"
-
-
-def test_the_example_on_top_of_the_file(monkeypatch):
-    ranks = Ranks(monkeypatch)
-    rank = ranks.ranks[0]
-    rank.layers, rank.in_pieces = 1, True
-    rank._facts = replace(rank._facts, layers=1, experts=4)
-    held_LP = torch.tensor([[0, 1, 2, 3, 0, 1]])
-    ranks.clock.now_s += 10
-    begun, in_thread = threading.Event(), eplb_mover._in_thread
-    monkeypatch.setattr(eplb_mover, "_in_thread", lambda decide: in_thread(lambda: (begun.wait(60), decide())[1]))
-    assert rank.next_map(torch.tensor([[100, 100, 100, 900]]), held_LP).tolist() == held_LP.tolist()
-    assert rank.phase is Phase.DECIDES
-    begun.set()
-    ranks.decided()
-    ranks.sent = None
-    wanted_LP = rank.next_piece(held_LP)
-    load_P = torch.tensor([100, 100, 100, 900])[wanted_LP[0]] / torch.bincount(wanted_LP[0])[wanted_LP[0]]
-    assert [float(load_P[:3].sum()), float(load_P[3:].sum())] == [600.0, 600.0]
-    assert (rank.phase, rank.under_way) == (Phase.MOVES, False)
 
 
 def test_a_heart_beats_unless_a_step_is_stuck_or_what_it_watches_is_gone(caplog):

@@ -1,36 +1,26 @@
 """The all-to-all as vLLM sees it: rows that a rank needs, with weights and experts; and sums that come back."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from aurora_vllm import layer_alltoall as module
-from aurora_vllm import worker_integration
 from aurora_vllm.layer_alltoall import LayerAllToAll
-from aurora_vllm.served_plan import check_fit, experts_in, read_checkpoint, served_hierarchy
-from aurora_vllm.settings import Settings
+from aurora_vllm.served_plan import check_fit, experts_in, read_checkpoint
 from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import PhaseClock
-from aurora_vllm.worker_integration import WorkerIntegration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.algorithms.alltoall.registry import ORDER
-from aurora.algorithms.alltoall.schedule import hierarchical_order_s
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
-from aurora.moe.permutation import MessageFormat
 from aurora.planner.plan import make_plan
-from aurora.runtime import order_calibration as measuring
-from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate_servers
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Hierarchy, Network, PlanOptions, SyntheticOptions
-from aurora.types.plan import with_servers
-from tests.runtime.test_order_calibration import plan_of_four_ranks
 
 EXPERTS, WIDTH, TOP_K = 6, 8, 2
 
@@ -138,95 +128,6 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
     apart_RR = hierarchy.server_G[:, None] != hierarchy.server_G
     across = sent_RXR.sum(axis=1)[apart_RR].sum()
     assert across == 2 * 4 * tokens * (2 if exchanges == 1 else 1)  # there and back, to both ranks of the other server or to it
-
-
-class Choice:
-    """Has all-to-alls in two hops, in the planned order, and notes what it is asked."""
-
-    def __init__(self):
-        self.asked = []
-
-    def is_hierarchical(self, *_):
-        self.asked.append("over servers")
-        return True
-
-    def order(self, planned, phase, _bytes_SRR):
-        self.asked.append(phase)
-        return planned
-
-
-def test_what_goes_over_servers_takes_the_measured_order_though_levelling_makes_its_messages_small(monkeypatch):
-    """Rank 0's tokens need rank 2 alone: one message if they go straight there, two of half the rows if NICs are levelled."""
-    memory, hierarchy, slots_G = Memory(4, 10.0), Hierarchy(np.array([0, 0, 1, 1]), 1, 1), ((0,), (1,), (2, 3), (4,))
-
-    def serve(rank):
-        tokens, choice = 64 * (rank == 0), Choice()
-        layer = LayerAllToAll(
-            0, MemoryTransport(memory, rank), TimeSlices(thread_port_arbiters(1)[0], False), slots_G, None, hierarchy, None,
-            lambda *_: None, PhaseClock(False), torch.device("cpu"), choice,
-        )  # fmt: skip
-        given = torch.zeros(tokens, WIDTH), torch.ones(tokens, 2), torch.tensor([[2, 3]] * tokens).reshape(tokens, 2)
-        *_, batch = layer.dispatch(*given, slice(0, tokens))
-        layer.combine(torch.zeros(batch.received, WIDTH), batch)
-        return choice.asked
-
-    row_bytes = MessageFormat(WIDTH, 2, torch.float32).row_bytes
-    monkeypatch.setattr(module, "SMALL_BYTES", 48 * row_bytes)
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(serve, range(4))) == [["over servers", "dispatch", "combine"]] * 4
-
-
-@pytest.mark.parametrize("planned", [FLAT, OVER_SERVERS])
-def test_batches_take_the_way_that_was_measured_to_be_faster(planned, monkeypatch):
-    """Flat for few tokens and over the servers for many, whatever is planned, on all ranks."""
-    monkeypatch.setattr(measuring, "SIZES", (1 << 10, 1 << 12))
-    monkeypatch.setattr(measuring, "MAX_REPETITIONS", 3)
-    plan, memory = plan_of_four_ranks(), Memory(4, 20.0)
-    if planned == OVER_SERVERS:
-        (made,) = with_servers(plan, True).models
-        order, _ = hierarchical_order_s(
-            np.ones((made.hierarchy.steps, 4, 4), np.int64), made.hierarchy, plan.cluster.network, "auto",
-            rng=np.random.default_rng(0),
-        )  # fmt: skip
-        plan = replace(plan, models=(replace(made, dispatch_L=(order,) * 2, combine_L=(order.reversed,) * 2),))
-
-    def calibrated(*args):
-        found = calibrate_servers(*args)
-        flat_C = np.array([1e-3, 1.0])
-        seconds_C = {FLAT: flat_C, OVER_SERVERS: flat_C * (9, 1 / 9)}
-        seconds_CW = np.stack([seconds_C[method] for method in found.methods], axis=1)
-        return replace(found, sizes_C=np.array([1 << 16, 1 << 18]), seconds_CW=seconds_CW, spread_CW=np.zeros((2, 2)))
-
-    monkeypatch.setattr(measuring, "calibrate_servers", calibrated)
-    monkeypatch.setattr(worker_integration, "Metrics", lambda *_: None)
-    slots_G = plan.models[0].placement.slots_LG[0]
-
-    def serve(rank):
-        integration = WorkerIntegration(Settings(), rank, 4, None, None)
-        integration.served.plan = plan
-        integration.served.hierarchy = hierarchy = served_hierarchy(plan, integration.settings)
-        transports = []
-        integration.connect(lambda: transports.append(Counted(memory, rank, plan.cluster)) or transports[-1])
-        integration.begin_serving(None, "m", {0: 3, 1: 4}, None)
-        measured = len(transports[0].sent)
-        assert measured > 1
-        assert integration.served.summary().endswith("and in two hops over 2 servers or flat, no record")
-        exchanges = []
-        for number in range(8):
-            tokens = 48 if number % 2 == 0 else 1000
-            hidden, index = torch.full((tokens, 64), 1.0 + rank), torch.arange(0, 16, 4, dtype=torch.int32).repeat(tokens, 1)
-            with integration.forward_pass(tokens), integration.moe_layer(0, index, False):
-                rows, weights, _ = integration.dispatch(hidden, torch.ones(tokens, 4), index, lambda _: slots_G)
-                sums = integration.combine(rows * weights.sum(dim=1, keepdim=True))
-            torch.testing.assert_close(sums, 4 * hidden, rtol=0, atol=0)
-            exchanges.append(len(transports[0].sent) - measured)
-        assert len(transports) == 1, "for all layers, and for what is measured before serving"
-        assert np.diff([0, *exchanges]).tolist() == [2, 2 * hierarchy.steps] * 4, "there and back: flat, and in two hops"
-        return exchanges
-
-    with ThreadPoolExecutor(4) as pool:
-        first, *others = pool.map(serve, range(4))
-    assert others == [first] * 3
 
 
 def test_a_checkpoint_is_known_by_its_routers(qwen):

@@ -756,10 +756,6 @@ class Server:
             time.sleep(0.5)
         assert not left(self.process.pid)
 
-    def kill(self):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
     def wait_until_ready(self):
         until = time.monotonic() + LIMIT_S
         while True:
@@ -817,40 +813,6 @@ def test_served_over_http(tmp_path, checkpoints, alone):
 
 
 @slow
-def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, checkpoints, alone):
-    """Both wait while a third has the port, and answer as if alone; one is killed, the other answers on.
-
-    One is interactive; what the other one sends is cut into slices by the ports of its plan.
-    """
-    name = f"http-{os.getpid()}"
-    save(scattered(checkpoints("mixtral"), 2), tmp_path / "plan.json")
-    sliced = {"plan": str(tmp_path / "plan.json"), "order": "plan", "slice_s": 1e-6}
-    names = ("qwen3moe", "mixtral")
-    stays, dies = (
-        Server(tmp_path / each, checkpoints(each), {"colocate": name, **more})
-        for each, more in zip(names, ({"order": "online", "priority": "interactive"}, sliced), strict=True)
-    )
-    try:
-        with stays, dies:
-            stays.wait_until_ready()
-            dies.wait_until_ready()
-            third = ProcessPortArbiter(colocation_folder(name), 63)
-            with ThreadPoolExecutor(16) as pool:
-                with third.exchange():
-                    asked = [[pool.submit(server.complete, index) for index in range(8)] for server in (stays, dies)]
-                    time.sleep(1)
-                    assert not any(future.done() for futures in asked for future in futures)
-                for each, futures in zip(names, asked, strict=True):
-                    assert [future.result() for future in futures] == expected(alone(each), 8)
-            third.leave()
-            dies.kill()
-            with ThreadPoolExecutor(8) as pool:
-                assert list(pool.map(stays.complete, range(8))) == expected(alone("qwen3moe"), 8)
-    finally:
-        shutil.rmtree(colocation_folder(name), ignore_errors=True)
-
-
-@slow
 def test_ctrl_c_writes_what_was_recorded(tmp_path, checkpoints):
     """Long before `record_every_s` is over; a command outside the folder and a bad one are sentences."""
     with Server(tmp_path, checkpoints("qwen3moe"), {"record": str(tmp_path / "seen"), "record_every_s": 3600}) as server:
@@ -864,38 +826,6 @@ def test_ctrl_c_writes_what_was_recorded(tmp_path, checkpoints):
     assert all(len(each) == NEW for each in tokens)
     rows = sum(len(PROMPTS[index]) + NEW - 1 for index in range(4))
     assert load_records(tmp_path / "seen").tokens_TLSE.sum(axis=(0, 2, 3)).tolist() == [2 * rows] * 3
-
-
-@slow
-def test_wrong_settings_end_the_server_before_it_loads(tmp_path, checkpoints):
-    (tmp_path / "plan.json").write_text('{"schema": 1, "form')
-    for number, (settings, sentence) in enumerate(
-        [({"paln": "plan.json"}, "aurora knows no 'paln'; expected plan"), ({"plan": str(tmp_path / "plan.json")}, "not JSON")]
-    ):
-        with Server(tmp_path / str(number), checkpoints("qwen3moe"), settings) as server:
-            assert server.process.wait(LIMIT_S) == 1
-        said = server.log.read_text()
-        assert said.splitlines()[-1].startswith("aurora: ")
-        assert sentence in said.splitlines()[-1]
-        assert "Traceback" not in said
-        assert "EngineCore" not in said, "no engine was started"
-
-
-@slow
-@pytest.mark.parametrize("required", [False, True])
-def test_a_plan_for_other_ranks_is_shown_and_ends_a_server_that_requires_it(required, tmp_path, checkpoints):
-    save(scattered(checkpoints("qwen3moe"), 4), tmp_path / "plan.json")
-    settings = {"plan": str(tmp_path / "plan.json"), "required": required}
-    reason = "rank 0: the plan is for 4 ranks, vLLM runs 2 expert-parallel ranks"
-    with Server(tmp_path, checkpoints("qwen3moe"), settings) as server:
-        if required:
-            assert server.process.wait(LIMIT_S) != 0
-            assert f'aurora: {reason}; the setting "required" ends a server' in server.log.read_text()
-        else:
-            server.wait_until_ready()
-            name = f'model_name="{checkpoints("qwen3moe")}",reason="{reason}"'
-            for rank in range(2):
-                assert f'aurora_engaged{{ep_rank="{rank}",{name}}} 0.0' in server.ask("/metrics")
 
 
 @slow

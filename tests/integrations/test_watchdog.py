@@ -5,15 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 from aurora_vllm import rank_progress, served_metrics, watchdog
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, connections, file_of, unanswering
 from aurora_vllm.served_metrics import MetricsWriter, WorkersMetrics, open_status_folder
-from aurora_vllm.stuck_rank import DISPATCH, ENDED, GONE, MOVES, RESTS, STEP, STOPPED, StuckRank
-from aurora_vllm.vllm_internals import model_runner
-from aurora_vllm.vllm_internals.api_checks import ApiCheck
+from aurora_vllm.stuck_rank import DISPATCH, ENDED, GONE, MOVES, STEP, STOPPED, StuckRank
 from aurora_vllm.watchdog import Watchdog
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -183,30 +180,6 @@ def test_what_a_watchdog_says_of_a_balancer(dog):
     dog.look()
     assert RankFiles(dog.files._folder).serving()
     assert next(iter(dog.files.states(1.0).values())).balancer == ENDED
-
-
-def test_the_balancers_thread_is_seen_at_its_functions(monkeypatch):
-    module = types.ModuleType("background")
-    module.plan, module.move = (lambda: seen.append(state())), (lambda: seen.append(state()))
-    monkeypatch.setitem(sys.modules, "background", module)
-    checks = tuple(ApiCheck("b", f"background:{name}") for name in ("plan", "move"))
-    monkeypatch.setattr(model_runner, "needed", lambda _name: checks)
-    monkeypatch.setattr(model_runner, "lacks", lambda _name: ())
-    model = types.SimpleNamespace(pending_result=None, rebalanced=False)
-    thread = types.SimpleNamespace(is_alive=lambda: True)
-    balancer = types.SimpleNamespace(is_async=True, async_worker=thread, model_states={"m": model})
-    seen = []
-    state = model_runner.watch_balancer(balancer)
-    assert state() == (RESTS, 0)
-    module.plan()
-    module.move()
-    model.rebalanced = True
-    seen.append(state())
-    model.pending_result = "experts"
-    seen.append(state())
-    thread.is_alive = lambda: False
-    assert [*seen, state()] == [("plans", 0), ("moves", 1), ("waits", 1), ("ready", 1), ("ended", 1)]
-    assert model_runner.watch_balancer(None) is None
 
 
 def test_connections_and_hosts_that_answer():

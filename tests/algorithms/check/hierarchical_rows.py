@@ -1,62 +1,9 @@
-"""Hierarchical all-to-alls token by token: who must compute its choices, and the rows by which it travels. Calls no maker."""
+"""Rows of hierarchical all-to-alls, token by token. Calls no maker."""
 
 import numpy as np
 
-from aurora.errors import BrokenPlan
 from aurora.types import Hierarchy
-from aurora.types.arrays import FloatArray, IntArray
-
-SLACK = 1e-9  # relative, for sums of float seconds
-
-
-def check_serving(
-    rank_UK: IntArray, experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray
-) -> None:
-    """Checks the ranks that compute each token's choices, for a hierarchical all-to-all.
-
-    A choice is a (token, expert) pair. Every choice must be computed by a rank that holds its expert. All choices of an expert
-    by tokens that start on one server must be computed on one server: the same one if it holds the expert. There, the choices
-    of each source rank must be divided over the expert's replicas by their shares.
-
-    Args:
-        rank_UK: (U, K) int64, the rank that computes each choice.
-        experts_UK: (U, K) int64, the experts of each token.
-        source_U: (U,) int64, the rank that each token starts on.
-        split_EG: (E, G) float64, the share of each expert's tokens that each rank takes.
-        server_G: (G,) int64, the server of each rank.
-
-    Raises:
-        BrokenPlan: if any of this fails.
-    """
-    experts, ranks = split_EG.shape
-    source_X, expert_X, rank_X = np.repeat(source_U, experts_UK.shape[1]), experts_UK.ravel(), rank_UK.ravel()
-    if (wrong_X := split_EG[expert_X, rank_X] <= 0).any():
-        row = int(wrong_X.argmax())
-        raise BrokenPlan(f"hierarchical all-to-all: rank {rank_X[row]} computes expert {expert_X[row]}, which it does not hold")
-    servers = int(server_G.max()) + 1
-    shares_NE = np.stack([split_EG[:, server_G == server].sum(axis=1) for server in range(servers)])
-    found_NEN = np.zeros((servers, experts, servers), dtype=bool)
-    found_NEN[server_G[source_X], expert_X, server_G[rank_X]] = True
-    own_NE = found_NEN[np.arange(servers), :, np.arange(servers)]
-    wrong_NE = (found_NEN.sum(axis=2) > 1) | (found_NEN.any(axis=2) & (shares_NE > 0) & ~own_NE)
-    if wrong_NE.any():
-        server, expert = np.argwhere(wrong_NE)[0].tolist()
-        raise BrokenPlan(
-            f"hierarchical all-to-all: expected one server, its own if it can, to compute expert {expert} for the tokens of "
-            f"server {server}, found servers {np.flatnonzero(found_NEN[server, expert]).tolist()}"
-        )
-    pair_X = source_X * experts + expert_X
-    pair_P, count_P = np.unique(pair_X, return_counts=True)
-    triple_Q, count_Q = np.unique(pair_X * ranks + rank_X, return_counts=True)
-    (source_Q, expert_Q), rank_Q = np.divmod(triple_Q // ranks, experts), triple_Q % ranks
-    part_Q = split_EG[expert_Q, rank_Q] / shares_NE[server_G[rank_Q], expert_Q]
-    all_Q = count_P[np.searchsorted(pair_P, triple_Q // ranks)]
-    if (wrong_Q := abs(count_Q - part_Q * all_Q) > 1 + SLACK * all_Q).any():
-        row = int(wrong_Q.argmax())
-        raise BrokenPlan(
-            f"hierarchical all-to-all: rank {rank_Q[row]} computes {count_Q[row]} of {all_Q[row]} choices of expert "
-            f"{expert_Q[row]} by tokens of rank {source_Q[row]}, its share is {part_Q[row]:.3g}"
-        )
+from aurora.types.arrays import IntArray
 
 
 def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarchy, carrier_GNC: IntArray) -> IntArray:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aurora.algorithms.check.plans import check_layout
 from aurora.algorithms.replicas import load_bounds
 from aurora.algorithms.replicas.eplb import balanced
-from aurora.algorithms.replicas.packing_core import eplb_counts
+from aurora.algorithms.replicas.packing_core import counts_by_size, eplb_counts
 from aurora.algorithms.replicas.registry import REPLICAS, place
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import GpuSlots
@@ -139,6 +139,13 @@ def test_given_counts_are_kept():
     held = [expert for gpu in made.placement.slots_LG[0] for expert in gpu]
     assert np.bincount(held).tolist() == counts
     assert made.max_load_L[0] >= made.bound_L[0] >= 23 / 5
+
+
+def test_counts_by_size_divide_experts_of_medium_load_before_the_hottest_once_more():
+    load_E = np.array([90.0, 40, 10])
+    assert counts_by_size(load_E, 45.0, 2, 6) is None
+    assert counts_by_size(load_E, 45.0, 5, 6).tolist() == [2, 2, 1]
+    assert counts_by_size(load_E, 20.0, 9, 3).tolist() == [3, 3, 3], "no more than GPUs"
 
 
 def test_spare_slots_go_to_hot_experts():
