@@ -166,16 +166,6 @@ def test_the_interval_is_the_prediction_interval_of_one_further_gain(blocks, mea
     assert tail == pytest.approx((1 - CONFIDENCE) / 2)
 
 
-def test_the_interval_covers_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(2000):
-        *seen, further = rng.normal(0.1, 0.05, 6)
-        _, low, high = np.log(interval(np.array(seen)))
-        covered += low <= further <= high
-    assert covered / 2000 == pytest.approx(CONFIDENCE, abs=0.03)
-
-
 def test_gpus_that_share_a_nic_each_have_their_part_of_it():
     own = cluster_of("h100:16", KINDS, nic_Bps=50e9)
     shared = replace(own, servers=Servers.of([gpu.node for gpu in own.gpus], 50e9, shared_nic=True))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.advisor.collectives import all_reduce_bytes, ring_nic_bytes
+from aurora.advisor.collectives import ring_nic_bytes
 from aurora.advisor.engines.engine import Layout
 from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.served_sizes import ServedSizes
@@ -41,11 +41,6 @@ def test_dense_models_have_no_experts():
     seconds = step_seconds(config, KIND, Layout(2), SchedulerStep(decode_requests=3, kv_tokens=30))
     assert seconds.experts_s == 0
     assert seconds.dense_s > 0
-
-
-def test_an_all_reduce_sends_every_byte_twice_but_for_the_own_share():
-    assert all_reduce_bytes(800, 4) == 1200
-    assert all_reduce_bytes(800, 1) == 0
 
 
 def test_active_experts_are_those_that_chance_touches():

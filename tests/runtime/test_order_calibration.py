@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
 from aurora.algorithms.alltoall.registry import ORDER
-from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads
@@ -24,7 +23,7 @@ from aurora.runtime.order_calibration import (
     planned_method,
 )
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.types import Curve, Hierarchy, Network, PlanOptions, Profile, RunOptions, Servers
+from aurora.types import Curve, Hierarchy, Network, PlanOptions, Profile, Servers
 from aurora.types.plan import with_servers
 from tests.conftest import cluster
 
@@ -176,17 +175,6 @@ def test_beside_the_unordered_the_plans_own_method_is_tried(order, rates, method
     profile = Profile("m", "", traffic, 1, 1, 1, 1, 1, curves)
     plan = make_plan(cluster(*rates), [profile], PlanOptions("contiguous", "contiguous", order=order))
     assert planned_method(plan) == method
-
-
-def test_it_stops_where_exchanges_take_long(monkeypatch):
-    monkeypatch.setattr(measuring, "LONG_S", 0.0)
-    (calibration,) = launch_threads(choose, 1, Memory(1, 10.0), "openshop")
-    assert len(calibration.sizes_C) == 1
-
-
-def test_an_unknown_way_to_run_is_refused():
-    with pytest.raises(BadInput, match="`order`: expected one of plan, auto, found 'fastest'"):
-        RunOptions(order="fastest")
 
 
 class Counting(MemoryTransport):

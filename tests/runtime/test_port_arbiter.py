@@ -84,57 +84,6 @@ def test_whoever_waits_learns_that_the_other_failed():
         arbiters[0].start_compute()
 
 
-def test_priority_work_runs_before_what_waits_and_at_preemption_points():
-    arbiters, seen, wait = thread_port_arbiters(3), [], threading.Event()
-    first = arbiters[0]
-    first.start_compute()
-
-    def work(model, level):
-        wait.wait(60)
-        time.sleep(0.05 * model)  # one after the other
-        arbiters[model].start_compute(level)
-        seen.append(model)
-        arbiters[model].stop_compute()
-
-    def low_priority():
-        assert not first.yield_to_priority(lambda: seen.append("nobody waits"))
-        wait.set()
-        while not first.yield_to_priority(lambda: seen.append("yielded")):
-            time.sleep(0.01)
-        seen.append("again")
-        assert not first.yield_to_priority(lambda: seen.append("only low-priority work waits"))
-        first.stop_compute()
-
-    in_threads((work, 1, 0), (work, 2, 1), (low_priority,))
-    assert seen == ["yielded", 2, "again", 1]
-
-
-def test_compute_that_was_overtaken_often_goes_first():
-    """Ordinary work waits while interactive work queues anew all the time: it comes after MOST_OVERTAKEN of them."""
-    arbiters, seen = thread_port_arbiters(3), []
-    rank = arbiters[0]._rank
-    arbiters[0].start_compute(2)
-    waits = threading.Thread(target=lambda: (arbiters[2].start_compute(), seen.append("batch"), arbiters[2].stop_compute()))
-    waits.start()
-
-    def queue(waiting):
-        while len(rank.gpu.waiting) < waiting:
-            time.sleep(0.001)
-
-    queue(1)
-    for number in range(2 * MOST_OVERTAKEN):  # two interactive models in turn, so that one of them always waits
-        model = number % 2
-        other = threading.Thread(target=arbiters[1 - model].start_compute, args=(2,))
-        other.start()
-        queue(1 + ("batch" not in seen))
-        seen.append(number)
-        arbiters[model].stop_compute()
-        other.join(timeout=120)
-    arbiters[0].stop_compute()
-    waits.join(timeout=120)
-    assert seen.index("batch") == MOST_OVERTAKEN + 1
-
-
 def test_work_yields_only_to_more_urgent_work():
     arbiters, seen = thread_port_arbiters(2), []
     arbiters[0].start_compute(1)

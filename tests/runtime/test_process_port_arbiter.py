@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import socket
 import threading
@@ -152,59 +151,6 @@ def test_three_processes_compute_one_at_a_time_and_in_turn(tmp_path):
     together = [span[0] for span in spans[first : last + 1]]
     counts = [together.count(pid) for pid in set(together)]
     assert max(counts) - min(counts) <= 2
-
-
-class ModelExchange:
-    """An all-to-all is over for a rank when all ranks of its model are in it."""
-
-    def __init__(self, ranks):
-        self.barrier = CONTEXT.Barrier(ranks, timeout=60)
-
-
-def _held(number, exchanges):
-    return number % 3 == 1 and number + 1 < exchanges
-
-
-def exchange_at_random(told, folder, exchange, model, rank, ranks, slots, exchanges, seed):
-    """One rank of a model: between exchanges it computes for random times, by itself or with the GPU that the arbiter grants."""
-    if rank == 0:
-        arbiter = ProcessPortArbiter(folder, 0, turn_s=TIMEOUT_S)
-        for _ in range(ranks - 1):
-            slots.put(arbiter.slot)
-    else:
-        arbiter = ProcessPortArbiter(folder, rank, slots.get(timeout=TIMEOUT_S), turn_s=TIMEOUT_S)
-    exchange.barrier.wait(TIMEOUT_S)
-    drawn = random.Random(seed)
-    for number in range(exchanges):
-        if drawn.random() < 0.5:
-            arbiter.start_compute(drawn.randrange(3))
-            time.sleep(drawn.random() * 0.001)
-            arbiter.yield_to_priority(lambda: None)
-            arbiter.stop_compute()
-        with arbiter.exchange(_held(number, exchanges)):
-            told.put((rank, time.monotonic(), model, number))
-            exchange.barrier.wait(TIMEOUT_S)
-    arbiter.leave()
-
-
-def test_ports_go_to_models_in_one_sequence_and_nobody_waits_in_a_circle(tmp_path):
-    """Three models of two ranks with different numbers of exchanges, starting when they like."""
-    counts, ranks = (40, 25, 10), 2
-    jobs = []
-    for model, exchanges in enumerate(counts):
-        shared = (ModelExchange(ranks), model)
-        slots = CONTEXT.Queue()
-        jobs += [
-            (exchange_at_random, tmp_path, *shared, rank, ranks, slots, exchanges, 10 * model + rank) for rank in range(ranks)
-        ]
-    with processes(*jobs) as (_, told):
-        seen = sorted(hear(told, ranks * sum(counts)))
-    sequences = [[entry[2:] for entry in seen if entry[0] == rank] for rank in range(ranks)]
-    assert sequences[0] == sequences[1]
-    for (model, number), after in zip(sequences[0], sequences[0][1:], strict=False):
-        if _held(number, counts[model]):
-            assert after == (model, number + 1)
-    assert sorted(sequences[0]) == [(model, number) for model, count in enumerate(counts) for number in range(count)]
 
 
 def test_a_killed_rank_lets_the_other_model_go_on_everywhere(tmp_path, join):
@@ -407,15 +353,6 @@ def hold(told, folder):
         pass
     told.put("held")
     time.sleep(2 * TIMEOUT_S)
-
-
-def test_an_idle_model_is_not_waited_for(tmp_path, join):
-    busy, idle = join(), join()
-    for _ in range(20):
-        with busy.exchange():
-            pass
-    with idle.exchange():
-        pass
 
 
 def test_a_folder_that_the_dead_left_is_used_again(tmp_path, join):

@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import signal
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import aurora
-from aurora.errors import BadInput, BrokenPlan, RankFailed
+from aurora.errors import BadInput, BrokenPlan
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.options import with_priorities
@@ -26,7 +24,7 @@ from aurora.runtime import serving_rank
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.phase_recorder import HostTimer
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
+from aurora.runtime.process_port_arbiter import colocation_folder
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.transports.gloo import GlooTransport
@@ -243,14 +241,6 @@ def test_three_models_of_any_priority_give_the_same_answers(mixtral, qwen, time_
         assert min(answers.ttft_s) > 0 < min(answers.tpot_s)
 
 
-@pytest.mark.full
-def test_eight_models_share_two_ranks(mixtral, qwen):
-    paths = [mixtral, qwen] * 4
-    plan, prompts = plan_for(paths, 2), [prompts_for(path, 2, seed=seed) for seed, path in enumerate(paths)]
-    result = answered(plan, paths, prompts, transport="memory", batch=2, max_new_tokens=2)
-    assert set(result.trace.model_X.tolist()) == set(range(8))
-
-
 def test_a_batch_model_lets_others_go_first_in_all_of_its_parts(mixtral, qwen, monkeypatch):
     """Preemption points before projections and norms, each in the layer that it belongs to, and between chunks of experts."""
     points = []
@@ -331,52 +321,6 @@ def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
     assert result.seconds >= sum(answers.seconds for answers in result.answers_M) * 0.99
 
 
-def test_two_runs_share_port_arbiters_by_name(mixtral, qwen, monkeypatch, tmp_path):
-    """Each run with its own plan: on every rank their computing does not overlap, nor does their port, and answers stay."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    inside, seen, gpu_of = [], [], {}
-    create, start, stop = ProcessPortArbiter.__init__, ProcessPortArbiter.start_compute, ProcessPortArbiter.stop_compute
-
-    def created(self, folder, gpu, *args, **named):
-        create(self, folder, gpu, *args, **named)
-        gpu_of[self] = gpu
-
-    def started(self, level=0):
-        start(self, level)
-        inside.append(gpu_of[self])
-        seen.append(inside.count(gpu_of[self]))
-
-    def stopped(self):
-        inside.remove(gpu_of[self])
-        stop(self)
-
-    monkeypatch.setattr(ProcessPortArbiter, "__init__", created)
-    monkeypatch.setattr(ProcessPortArbiter, "start_compute", started)
-    monkeypatch.setattr(ProcessPortArbiter, "stop_compute", stopped)
-    options = RunOptions(3, timeout_s=60, transport="memory", keep_logits=True, interleave="processes", colocate="both")
-    given = [(plan_for([path], 2), [path], [prompts_for(path, 5)]) for path in (mixtral, qwen)]
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda each: aurora.run(*each, options), given))
-    for result, (_, paths, prompts) in zip(results, given, strict=True):
-        assert verify(result, paths, prompts, options) == []
-    assert set(seen) == {1}
-    until_s = time.monotonic() + 60
-    while list(tmp_path.glob("*/*/arbiter.sock")):
-        assert time.monotonic() < until_s, "the arbiter ends after its last client"
-        time.sleep(0.05)
-
-
-@pytest.mark.full
-def test_deduplication_changes_bytes_but_no_answer(mixtral, qwen):
-    """Both models choose two of eight experts, on two ranks: often both are on one."""
-    paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
-    plan = plan_for(paths, 2)
-    every, deduplicated = answered(plan, paths, prompts), answered(plan, paths, prompts, deduplicate=True)
-    assert [answers.tokens for answers in deduplicated.answers_M] == [answers.tokens for answers in every.answers_M]
-    fewer, more = (moved(result.trace, "phase")[TRACE_PHASES.index("combine"),] for result in (deduplicated, every))
-    assert fewer < more
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("replicated", [False, True])
 def test_a_simulation_of_a_run_over_servers_has_its_transfers(mixtral, text, replicated):
@@ -441,44 +385,12 @@ def test_prompts_are_checked_before_serving(mixtral):
             aurora.run(plan, [mixtral], [prompts])
 
 
-@pytest.mark.full
-def test_a_rank_may_hold_no_expert(mixtral):
-    plan = plan_for([mixtral], 2)
-    experts = plan.models[0].placement.experts
-    uneven = replace(plan.models[0], placement=Placement((((), tuple(range(experts))),) * len(plan.models[0].dispatch_L)))
-    answered(replace(plan, models=(uneven,)), [mixtral], [prompts_for(mixtral, 3)], batch=2)
-
-
 def test_a_plan_with_a_broken_order_is_refused_before_it_runs(mixtral):
     plan = plan_for([mixtral], 2)
     broken = replace(plan.models[0].dispatch_L[0], pairs_X2=np.array([[0, 1]]))
     model = replace(plan.models[0], dispatch_L=(broken, *plan.models[0].dispatch_L[1:]))
     with pytest.raises(BrokenPlan, match="each of 2 ordered pairs once"):
         aurora.run(replace(plan, models=(model,)), [mixtral], [prompts_for(mixtral, 1)])
-
-
-def test_a_lost_rank_ends_the_run(mixtral, monkeypatch):
-    """Rank 1 dies between two layers; everybody else is told and nothing is left."""
-    plan = plan_for([mixtral], 3)
-    monkeypatch.setattr("aurora.runtime.run.serve_rank", serve_until_killed)
-    with pytest.raises(RankFailed, match=r"rank 1 of 3 died \(killed by signal 9\)"):
-        aurora.run(plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=60))
-
-
-def serve_until_killed(rank_info, *args):
-    from aurora.runtime import serving_rank as serve
-    from aurora.runtime.layer_context import LayerContext
-
-    exchanging, calls = LayerContext.exchanging, []
-
-    def counted(*inner):
-        calls.append(1)
-        if rank_info.rank == 1 and len(calls) == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return exchanging(*inner)
-
-    LayerContext.exchanging = counted
-    return serve.serve_rank(rank_info, *args)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])

@@ -1,8 +1,6 @@
 """Drawn exchanges by ordered push between processes, in Triton's interpreter, against what each rank computes from all ranks' inputs."""
 
-import importlib.util
 import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,6 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.moe.permutation import MessageFormat
 from aurora.types import Network, Order
 
-KERNELS = "aurora.moe.push_triton"
 TOKENS, TOP_K, WIDTH, LANES, STAGES = 9, 4, 150, 2, 64
 POLL_S = 2e-4  # of a look at a flag
 STORE_S = 0.01  # before a store of a process that is slow
@@ -107,18 +104,11 @@ def parts(packing, rows):
     return hidden.view(torch.uint8), *others
 
 
-def in_interpreter(kernels=None):
-    """Makes Triton interpret the kernels of this process; those of a file, if given. Returns the module of ordered push."""
+def in_interpreter():
+    """Makes Triton interpret the kernels of this process. Returns the module of ordered push."""
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     yield_when_polling()
-    if kernels is not None:
-        spec = importlib.util.spec_from_file_location(KERNELS, kernels)
-        sys.modules[KERNELS] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[KERNELS])
-        import aurora.moe
-
-        aurora.moe.push_triton = sys.modules[KERNELS]
     from aurora.moe import push_triton
     from aurora.runtime.transports import push
 
@@ -147,9 +137,9 @@ def private(folder, name):
     return own
 
 
-def ordered_push(rank_info, folder, kernels=None, timeout_s=0.05, **named):
+def ordered_push(rank_info, folder, timeout_s=0.05, **named):
     """An OrderedPush of this rank over files in a folder. A look takes POLL_S, 200 times what `timeout_s` counts with."""
-    module = in_interpreter(kernels)
+    module = in_interpreter()
     from aurora.runtime.transports.symmetric_memory import shared_memory
 
     make = partial(shared_memory, private(folder, "all"), rank_info.rank, rank_info.ranks)
@@ -171,18 +161,14 @@ def slow_writes():
     InterpreterBuilder.create_masked_store = sleep_and_store
 
 
-def exchanges(rank_info, folder, seeds, kernels=None, slow=False):
-    """One rank's part of drawn exchanges; returns (rows, differing bytes) of each.
-
-    With `slow`, rank 0 writes slowly, and kernels, which may be mutants, may lose peers.
-    """
-    push, found = ordered_push(rank_info, folder, kernels, timeout_s=0.05 if slow else 0.5), []
+def exchanges(rank_info, folder, seeds, slow=False):
+    """One rank's part of drawn exchanges; returns (rows, differing bytes) of each. With `slow`, rank 0 writes slowly."""
+    push, found = ordered_push(rank_info, folder, timeout_s=0.5), []
     if slow and rank_info.rank == 0:
         slow_writes()
     for number, seed in enumerate(seeds):
         found.append(differing(push, drawn(seed, rank_info.ranks), number % 2))
-        if not slow:
-            push.check_peers()
+        push.check_peers()
     return found
 
 

@@ -12,16 +12,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput, RankFailed
-from aurora.moe.transport import row_slices
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.transports import ordered
 from aurora.runtime.transports.nccl import NcclTransport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.types import Hierarchy, Network, Order
+from aurora.types import Network, Order
 from tests.conftest import cluster
 from tests.runtime.transports.drawn_orders import drawn_order
 
@@ -138,21 +136,6 @@ def test_a_rank_requests_before_it_sends_bulk_behind_which_its_requests_would_wa
     assert launch_threads(unrequested, 4, Memory(4, 20.0), replace(order, tier_X=tier_X), cluster(*[FAST_Bps] * 4)) == [0] * 4
 
 
-@pytest.mark.parametrize(("servers", "rail_pieces"), [(2, 1), (3, 4)])
-def test_rows_of_a_tier_without_a_sequence_are_sent_whole(servers, rail_pieces, monkeypatch):
-    """Two servers of two ranks: each rank has one row between them and one inside. With a third the former take turns."""
-    monkeypatch.setattr(ordered, "PIECE_BYTES", 3)
-    hierarchy, ranks = Hierarchy(np.arange(2 * servers) // 2, 1), 2 * servers
-    sizes_RR = np.full((ranks, ranks), 12) * (1 - np.eye(ranks, dtype=np.int64))
-    sizes_RR[(hierarchy.server_G[:, None] != hierarchy.server_G) & (np.arange(ranks)[:, None] % 2 != np.arange(ranks) % 2)] = 0
-    order = hierarchical_order(sizes_RR, hierarchy, Network.equal(ranks), rng=np.random.default_rng(0))
-    for transport in launch_threads(watch, ranks, Memory(ranks, 20.0), order, sizes_RR):
-        pieces = Counter((message.peer, message.tier) for message, _ in transport.posted[True])
-        inside = hierarchy.server_G[transport.rank]
-        assert {number for (peer, _), number in pieces.items() if hierarchy.server_G[peer] != inside} == {rail_pieces}
-        assert {number for (peer, _), number in pieces.items() if hierarchy.server_G[peer] == inside} == {1}
-
-
 def watch(rank_info, memory, order, sizes_RR, cluster=None):
     transport = Watched(memory, rank_info.rank, cluster)
     sends = [torch.full((int(size),), rank_info.rank, dtype=torch.uint8) for size in sizes_RR[rank_info.rank]]
@@ -230,41 +213,6 @@ def test_slow_ports_get_short_pieces():
             for message, _ in posted:
                 wanted = pieces[min(transport.rank, message.peer), max(transport.rank, message.peer)]
                 assert message.size == min(wanted, message.row_bytes - message.offset), sending
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_who_posts_everything_at_once_starts_with_the_next_rank(ranks):
-    sizes = 5 * (1 - np.eye(ranks, dtype=np.int64))
-    order = ORDER["all-at-once"](sizes, Network.equal(ranks), rng=np.random.default_rng(0))
-    for transport in launch_threads(watch, ranks, Memory(ranks, 10.0), order, sizes):
-        peers = [message.peer for message, _ in transport.posted[True]]
-        assert peers == [(transport.rank + step) % ranks for step in range(1, ranks)]
-
-
-@given(st.integers(2, 6), st.integers(0, 10**6))
-def test_an_order_knows_what_each_rank_sends_and_receives(ranks, seed):
-    order = drawn_order(np.random.default_rng(seed), ranks)
-    rows = list(enumerate(order.pairs_X2.tolist()))
-    for rank in range(ranks):
-        for sending, own, other in ((True, 0, 1), (False, 1, 0)):
-            wanted = [(row, pair[other]) for row, pair in rows if pair[own] == rank]
-            assert list(zip(*map(np.ndarray.tolist, order.rows_of(rank, sending)), strict=True)) == wanted
-
-
-def test_what_depends_on_the_order_alone_is_made_once(monkeypatch):
-    """A second call reads no pair of the order again, split pairs included."""
-    order = drawn_order(np.random.default_rng(1), 6)
-    for way in (order, order.reversed):
-        row_slices(way, 2, [torch.zeros(8)] * 6, sending=True)
-        row_slices(way, 2, [torch.zeros(8)] * 6, sending=False)
-    made = []
-    monkeypatch.setattr(np, "flatnonzero", made.append)
-    monkeypatch.setattr(np, "unique", made.append)
-    monkeypatch.setattr(Order, "__post_init__", made.append)
-    for way in (order, order.reversed):
-        assert {peer for _, peer, _ in row_slices(way, 2, [torch.zeros(8)] * 6, sending=True)} == {0, 1, 3, 4, 5}
-        row_slices(way, 2, [torch.zeros(8)] * 6, sending=False)
-    assert not made
 
 
 def steps_to_post(ranks, method):

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.network.switch import timed
 from aurora.errors import RankFailed
@@ -21,11 +19,11 @@ from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.transports import nccl, process_groups
 from aurora.runtime.transports.gloo import GlooTransport
-from aurora.runtime.transports.nccl import End, NcclTransport
+from aurora.runtime.transports.nccl import NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group
-from aurora.types import Hierarchy, Network, Order
+from aurora.types import Network, Order
 from tests.runtime.transports.drawn_orders import drawn_order
-from tests.runtime.transports.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator
+from tests.runtime.transports.nccl_emulator import EmulatedCalls, NcclEmulator
 
 
 def ignore(*_event):
@@ -111,35 +109,6 @@ def test_any_order_ends_and_is_held(seeds):
                 check_held(order, sizes_GG, emulator.transfers)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("method", ["openshop", "birkhoff", "all-at-once"])
-def test_steps_of_all_to_alls_over_servers_end(method):
-    """All steps of a dispatch and its combine are queued at once; hosts are late by different times."""
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        ranks, chunks = int(rng.integers(2, 9)), int(rng.integers(1, 5))
-        hierarchy = Hierarchy(np.unique(rng.integers(0, ranks, ranks), return_inverse=True)[1], chunks, (None, 1)[seed % 2])
-        rank_UK = np.stack([rng.permutation(ranks)[: 1 + ranks // 2] for _ in range(9 * ranks)])
-        source_U = rng.integers(0, ranks, len(rank_UK)) // rng.integers(1, 3)  # of all ranks, or of the first half
-        rows = hierarchical_rows(rank_UK, source_U, hierarchy)
-        steps_SGG = step_rows(rows, hierarchy) * 100
-        order = ORDER[method](steps_SGG.sum(axis=0), Network.equal(ranks), rng=rng)
-        emulator = NcclEmulator(ranks, lambda src, dst, size: 1.0 + size / 100, int(rng.choice([0, 200])))
-        delays = [partial(rng.uniform, 0.0, late_s) for late_s in rng.choice([0.0, 1.0, 30.0], ranks)]
-        transports = [NcclTransport(EmulatedCalls(emulator, rank, delay_s), None) for rank, delay_s in enumerate(delays)]
-        exchanges = [(order, sizes_GG) for sizes_GG in steps_SGG]
-        exchanges += [(order.reversed, sizes_GG.T) for sizes_GG in steps_SGG[::-1]]
-        arrived = []
-        for rank, transport in enumerate(transports):
-            for way, sizes_GG in exchanges:
-                arrived += [(src, rank, torch.zeros(size, dtype=torch.uint8)) for src, size in enumerate(sizes_GG[:, rank])]
-                sends = [payload(rank, dst, size) for dst, size in enumerate(sizes_GG[rank])]
-                transport.exchange(way, sends, [into for *_, into in arrived[-ranks:]], ignore)
-        emulator.finish()
-        assert len(emulator.transfers) >= np.count_nonzero(steps_SGG) * 2
-        assert all(torch.equal(into, payload(src, dst, len(into))) for src, dst, into in arrived)
-
-
 @pytest.mark.parametrize("method", ["openshop", "openshop-best", "birkhoff"])
 @pytest.mark.parametrize("ranks", [2, 5, 8])
 def test_a_staged_schedule_is_what_the_rules_give(ranks, method):
@@ -183,67 +152,6 @@ def test_memory_of_times_that_nobody_reads_is_bounded(monkeypatch):
             transport.exchange(order, sends, recvs, ignore)
         emulator.run()
     assert max(len(transport._queued) for transport in transports) <= 64
-
-
-def communicator(ranks, **options):
-    """An emulated communicator that all ranks have made."""
-    emulator, _ = emulated(ranks, **options)
-    emulator.finish()
-    return emulator
-
-
-def post(emulator, rank, *groups):
-    """Posts groups of (peer, whether sent, bytes)."""
-    for group in groups:
-        emulator.post(rank, 0.0, [End(peer, sent, torch.zeros(size, dtype=torch.uint8)) for peer, sent, size in group])
-
-
-def test_groups_that_wait_in_a_circle_are_caught():
-    """Each rank first sends to the next, and receives in a later group; in one group, nobody waits."""
-    emulator = communicator(3)
-    for rank in range(3):
-        post(emulator, rank, [((rank + 1) % 3, True, 5)], [((rank - 1) % 3, False, 5)])
-    with pytest.raises(Deadlock, match=r"ranks \[0, 1, 2\] wait"):
-        emulator.finish()
-    emulator = communicator(3)
-    for rank in range(3):
-        post(emulator, rank, [((rank + 1) % 3, True, 5), ((rank - 1) % 3, False, 5)])
-    emulator.finish()
-
-
-def test_an_empty_pair_that_one_end_leaves_out_is_caught():
-    emulator = communicator(2)
-    post(emulator, 0, [(1, True, 0)], [(1, True, 5)])
-    post(emulator, 1, [(0, False, 5)])
-    with pytest.raises(Mismatch, match="0 -> 1: 0 bytes are sent, 5 expected"):
-        emulator.finish()
-    emulator = communicator(2)
-    post(emulator, 0, [(1, True, 0)])
-    with pytest.raises(Deadlock, match=r"ranks \[0\] wait"):
-        emulator.finish()
-
-
-def test_two_ranks_with_different_orders_are_caught():
-    emulator, transports = emulated(3)
-    order = Order("one", np.array([[0, 1], [1, 2], [2, 0], [0, 2], [2, 1], [1, 0]]))
-    other = replace(order, pairs_X2=order.pairs_X2[::-1])
-    for rank, transport in enumerate(transports):
-        tensors = [torch.zeros(5, dtype=torch.uint8) for _ in range(3)]
-        transport.exchange(other if rank == 1 else order, tensors, [torch.zeros_like(each) for each in tensors], ignore)
-    with pytest.raises(Deadlock):
-        emulator.finish()
-
-
-def test_all_at_once_is_shifted_rounds():
-    """One round at a time: NCCL sends to the next rank first, whatever the sequence in the group."""
-    emulator, transports = emulated(4, rounds_at_once=1)
-    emulator.finish()
-    made_s = max(one.end_s for one in emulator.transfers)
-    emulator.transfers.clear()
-    order = ORDER["all-at-once"](1 - np.eye(4, dtype=np.int64), Network.equal(4), rng=np.random.default_rng(0))
-    exchange(transports, replace(order, pairs_X2=order.pairs_X2[::-1]), 5 * (1 - np.eye(4, dtype=np.int64)), emulator)
-    assert len(emulator.transfers) == 12
-    assert all(one.start_s == made_s + (one.dst - one.src) % 4 - 1 for one in emulator.transfers)
 
 
 EACH_OTHER = Order("one", np.array([[0, 1], [1, 0]]))
@@ -305,19 +213,6 @@ def test_exchanges_are_captured_until_times_must_be_read(monkeypatch):
         transport.exchange(EACH_OTHER, TENSORS, TENSORS, ignore)
     with pytest.raises(RankFailed, match="operation not permitted when stream is capturing"):
         transport.exchange(EACH_OTHER, TENSORS, TENSORS, ignore)
-
-
-def test_a_communicator_that_some_ranks_make_is_caught():
-    """Two of three ranks make the first call, as measuring one link did: the transport makes the communicator before."""
-    emulator = NcclEmulator(3, lambda src, dst, size: 1.0)
-    post(emulator, 0, [(1, True, 5)])
-    post(emulator, 1, [(0, False, 5)])
-    with pytest.raises(Deadlock, match=r"ranks \[0, 1\] make a communicator of 3 ranks"):
-        emulator.finish()
-    emulator = communicator(3)
-    post(emulator, 0, [(1, True, 5)])
-    post(emulator, 1, [(0, False, 5)])
-    emulator.finish()
 
 
 class StuckCalls:

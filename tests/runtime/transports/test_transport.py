@@ -13,9 +13,7 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import RankFailed
 from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.transports.gloo import GlooTransport
-from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group, device_of
 from aurora.runtime.transports.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
 from aurora.types import Network
@@ -190,19 +188,6 @@ def test_who_is_missed_in_a_gather_of_many_is_named(tmp_path, monkeypatch):
     with pytest.raises(RankFailed, match="rank 1 of 3 died"):
         launch(miss_a_peer, 3, tmp_path)
     assert (tmp_path / "said").read_text().startswith("rank 0 lost rank 1: ")
-
-
-def alone_on_nccl(rank_info):
-    """One rank has nothing to send: the exchange is over before it touches a device, so this runs without one."""
-    order = ORDER["birkhoff"](np.zeros((1, 1), dtype=int), Network.equal(1), rng=np.random.default_rng(0))
-    with default_process_group(rank_info):
-        transport = NcclTransport(NcclCalls(None, "cuda:0", HostTimer(0.0)), None)
-        transport.exchange(order, [torch.zeros(3)], [torch.zeros(3)], lambda *_: None)
-        return transport.rank, transport.ranks
-
-
-def test_one_rank_on_nccl_exchanges_nothing():
-    assert launch(alone_on_nccl, 1) == [(0, 1)]
 
 
 @pytest.mark.parametrize(("gpus", "device", "warned"), [(0, "cpu", False), (2, "cpu", True), (4, "cuda:0", False)])
