@@ -13,7 +13,7 @@
 | a model's config.json | model_configs |
 | prompts (.txt, .jsonl) | prompts |
 
-`files` has the containers (JSON, TOML, npz), the schemas of all formats, and the atomic write.
+`files` has the containers (JSON, TOML, CSV, npz) and the atomic write; `schema` converts their tables to typed values and back.
 
 `load` and `save` import the module of the given file; the other names are imported when they are first used.
 """
@@ -27,11 +27,8 @@ from aurora.errors import BadInput
 from aurora.lazy_names import fetcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aurora.io.clusters import *
     from aurora.io.files import *
-    from aurora.io.files import Arrays
     from aurora.io.matrices import *
     from aurora.io.model_configs import *
     from aurora.io.plans import *
@@ -101,12 +98,8 @@ def _load(path: Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
             from aurora.io import profiles, traces
             from aurora.io.files import load_npz
 
-            readers: dict[str, Callable[[dict[str, Any], Arrays], Profile | Trace | ComputeCurves]] = {
-                profiles.PROFILE_FORMAT: profiles.profile_from_arrays,
-                traces.TRACE_FORMAT: traces.trace_from_arrays,
-                profiles.CURVES_FORMAT: profiles.curves_from_arrays,
-            }
-            return load_npz(path, readers)
+            readers: Any = profiles.PROFILES | traces.TRACES | profiles.CURVES
+            return load_npz(path, readers)  # type: ignore[no-any-return]
     raise BadInput(f"{path}: expected a .toml, .json or .npz file, found {path.suffix}")
 
 

@@ -13,30 +13,28 @@ pipeline stage).
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
+from msgspec import Meta
 
 from aurora.algorithms.gpu_slots import filled, redundant_experts
 from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.model_structure import moe_layers
 from aurora.errors import BadInput, check_one_of, shown
 from aurora.io.clusters import MOST_GPUS
-from aurora.io.files import json_value, load_json, naming, read_text
+from aurora.io.engine_rows import EVERY_LAYER, Rows, Slots, by_gpu, divided, repeated_slots, without_shared
+from aurora.io.files import MOST_TEXT, check_size, json_lines, json_value, load_json, naming, read_text
 from aurora.io.routing_dumps import load_sglang, spoken_layers
+from aurora.io.schema import Kind, Table, converted, plain
 from aurora.types import Placement
 from aurora.types.arrays import MOST_LAYERS, IntArray, layer_numbers
 from aurora.types.read_numbers import whole_number
-
-Slots = tuple[tuple[tuple[int, ...], ...], ...]  # by layer and GPU: the experts there
-Rows = dict[int, Any]  # by layer: the experts of its slots, or of each GPU's slots; checked by `_check_experts`
-EVERY_LAYER = -1  # key of the one row that all layers share
 
 
 @dataclass(frozen=True)
@@ -163,113 +161,18 @@ def import_placement(
                 raise BadInput("expected the model's sizes (`shape`), as one map for all layers does not say their number")
             rows = dict.fromkeys(range(model.layers), rows[EVERY_LAYER])
         if known.mixes_shared and model is not None and model.shared_experts:
-            rows, left_out = _without_shared(rows, model.experts, model.shared_experts)
+            rows, left_out = without_shared(rows, model.experts, model.shared_experts)
             remarks += left_out
-        _check_experts(rows, model.experts if model else None)
-        layers = _layers(rows, known.by_decoder, dense_layers, model)
-        kept = {layer: rows[layer] for layer in layers}
-        slots_LG = _slots(kept, gpus)
-    if model is not None and (beyond := sorted({*rows} - {*layers, *model.dense_layers})):
+        kept, slots_LG = divided(rows, known.by_decoder, dense_layers, model, gpus)
+    if model is not None and (beyond := sorted({*rows} - {*kept, *model.dense_layers})):
         remarks.append(f"rows of multi-token prediction are left out: {spoken_layers(beyond)}")
-    if twice := _seconds(slots_LG, layers):
+    if twice := repeated_slots(slots_LG, [*kept]):
         said = ", ".join(twice[:3]) + (", ..." if len(twice) > 3 else "")
         remarks.append(
             f"{len(twice)} slots repeat an expert of their own GPU, whose one replica there takes their share too: {said}"
         )
-    flat = all(type(row[0]) is int for row in kept.values())
+    flat = not any(map(by_gpu, kept.values()))
     return Import(Placement.evenly(slots_LG), tuple(remarks), np.array([*kept.values()], dtype=np.int64) if flat else None)
-
-
-def _seconds(slots_LG: Slots, layers: Sequence[int]) -> list[str]:
-    """Returns a text for each slot whose expert has an earlier slot on the same GPU."""
-    return [
-        f"expert {expert} of layer {layer} on GPU {gpu}"
-        for layer, held_G in zip(layers, slots_LG, strict=True)
-        for gpu, held in enumerate(held_G)
-        for expert, times in Counter(held).items()
-        for _ in range(times - 1)
-    ]
-
-
-def _without_shared(rows: Rows, experts: int, shared: int) -> tuple[Rows, list[str]]:
-    """Returns the rows without the shared experts, numbered from `experts` on, and a sentence if there were any."""
-    numbers = range(experts, experts + shared)
-    kept = {
-        layer: [[expert for expert in held if expert not in numbers] for held in row] if _by_gpu(row) else row
-        for layer, row in rows.items()
-    }
-    said = f"shared experts under mix placement are left out: {spoken_layers(numbers)}; every token computes them"
-    return kept, [said] * (kept != rows)
-
-
-def _layers(rows: Rows, by_decoder: bool, dense_layers: Sequence[int], model: Shape | None) -> Sequence[int]:
-    """Returns the numbers of the rows that are of layers with experts, or raises BadInput if one is missing or too many."""
-    if far := [layer for layer in rows if not 0 <= layer < MOST_LAYERS]:
-        raise BadInput(f"expected layers from 0 to {MOST_LAYERS - 1}, found {shown(far[0])}")
-    if model is None:
-        every = range(max(rows, default=-1) + 1)
-        expected: Sequence[int] = [layer for layer in every if layer not in dense_layers] if by_decoder else every
-        known = len(every)
-        if by_decoder and not dense_layers:
-            expected = sorted(rows)
-    elif by_decoder:
-        decoders = model.decoder_layers
-        expected, known = moe_layers(decoders - len(dense_layers), dense_layers), decoders + model.mtp_layers
-    else:
-        expected, known = range(model.layers), model.layers
-    wrong = [f"layer {layer} is missing" for layer in expected if layer not in rows][:1]
-    beyond = [layer for layer in rows if not 0 <= layer < known]
-    if not expected:
-        raise BadInput(f"expected rows of layers with experts, found {spoken_layers(sorted(rows))}")
-    if wrong or beyond:
-        mtp = model is not None and 0 < len(beyond) <= model.mtp_layers
-        hint = ": rows of multi-token prediction are not read, leave them out" if mtp else "".join(f": {row}" for row in wrong)
-        raise BadInput(f"expected layers {spoken_layers(expected)}, found {spoken_layers(sorted(rows))}{hint}")
-    return expected
-
-
-def _check_experts(rows: Rows, experts: int | None) -> None:
-    """Raises BadInput unless each layer holds all experts, numbered from 0, and nothing else; None: as many as any has."""
-    limit = f"to {experts - 1}" if experts else "on"
-    flat = {layer: [*_flat(row)] for layer, row in rows.items()}
-    for layer, row in flat.items():
-        for slot, expert in enumerate(row):
-            if type(expert) is not int or not 0 <= expert < (experts or 1 << 62):
-                empty = ", as in an empty slot" if expert == -1 else ""
-                raise BadInput(f"layer {layer}, slot {slot}: expected an expert from 0 {limit}, found {shown(expert)}{empty}")
-    experts = experts or 1 + max(map(max, filter(None, flat.values())), default=0)
-    for layer, row in flat.items():
-        if len(seen := set(row)) < experts:
-            sizes = {len(each) * (1 + max(each, default=0) == len(each)) for each in map(set, flat.values())}
-            if 0 not in sizes and {experts} < sizes:
-                raise BadInput(f"layers have unequal experts: {experts} at most, and {len(seen)} in layer {layer}")
-            absent = next(expert for expert in range(experts) if expert not in seen)
-            raise BadInput(f"layer {layer}: expected experts 0 to {experts - 1}, {experts - len(seen)} missing, first {absent}")
-
-
-def _flat(row: Any) -> Iterable[Any]:
-    """The experts of a layer's slots, GPU by GPU."""
-    return chain.from_iterable(row) if _by_gpu(row) else row
-
-
-def _by_gpu(row: Any) -> bool:
-    """Returns whether a layer's row is a list for each GPU."""
-    return bool(row) and all(isinstance(slots, list) for slots in row)
-
-
-def _slots(rows: Rows, gpus: int | None) -> Slots:
-    """Returns the experts of each layer's slots by GPU; a row of all GPUs is divided evenly."""
-    if any(row and isinstance(row[0], list) for row in rows.values()):
-        if len(lengths := {len(row) for row in rows.values()}) > 1 or gpus not in (None, *lengths):
-            raise BadInput(f"expected {gpus or 'equally many'} GPUs in every layer, found {sorted(lengths)}")
-        return tuple(tuple(map(tuple, row)) for row in rows.values())
-    if gpus is None:
-        raise BadInput("the file does not say the number of GPUs; give `gpus`")
-    slots = {len(row) for row in rows.values()}
-    if len(slots) != 1 or gpus < 1 or max(slots) % gpus:
-        raise BadInput(f"expected as many slots in every layer, on {gpus} GPUs evenly, found {sorted(slots)}")
-    per_gpu = max(slots) // gpus
-    return tuple(tuple(tuple(row[g * per_gpu : (g + 1) * per_gpu]) for g in range(gpus)) for row in rows.values())
 
 
 def _rows(slots_LG: Slots) -> list[list[int]]:
@@ -277,13 +180,51 @@ def _rows(slots_LG: Slots) -> list[list[int]]:
     return [[expert for slots in layer for expert in slots] for layer in slots_LG]
 
 
+LayerRows = list[list[int]]
+Layer = Annotated[int, Meta(ge=0, lt=MOST_LAYERS)]
+
+
+class AscendDevice(Table, kw_only=True):
+    """A device of vllm-ascend's map."""
+
+    device_id: int | None = None
+    device_expert: list[int]
+
+
+class AscendLayer(Table, kw_only=True):
+    """A layer of vllm-ascend's map."""
+
+    layer_id: int | None = None
+    device_count: int | None = None
+    device_list: list[AscendDevice]
+
+
+class Sizes(Table):
+    """Sizes that maps state, and that must be right where they do."""
+
+    num_slots: int | None = None
+    num_moe_layers: int | None = None
+    moe_layer_count: int | None = None
+
+
+_ENGINE_OF_KEY = {"physical_to_logical_map": "sglang", "phy2log": "eplb", "layer_list": "vllm-ascend"}
+_ENGINE_OF_KEY |= {"initial_global_assignments": "trtllm", "model_maps": "vllm-map", "expert_to_ep_rank": "vllm-map"}
+
+
+def _entry(table: Any, key: str, kind: type[Kind]) -> Kind:
+    """Returns a map's entry, or raises BadInput that names the engine whose map it is, by the keys that it has."""
+    if isinstance(table, dict) and key not in table:
+        engines = [engine for known, engine in _ENGINE_OF_KEY.items() if known in table]
+        raise BadInput(f"'{key}' is missing" + (f": a map of {engines[0]}?" if engines else ""))
+    return converted(converted(table, dict[Any, Any])[key], kind, key)
+
+
 def _write_vllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     rows = _rows(slots_LG)
-    experts = 1 + max(rows[0])
     record = {
         "record_type": "eplb_initial_mapping",
         "version": 1,
-        "num_redundant_experts": len(rows[0]) - experts,
+        "num_redundant_experts": len(rows[0]) - 1 - max(rows[0]),
         "num_slots": len(rows[0]),
         "initial_global_assignments": {str(layer): row for layer, row in enumerate(rows)},
     }
@@ -296,51 +237,48 @@ def _write_vllm_list(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 def _read_vllm(path: Path) -> tuple[Rows, list[str]]:
     """Any of vLLM's forms, told apart by their keys; layers without experts have no rows in them."""
-    text = read_text(path)
     try:
-        tables = [json_value(text)]
-    except ValueError:
-        tables = [json_value(line) for line in text.splitlines() if line.strip()]
+        tables = [json_value(read_text(path))]
+    except BadInput:
+        tables = [table for _, table in json_lines(path)]
     records = [table for table in tables if isinstance(table, dict) and "record_type" in table]
-    if records or len(tables) != 1:
+    if records or len(tables) > 1:
         for record in records:
             if record["record_type"] == "eplb_initial_mapping":
-                return _numbered(record["initial_global_assignments"], record.get("num_slots")), []
+                return _numbered(record), []
         raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
     match tables[0]:
         case [*rows]:
             return _by_layer(rows), []
         case {"expert_to_ep_rank": rank_E}:
-            by_layer = _by_layer(rank_E)
-            return {layer: _experts_of_ranks(row) for layer, row in by_layer.items()}, []
+            return {layer: _experts_of_ranks(row) for layer, row in _by_layer(rank_E).items()}, []
         case {"0": _} as rows:
-            return _numbered(rows, None), []
-        case {"model_maps": dict() as maps}:
-            return _of_one_model(maps)
-    return _by_layer(_entry(tables[0], "physical_to_logical_map")), []
+            return _numbered({"initial_global_assignments": rows}), []
+        case {"model_maps": maps}:
+            return _of_one_model(converted(maps, dict[str, Any], "model_maps"))
+    return _by_layer(_entry(tables[0], "physical_to_logical_map", list[Any])), []
 
 
 def _by_layer(rows: Any) -> Rows:
     """A list per layer by layer, or one list of numbers for EVERY_LAYER."""
-    return dict(enumerate(rows)) if all(isinstance(row, list) for row in rows) else {EVERY_LAYER: rows}
+    each = isinstance(rows, list) and bool(rows) and isinstance(rows[0], list)
+    return dict(enumerate(converted(rows, list[list[int]]))) if each else {EVERY_LAYER: converted(rows, list[int])}
 
 
-def _numbered(rows: Any, slots: Any) -> Rows:
-    """The rows of a mapping from layers' numbers, ascending; each has `slots` slots, None: any number."""
-    if not isinstance(rows, Mapping):
-        raise BadInput(f"initial_global_assignments: expected layers' numbers with lists, found {shown(rows)}")
-    if wrong := [layer for layer in rows if not re.fullmatch("0|[1-9][0-9]{0,5}", str(layer))]:
-        raise BadInput(f"expected layers' numbers, found {shown(wrong[0])}")
+def _numbered(table: Any) -> Rows:
+    """The rows of `initial_global_assignments`, by layers' numbers, ascending; each has `num_slots` slots, if that is given."""
+    rows = _entry(table, "initial_global_assignments", dict[Layer, list[int]])
+    slots = converted(table, Sizes).num_slots
     if slots is not None and any(len(row) != slots for row in rows.values()):
         raise BadInput(f"expected num_slots = {shown(slots)} slots in every layer, found {sorted({*map(len, rows.values())})}")
-    return dict(sorted((int(layer), row) for layer, row in rows.items()))
+    return dict(sorted(rows.items()))
 
 
 def _experts_of_ranks(rank_E: Any) -> list[list[int]]:
     """Returns the experts of each rank by the rank of each expert: [0, 0, 1, 2] gives [[0, 1], [2], [3]]."""
     held_G: list[list[int]] = []
     for expert, rank in enumerate(rank_E):
-        if type(rank) is not int or not 0 <= rank < MOST_GPUS:
+        if not 0 <= rank < MOST_GPUS:
             raise BadInput(f"expert_to_ep_rank, expert {expert}: expected a rank below {MOST_GPUS}, found {shown(rank)}")
         held_G += [[] for _ in range(len(held_G), rank + 1)]
         held_G[rank].append(expert)
@@ -349,12 +287,12 @@ def _experts_of_ranks(rank_E: Any) -> list[list[int]]:
 
 def _of_one_model(maps: Mapping[str, Any]) -> tuple[Rows, list[str]]:
     """The rows of all pipeline stages of the one model that is not of multi-token prediction; by MODEL or MODEL#pp_rank=N."""
-    stages: dict[str, dict[int, list[Any]]] = {}
+    stages: dict[str, dict[int, LayerRows]] = {}
     for key, entry in maps.items():
         model, _, stage = key.partition("#pp_rank=")
-        rows = _entry(entry, "physical_to_logical_map")
-        if len(rows) != entry.get("num_moe_layers", len(rows)):
-            raise BadInput(f"{key}: expected the {shown(entry['num_moe_layers'])} layers of num_moe_layers, found {len(rows)}")
+        rows = _entry(entry, "physical_to_logical_map", LayerRows)
+        if (said := converted(entry, Sizes).num_moe_layers) not in (None, len(rows)):
+            raise BadInput(f"{key}: expected the {said} layers of num_moe_layers, found {len(rows)}")
         stages.setdefault(model, {})[whole_number(stage or "0")] = rows
     mtp = [model for model in stages if re.search("mtp|nextn", model, re.IGNORECASE)]
     if len(served := sorted({*stages} - {*mtp})) != 1:
@@ -364,18 +302,6 @@ def _of_one_model(maps: Mapping[str, Any]) -> tuple[Rows, list[str]]:
         raise BadInput(f"{served[0]}: expected pipeline stages 0 to {max(rows_of)}, found {sorted(rows_of)}")
     every = chain.from_iterable(rows_of[stage] for stage in sorted(rows_of))
     return dict(enumerate(every)), [f"maps of multi-token prediction are left out: {', '.join(mtp)}"] * bool(mtp)
-
-
-def _entry(table: Any, key: str) -> Any:
-    """Returns a map's entry, or raises BadInput that names the engine whose map it is, by the keys that it has."""
-    if isinstance(table, Mapping) and key not in table:
-        engine = next((engine for known, engine in _ENGINE_OF_KEY.items() if known in table), None)
-        raise BadInput(f"'{key}' is missing" + (f": a map of {engine}?" if engine else ""))
-    return table[key]
-
-
-_ENGINE_OF_KEY = {"physical_to_logical_map": "sglang", "phy2log": "eplb", "layer_list": "vllm-ascend"}
-_ENGINE_OF_KEY |= {"initial_global_assignments": "trtllm", "model_maps": "vllm-map", "expert_to_ep_rank": "vllm-map"}
 
 
 def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -390,8 +316,8 @@ def _read_sglang(path: Path) -> tuple[Rows, list[str]]:
     recording = load_sglang(path)
     if "physical_to_logical_map" not in recording and "logical_count" in recording:
         raise BadInput("holds loads (logical_count), not a placement")
-    rows = _entry(recording, "physical_to_logical_map")
-    return dict(enumerate(rows.tolist() if hasattr(rows, "tolist") else rows)), []
+    rows = _entry(recording, "physical_to_logical_map", Any)
+    return dict(enumerate(converted(getattr(rows, "tolist", lambda: rows)(), LayerRows, "physical_to_logical_map"))), []
 
 
 def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -404,37 +330,40 @@ def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 
 def _read_eplb(path: Path) -> tuple[Rows, list[str]]:
-    return dict(enumerate(_entry(load_json(path), "phy2log"))), []
+    return dict(enumerate(_entry(load_json(path), "phy2log", LayerRows))), []
 
 
 def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     layers = [
-        {
-            "layer_id": layer,
-            "device_count": len(held_G),
-            "device_list": [{"device_id": gpu, "device_expert": list(experts)} for gpu, experts in enumerate(held_G)],
-        }
+        AscendLayer(
+            layer_id=layer,
+            device_count=len(held_G),
+            device_list=[AscendDevice(device_id=gpu, device_expert=[*held]) for gpu, held in enumerate(held_G)],
+        )
         for layer, held_G in enumerate(slots_LG)
     ]
-    return json.dumps({"moe_layer_count": len(layers), "layer_list": layers}) + "\n"
+    return json.dumps({"moe_layer_count": len(layers), "layer_list": plain(layers)}) + "\n"
 
 
 def _read_ascend(path: Path) -> tuple[Rows, list[str]]:
-    """Layers and devices in the sequence of their lists, as the engine reads them; it does not look at their numbers."""
+    """Layers and devices in the sequence of their lists; their numbers, where given, must agree with it."""
     table = load_json(path)
-    layers = _entry(table, "layer_list")
-    counted = [("moe_layer_count", table, layers), *(("device_count", layer, layer["device_list"]) for layer in layers)]
-    for key, of, listed in counted:
-        if len(listed) != of.get(key, len(listed)):
-            raise BadInput(f"expected the {shown(of[key])} {key.split('_')[-2]}s of {key}, found {len(listed)}")
-    for key, rows in [("layer_id", layers), *(("device_id", layer["device_list"]) for layer in layers)]:
-        ids = [row[key] for row in rows if key in row]
-        if len(ids) not in (0, len(rows)) or any(after <= before for before, after in pairwise(ids)):
+    layers = _entry(table, "layer_list", list[AscendLayer])
+    devices_L = [layer.device_list for layer in layers]
+    sizes = [("layers of moe_layer_count", converted(table, Sizes).moe_layer_count, len(layers))]
+    sizes += [("devices of device_count", layer.device_count, len(layer.device_list)) for layer in layers]
+    for what, count, found in sizes:
+        if count not in (None, found):
+            raise BadInput(f"expected the {count} {what}, found {found}")
+    numbers = [("layer_id", [layer.layer_id for layer in layers])]
+    for key, every in numbers + [("device_id", [device.device_id for device in devices]) for devices in devices_L]:
+        ids = [number for number in every if number is not None]
+        if len(ids) not in (0, len(every)) or any(after <= before for before, after in pairwise(ids)):
             raise BadInput(f"expected {key} ascending, as the engine goes by the list's sequence, found {ids}")
-    found = {number: [device["device_expert"] for device in layer["device_list"]] for number, layer in enumerate(layers)}
-    if len(slots := {len(held) for row in found.values() for held in row}) > 1:
+    rows: Rows = {layer: [device.device_expert for device in devices] for layer, devices in enumerate(devices_L)}
+    if len(slots := {len(device.device_expert) for devices in devices_L for device in devices}) > 1:
         raise BadInput(f"expected as many experts on every device, found {' and '.join(map(str, sorted(slots)))}")
-    return found, []
+    return rows, []
 
 
 def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -448,7 +377,13 @@ def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, which refuses a key that a mapping has twice instead of taking the last."""
+    """PyYAML's safe loader, which refuses a key that a mapping has twice, instead of taking the last, and knows no merge keys.
+
+    A mapping that merges another twice, and so on, would grow without limit.
+    """
+
+    def flatten_mapping(self, node: Any) -> None:
+        pass
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
@@ -462,7 +397,10 @@ def _read_trtllm(path: Path) -> tuple[Rows, list[str]]:
         table: Any = yaml.load(read_text(path), _OnceLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise BadInput(f"not YAML: {' '.join(str(error).split())}") from None
-    return _numbered(_entry(table, "initial_global_assignments"), table.get("num_slots")), []
+    match table:
+        case {"initial_global_assignments": dict() as rows}:  # whose rows may all be aliases of a long one
+            check_size("the map", 8 * sum(len(row) for row in rows.values() if isinstance(row, list)), MOST_TEXT)
+    return _numbered(table), []
 
 
 PLACEMENT_FORMATS: dict[str, PlacementFormat] = {

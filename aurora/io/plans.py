@@ -2,60 +2,232 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta, field
 
-from aurora.errors import BadInput, BrokenPlan
-from aurora.io.clusters import cluster_from_table, cluster_table
-from aurora.io.files import check_keys, check_schema, load_json, naming, schema_of, write_text
+from aurora.errors import BadInput, BrokenPlan, shown
+from aurora.io.clusters import ClusterTable, cluster_of, cluster_table
+from aurora.io.files import check_schema, load_json, naming, schema_of, write_text
+from aurora.io.schema import Table, converted, plain, shared
 from aurora.types import Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions
-from aurora.types.arrays import FloatArray, IntArray, counts
+from aurora.types.arrays import FloatArray
 from aurora.types.read_numbers import finite_number, whole_number
 
-PLACEMENT_FORMAT = "aurora placement"
+PLACEMENT_FORMAT, PLAN_FORMAT = "aurora placement", "aurora plan"
+DIGEST = "digest"  # of all else in the file
+Seconds = Annotated[float, Meta(ge=0, le=1e18)]
+Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
+
+
+class PlacedLayer(Table):
+    """A layer of a placement.
+
+    Attributes:
+        slots: by GPU: the experts in its slots.
+        split: with replicas: by expert, pairs of a GPU and its part of the expert's tokens.
+    """
+
+    slots: tuple[tuple[int, ...], ...]
+    split: dict[int, list[tuple[int, float]]] | None = None
+
+
+class PlacementTable(Table, kw_only=True):
+    """A placement.
+
+    Attributes:
+        schema: 1.
+        format: "aurora placement".
+        method: name of the method that made it.
+        layers: the layers with experts.
+    """
+
+    schema: int
+    format: str = ""
+    method: str = ""
+    layers: Annotated[list[PlacedLayer], Meta(min_length=1)]
+
+
+class OrderTable(Table):
+    """The order of one all-to-all.
+
+    Attributes:
+        method: the order's name.
+        sends_open: transfers that a rank may be sending at the same time.
+        recvs_open: transfers that a rank may be receiving at the same time.
+        pairs: source and destination of each row: `0>1 1>0`.
+        shares: by row, the part of its pair's bytes: `0.0:0.5 0.5:1.0`.
+        paced: true: rates are limited so that all rows end at the same time.
+        tiers: the tier of each row: `0 1`.
+    """
+
+    method: str
+    sends_open: int
+    recvs_open: int
+    pairs: Annotated[str, Meta(pattern="^([0-9]{1,9}>[0-9]{1,9}( |$))*$")]
+    shares: str | None = None
+    paced: bool = False
+    tiers: str | None = None
+
+
+class HierarchyTable(Table):
+    """Servers of hierarchical all-to-alls.
+
+    Attributes:
+        server_G: the server of each rank.
+        chunks: number of chunks.
+        level_from: rows from which NICs are levelled; none: never.
+    """
+
+    server_G: list[int] = field(name="servers")
+    chunks: int
+    level_from: int | None = None
+
+
+class PlannedLayer(PlacedLayer, kw_only=True):
+    """A layer of a plan.
+
+    Attributes:
+        load_LE: tokens of each expert in the traffic that the plan was made for.
+        survival: by number of failed nodes, the probability that every expert is still held.
+        dispatch_s_L: seconds of the dispatch of the whole profile's traffic at once.
+        fluid_bound_s_L: the fluid bound on dispatch_s.
+        one_to_one_bound_s_L: the one-to-one bound on dispatch_s.
+        cut: the port or NIC that limits the dispatch between servers.
+        dispatch: order of the dispatch.
+        combine: order of the combine; "reversed": the dispatch backwards.
+    """
+
+    load_LE: list[int] = field(name="load")
+    survival: dict[int, float] | None = None
+    dispatch_s_L: Seconds = field(name="dispatch_s")
+    fluid_bound_s_L: Seconds = field(name="fluid_bound_s")
+    one_to_one_bound_s_L: Seconds = field(name="one_to_one_bound_s")
+    cut: Cut | None = None
+    dispatch: OrderTable
+    combine: OrderTable | Literal["reversed"]
+
+
+class ProfileName(Table):
+    """The profile that a plan was made from.
+
+    Attributes:
+        profile_path: the file, relative to the plan's.
+        profile_digest: digest of the profile.
+        traffic_digest: digest of its traffic alone.
+    """
+
+    profile_path: str = field(name="path")
+    profile_digest: str = field(name="digest")
+    traffic_digest: str = field(name="traffic")
+
+
+class ModelTable(Table, kw_only=True):
+    """A model of a plan.
+
+    Attributes:
+        model: the model's name.
+        fingerprint: hashes of its router weights.
+        top_k: experts per token.
+        dispatch_bytes: payload of one (token, expert) pair.
+        expert_bytes: weights of one expert in one layer.
+        other_bytes: all other weights, which every rank holds.
+        dense_layers: numbers of the decoder layers without experts.
+        hierarchy: of hierarchical all-to-alls; none: they are flat.
+        layers: the layers with experts.
+    """
+
+    model: str
+    fingerprint: str
+    profile: ProfileName
+    top_k: int
+    dispatch_bytes: Bytes
+    expert_bytes: int
+    other_bytes: int
+    dense_layers: tuple[int, ...]
+    hierarchy: HierarchyTable | None = None
+    layers: Annotated[list[PlannedLayer], Meta(min_length=1)]
+
+
+class PlanTable(Table, kw_only=True):
+    """A plan.
+
+    Attributes:
+        schema: 5.
+        format: "aurora plan".
+        scenario: what the plan is for, in words.
+        options: `auto` is left only where it has no effect, and for `order` where layers take the faster of two.
+        notes: remarks on how the plan was made.
+        objective: name of the formula of objective_s.
+        objective_s: predicted seconds of all layers.
+        bound_s: lower bound on objective_s over all placements.
+        assignment_bound_s: lower bound over all assignments of groups of experts.
+        unseen_s: expected seconds on future windows of the same traffic.
+        slot_gain: part of unseen_s that one more slot on each GPU would save.
+        estimated: true: objective_s is estimated from counts.
+        gap: objective_s / bound_s - 1.
+        cluster: the cluster, GPU by GPU, and its servers.
+        models: the models.
+        digest: sha256 of all else in the file.
+    """
+
+    schema: int
+    format: str
+    scenario: str = ""
+    options: PlanOptions
+    notes: tuple[str, ...]
+    objective: str = ""
+    objective_s: Seconds
+    bound_s: Seconds
+    assignment_bound_s: Seconds | None
+    unseen_s: Seconds | None
+    slot_gain: Annotated[float, Meta(ge=-1e18, le=1e18)] | None
+    estimated: bool = False
+    gap: Annotated[float, Meta(ge=-1, le=1e18)] | None = None
+    cluster: ClusterTable
+    models: list[ModelTable]
+    digest: str = ""
 
 
 def layers_json(placement: Placement) -> list[dict[str, Any]]:
     """Converts a Placement to dicts, one per layer: "slots": experts by GPU; with replicas "split": [GPU, share] by expert."""
+    return [plain(PlacedLayer(**layer)) for layer in _placed(placement)]
+
+
+def _placed(placement: Placement) -> list[dict[str, Any]]:
+    """The fields of PlacedLayer by layer."""
     layers: list[dict[str, Any]] = []
     for layer, held_G in enumerate(placement.slots_LG):
-        layers.append({"slots": [list(experts) for experts in held_G]})
+        layers.append({"slots": held_G})
         if placement.split_LG is not None:
-            split: dict[str, list[list[float]]] = {str(expert): [] for expert in range(placement.experts)}
+            split: dict[int, list[tuple[int, float]]] = {expert: [] for expert in range(placement.experts)}
             for gpu, (experts, parts) in enumerate(zip(held_G, placement.split_LG[layer], strict=True)):
                 for expert, part in zip(experts, parts, strict=True):
-                    split[str(expert)].append([gpu, part])
+                    split[expert].append((gpu, part))
             layers[-1]["split"] = split
     return layers
 
 
-def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
-    """Returns the Placement of dicts that `layers_json` made.
-
-    Args:
-        layers: for each layer "slots" and perhaps "split"; without "split", replicas take even parts of an expert's load.
-    """
-    slots = tuple(tuple(tuple(experts) for experts in layer["slots"]) for layer in layers)
-    if not any("split" in layer for layer in layers):
-        return Placement.evenly(slots)
-    shares = [
-        {(whole_number(e), whole_number(g)): finite_number(part) for e, pairs in layer["split"].items() for g, part in pairs}
-        for layer in layers
-    ]
-    split = tuple(
-        tuple(tuple(share[expert, gpu] for expert in experts) for gpu, experts in enumerate(layer))
-        for layer, share in zip(slots, shares, strict=True)
-    )
-    return Placement(slots, split)
+def _placement(layers: Sequence[PlacedLayer]) -> Placement:
+    """The Placement of its layers; without "split", replicas take even parts of an expert's load."""
+    slots_LG = tuple(layer.slots for layer in layers)
+    if all(layer.split is None for layer in layers):
+        return Placement.evenly(slots_LG)
+    split_LG = []
+    for number, layer in enumerate(layers):
+        parts = {(expert, gpu): part for expert, pairs in (layer.split or {}).items() for gpu, part in pairs}
+        if absent := {(expert, gpu) for gpu, held in enumerate(layer.slots) for expert in held} - {*parts}:
+            where = "layers[{}].split: expected a part of expert {} on GPU {}, found none"
+            raise BadInput(where.format(number, *min(absent)))
+        split_LG.append(tuple(tuple(parts[expert, gpu] for expert in held) for gpu, held in enumerate(layer.slots)))
+    return Placement(slots_LG, tuple(split_LG))
 
 
 def load_placement(path: str | Path) -> Placement:
-    """Read a placement.
+    """Reads a placement.
 
     Args:
         path: a file of `save_placement`, or the output of `aurora place --json`.
@@ -67,34 +239,24 @@ def load_placement(path: str | Path) -> Placement:
     table = load_json(path)
     check_schema(path, table, str(table.get("format", PLACEMENT_FORMAT)))
     with naming(path, "a placement"):
-        return placement_from_json(table["layers"])
+        return _placement(converted(table, PlacementTable).layers)
 
 
 def save_placement(placement: Placement, method: str, path: Path) -> None:
-    """Write a placement as JSON.
+    """Writes a placement as JSON.
 
     Args:
         placement: the placement.
         method: name of the method that made the placement, for people who read the file.
         path: exact path of the file.
     """
-    layers = layers_json(placement)
-    about = {"schema": schema_of(PLACEMENT_FORMAT), "format": PLACEMENT_FORMAT, "method": method}
-    write_text(path, json.dumps({**about, "layers": layers}) + "\n")
-
-
-PLAN_FORMAT = "aurora plan"
-DIGEST = "digest"  # of all else in the file
-REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
-FORMER = ("coactivation", "time_limit_s")  # options that plans may hold; they decided nothing unless they are true
-_PAIRS = re.compile(r"([0-9]{1,9}>[0-9]{1,9}( |$))*")
-_SIZES = ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes")  # of a model
-_OBJECTIVE = ("objective", "objective_s", "bound_s", "assignment_bound_s", "unseen_s", "slot_gain")  # of a plan
-_TIMES = ("dispatch_s", "fluid_bound_s", "one_to_one_bound_s")  # of a layer
+    layers = [PlacedLayer(**layer) for layer in _placed(placement)]
+    table = PlacementTable(schema=schema_of(PLACEMENT_FORMAT), format=PLACEMENT_FORMAT, method=method, layers=layers)
+    write_text(path, json.dumps(plain(table)) + "\n")
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan and check it from first principles (`check_plan`).
+    """Reads a plan and checks it from first principles (`check_plan`).
 
     Args:
         path: the JSON file. Plans of older schemas are refused; they must be made again from their profiles.
@@ -108,10 +270,10 @@ def load_plan(path: str | Path) -> Plan:
     path = Path(path)
     table = load_json(path)
     if table.get("format") != PLAN_FORMAT:
-        raise BadInput(f"{path}: expected an aurora plan, found format {table.get('format')!r}")
+        raise BadInput(f"{path}: expected an aurora plan, found format {shown(table.get('format'))}")
     check_schema(path, table, PLAN_FORMAT)
     with naming(path, "a whole aurora plan"):
-        plan = _plan_from_json(table)
+        plan = _plan(converted(table, PlanTable), path)
     with naming(path):
         if table.get(DIGEST) != _digest(table):
             raise BrokenPlan("was changed after it was made, so that its seconds and bounds are not its own; make it anew")
@@ -120,11 +282,11 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
+    """Writes a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
     from aurora.algorithms.check.plans import check_plan
 
     check_plan(plan)
-    table = _plan_to_json(plan)
+    table = plain(_plan_table(plan))
     write_text(path, _readable(table | {DIGEST: _digest(table)}) + "\n")
 
 
@@ -133,153 +295,84 @@ def _digest(table: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps({name: table[name] for name in table if name != DIGEST}).encode()).hexdigest()
 
 
-def _plan_to_json(plan: Plan) -> dict[str, Any]:
-    return {
-        "schema": schema_of(PLAN_FORMAT),
-        "format": PLAN_FORMAT,
-        "scenario": plan.scenario,
-        "options": {name: value for name, value in asdict(plan.options).items() if (name, value) != ("kv_tokens", None)},
-        "notes": list(plan.notes),
-        **{name: getattr(plan, name) for name in _OBJECTIVE},
-        **({"estimated": True} if plan.estimated else {}),
-        "gap": plan.gap if plan.gap < float("inf") else None,
-        "cluster": cluster_table(plan.cluster),
-        "models": [
-            {
-                "model": m.model,
-                "fingerprint": m.fingerprint,
-                "profile": {"path": m.profile_path, "digest": m.profile_digest, "traffic": m.traffic_digest},
-                **{name: getattr(m, name) for name in _SIZES},
-                "dense_layers": list(m.dense_layers),
-                **({} if m.hierarchy is None else {"hierarchy": _hierarchy_to_json(m.hierarchy)}),
-                "layers": [
-                    {
-                        **placed,
-                        "load": m.load_LE[layer].tolist(),
-                        **({} if plan.survival_LK is None else {"survival": by_failures(plan.survival_LK[layer])}),
-                        **{name: float(getattr(m, f"{name}_L")[layer]) for name in _TIMES},
-                        **({"cut": vars(m.cut_L[layer])} if m.cut_L else {}),
-                        "dispatch": _order_to_json(m.dispatch_L[layer]),
-                        "combine": _combine_to_json(m.dispatch_L[layer], m.combine_L[layer]),
-                    }
-                    for layer, placed in enumerate(layers_json(m.placement))
-                ],
-            }
-            for m in plan.models
-        ],
-    }
+COLUMNS = ("load_LE", "dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L")  # of a ModelPlan, which its layers have
 
 
-def _plan_from_json(table: Mapping[str, Any]) -> Plan:
-    cluster, models = cluster_from_table("cluster", table["cluster"], "cluster"), []
-    for m in table["models"]:
-        layers = m["layers"]
-        dispatches = tuple(_order_from_json(layer["dispatch"]) for layer in layers)
-        figures: dict[str, Any] = {name: whole_number(m[name]) for name in _SIZES}
-        figures |= {f"{name}_L": np.array([finite_number(layer[name]) for layer in layers]) for name in _TIMES}
+def _plan_table(plan: Plan) -> PlanTable:
+    models = []
+    for model in plan.models:
+        layers = [
+            PlannedLayer(
+                **placed,
+                **{name: getattr(model, name)[layer] for name in COLUMNS},
+                survival=None if plan.survival_LK is None else by_failures(plan.survival_LK[layer]),
+                cut=model.cut_L[layer] if model.cut_L else None,
+                dispatch=_order_table(dispatch),
+                combine="reversed" if combine == dispatch.reversed else _order_table(combine),
+            )
+            for layer, (placed, dispatch, combine) in enumerate(
+                zip(_placed(model.placement), model.dispatch_L, model.combine_L, strict=True)
+            )
+        ]
+        profile = ProfileName(**shared(model, ProfileName))
+        levels = None if model.hierarchy is None else HierarchyTable(**shared(model.hierarchy, HierarchyTable))
+        models.append(ModelTable(profile=profile, layers=layers, hierarchy=levels, **shared(model, ModelTable, "hierarchy")))
+    about = shared(plan, PlanTable, "models", "cluster", "gap")
+    about |= {"schema": schema_of(PLAN_FORMAT), "format": PLAN_FORMAT, "gap": plan.gap if plan.gap < float("inf") else None}
+    return PlanTable(models=models, cluster=cluster_table(plan.cluster), **about)
+
+
+def _plan(table: PlanTable, path: Path) -> Plan:
+    cluster, models = cluster_of(table.cluster, path), []
+    for model in table.models:
+        dispatch_L = tuple(_order(layer.dispatch) for layer in model.layers)
+        combine_L = (
+            dispatch.reversed if layer.combine == "reversed" else _order(layer.combine)
+            for dispatch, layer in zip(dispatch_L, model.layers, strict=True)
+        )
+        columns: dict[str, Any] = {name: [getattr(layer, name) for layer in model.layers] for name in COLUMNS}
         models.append(
             ModelPlan(
-                model=str(m["model"]),
-                fingerprint=str(m["fingerprint"]),
-                profile_path=str(m["profile"]["path"]),
-                profile_digest=str(m["profile"]["digest"]),
-                traffic_digest=str(m["profile"]["traffic"]),
-                placement=placement_from_json(layers),
-                dispatch_L=dispatches,
-                combine_L=tuple(map(_combine_from_json, dispatches, layers)),
-                load_LE=counts("load", [layer["load"] for layer in layers], 2),
-                dense_layers=tuple(m["dense_layers"]),
-                cut_L=tuple(_cut_from_json(layer["cut"]) for layer in layers if cluster.servers is not None and "cut" in layer),
-                hierarchy=_hierarchy_from_json(m["hierarchy"]) if "hierarchy" in m else None,
-                **figures,
+                placement=_placement(model.layers),
+                dispatch_L=dispatch_L,
+                combine_L=tuple(combine_L),
+                cut_L=tuple(layer.cut for layer in model.layers if cluster.servers is not None and layer.cut is not None),
+                hierarchy=None if model.hierarchy is None else Hierarchy(**shared(model.hierarchy, Hierarchy)),
+                **columns,
+                **shared(model.profile, ModelPlan),
+                **shared(model, ModelPlan, "hierarchy"),
             )
         )
-    options = _options_from_json(table["options"])
-    return Plan(
-        cluster,
-        tuple(models),
-        options,
-        finite_number(table["objective_s"]),
-        finite_number(table["bound_s"]),
-        _number_or_none(table, "assignment_bound_s"),
-        None if options.min_replicas is None else _survival(table["models"][0]["layers"]),
-        _number_or_none(table, "unseen_s"),
-        _number_or_none(table, "slot_gain"),
-        tuple(str(note) for note in table["notes"]),
-        table.get("estimated") is True or "between_s" in table,  # of earlier versions, which bounded the estimate
+    survival_LK = None if table.options.min_replicas is None else _survival(table.models[0].layers)
+    return Plan(cluster, tuple(models), survival_LK=survival_LK, **shared(table, Plan, "cluster", "models"))
+
+
+def by_failures(p_K: FloatArray) -> dict[int, float]:
+    """Returns the survival probabilities after 1, 2, ... failures, p_K (K,), by number of failures."""
+    return dict(enumerate(p_K.tolist(), 1))
+
+
+def _survival(layers: Sequence[PlannedLayer]) -> FloatArray:
+    return np.array([[found[failed] for failed in range(1, 1 + len(found))] for layer in layers if (found := layer.survival)])
+
+
+def _order_table(order: Order) -> OrderTable:
+    return OrderTable(
+        pairs=" ".join(["%d>%d"] * len(order.pairs_X2)) % tuple(order.pairs_X2.ravel().tolist()),
+        shares=None if order.share_X2 is None else " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist()),
+        tiers=None if order.tier_X is None else " ".join(map(str, order.tier_X.tolist())),
+        **shared(order, OrderTable, "tiers"),
     )
 
 
-def _number_or_none(table: Mapping[str, Any], name: str) -> float | None:
-    return None if table[name] is None else finite_number(table[name])
-
-
-def _options_from_json(table: Mapping[str, Any]) -> PlanOptions:
-    table = {name: value for name, value in table.items() if name not in FORMER or value is True}
-    check_keys("options", "of the plan", table, {field.name for field in fields(PlanOptions)})
-    return PlanOptions(**table)
-
-
-def by_failures(p_K: FloatArray) -> dict[str, float]:
-    """Returns the survival probabilities after 1, 2, ... failures, p_K (K,), as a dict with keys "1", "2", ..."""
-    return {str(failures): p for failures, p in enumerate(p_K.tolist(), 1)}
-
-
-def _survival(layers: Sequence[Mapping[str, Any]]) -> FloatArray:
-    return np.array([[finite_number(layer["survival"][str(k + 1)]) for k in range(len(layer["survival"]))] for layer in layers])
-
-
-def _order_to_json(order: Order) -> dict[str, Any]:
-    return {
-        "method": order.method,
-        "sends_open": order.sends_open,
-        "recvs_open": order.recvs_open,
-        "pairs": " ".join(["%d>%d"] * len(order.pairs_X2)) % tuple(order.pairs_X2.ravel().tolist()),
-        **({} if order.share_X2 is None else {"shares": " ".join(f"{a!r}:{b!r}" for a, b in order.share_X2.tolist())}),
-        **({"paced": True} if order.paced else {}),
-        **({} if order.tier_X is None else {"tiers": " ".join(map(str, order.tier_X.tolist()))}),
-    }
-
-
-def _order_from_json(table: Mapping[str, Any]) -> Order:
-    pairs = _pairs_from_text(table["pairs"])
-    shares = table.get("shares")
-    if shares is not None:
-        shares = np.array([[finite_number(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
-    windows = whole_number(table["sends_open"]), whole_number(table["recvs_open"])
-    tier_X = np.array([whole_number(tier) for tier in table["tiers"].split()], dtype=np.int64) if "tiers" in table else None
-    return Order(str(table["method"]), pairs, *windows, shares, table.get("paced") is True, tier_X)
-
-
-def _pairs_from_text(text: str) -> IntArray:
-    """(X, 2) int64, the pairs of text such as "0>1 1>0"."""
-    if not _PAIRS.fullmatch(text):
-        raise BadInput(f"pairs: expected text such as '0>1 1>0', found {text[:40]!r}")
-    return np.fromstring(text.replace(">", " "), dtype=np.int64, sep=" ").reshape(-1, 2)
-
-
-def _combine_to_json(dispatch: Order, combine: Order) -> dict[str, Any] | str:
-    """A layer's combine; REVERSED if it is the dispatch backwards."""
-    return REVERSED if combine == dispatch.reversed else _order_to_json(combine)
-
-
-def _combine_from_json(dispatch: Order, layer: Mapping[str, Any]) -> Order:
-    """The combine of a layer with this dispatch."""
-    return dispatch.reversed if layer["combine"] == REVERSED else _order_from_json(layer["combine"])
-
-
-def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:
-    levelled = {} if hierarchy.level_from is None else {"level_from": hierarchy.level_from}
-    return {"servers": hierarchy.server_G.tolist(), "chunks": hierarchy.chunks, **levelled}
-
-
-def _hierarchy_from_json(table: Mapping[str, Any]) -> Hierarchy:
-    level_from = whole_number(table["level_from"]) if "level_from" in table else None
-    return Hierarchy(table["servers"], whole_number(table["chunks"]), level_from)
-
-
-def _cut_from_json(table: Mapping[str, Any]) -> Cut:
-    return Cut(finite_number(table["bound_s"]), whole_number(table["load_bytes"]), tuple(str(link) for link in table["links"]))
+def _order(table: OrderTable) -> Order:
+    shares = [] if table.shares is None else [[*map(finite_number, part.split(":"))] for part in table.shares.split()]
+    return Order(
+        pairs_X2=np.fromstring(table.pairs.replace(">", " "), dtype=np.int64, sep=" ").reshape(-1, 2),
+        share_X2=None if table.shares is None else np.array(shares).reshape(-1, 2),
+        tier_X=None if table.tiers is None else np.array([whole_number(tier) for tier in table.tiers.split()], dtype=np.int64),
+        **shared(table, Order),
+    )
 
 
 def _readable(value: Any, line: str = "\n") -> str:

@@ -1,7 +1,7 @@
 """Traffic and timings that the vLLM plugin records, one file per rank; `load_records` merges the files into a Profile."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from aurora.errors import BadInput
-from aurora.io.files import SPOKEN, Arrays, load_npz, make_folder, naming, save_npz
+from aurora.io.files import Arrays, load_npz, make_folder, naming, save_npz
+from aurora.io.schema import shared, table_of
 from aurora.types import OVERHEAD, PHASES, Curve, Profile
 from aurora.types.arrays import FloatArray, IntArray, check_arrays, layer_numbers
 
@@ -71,9 +72,6 @@ class EngineRecord:
 
     def __post_init__(self) -> None:
         what = f"record of rank {self.rank}"
-        for field in fields(self):
-            if field.type in (int, str) and type(getattr(self, field.name)) is not field.type:
-                raise BadInput(f"{what}: {field.name} must be {SPOKEN[field.type]}, found {getattr(self, field.name)!r}")
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         check_arrays(self, f"{what}, ", apart="P")
         if (np.diff(self.window_T) <= 0).any():
@@ -82,8 +80,9 @@ class EngineRecord:
             raise BadInput(f"{what}: expected a rank below {self.ranks} and a width that is a power of two, found {self.width}")
 
 
-_SCALARS = tuple(field.name for field in fields(EngineRecord) if field.type in (str, int, tuple[int, ...]))
-_OF_A_RANK = ("kind", "date", "rank", "other_bytes", "width")  # scalars in which records of one run may differ
+ARRAYS = ("window_T", "tokens_TLE", "seconds_LP", "passes_L", "gram_P33", "target_P3", "most_P")
+RecordHeader: Any = table_of(EngineRecord, leave=ARRAYS)
+_OF_A_RANK = ("kind", "date", "rank", "other_bytes", "width")  # values in which records of one run may differ
 
 
 def save_record(record: EngineRecord, folder: Path) -> Path:
@@ -98,21 +97,19 @@ def save_record(record: EngineRecord, folder: Path) -> Path:
     """
     make_folder(folder)
     path = folder / f"rank-{record.rank}.npz"
-    about = {name: getattr(record, name) for name in _SCALARS}
-    arrays: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(EngineRecord) if f.name not in _SCALARS}
-    save_npz(path, FORMAT, about, arrays)
+    arrays = {name: getattr(record, name) for name in ARRAYS}
+    save_npz(path, FORMAT, RecordHeader(**shared(record, RecordHeader)), arrays)
     return path
 
 
 def load_record(path: Path) -> EngineRecord:
-    """Read one rank's file. Raises BadInput if the file is missing, damaged or of another format."""
-    return load_npz(path, {FORMAT: _record_from_arrays})
+    """Reads one rank's file. Raises BadInput if the file is missing, damaged or of another format."""
+    return load_npz(path, {FORMAT: (RecordHeader, _record)})
 
 
-def _record_from_arrays(about: dict[str, Any], arrays: Arrays) -> EngineRecord:
-    names = [field.name for field in fields(EngineRecord)]
-    values: dict[str, Any] = {name: (about if name in _SCALARS else arrays).pop(name) for name in names}
-    return EngineRecord(**values)
+def _record(header: Any, arrays: Arrays) -> EngineRecord:
+    columns: dict[str, Any] = {name: arrays.pop(name) for name in ARRAYS}
+    return EngineRecord(**shared(header, EngineRecord), **columns)
 
 
 def load_records(folder: Path) -> Profile:
@@ -146,7 +143,7 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
     first = records[0]
     if sorted(record.rank for record in records) != list(range(first.ranks)):
         raise BadInput(f"expected a record of each of {first.ranks} ranks, found {sorted(record.rank for record in records)}")
-    same = [name for name in _SCALARS if name not in _OF_A_RANK]
+    same = [name for name in RecordHeader.__struct_fields__ if name not in _OF_A_RANK]
     for record in records:
         for name in same:
             if getattr(record, name) != getattr(first, name):

@@ -7,81 +7,58 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.io.files import Arrays, load_npz, save_npz
+from aurora.io.schema import shared, table_of
 from aurora.types import OVERHEAD, PHASES, ComputeCurves, Curve, Profile, TokenRouting
 from aurora.types.profile import CurvesByKind, check_counts
 
-PROFILE_FORMAT = "aurora profile"
-_SCALARS = ("model", "fingerprint", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes")
+PROFILE_FORMAT, CURVES_FORMAT = "aurora profile", "aurora curves"
+ProfileHeader: Any = table_of(Profile, leave=("tokens_TLSE", "curves", "routing", "step_tokens"), kinds=list[str])
+CurvesHeader: Any = table_of(ComputeCurves, leave=("kinds",), kinds=list[str])
 _ROUTING = ("experts_ULK", "source_U", "window_U")
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Read a profile. Raises BadInput if the file is missing, damaged or of another format."""
-    return load_npz(Path(path), {PROFILE_FORMAT: profile_from_arrays})
+    """Reads a profile. Raises BadInput if the file is missing, damaged or of another format."""
+    return load_npz(Path(path), PROFILES)
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile to exactly `path`."""
-    about = {name: getattr(profile, name) for name in _SCALARS}
-    about |= {"provenance": dict(profile.provenance), "kinds": list(profile.curves)}
-    about["dense_layers"] = list(profile.dense_layers)
-    if profile.expert_groups != (1, 1):
-        about["expert_groups"] = list(profile.expert_groups)
-    if profile.kv_bytes is not None:
-        about["kv_bytes"] = profile.kv_bytes
-    if profile.stage_T is not None:
-        about["stage_T"] = list(profile.stage_T)
-    arrays: dict[str, Any] = {"tokens_TLSE": profile.tokens_TLSE}
+    """Writes a profile to exactly `path`."""
+    arrays: dict[str, Any] = {"tokens_TLSE": profile.tokens_TLSE, **_curve_arrays(profile.curves)}
     if profile.routing is not None:
-        arrays |= {name: getattr(profile.routing, name) for name in _ROUTING}
-        if profile.routing.sequence_U is not None:
-            arrays["sequence_U"] = profile.routing.sequence_U
-    save_npz(path, PROFILE_FORMAT, about, arrays | kinds_to_arrays(profile.curves))
+        arrays |= {name: array for name, array in vars(profile.routing).items() if array is not None}
+    save_npz(path, PROFILE_FORMAT, ProfileHeader(**shared(profile, ProfileHeader), kinds=list(profile.curves)), arrays)
 
 
-def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
-    """Returns the profile in a file's header `about` and arrays."""
+def _profile(header: Any, arrays: Arrays) -> Profile:
     if not (tokens_TLSE := arrays.pop("tokens_TLSE")).any():
         raise BadInput("expected traffic, found no token")
-    curves = kinds_from_arrays(about.pop("kinds"), arrays)
-    routing = None
+    curves, routing = _curves(header.kinds, arrays), None
     if any(name in arrays for name in _ROUTING):
-        experts_ULK, source_U, window_U = (arrays.pop(name) for name in _ROUTING)
-        routing = TokenRouting(experts_ULK, source_U, window_U, arrays.pop("sequence_U", None))
-    if "stage_T" in about:
-        about["stage_T"] = tuple(about["stage_T"])
-    profile = Profile(tokens_TLSE=tokens_TLSE, curves=curves, routing=routing, **about)
+        columns = {name: arrays.pop(name) for name in _ROUTING}
+        routing = TokenRouting(**columns, sequence_U=arrays.pop("sequence_U", None))
+    profile = Profile(tokens_TLSE=tokens_TLSE, curves=curves, routing=routing, **shared(header, Profile))
     check_counts(profile.load_LE, profile.top_k)
     return profile
 
 
-CURVES_FORMAT = "aurora curves"
-_CURVES_SCALARS = ("model", "fingerprint", "top_k", "row_bytes", "expert_bytes")
-
-
 def load_curves(path: str | Path) -> ComputeCurves:
-    """Read compute curves. Raises BadInput if the file is missing, damaged or of another format."""
-    return load_npz(Path(path), {CURVES_FORMAT: curves_from_arrays})
+    """Reads compute curves. Raises BadInput if the file is missing, damaged or of another format."""
+    return load_npz(Path(path), CURVES)
 
 
 def save_curves(curves: ComputeCurves, path: Path) -> None:
-    """Write compute curves to exactly `path`."""
-    about = {name: getattr(curves, name) for name in _CURVES_SCALARS}
-    about |= {"provenance": dict(curves.provenance), "kinds": list(curves.kinds)}
-    save_npz(path, CURVES_FORMAT, about, kinds_to_arrays(curves.kinds))
+    """Writes compute curves to exactly `path`."""
+    header = CurvesHeader(**shared(curves, CurvesHeader, "kinds"), kinds=list(curves.kinds))
+    save_npz(path, CURVES_FORMAT, header, _curve_arrays(curves.kinds))
 
 
-def curves_from_arrays(about: dict[str, Any], arrays: Arrays) -> ComputeCurves:
-    """Returns the compute curves in a file's header `about` and arrays."""
-    return ComputeCurves(kinds=kinds_from_arrays(about.pop("kinds"), arrays), **about)
+def _compute_curves(header: Any, arrays: Arrays) -> ComputeCurves:
+    return ComputeCurves(**shared(header, ComputeCurves, "kinds"), kinds=_curves(header.kinds, arrays))
 
 
-def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
-    """Converts curves to (2, X) arrays (tokens, seconds), by the name "curve_<index of the GPU kind>_<phase>".
-
-    Args:
-        kinds: curves by kind of GPU and phase.
-    """
+def _curve_arrays(kinds: CurvesByKind) -> dict[str, Any]:
+    """Converts curves to (2, X) arrays (tokens, seconds), by the name "curve_<index of the GPU kind>_<phase>"."""
     return {
         f"curve_{index}_{phase}": np.stack([curve.tokens_X, curve.seconds_X])
         for index, phases in enumerate(kinds.values())
@@ -89,18 +66,13 @@ def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
     }
 
 
-def kinds_from_arrays(kinds: list[str], arrays: Arrays) -> CurvesByKind:
-    """Returns the curves of arrays that `kinds_to_arrays` made.
-
-    Args:
-        kinds: the kinds of GPUs, in the order of their indices.
-        arrays: arrays by name, from which the curves are taken.
-    """
+def _curves(kinds: list[str], arrays: Arrays) -> CurvesByKind:
+    """Returns the curves of arrays that `_curve_arrays` made, which are taken out, by kind of GPU and phase."""
     return {
-        kind: {
-            phase: Curve(*arrays.pop(f"curve_{index}_{phase}"))
-            for phase in (*PHASES, OVERHEAD)
-            if f"curve_{index}_{phase}" in arrays
-        }
+        kind: {phase: Curve(*arrays.pop(name)) for phase in (*PHASES, OVERHEAD) if (name := f"curve_{index}_{phase}") in arrays}
         for index, kind in enumerate(kinds)
     }
+
+
+PROFILES = {PROFILE_FORMAT: (ProfileHeader, _profile)}
+CURVES = {CURVES_FORMAT: (CurvesHeader, _compute_curves)}

@@ -1,21 +1,53 @@
 """Reads prompts and training corpora: text, JSON lines of prompts, chats or token ids (.jsonl), arrays of token ids (.npy)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import check_keys, json_of_line, load_npy, naming, numbered_lines, open_text
+from aurora.io.files import json_lines, json_value, load_npy, naming, numbered_lines, open_text
+from aurora.io.schema import StrictTable, Table, converted
 from aurora.types.options import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
 
 BEGINNING = 1 << 20  # characters of a corpus that are checked before work begins
 
+
+class Prompt(StrictTable):
+    """A line of prompts.
+
+    Attributes:
+        prompt: the text.
+        at_s: seconds at which it arrives.
+    """
+
+    prompt: Annotated[str, Meta(min_length=1)]
+    at_s: Annotated[float, Meta(ge=0, le=LONGEST_S)] = 0.0
+
+
+class Message(TypedDict):
+    """A message of a chat."""
+
+    role: str
+    content: str
+
+
 Messages = list[dict[str, str]]  # a chat: role and content of each message
+
+
+class CorpusRow(Table):
+    """A line of a corpus: one of ROW_FIELDS."""
+
+    messages: list[Message] | None = None
+    prompt: str | None = None
+    text: str | None = None
+    tokens: list[int] | None = None
 
 
 def load_prompts(path: str | Path) -> list[str]:
@@ -39,18 +71,10 @@ def load_arriving(path: str | Path) -> list[tuple[str, float]]:
     path = Path(path)
     if not (numbered := numbered_lines(path)):
         raise BadInput(f"{path}: expected a prompt on each line, found none")
-    return [_prompt_row(path, *row) if path.suffix == ".jsonl" else (row[1], 0.0) for row in numbered]
-
-
-def _prompt_row(path: Path, number: int, line: str) -> tuple[str, float]:
-    match row := json_of_line(line):
-        case {"prompt": str(prompt)} if prompt:
-            check_keys(f"{path}, line {number}", "a prompt", row, {"prompt", "at_s"})
-            at_s = row.get("at_s", 0)
-            if type(at_s) not in (int, float) or not 0 <= at_s <= LONGEST_S:
-                raise BadInput(f"{path}, line {number}: expected at_s from 0 to {LONGEST_S:g} seconds, found {at_s!r}")
-            return prompt, float(at_s)
-    raise BadInput(f'{path}, line {number}: expected {{"prompt": "text"}}, found {line[:60]!r}')
+    if path.suffix != ".jsonl":
+        return [(line, 0.0) for _, line in numbered]
+    rows = (converted(row, Prompt, f"{path}: line {number}") for number, row in json_lines(path))
+    return [(row.prompt, row.at_s) for row in rows]
 
 
 def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDArray[Any]:
@@ -64,18 +88,17 @@ def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDAr
     Raises:
         BadInput: if the line is anything else.
     """
-    match json_of_line(line):
-        case {"messages": [*messages]} if all(_is_message(message) for message in messages):
-            return messages
-        case {"prompt": str(text)} | {"text": str(text)}:
-            return text
-        case {"tokens": [*ids]} if all(type(token) is int for token in ids):
-            return np.array(ids, dtype=object)  # of any size: the vocabulary is checked later
-    raise BadInput(f"{path}, line {number}: expected {ROW_FIELDS}, found {line[:60].strip()!r}")
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+    with suppress(BadInput):
+        value: Any = json_value(line)
+        match converted(value, CorpusRow):
+            case CorpusRow(messages=[*_]):
+                chat: Messages = value["messages"]  # with what else a message has
+                return chat
+            case CorpusRow(prompt=str(text)) | CorpusRow(text=str(text)):
+                return text
+            case CorpusRow(tokens=[*ids]):
+                return np.array(ids, dtype=object)  # of any size: the vocabulary is checked later
+    raise BadInput(f"{path}: line {number}: expected {ROW_FIELDS}, found {line[:60].strip()!r}")
 
 
 def check_corpus(paths: Sequence[str | Path]) -> None:

@@ -5,7 +5,6 @@ traces (Splitwise, arXiv:2311.18677); Mooncake (arXiv:2407.00079), in millisecon
 Mooncake's keys, in seconds; BurstGPT (arXiv:2401.17644); and the detailed results of vLLM's and SGLang's serving benchmarks.
 """
 
-import csv
 import datetime
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from aurora.errors import BadInput, check_one_of
-from aurora.io.files import json_of_line, numbered_lines, read_text
+from aurora.errors import BadInput, check_one_of, shown
+from aurora.io.files import csv_rows, json_lines, json_value, read_text
 from aurora.types.read_numbers import finite_number, whole_number
 from aurora.types.requests import MOST_REQUESTS, Requests
 
@@ -86,8 +85,7 @@ def load_requests(path: str | Path, form: str | None = None) -> Requests:
             times go backwards.
     """
     path = Path(path)
-    text = read_text(path)
-    rows = _json_rows(path) if text.lstrip()[:1] == "{" else _csv_rows(path, text)
+    rows = _json_rows(path) if read_text(path).lstrip()[:1] == "{" else csv_rows(path)
     trace: _Trace | None = None
     for number, row in rows:
         if trace is None:
@@ -104,18 +102,19 @@ def _recognised(path: Path, number: int, row: Mapping[str, Any]) -> str:
         if {*form.columns, form.mark} - {""} <= set(row):
             return name
     known = " or ".join(",".join(form.columns) for form in TRACE_FORMATS.values() if not form.mark)
-    raise BadInput(f"{path}, line {number}: expected the columns {known}, found {','.join(map(str, row))[:100]!r}")
+    raise BadInput(f"{path}: line {number}: expected the columns {known}, found {','.join(map(str, row))[:100]!r}")
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The rows of JSON lines; a benchmark's result is one line, or one object, with a list for each column."""
     columns = TRACE_FORMATS["bench"].columns
-    lines = numbered_lines(path)
-    whole = json_of_line("\n".join(line for _, line in lines)) if len(lines) > 1 else None
-    for number, line in [(1, None)] if isinstance(whole, dict) else lines:
-        row = whole if line is None else json_of_line(line)
+    try:
+        rows = [(1, json_value(read_text(path)))]
+    except BadInput:
+        rows = [*json_lines(path)]
+    for number, row in rows:
         if not isinstance(row, dict):
-            raise BadInput(f"{path}, line {number}: expected a JSON object, found {(line or '')[:60]!r}")
+            raise BadInput(f"{path}: line {number}: expected a JSON object, found {shown(row)}")
         if "input_lens" not in row:
             yield number, row
             continue
@@ -127,17 +126,6 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             )
         for at, values in enumerate(zip(*lists, strict=True), 1):
             yield at, dict(zip(columns, values, strict=True))
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(text.splitlines(), strict=True)
-    try:
-        for row in reader:
-            if None in row:
-                raise BadInput(f"{path}, line {reader.line_num}: expected {len(row) - 1} fields, found more")
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise BadInput(f"{path}, line {reader.line_num}: not CSV: {error}") from None
 
 
 class _Trace:
@@ -160,7 +148,7 @@ class _Trace:
         Raises:
             BadInput: if it is not a request of the format, or earlier than the one before.
         """
-        where, said_id = f"{self._path}, line {number}", row.get("session_id")
+        where, said_id = f"{self._path}: line {number}", row.get("session_id")
         begun = None if said_id is None or row.get("delay") is None else self._session_of.get(str(said_id))
         time, *lengths = self.form.columns
         if missing := {*lengths, *(() if begun else (time,))} - set(row):

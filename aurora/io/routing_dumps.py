@@ -8,7 +8,6 @@ older CSV, v0.4.4 `srt/managers/expert_distribution.py`; TensorRT-LLM's expert s
 vLLM's `expert_load_stats_path` JSON lines (`eplb_load_stats`, its pull request 41141); EPLB's `weight` [layers, experts].
 """
 
-import csv
 import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,20 +22,18 @@ from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import (
     MALFORMED,
-    MOST_TEXT,
     check_archive,
     check_size,
-    json_value,
-    kind_of,
+    csv_rows,
+    json_lines,
     load_csv,
     load_json,
     load_npy,
     naming,
-    numbered_lines,
-    open_text,
     read_npz,
     reason,
 )
+from aurora.io.schema import Table, converted
 from aurora.types.arrays import BoolArray, IntArray, as_array, counts
 from aurora.types.profile import check_counts
 from aurora.types.read_numbers import whole_number
@@ -237,24 +234,31 @@ def spoken_layers(layers: Sequence[int]) -> str:
     return f"{layers[0]} to {layers[-1]} ({len(layers)})"
 
 
+class Record(Table):
+    """A line of vLLM's JSON lines."""
+
+    record_type: str
+
+
+class LoadStats(Record):
+    """A line of loads: by layer, the loads of physical experts and their logical experts."""
+
+    expert_load: list[list[int]]
+    p2l_map: list[list[int]]
+
+
 def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """vLLM's JSON lines."""
     steps = []
-    for number, line in numbered_lines(path):
-        try:
-            record = json_value(line)
-            if record["record_type"] != "eplb_load_stats":
-                continue
-            load_LP, logical_LP = counts("expert_load", record["expert_load"], 2), counts("p2l_map", record["p2l_map"], 2)
-        except (ValueError, KeyError, TypeError, RecursionError, BadInput) as error:
-            why = error if isinstance(error, BadInput) else f"not a record of loads: {reason(error)}"
-            raise BadInput(f"line {number}: {why}") from None
-        if load_LP.shape != logical_LP.shape or logical_LP.max(initial=0) >= shape.experts:
-            raise BadInput(
-                f"line {number}: expected for each of {load_LP.shape} loads one of {shape.experts} experts, found "
-                f"{logical_LP.shape} up to {logical_LP.max(initial=0)}"
-            )
-        steps.append(_folded(logical_LP, load_LP, shape.experts))
+    for number, line in json_lines(path):
+        if converted(line, Record, f"line {number}").record_type == "eplb_load_stats":
+            record = converted(line, LoadStats, f"line {number}")
+            load_LP = counts(f"line {number}: expert_load", record.expert_load, 2)
+            logical_LP = counts(f"line {number}: p2l_map", record.p2l_map, 2)
+            if load_LP.shape != logical_LP.shape or logical_LP.max(initial=0) >= shape.experts:
+                expected = f"expected for each of {load_LP.shape} loads one of {shape.experts} experts"
+                raise BadInput(f"line {number}: {expected}, found {logical_LP.shape} up to {logical_LP.max(initial=0)}")
+            steps.append(_folded(logical_LP, load_LP, shape.experts))
     if not steps:
         raise BadInput("expected lines of record_type eplb_load_stats, found none")
     return RecordedRouting(_steps(np.array(steps), shape))
@@ -317,31 +321,21 @@ def _csv(path: Path, shape: Shape, where: Where, names: tuple[str, str, str] = (
     count_of: dict[tuple[int, int], int] = {}
     twice = ""
     seen: dict[str, set[str]] = {}
-    with open_text(path, newline="") as text:
-        check_size("the text", path.stat().st_size, MOST_TEXT)
-        rows = csv.DictReader(text, strict=True)
-        try:
-            columns = list(rows.fieldnames or ())
-            if missing := [name for name in (*names, *where) if name not in columns]:
-                raise BadInput(f"expected columns {', '.join(missing)}, found {', '.join(columns)[:200] or 'none'}")
-            for row in rows:
-                if None in row:
-                    raise BadInput(f"line {rows.line_num}: expected {len(columns)} fields, found more")
-                if any(row[column] != value for column, value in where.items()):
-                    continue
-                for column in columns:
-                    if column not in names and len(values := seen.setdefault(column, set())) < 2:
-                        values.add(row[column])
-                layer, expert, count = (_whole(rows.line_num, name, row[name]) for name in names)
-                if expert >= shape.experts or layer not in moe_layers:
-                    expected = f"experts below {shape.experts} and layers {spoken_layers(shape.moe_layers)} as in the config"
-                    raise BadInput(f"line {rows.line_num}: expected {expected}, found expert {expert} of layer {layer}")
-                if (layer, expert) in count_of and not twice:
-                    twice = f"line {rows.line_num}: expected one row of expert {expert} of layer {layer}, found two"
-                count_of[layer, expert] = count
-        except csv.Error as error:
-            raise BadInput(f"line {rows.line_num}: not CSV: {error}") from None
-    if several := [column for column, values in seen.items() if len(values) > 1]:
+    for number, row in csv_rows(path):
+        if missing := [name for name in (*names, *where) if name not in row]:
+            raise BadInput(f"expected columns {', '.join(missing)}, found {', '.join(row)[:200]}")
+        if any(row[column] != value for column, value in where.items()):
+            continue
+        for column in row.keys() - {*names}:
+            seen.setdefault(column, set()).add(row[column])
+        layer, expert, count = (_whole(number, name, row[name]) for name in names)
+        if expert >= shape.experts or layer not in moe_layers:
+            expected = f"experts below {shape.experts} and layers {spoken_layers(shape.moe_layers)} as in the config"
+            raise BadInput(f"line {number}: expected {expected}, found expert {expert} of layer {layer}")
+        if (layer, expert) in count_of and not twice:
+            twice = f"line {number}: expected one row of expert {expert} of layer {layer}, found two"
+        count_of[layer, expert] = count
+    if several := sorted(column for column, values in seen.items() if len(values) > 1):
         raise BadInput(f"expected one value of {', '.join(several)}, found several; choose by `where` {several[0]}=VALUE")
     if twice:
         raise BadInput(twice)
@@ -426,7 +420,7 @@ def _load_pt(path: Path) -> Any:
     try:
         check_archive(path)
     except zipfile.BadZipFile:
-        raise BadInput(f"expected the zip format of torch.save, found {kind_of(path, 'a zip')}") from None
+        raise BadInput("expected the zip format of torch.save, found another file, or a damaged one") from None
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and its unpickler raise many kinds

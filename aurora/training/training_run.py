@@ -1,23 +1,23 @@
 """Training run: its folder, to which one run at a time writes, and the records of its steps."""
 
-import fcntl
 import json
 import secrets
-import time
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from io import FileIO
 from pathlib import Path
+
+from filelock import ReadWriteLock, Timeout
 
 from aurora.elastic.steps import Pause, Version
 from aurora.errors import BadInput
-from aurora.io.files import open_locked
+from aurora.io.files import read_text, write_text
 from aurora.training.checkpoint import begun_checkpoints
 from aurora.types import TrainOptions
 from aurora.types.read_numbers import whole_number
 
-MARK = ".run"  # in a run's folder, locked while the run writes there
+MARK, LOCK = ".run", ".run.lock"  # in a run's folder: the run's mark, and the file that is locked while the run writes there
 FIRST_S = 2.0  # at most, until the first host of a run shares its lock
 
 
@@ -28,12 +28,8 @@ def sole_run(output: Path) -> Iterator[None]:
     Raises:
         BadInput: if another run holds the lock, or the folder cannot be written.
     """
-    path = output / MARK
-    with open_locked(path):
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    with _locked(output):
+        yield
 
 
 @contextmanager
@@ -54,34 +50,40 @@ def shared_run(output: Path, lighthouse: str, resume: bool) -> Iterator[str]:
         BadInput: if another run holds the lock, the folder cannot be written, or the first host finds checkpoints.
     """
     path = output / MARK
-    file, first = _lock_shared(path)
-    with file:
-        try:
-            file.seek(0)
-            mark = file.read().decode()
-            if first:
-                check_begun(output, resume)
-                if mark.partition(" ")[0] != lighthouse:
-                    mark = f"{lighthouse} {secrets.token_hex(8)}"
-                    file.truncate(0)
-                    file.write(mark.encode())
-                fcntl.flock(file, fcntl.LOCK_SH)
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
-        if mark.partition(" ")[0] != lighthouse:
-            raise BadInput(f"{path}: a run at the lighthouse {mark.partition(' ')[0]} writes it, expected {lighthouse}")
-        yield mark
+    with suppress(_Locked), _locked(output):  # no host of this run is there: it is the first
+        check_begun(output, resume)
+        if not path.exists() or _lighthouse(path) != lighthouse:
+            write_text(path, f"{lighthouse} {secrets.token_hex(8)}")
+    with _locked(output, shared=True, timeout_s=FIRST_S):
+        if (found := _lighthouse(path)) != lighthouse:
+            raise BadInput(f"{path}: a run at the lighthouse {found} writes it, expected {lighthouse}")
+        yield read_text(path)
 
 
-def _lock_shared(path: Path) -> tuple[FileIO, bool]:
-    """Returns a run's locked file, and True if no other host holds the lock, which is then exclusive."""
-    until_s = time.monotonic() + FIRST_S
-    while time.monotonic() < until_s:
-        for shared in (False, True):
-            with suppress(BadInput):
-                return open_locked(path, shared), not shared
-        time.sleep(0.1)  # another host may be the first one just now
-    return open_locked(path, shared=True), False
+def _lighthouse(mark: Path) -> str:
+    """The address of the lighthouse in a mark."""
+    return read_text(mark).partition(" ")[0]
+
+
+class _Locked(BadInput):
+    """Another run holds the lock."""
+
+
+@contextmanager
+def _locked(output: Path, shared: bool = False, timeout_s: float = 0.0) -> Iterator[None]:
+    """Context manager that holds the lock of a run's folder. Raises _Locked, or BadInput if the folder cannot be written."""
+    try:
+        lock = ReadWriteLock(output / LOCK, is_singleton=False)
+        (lock.acquire_read if shared else lock.acquire_write)(timeout_s)
+    except Timeout:
+        raise _Locked(f"{output / MARK}: another run writes it") from None
+    except (OSError, sqlite3.Error) as error:
+        raise BadInput(f"{output / LOCK}: cannot be written: {error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+        lock.close()
 
 
 def check_begun(output: Path, resume: bool) -> None:

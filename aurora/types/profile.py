@@ -19,6 +19,7 @@ from aurora.types.token_routing import TokenRouting
 STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
 OVERHEAD = "overhead"  # what a grouped kernel takes beyond its experts; a kind of GPU may lack it
+MOST_OF_CURVE = 1e12  # tokens or seconds: more are damage
 ALIGNED_BYTES = 16  # alignment of the parts of a deduplicated message
 
 
@@ -40,6 +41,8 @@ class Curve(Value):
             raise BadInput("curve: expected a point or more, found none")
         if (np.diff(self.tokens_X) <= 0).any() or self.tokens_X[0] < 0 or (self.seconds_X < 0).any():
             raise BadInput("curve: expected rising token counts from zero or more, and seconds of zero or more")
+        if (most := max(self.tokens_X[-1], self.seconds_X.max())) > MOST_OF_CURVE:
+            raise BadInput(f"curve: expected tokens and seconds up to {MOST_OF_CURVE:g}, found {most:g}")
 
     def __call__(self, tokens: ArrayLike) -> FloatArray:
         """(...) float64: the seconds for `tokens` (...); zero tokens take no time."""

@@ -64,9 +64,11 @@ class Trace(Value):
             check_name("trace: names_M", name)
         check_arrays(self, "trace, ")
         for name, dtype in (("peer_X", np.int64), ("sent_X", np.bool_)):
-            object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=dtype)))
-            if len(getattr(self, name)) != len(self):
-                raise BadInput(f"trace, {name}: expected {len(self)} along X as in rank_X, found {len(getattr(self, name))}")
+            column = np.asarray(getattr(self, name))
+            if column.shape != (len(self),) or column.dtype.kind != np.dtype(dtype).kind:
+                expected = f"{np.dtype(dtype)} with {len(self)} along X as in rank_X"
+                raise BadInput(f"trace, {name}: expected {expected}, found {column.dtype} of shape {column.shape}")
+            object.__setattr__(self, name, locked(np.array(column, dtype=dtype)))
         if (self.end_s_X < self.start_s_X).any():
             raise BadInput("trace: an event ends before it starts")
 

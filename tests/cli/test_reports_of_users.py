@@ -169,7 +169,7 @@ def test_clusters_are_planned(aurora, case, gpus):
 def test_rates_by_rail_are_refused_by_one_sentence():
     from aurora.errors import BadInput
 
-    with pytest.raises(BadInput, match=r"\[fabric\]: nic_Bps must be a number, found \["):
+    with pytest.raises(BadInput, match=r"fabric\.nic_Bps: expected a number, found \["):
         load_cluster(REPORTS / "76-slow-rail/cluster.toml")
 
 

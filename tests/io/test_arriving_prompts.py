@@ -13,17 +13,15 @@ def test_lines_say_when_a_prompt_arrives(tmp_path):
     assert load_prompts(path) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("at_s", ["-1", '"soon"', "true", "null", "1e9", "NaN"])
-def test_other_times_are_refused(tmp_path, at_s):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(f'{{"prompt": "a", "at_s": {at_s}}}\n')
-    with pytest.raises(BadInput, match="line 1: expected at_s from 0 to 1e\\+06 seconds, found"):
-        load_arriving(path)
-
-
-@pytest.mark.parametrize("key", ["at", "at_S", "arrival_s", "id"])
-def test_a_misspelt_key_is_refused(tmp_path, key):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(f'{{"prompt": "a", "{key}": 1}}\n')
-    with pytest.raises(BadInput, match=rf"line 1: a prompt: unknown {key}; expected at_s, prompt"):
-        load_arriving(path)
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('{"prompt": "a", "at_s": -1}', "line 1: at_s: expected a number >= 0.0, found -1"),
+        ('{"prompt": "a", "at_s": 1e9}', "line 1: at_s: expected a number <= 1000000.0, found 1000000000.0"),
+        ('{"prompt": "a", "at": 1}', "line 1: unknown at; expected at_s, prompt"),
+    ],
+)
+def test_other_times_and_misspelt_keys_are_refused(tmp_path, row, said):
+    (tmp_path / "prompts.jsonl").write_text(row)
+    with pytest.raises(BadInput, match=said):
+        load_arriving(tmp_path / "prompts.jsonl")

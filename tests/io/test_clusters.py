@@ -2,7 +2,6 @@
 
 import csv
 import os
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,8 @@ from hypothesis import strategies as st
 from aurora.advisor.datasheet_gpus import cluster_of
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_gpus, save, save_cluster, shipped
-from aurora.types import Cluster, Gpu, Servers
+from aurora.types import Cluster, Gpu
 from aurora.types.cluster import PCIE_LANE_Bps
-from tests.conftest import cluster
 from tests.strategies import clusters, servers
 
 words = st.text(st.characters(exclude_categories=("Cs",)).filter(str.isprintable), max_size=12)
@@ -45,16 +43,6 @@ def test_any_servers_of_any_nodes_come_back(tmp_path_factory, drawn, nodes):
     assert load_cluster(file) == written
 
 
-def test_other_servers_than_one_for_each_gpu_are_refused(tmp_path):
-    file = tmp_path / "written.toml"
-    save(replace(cluster(1.0, 2.0, 3.0, 4.0), servers=Servers.of([0, 1, 0, 1], 0.5)), file)
-    text = file.read_text()
-    for wrong in ("3", "[\n    0.5,\n    1,\n    0,\n    1,\n]", "[0, 1]"):
-        file.write_text(re.sub(r"server_of_gpu = \[[^]]*\]", f"server_of_gpu = {wrong}", text))
-        with pytest.raises(BadInput, match="server_of_gpu must be a whole number for each of 4 GPUs"):
-            load_cluster(file)
-
-
 @pytest.mark.parametrize(
     ("gpus", "per_server", "nodes", "servers"),
     [
@@ -76,11 +64,6 @@ def test_a_topology_is_no_cluster(tmp_path):
     file.write_text("\t\x1b[4mGPU0\tGPU1\tCPU Affinity\x1b[0m\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t0-31\n")
     with pytest.raises(BadInput, match=r"topology, for .* fabric = {kind = \"nvidia-smi\", topology = \"topo\.txt\""):
         load_cluster(file)
-
-
-def test_no_folder_to_write_to(tmp_path):
-    with pytest.raises(BadInput, match="cannot be written"):
-        save(cluster(1.0), tmp_path / "nowhere" / "written.toml")
 
 
 RECORDED = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gpu_moe_aiconfigurator"
@@ -122,18 +105,11 @@ def test_shipped_clusters_name_kinds_that_are_known():
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("schema = 1", "expected one \\[\\[gpu\\]\\] table or more"),
-        ("schema = 2" + ROW, "expected schema = 1"),
         ("schema = 1" + ROW + ROW, "expected each kind once, found 'k' twice"),
-        ("schema = 1" + ROW + "speed = 1", "unknown speed"),
-        ("schema = 1" + ROW.replace("pcie = 4", ""), "lacks pcie"),
+        ("schema = 1" + ROW + "speed = 1", r"gpu\[0\]: unknown speed; expected attention_share, "),
         ("schema = 1" + ROW.replace("pcie = 4", "pcie = 9"), "PCIe of generation 1 to 6, found 9"),
-        ("schema = 1" + ROW.replace("1e9", "-1e9"), "memory_Bps must be a number above zero"),
         ("schema = 1" + ROW.replace("1e9", "nan"), "memory_Bps must be a number above zero"),
-        ("schema = 1" + ROW.replace("1000", "1e3"), "memory_bytes must be a whole number"),
         ("schema = 1" + ROW.replace('"its vendor\'s datasheet"', '""'), "expected the source"),
-        ("schema = 1\ngpu = [3]", r"\[\[gpu\]\] 0: expected a table, found 3"),
-        ("gpu = ", "not TOML"),
     ],
 )
 def test_bad_files(tmp_path, toml, message):

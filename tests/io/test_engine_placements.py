@@ -1,7 +1,6 @@
 """Engines' placements: files as the engines write them, round trips, and files that lie."""
 
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from aurora.algorithms.placement.map_balance import map_balance
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput
 from aurora.io.engine_placements import PLACEMENT_FORMATS, export_placement, import_placement
-from aurora.io.plans import layers_json, load_placement, placement_from_json, save_placement
+from aurora.io.plans import layers_json, load_placement, save_placement
 from aurora.types import Placement
 from tests.io.engine_readers import READERS
 
@@ -31,10 +30,6 @@ initial_global_assignments:
   4: [0, 1, 0, 2]
 layer_updates_per_iter: 0
 """
-
-
-BOMB = "a: &a [0, 0, 0, 0, 0, 0, 0, 0, 0]\n"  # 9 ** 8 numbers where aliases are written out
-BOMB += "".join(f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in pairwise("abcdefgh"))
 
 
 def read(tmp_path, text, form, gpus=2, dense_layers=(), model=None):
@@ -222,8 +217,7 @@ def test_eplb_maps_agree_with_one_another():
         ("sglang", "{", 2, (), "not JSON"),
         ("sglang", '{"logical_count": [[[3, 4]]]}', 2, (), r"holds loads \(logical_count\), not a placement"),
         ("sglang", "{}", 2, (), "'physical_to_logical_map' is missing"),
-        ("sglang", '{"physical_to_logical_map": 3}', 2, (), "not a placement of sglang: a value in it is missing"),
-        ("sglang", '{"physical_to_logical_map": [3]}', 2, (), "not a placement of sglang: a value in it is missing"),
+        ("sglang", '{"physical_to_logical_map": [3]}', 2, (), r"engine: physical_to_logical_map\[0\]: expected a list, found 3"),
         ("sglang", SGLANG, 3, (), r"expected as many slots in every layer, on 3 GPUs evenly, found \[4\]"),
         ("sglang", SGLANG, 0, (), "on 0 GPUs evenly"),
         ("sglang", SGLANG, -2, (), "on -2 GPUs evenly"),
@@ -236,40 +230,30 @@ def test_eplb_maps_agree_with_one_another():
         ("eplb", '{"phy2log": [[0, 1], [1, 1]]}', 2, (), "layer 1: expected experts 0 to 1, 1 missing, first 0"),
         ("eplb", '{"phy2log": [[0, 1], [0, 0]]}', 2, (), "layers have unequal experts: 2 at most, and 1 in layer 1"),
         ("eplb", '{"phy2log": [[0, 1000000000000]]}', 2, (), "expected experts 0 to 1000000000000, 999999999999 missing, first 1"),
-        ("eplb", '{"phy2log": [[0, 1.0]]}', 2, (), r"slot 1: expected an expert from 0 on, found 1\.0"),
-        ("eplb", '{"phy2log": [[0, true]]}', 2, (), "slot 1: expected an expert from 0 on, found True"),
-        ("eplb", '{"phy2log": [[0, [1]]]}', 2, (), r"slot 1: expected an expert from 0 on, found \[1\]"),
+        ("eplb", '{"phy2log": [[0, true]]}', 2, (), r"phy2log\[0\]\[1\]: expected a whole number, found True"),
         ("eplb", '{"phy2log": [[], []]}', 2, (), "layer 0: expected experts 0 to 0, 1 missing, first 0"),
         ("eplb", '{"phy2log": []}', 2, (), "expected rows of layers with experts, found none"),
         ("vllm-ascend", ASCEND, 3, (), r"expected 3 GPUs in every layer, found \[2\]"),
         ("vllm-ascend", ASCEND.replace('"device_id": 1', '"device_id": 0'), 2, (), "expected device_id ascending, as the engine goes by the list's sequence"),
         ("vllm-ascend", ASCEND.replace('"moe_layer_count": 1', '"moe_layer_count": 2'), 2, (), "expected the 2 layers of moe_layer_count, found 1"),
         ("vllm-ascend", '{"layer_list": []}', 2, (), "expected rows of layers with experts, found none"),
-        ("vllm-ascend", '{"layer_list": [3]}', 2, (), "not a placement of vllm-ascend: a value in it is missing"),
-        ("vllm-ascend", "{}", 2, (), "'layer_list' is missing"),
         ("trtllm", "a: [", 2, (), "not YAML"),
-        ("trtllm", "", 2, (), "not a placement of trtllm: a value in it is missing"),
-        ("trtllm", "initial_global_assignments: 3", 2, (), "expected layers' numbers with lists, found 3"),
-        ("trtllm", "initial_global_assignments: {-1: [0, 1]}", 2, (), "expected layers' numbers, found -1"),
-        ("trtllm", "num_slots: 6", 2, (), "'initial_global_assignments' is missing"),
+        ("trtllm", "", 2, (), "expected a table, found none"),
+        ("trtllm", "initial_global_assignments: {-1: [0, 1]}", 2, (), "a key of initial_global_assignments: expected a whole number >= 0"),
         ("trtllm", TRTLLM.replace("num_slots: 4", "num_slots: 6"), 2, (), r"expected num_slots = 6 .* found \[4\]"),
         ("vllm-map", '{"record_type": "eplb_load_stats"}', 2, (), "expected a line of record_type eplb_initial_mapping, found none"),
         ("vllm-map", "[0, 1]", 2, (), r"expected the model's sizes \(`shape`\), as one map for all layers"),
-        ("vllm-map", "3", 2, (), "a value in it is missing"),
         ("vllm-map", '{"expert_to_ep_rank": [[0, 4096]]}', 2, (), "expert_to_ep_rank, expert 1: expected a rank below 4096, found 4096"),
         ("vllm-map", '{"model_maps": {"A": {"physical_to_logical_map": [[0]]}, "B": {"physical_to_logical_map": [[0]]}}}', 1, (), "expected the map of one model, .* found A, B"),
         ("vllm-map", '{"model_maps": {"A#pp_rank=1": {"physical_to_logical_map": [[0]]}}}', 1, (), r"A: expected pipeline stages 0 to 1, found \[1\]"),
         ("vllm-map", '{"model_maps": {"A": {"physical_to_logical_map": [[0]], "num_moe_layers": 2}}}', 1, (), "A: expected the 2 layers of num_moe_layers, found 1"),
-        ("vllm-map", VLLM.replace('"1":', '"one":'), 2, (), "expected layers' numbers, found 'one'"),
-        ("vllm-map", VLLM.replace('"1":', '"0":'), 2, (), "expected each key once, found '0' twice"),
+        ("vllm-map", VLLM.replace('"1":', '"one":'), 2, (), "a key of initial_global_assignments: expected a whole number, found text"),
         ("vllm-map", VLLM.replace('"num_slots": 4', '"num_slots": 5'), 2, (), r"expected num_slots = 5 slots in every layer, found \[4\]"),
         ("eplb", ASCEND, 2, (), r"'phy2log' is missing: a map of vllm-ascend\?"),
         ("vllm-ascend", ASCEND.replace('"device_count": 2', '"device_count": 7'), 2, (), "expected the 7 devices of device_count, found 2"),
         ("vllm-ascend", ASCEND.replace("[2, 0]", "[2, 0, 1]"), 2, (), "expected as many experts on every device, found 2 and 3"),
         ("vllm-ascend", '{"layer_list": [{"layer_id": 3, "device_list": []}, {"layer_id": 3, "device_list": []}]}', 2, (), r"expected layer_id ascending, .* found \[3, 3\]"),
         ("trtllm", TRTLLM.replace("  4:", "  3:"), 2, (), "line 4: expected each key once, found 2 keys, some twice"),
-        ("trtllm", BOMB + "initial_global_assignments: {0: *h}", 2, (), r"layer 0, slot 0: expected an expert from 0 on, found \[\[\["),
-        ("trtllm", BOMB + "initial_global_assignments: {0: [0]}\nnum_slots: *h", 2, (), r"expected num_slots = \[\[.* found \[1\]"),
         ("best", SGLANG, 2, (), "`format`: expected one of vllm-map, vllm-list, sglang, eplb, vllm-ascend, trtllm, found 'best'"),
     ],
 )  # fmt: skip
@@ -286,28 +270,25 @@ def test_a_missing_file(tmp_path):
 
 
 @given(placements())
-def test_placements_as_json(placement):
-    assert placement_from_json(json.loads(json.dumps(layers_json(placement)))) == placement
-
-
-def test_placement_files(tmp_path):
-    path = tmp_path / "p.json"
-    for placement in (UNREPLICATED, REPLICATED):
-        save_placement(placement, "by hand", path)
-        assert load_placement(path) == placement
+def test_placements_come_back(tmp_path_factory, placement):
+    path = tmp_path_factory.mktemp("placement") / "p.json"
+    for each in (placement, UNREPLICATED, REPLICATED):
+        save_placement(each, "by hand", path)
+        assert load_placement(path) == each
+        assert json.loads(path.read_text())["layers"] == json.loads(json.dumps(layers_json(each)))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": []}, "expected one list of GPUs for every layer"),
-        ({"layers": 3}, "not a placement: a value in it is missing"),
-        ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, 0.5]]}}]}, "not a placement: a value in it is missing"),
+        ({"layers": []}, "layers: expected a list of length >= 1"),
+        (
+            {"layers": [{"slots": [[0], [0]], "split": {"0": [[0, 0.5]]}}]},
+            r"layers\[0\]\.split: expected a part of expert 0 on GPU 1",
+        ),
         ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, 0.5], [1, 0.6]]}}]}, "sum to 1 for every expert"),
         ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, 2], [1, -1]]}}]}, "expected shares of zero or more"),
-        ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, float("nan")], [1, 0.5]]}}]}, "expected a number, found nan"),
         ({"layers": [{"slots": [[0, 0]], "split": {"0": [[0, 1]]}}]}, "expected no expert twice on a GPU"),
-        ({"layers": [{"slots": [["0"]]}]}, "expected experts as whole numbers"),
         ({"schema": 2}, "expected schema = 1, found 2"),
     ],
 )
@@ -319,6 +300,6 @@ def test_placement_files_that_lie(tmp_path, change, message):
     assert "\n" not in str(found.value)
 
 
-def test_slots_without_shares_divide_evenly():
-    found = placement_from_json([{"slots": [[0, 1, 1], [1, 2, 2]]}])
-    assert found.split_EG(0) == pytest.approx(np.array([[1, 0], [2 / 3, 1 / 3], [0, 1]]))
+def test_slots_without_shares_divide_evenly(tmp_path):
+    (tmp_path / "p.json").write_text('{"schema": 1, "layers": [{"slots": [[0, 1, 1], [1, 2, 2]]}]}')
+    assert load_placement(tmp_path / "p.json").split_EG(0) == pytest.approx(np.array([[1, 0], [2 / 3, 1 / 3], [0, 1]]))

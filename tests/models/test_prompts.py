@@ -89,7 +89,7 @@ def test_how_far_it_got(tmp_path):
     [
         ("t.txt", b"caf\xe9", r"t\.txt: expected UTF-8 text"),
         ("t.jsonl", b'{"text": "caf\xe9"}', r"t\.jsonl: expected UTF-8 text"),
-        ("t.jsonl", b'{"text": "a"}\n[3]\n', r't\.jsonl, line 2: expected {"messages".*, found .\[3\]'),
+        ("t.jsonl", b'{"text": "a"}\n[3]\n', r't\.jsonl: line 2: expected {"messages".*, found .\[3\]'),
         ("t.jsonl", b"{", "line 1: expected"),
         ("t.jsonl", b'{"text": 3}', "line 1: expected"),
         ("t.jsonl", b'{"messages": [{"role": "user"}]}', "line 1: expected"),

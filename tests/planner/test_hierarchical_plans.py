@@ -1,6 +1,5 @@
 """Plans with hierarchical all-to-alls: when they are made, what they say, and that everything works with them."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +10,6 @@ import aurora
 from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.gpu_slots import memory_slots_G
 from aurora.errors import BadInput, BrokenPlan
-from aurora.io.plans import _digest
 from aurora.planner import choice
 from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
@@ -137,18 +135,6 @@ def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
     assert aurora.simulate(plan, counted).kind == "predicted"
     assert found.replanned.estimated
     assert aurora.plan(slow_nics(), counted, Options(all_to_all="flat")).estimated is False
-
-
-def test_a_plan_of_an_earlier_version_with_limits_of_its_estimate_is_estimated(tmp_path):
-    counted = traffic(routed=False)
-    aurora.save(aurora.plan(slow_nics(), counted, HIERARCHICAL), tmp_path / "plan.json")
-    table = json.loads((tmp_path / "plan.json").read_text())
-    del table["estimated"]
-    table |= {"objective_s": 1.1 * table["objective_s"], "between_s": [0.01, 0.1]}  # by sums that are gone
-    (tmp_path / "plan.json").write_text(json.dumps(table | {"digest": _digest(table)}))
-    old = aurora.load(tmp_path / "plan.json")
-    assert old.estimated
-    assert evaluate(old, [counted]).slowdown < 0.1
 
 
 def test_replicas_and_two_models_are_planned_from_counts():

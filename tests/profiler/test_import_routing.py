@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from aurora.errors import BadInput
-from aurora.io import files
 from aurora.profiler.import_routing import import_profile
 
 CONFIG = {
@@ -138,42 +137,23 @@ def npy_bytes(value):
     [
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": Evil()}), "which could run code: not loaded"),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(2)}, _use_new_zipfile_serialization=False), "expected the zip format"),
-        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(9)})[:-40], "expected the zip format of torch.save, found a zip archive .as .npz and .pt are. of other contents, or one cut"),
-        ("sglang-recorder", "r.pt", zipped(data=b"x"), "not a file of torch.save"),
-        ("sglang-recorder", "r.pt", torch_bytes([1]), r"expected logical_count \(mode stat\) or records"),
-        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": 3}), "logical_count: expected a tensor, found int"),
-        ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(1).expand(1 << 20, 1 << 20)}), "logical_count: declares 8796093022208 bytes"),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.rand(1, 2, 4)}), r"step 0, row 0, expert 0: expected a count of tokens, found 0\."),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.ones(1, 2, 5, dtype=torch.int64)}), "expected 4 experts as in the config, found 5"),
         ("sglang-recorder", "r.pt", torch_bytes({"logical_count": torch.zeros(1, 2, 4, dtype=torch.int64)}), "expected tokens, found none"),
         ("eplb-load", "w.npy", npy_bytes(-LOADS), "step 0, row 0, expert 0: expected a count of tokens, found -10"),
-        ("eplb-load", "w.npy", npy_bytes(np.array([Evil()], dtype=object)), "expected an .npy array of numbers, found an .npy array of other contents, or one cut short"),
-        ("eplb-load", "w.npy", npy_bytes(LOADS)[:-8], "expected an .npy array of numbers, found an .npy array of other contents, or one cut short"),
-        ("eplb-load", "w.npy", b"", "expected an .npy array of numbers, found an empty file"),
         ("eplb-load", "w.csv", b"1,2\n3", "expected rows of whole numbers: the number of columns changed from 2 to 1 at row 2$"),
         ("eplb-load", "w.csv", b"1,2.5", "expected rows of whole numbers: could not convert string '2.5' to int64 at row 1, column 2"),
-        ("eplb-load", "w.csv", b"caf\xe9", "expected UTF-8 text"),
-        ("eplb-load", "w.npz", zipped(a=npy_bytes(LOADS)), "expected an .npy array of numbers, found a zip archive"),
         ("vllm", "v.jsonl", b"", "expected lines of record_type eplb_load_stats, found none"),
-        ("vllm", "v.jsonl", b"[1]", "line 1: not a record of loads: a value in it is missing"),
         ("vllm", "v.jsonl", b'{"record_type": "eplb_load_stats", "expert_load": [[1]], "p2l_map": [[4]]}', r"line 1: expected for each of \(1, 1\) loads one of 4 experts"),
-        ("vllm", "v.jsonl", b'{"record_type": "eplb_load_stats", "expert_load": [[1.5]], "p2l_map": [[0]]}', "line 1: expert_load: expected integers"),
-        ("tokens", "t.npz", zipped(experts=npy_header((1 << 40, 2, 2)), seq_len=npy_bytes(np.array([1]))), "experts: (Unable to allocate|EOF: reading array data)"),
-        ("tokens", "t.npz", zipped(experts=npy_header((1 << 20, 2, 2)), seq_len=npy_bytes(np.array([1]))), "experts: EOF: reading array data, expected 262144 bytes got 0"),
+        ("vllm", "v.jsonl", b'{"record_type": "eplb_load_stats", "expert_load": [[1.5]], "p2l_map": [[0]]}', r"line 1: expert_load\[0\]\[0\]: expected a whole number, found 1\.5"),
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((1, 2, 2), dtype=np.uint8))), "expected arrays seq_len, found experts"),
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((2, 2, 3), dtype=np.uint8)), seq_len=npy_bytes(np.array([2]))), "expected 2 choices a token as in the config, found 3"),
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.full((2, 2, 2), 4, dtype=np.uint8)), seq_len=npy_bytes(np.array([2]))), r"token 0, row 0: expected experts from 0 to 3, found \[4, 4\]; 2 of 2 tokens have others"),
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((2, 2, 2), dtype=np.uint8)), seq_len=npy_bytes(np.array([3]))), "expected sequences of 2 tokens in all, found seq_len of 3"),
-        ("tokens", "t.npz", b"PK no zip", "expected an .npz archive, found a zip archive .as .npz and .pt are. of other contents, or one cut"),
-        ("csv", "c.csv", b"", "expected columns layer, expert, count, found none"),
         ("csv", "c.csv", b"layer,expert,count\n", "expected rows of counts, found none"),
         ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: count: expected zero or more, below 1e15, found -1"),
-        ("csv", "c.csv", b"layer,expert,count\n0,0\n", "line 2: count: expected a whole number, found none"),
         ("csv", "c.csv", b"layer,expert,count\n1,0,1,2\n", "line 2: expected 3 fields, found more"),
-        ("vllm", "v.jsonl", b'{"record_type": "a", "record_type": "a"}', "line 1: expected each key once, found 'record_type' twice"),
         ("csv", "c.csv", b"layer,expert,count\n1,4,1\n", r"line 2: expected experts below 4 and layers 1 to 2 \(2\) as in the config, found expert 4"),
-        ("csv", "c.csv", b'layer,expert,count\n"0,0', "line 1: not CSV: unexpected end of data"),
-        ("csv", "c.csv", b"layer,expert,count\n0,0,\xff\n", "expected UTF-8 text"),
     ],
 )  # fmt: skip
 def test_files_that_lie(tmp_path, capsys, form, name, content, message):
@@ -182,20 +162,6 @@ def test_files_that_lie(tmp_path, capsys, form, name, content, message):
         imported(tmp_path / name, form)
     assert "\n" not in str(found.value)
     assert "ran" not in capsys.readouterr().out
-
-
-def test_archives_that_would_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_BYTES", 10**5)
-    (tmp_path / "w.npz").write_bytes(zipped(loads=npy_bytes(np.zeros(10**5, dtype=np.uint8))))
-    with pytest.raises(BadInput, match=r"w\.npz: the archive: declares 100128 bytes, expected at most 100000"):
-        imported(tmp_path / "w.npz", "tokens")
-    (tmp_path / "r.pt").write_bytes(torch_bytes(torch.zeros(10**5)))
-    with pytest.raises(BadInput, match=r"r\.pt: the archive: declares \d+ bytes"):
-        imported(tmp_path / "r.pt", "sglang-recorder")
-    monkeypatch.setattr(files, "MOST_TEXT", 10)
-    (tmp_path / "v.jsonl").write_text("x" * 20)
-    with pytest.raises(BadInput, match="the text: declares 20 bytes, expected at most 10"):
-        imported(tmp_path / "v.jsonl", "vllm")
 
 
 def test_what_does_not_go_together(tmp_path):
@@ -235,15 +201,6 @@ def test_recorded_subjects_of_mixtral():
     made = import_profile([path], "csv", shape, 8, wheres=[{"variant": row["variant"], "subject": row["subject"]}])
     assert made.load_LE.shape == (32, 8)
     assert made.load_LE[int(row["layer"]), int(row["expert"])] == int(row["count"])
-
-
-def test_a_damaged_archive_is_one_sentence(tmp_path):
-    path = saved(tmp_path, "t.npz", lambda file: np.savez_compressed(file, experts=np.arange(6000) % 4))
-    whole = bytearray(path.read_bytes())
-    whole[60:100] = bytes(255 - byte for byte in whole[60:100])
-    path.write_bytes(whole)
-    with pytest.raises(BadInput, match=r"t.npz: experts: Error -3 while decompressing"):
-        imported(path, "tokens")
 
 
 @pytest.mark.parametrize(
