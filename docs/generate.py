@@ -11,10 +11,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import msgspec
 from aurora_vllm.settings import PREFIX, Settings
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from msgspec import inspect
 
 import aurora.types
 from aurora.advisor.engines import SERVING_ENGINES
@@ -24,6 +26,12 @@ from aurora.algorithms.gradient_codes import SCHEMES
 from aurora.algorithms.requests.dispatch import DISPATCH
 from aurora.cli.main import VERBS, app
 from aurora.cli.options import documented
+from aurora.io.clusters import ClusterTable, GpuKindsTable
+from aurora.io.plans import PlacementTable, PlanTable
+from aurora.io.plugin_records import ARRAYS, EngineRecord, RecordHeader
+from aurora.io.profiles import CurvesHeader, ProfileHeader
+from aurora.io.prompts import Prompt
+from aurora.io.traces import TraceHeader
 from aurora.planner.options import strategies
 from aurora.types.options import Limits, limits_of
 
@@ -46,6 +54,23 @@ comes from the engines' sources, named beside it; newer versions may differ.
 Data-parallel ranks need an exchange of tokens, and what moving experts can bring depends on it. An allgather carries every
 token to every GPU, wherever experts are: a placement then balances compute alone. An all-to-all carries other bytes too."""
 
+FILES_PAGE = ROOT / "docs/reference/files.md"  # its end is made from the classes of the formats
+MADE = "<!-- From here on made from the code by `make docs`. -->"
+FORMATS: dict[
+    str, tuple[Any, Any, tuple[str, ...]]
+] = {  # the class of a file's table, or of an npz file's header with its arrays
+    "Cluster (TOML, schema 1)": (ClusterTable, None, ()),
+    "Datasheets of GPUs (TOML, schema 1)": (GpuKindsTable, None, ()),
+    "Plan (JSON, schema 5)": (PlanTable, None, ()),
+    "Placement (JSON, schema 1)": (PlacementTable, None, ()),
+    "Profile (npz, schema 2)": (ProfileHeader, aurora.types.Profile, ("tokens_TLSE",)),
+    "Compute curves (npz, schema 1)": (CurvesHeader, None, ()),
+    "Trace (npz, schema 1)": (TraceHeader, aurora.types.Trace, aurora.types.Trace.COLUMNS),
+    "Record of a rank (npz, schema 2)": (RecordHeader, EngineRecord, ARRAYS),
+    "Prompts (JSON lines)": (Prompt, None, ()),
+}
+SPOKEN = {"IntType": "whole number", "FloatType": "number", "StrType": "text", "BoolType": "true or false", "NoneType": "none"}
+
 VLLM_SETTINGS = ROOT / "docs/reference/vllm-settings.md"  # is kept in the repository: the plugin's page points to it
 SETTINGS = f"""# vLLM: settings
 
@@ -65,6 +90,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     schema = json.dumps(options_schema(), indent=1) + "\n"
     made = {"reference/cli.md": command_line(), "reference/engines.md": engines(), "reference/options.schema.json": schema}
+    made["reference/files.schema.json"] = json.dumps(files_schema(), indent=1) + "\n"
     for page, text in (pages | made).items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -111,6 +137,70 @@ def vllm_settings() -> str:
     shown = {None: "none", True: "true", False: "false"}
     rows = [[f"`{each.name}`", told[each.name], shown.get(each.default, each.default)] for each in fields(Settings)]
     return f"{SETTINGS}\n\n{_table([['name', 'meaning', 'default'], *rows])}\n"
+
+
+def files_page() -> str:
+    """Returns the reference of files as Markdown: the text of its page, and a table of each format from its class."""
+    parts, seen = [FILES_PAGE.read_text().partition(MADE)[0].rstrip(), MADE], set[str]()
+    for title, (kind, value, arrays) in FORMATS.items():
+        parts += [f"## {title}", *_described_tables(kind, seen)]
+        if arrays:
+            told = _told(value)
+            parts.append(_table([["array", "meaning"], *([f"`{name}`", told.get(name, "")] for name in arrays)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def files_schema() -> dict[str, Any]:
+    """Returns a JSON schema of the tables of files and of the headers of npz files, each under $defs by its name."""
+    _, components = msgspec.json.schema_components([kind for kind, _, _ in FORMATS.values()])
+    return {"$schema": SCHEMA, "title": "Files", "$defs": components}
+
+
+def _described_tables(kind: Any, seen: set[str]) -> list[str]:
+    """Returns paragraphs on a class of a format and on those in it, except for those that are in `seen`, to which they go."""
+    told, info = _told(kind), inspect.type_info(kind)
+    named: list[Any] = []
+    rows = [["key", "value", "meaning"]]
+    for entry in info.fields:  # type: ignore[attr-defined]
+        optional = "" if entry.required else ", optional"
+        rows.append([f"`{entry.encode_name}`", _spoken(entry.type, named) + optional, told.get(entry.name, "")])
+    parts = [_table(rows)]
+    for other in named:
+        if other.__name__ not in seen:
+            seen.add(other.__name__)
+            tag = getattr(getattr(other, "__struct_config__", None), "tag", None)
+            about = (other.__doc__ or "").split("\n")[0].rstrip(".") + (f' (`kind = "{tag}"`)' if tag else "")
+            parts += [f"`{other.__name__}`: {about}.", *_described_tables(other, seen)]
+    return parts
+
+
+def _told(kind: Any) -> dict[str, str]:
+    """Returns {name: description} of a class's fields, from Args or Attributes in its docstring."""
+    told = {"count": "number of such GPUs, from 1 to 4096; names get -0, -1, ...", "kinds": "the GPU kinds of `curve_N_PHASE`"}
+    for each in reversed(kind.__mro__):
+        text = re.split(r"\n *(?:Args|Attributes):\n", each.__doc__ or "", maxsplit=1)[-1].split("\n\n")[0]
+        lines = re.findall(r"^ {8}(\w+(?:, \w+)*): (.+(?:\n {12}.+)*)\.$", text, re.MULTILINE)
+        told |= {name: " ".join(about.split()) for names, about in lines for name in names.split(", ")}
+    return told
+
+
+def _spoken(of: Any, named: list[Any]) -> str:
+    """Returns a type in words; classes in it are added to `named`."""
+    match of:
+        case inspect.UnionType():
+            return " or ".join(_spoken(each, named) for each in of.types if not isinstance(each, inspect.NoneType))
+        case inspect.StructType() | inspect.DataclassType():
+            named.append(of.cls)
+            return f"`{of.cls.__name__}`"
+        case inspect.ListType() | inspect.VarTupleType():
+            return f"list of {_spoken(of.item_type, named)}"
+        case inspect.TupleType():
+            return f"[{', '.join(_spoken(each, named) for each in of.item_types)}]"
+        case inspect.DictType():
+            return f"{_spoken(of.value_type, named)} by {_spoken(of.key_type, named)}"
+        case inspect.LiteralType():
+            return " or ".join(f'`"{value}"`' for value in of.values)
+    return SPOKEN[type(of).__name__]
 
 
 def settings(engine: ServingEngine) -> list[list[str]]:
@@ -171,3 +261,4 @@ def _type(hint: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     VLLM_SETTINGS.write_text(vllm_settings())
+    FILES_PAGE.write_text(files_page())

@@ -22,7 +22,7 @@ LIMIT = 500  # lines of a file
 BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite a package bring it
     "aurora": (140, 120),
     "aurora/types": (1990, 1700),
-    "aurora/io": (1900, 1400),
+    "aurora/io": (1880, 1250),
     "aurora/models": (580, 500),
     "aurora/profiler": (1110, 900),
     "aurora/planner": (1550, 1550),

@@ -174,8 +174,22 @@ def test_every_setting_of_an_engine_has_a_default_an_effect_and_a_source(generat
     assert generate.engines().count("\n## ") == len(SERVING_ENGINES)
 
 
-def test_the_page_of_the_plugins_settings_is_up_to_date(generate):
+def test_pages_that_are_made_from_the_code_are_up_to_date(generate):
     assert generate.VLLM_SETTINGS.read_text() == generate.vllm_settings(), "make docs"
+    assert generate.FILES_PAGE.read_text() == generate.files_page(), "make docs"
+
+
+def test_the_schema_of_files_takes_those_that_are_written(generate, tmp_path):
+    import jsonschema
+
+    schema = json.loads(json.dumps(generate.files_schema()))
+    profile = aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(sources=4))
+    aurora.save(aurora.plan(aurora.load("demo-4"), profile), tmp_path / "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    check = jsonschema.Draft202012Validator({**schema, "$ref": "#/$defs/PlanTable"})
+    assert list(check.iter_errors(plan)) == []
+    plan["models"][0]["top_k"] = "2"
+    assert [list(error.absolute_path) for error in check.iter_errors(plan)] == [["models", 0, "top_k"]]
 
 
 def test_the_plugins_pages_are_short():

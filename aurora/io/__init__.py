@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -84,23 +85,14 @@ def load(path: str | Path, kind: type[Any] | None = None) -> Any:
     return value
 
 
-def _load(path: Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
-    match path.suffix:
-        case "" | ".toml":
-            from aurora.io.clusters import load_cluster
+def _load(path: Path) -> Any:
+    from aurora.io import clusters, files, plans, profiles, traces
 
-            return load_cluster(path)
-        case ".json":
-            from aurora.io.plans import load_plan
-
-            return load_plan(path)
-        case ".npz":
-            from aurora.io import profiles, traces
-            from aurora.io.files import load_npz
-
-            readers: Any = profiles.PROFILES | traces.TRACES | profiles.CURVES
-            return load_npz(path, readers)  # type: ignore[no-any-return]
-    raise BadInput(f"{path}: expected a .toml, .json or .npz file, found {path.suffix}")
+    if path.suffix == ".npz":
+        return files.load_npz(path, {**profiles.PROFILES, **traces.TRACES, **profiles.CURVES})
+    if path.suffix not in ("", ".toml", ".json"):
+        raise BadInput(f"{path}: expected a .toml, .json or .npz file, found {path.suffix}")
+    return (plans.load_plan if path.suffix == ".json" else clusters.load_cluster)(path)
 
 
 def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Path) -> None:
@@ -123,17 +115,10 @@ def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Pa
     from aurora.io import clusters, plans, profiles, traces
     from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
 
-    path = Path(path)
-    match value:
-        case Plan():
-            plans.save_plan(value, path)
-        case Profile():
-            profiles.save_profile(value, path)
-        case Trace():
-            traces.save_trace(value, path)
-        case ComputeCurves():
-            profiles.save_curves(value, path)
-        case Cluster():
-            clusters.save_cluster(value, path)
-        case _:
-            raise BadInput(f"save: expected a Cluster, Plan, Profile, Trace or ComputeCurves, found {type(value).__name__}")
+    savers: dict[type, Callable[[Any, Path], None]] = {
+        Cluster: clusters.save_cluster, Plan: plans.save_plan, Profile: profiles.save_profile, Trace: traces.save_trace,
+        ComputeCurves: profiles.save_curves,
+    }  # fmt: skip
+    if type(value) not in savers:
+        raise BadInput(f"save: expected a Cluster, Plan, Profile, Trace or ComputeCurves, found {type(value).__name__}")
+    savers[type(value)](value, Path(path))

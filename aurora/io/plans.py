@@ -131,6 +131,7 @@ class ModelTable(Table, kw_only=True):
     Attributes:
         model: the model's name.
         fingerprint: hashes of its router weights.
+        profile: the profile that it was planned from.
         top_k: experts per token.
         dispatch_bytes: payload of one (token, expert) pair.
         expert_bytes: weights of one expert in one layer.

@@ -6,37 +6,24 @@ Mooncake's keys, in seconds; BurstGPT (arXiv:2401.17644); and the detailed resul
 """
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta, field
 
 from aurora.errors import BadInput, check_one_of, shown
 from aurora.io.files import csv_rows, json_lines, json_value, read_text
-from aurora.types.read_numbers import finite_number, whole_number
+from aurora.io.schema import Table, converted
 from aurora.types.requests import MOST_REQUESTS, Requests
 
 MOST_TOKENS = 1 << 30  # of a request's input or output
-
-
-def _finite(value: Any) -> float:
-    """Seconds or milliseconds from zero on."""
-    number = finite_number(value)
-    if not 0 <= number < 1e15:
-        raise ValueError
-    return number
-
-
-def _milliseconds(value: Any) -> float:
-    return _finite(value) / 1e3
-
-
-def _date(value: Any) -> float:
-    """Seconds of a date and time such as 2023-11-16 18:17:03.9799600; digits below a microsecond are dropped."""
-    moment = datetime.datetime.fromisoformat(str(value).strip())
-    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+Time = Annotated[float, Meta(ge=0, lt=1e15)]
 
 
 @dataclass(frozen=True)
@@ -45,15 +32,13 @@ class TraceFormat:
 
     Attributes:
         columns: names of the columns or keys of a request's time, input tokens and output tokens.
-        seconds: function from a time to seconds.
-        unit: what times are, in words.
+        unit: what times are: "seconds", "milliseconds" or "dates".
         mark: a further column that tells it from a format with the same ones.
         failed: whether no output tokens mean a request that failed, and is left out.
         sorted: whether requests are in the sequence of their times.
     """
 
     columns: tuple[str, str, str]
-    seconds: Callable[[Any], float]
     unit: str = "seconds"
     mark: str = ""
     failed: bool = False
@@ -61,13 +46,34 @@ class TraceFormat:
 
 
 TRACE_FORMATS: dict[str, TraceFormat] = {
-    "aurora": TraceFormat(("arrival_s", "input_tokens", "output_tokens"), _finite),
-    "azure": TraceFormat(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _date, "dates"),
-    "bailian": TraceFormat(("timestamp", "input_length", "output_length"), _finite, mark="chat_id"),
-    "mooncake": TraceFormat(("timestamp", "input_length", "output_length"), _milliseconds, "milliseconds"),
-    "burstgpt": TraceFormat(("Timestamp", "Request tokens", "Response tokens"), _finite, failed=True),
-    "bench": TraceFormat(("start_times", "input_lens", "output_lens"), _finite, failed=True, sorted=False),
+    "aurora": TraceFormat(("arrival_s", "input_tokens", "output_tokens")),
+    "azure": TraceFormat(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), "dates"),
+    "bailian": TraceFormat(("timestamp", "input_length", "output_length"), mark="chat_id"),
+    "mooncake": TraceFormat(("timestamp", "input_length", "output_length"), "milliseconds"),
+    "burstgpt": TraceFormat(("Timestamp", "Request tokens", "Response tokens"), failed=True),
+    "bench": TraceFormat(("start_times", "input_lens", "output_lens"), failed=True, sorted=False),
 }
+
+
+@cache
+def _row_of(form: TraceFormat) -> Any:
+    """The Table of a format's rows, whose columns are under our names."""
+    time, inputs, outputs = form.columns
+    at = datetime.datetime if form.unit == "dates" else Time
+    entries = [
+        ("at", at | None, field(default=None, name=time)),  # which a later turn may lack
+        ("inputs", Annotated[int, Meta(ge=1, le=MOST_TOKENS)], field(name=inputs)),
+        ("outputs", Annotated[int, Meta(ge=0 if form.failed else 1, le=MOST_TOKENS)], field(name=outputs)),
+        *(("session_id", int | str | None, None), ("delay", Time | None, None), ("hash_ids", list[int | str] | None, None)),
+    ]
+    return msgspec.defstruct("Request", entries, bases=(Table,), kw_only=True)
+
+
+def _seconds(time: Any, form: TraceFormat) -> float:
+    """Seconds of a time; a date without a zone is in UTC."""
+    if isinstance(time, datetime.datetime):
+        return (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).timestamp()
+    return float(time) / (1e3 if form.unit == "milliseconds" else 1)
 
 
 def load_requests(path: str | Path, form: str | None = None) -> Requests:
@@ -85,15 +91,54 @@ def load_requests(path: str | Path, form: str | None = None) -> Requests:
             times go backwards.
     """
     path = Path(path)
-    rows = _json_rows(path) if read_text(path).lstrip()[:1] == "{" else csv_rows(path)
-    trace: _Trace | None = None
-    for number, row in rows:
-        if trace is None:
-            trace = _Trace(path, _recognised(path, number, row) if form is None else form)
-        trace.add(number, row)
-    if trace is None or not trace.rows:
-        raise BadInput(f"{path}: expected requests, found " + (f"{trace.failed} that failed" if trace else "none"))
-    return trace.requests()
+    rows = iter(_json_rows(path) if read_text(path).lstrip()[:1] == "{" else csv_rows(path))
+    if (first := next(rows, None)) is None:
+        raise BadInput(f"{path}: expected requests, found none")
+    name = _recognised(path, *first) if form is None else form
+    check_one_of("trace_format", name, TRACE_FORMATS)
+    known, failed, last_s = TRACE_FORMATS[name], 0, 0.0
+    session_of: dict[Any, tuple[int, float]] = {}  # by session_id: the session's number and first arrival
+    number_of: dict[Any, int] = {}  # of a block
+    made: list[tuple[Any, ...]] = []  # seconds, input, output, session, delay, blocks
+    for number, row in chain([first], rows):
+        where = f"{path}: line {number}"
+        request = converted(row, _row_of(known), where, strict=False)
+        begun = None if request.session_id is None or request.delay is None else session_of.get(request.session_id)
+        if request.at is None and begun is None:
+            raise BadInput(f"{where}: '{known.columns[0]}' is missing")
+        if not request.outputs:
+            failed += 1
+            continue
+        delay_s = _seconds(request.delay, known) if begun else 0.0
+        if begun is None:
+            begun = len(made), _seconds(request.at, known)
+            if known.sorted and begun[1] < last_s:
+                raise BadInput(f"{where}: expected times that never fall, found {row[known.columns[0]]} after a later one")
+            last_s = begun[1]
+        if request.session_id is not None:
+            session_of[request.session_id] = begun
+        blocks = tuple(number_of.setdefault(block, len(number_of)) for block in request.hash_ids or ())
+        made.append((begun[1], request.inputs, request.outputs, begun[0], delay_s, blocks))
+        if len(made) > MOST_REQUESTS:
+            raise BadInput(f"{path}: expected at most {MOST_REQUESTS} requests, found more")
+    if not made:
+        raise BadInput(f"{path}: expected requests, found {failed} that failed")
+    at_s, inputs, outputs, sessions, delays, blocks_Q = zip(*sorted(made, key=lambda request: request[0]), strict=True)
+    turns = len(made) - len({*sessions})
+    per_block = max((-(-tokens // len(of)) for tokens, of in zip(inputs, blocks_Q, strict=True) if of), default=0)
+    said = f"{name}: times " + (f"in {known.unit}" if known.unit != "dates" else "are dates")
+    said += f"; later turns, each sent when the one before is answered: {turns}" if turns else ""
+    said += f"; failed and left out: {failed}" if failed else ""
+    return Requests(
+        np.array(at_s) - at_s[0],
+        np.array(inputs),
+        np.array(outputs),
+        np.array(sessions) if turns else None,
+        np.array(delays) if turns else None,
+        blocks_Q if any(blocks_Q) else (),
+        1 << (per_block - 1).bit_length() if per_block else 0,
+        said,
+    )
 
 
 def _recognised(path: Path, number: int, row: Mapping[str, Any]) -> str:
@@ -126,87 +171,3 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             )
         for at, values in enumerate(zip(*lists, strict=True), 1):
             yield at, dict(zip(columns, values, strict=True))
-
-
-class _Trace:
-    """The requests of a file, row by row."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        check_one_of("trace_format", name, TRACE_FORMATS)
-        self.name, self.form = name, TRACE_FORMATS[name]
-        self.rows: list[tuple[float, int, int, int, float]] = []  # seconds, input, output, session, delay
-        self.failed = 0
-        self._path = path
-        self._blocks: list[tuple[int, ...]] = []
-        self._number_of: dict[str, int] = {}  # of a block
-        self._session_of: dict[str, tuple[int, float]] = {}  # by session_id: the session's number and first arrival
-        self._last_s = 0.0
-
-    def add(self, number: int, row: Mapping[str, Any]) -> None:
-        """Adds a row.
-
-        Raises:
-            BadInput: if it is not a request of the format, or earlier than the one before.
-        """
-        where, said_id = f"{self._path}: line {number}", row.get("session_id")
-        begun = None if said_id is None or row.get("delay") is None else self._session_of.get(str(said_id))
-        time, *lengths = self.form.columns
-        if missing := {*lengths, *(() if begun else (time,))} - set(row):
-            raise BadInput(
-                f"{where}: expected the columns {','.join(self.form.columns)}, found no {', '.join(sorted(missing))}"
-            )
-        try:
-            inputs, outputs = (whole_number(row[name]) for name in lengths)
-            at_s = begun[1] if begun else self.form.seconds(row[time])
-            delay_s = self.form.seconds(row["delay"]) if begun else 0.0
-            failed = self.form.failed and outputs == 0
-            if not 1 <= inputs <= MOST_TOKENS or not (failed or 1 <= outputs <= MOST_TOKENS):
-                raise ValueError
-        except (ValueError, BadInput):
-            said = ",".join(str(row.get(name)) for name in self.form.columns)[:100]
-            raise BadInput(
-                f"{where}: expected a time from zero on and two numbers of tokens above zero, found {said!r}"
-            ) from None
-        if failed:
-            self.failed += 1
-            return
-        if not begun:
-            if self.form.sorted and at_s < self._last_s:
-                raise BadInput(f"{where}: expected times that never fall, found {row[time]} after a later one")
-            self._last_s = at_s
-            begun = len(self.rows), at_s
-        if said_id is not None:
-            self._session_of[str(said_id)] = begun
-        self.rows.append((at_s, inputs, outputs, begun[0], delay_s))
-        self._blocks.append(self._numbered(where, row.get("hash_ids") or []))
-        if len(self.rows) > MOST_REQUESTS:
-            raise BadInput(f"{self._path}: expected at most {MOST_REQUESTS} requests, found more")
-
-    def _numbered(self, where: str, blocks: Any) -> tuple[int, ...]:
-        """Numbers of a prompt's blocks, which a file names by numbers or texts."""
-        if not isinstance(blocks, list) or not all(isinstance(block, int | str) for block in blocks):
-            raise BadInput(f"{where}: hash_ids: expected a list of blocks, found {str(blocks)[:60]!r}")
-        return tuple(self._number_of.setdefault(str(block), len(self._number_of)) for block in blocks)
-
-    def requests(self) -> Requests:
-        """Returns all rows, by time; a later turn has the time of its session's first."""
-        order = sorted(range(len(self.rows)), key=lambda at: self.rows[at][0])
-        at_s, inputs, outputs, sessions, delays = zip(*(self.rows[at] for at in order), strict=True)
-        blocks = tuple(self._blocks[at] for at in order) if any(self._blocks) else ()
-        per_block = (
-            max((-(-tokens // len(of)) for tokens, of in zip(inputs, blocks, strict=True) if of), default=0) if blocks else 0
-        )
-        turns = len(self.rows) - len(set(sessions))
-        said = f"{self.name}: times in {self.form.unit}" if self.form.unit != "dates" else f"{self.name}: times are dates"
-        said += f"; later turns, each sent when the one before is answered: {turns}" if turns else ""
-        said += f"; failed and left out: {self.failed}" if self.failed else ""
-        return Requests(
-            np.array(at_s) - at_s[0],
-            np.array(inputs),
-            np.array(outputs),
-            np.array(sessions) if turns else None,
-            np.array(delays) if turns else None,
-            blocks,
-            1 << (per_block - 1).bit_length() if per_block else 0,
-            said,
-        )

@@ -13,9 +13,11 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.algorithms.workload.model_config import Shape
@@ -315,6 +317,14 @@ def _check_choices(experts_ULK: NDArray[Any], experts: int) -> None:
             )
 
 
+class ExpertCount(Table):
+    """A row of a CSV of counts."""
+
+    layer: Annotated[int, Meta(ge=0)]
+    expert: Annotated[int, Meta(ge=0)]
+    count: Annotated[int, Meta(ge=0, lt=10**15)]
+
+
 def _csv(path: Path, shape: Shape, where: Where, names: tuple[str, str, str] = ("layer", "expert", "count")) -> RecordedRouting:
     """A CSV of counts; the layers that it names, in rising order."""
     moe_layers = frozenset(shape.moe_layers)
@@ -328,7 +338,8 @@ def _csv(path: Path, shape: Shape, where: Where, names: tuple[str, str, str] = (
             continue
         for column in row.keys() - {*names}:
             seen.setdefault(column, set()).add(row[column])
-        layer, expert, count = (_whole(number, name, row[name]) for name in names)
+        values = dict(zip(ExpertCount.__struct_fields__, (row[name] for name in names), strict=True))
+        layer, expert, count = msgspec.structs.astuple(converted(values, ExpertCount, f"line {number}", strict=False))
         if expert >= shape.experts or layer not in moe_layers:
             expected = f"experts below {shape.experts} and layers {spoken_layers(shape.moe_layers)} as in the config"
             raise BadInput(f"line {number}: expected {expected}, found expert {expert} of layer {layer}")
@@ -400,16 +411,6 @@ def _folded(logical_LP: IntArray, load_LP: IntArray, experts: int) -> IntArray:
     load_LE = np.zeros((len(load_LP), experts), dtype=np.int64)
     np.add.at(load_LE, (np.arange(len(load_LP))[:, None], logical_LP), load_LP)
     return load_LE
-
-
-def _whole(line: int, name: str, cell: str | None) -> int:
-    """A cell as a whole number of zero or more, or BadInput."""
-    try:
-        if not 0 <= (value := whole_number(cell)) < 10**15:
-            raise BadInput(f"expected zero or more, below 1e15, found {value}")
-    except BadInput as error:
-        raise BadInput(f"line {line}: {name}: {error}") from None
-    return value
 
 
 def _load_pt(path: Path) -> Any:

@@ -47,7 +47,7 @@ def table_of(kind: Any, leave: tuple[str, ...] = (), **more: Any) -> Any:
             )
             entries.append((field.name, hints[field.name], *(() if default is MISSING else (default,))))
     entries += [(name, *(entry if isinstance(entry, tuple) else (entry,))) for name, entry in more.items()]
-    return msgspec.defstruct(kind.__name__, entries, bases=(StrictTable,), kw_only=True)
+    return msgspec.defstruct(kind.__name__, entries, bases=(StrictTable,), namespace={"__doc__": kind.__doc__}, kw_only=True)
 
 
 def converted(value: Any, kind: type[Kind], where: str = "", strict: bool = True) -> Kind:

@@ -151,7 +151,7 @@ def npy_bytes(value):
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.full((2, 2, 2), 4, dtype=np.uint8)), seq_len=npy_bytes(np.array([2]))), r"token 0, row 0: expected experts from 0 to 3, found \[4, 4\]; 2 of 2 tokens have others"),
         ("tokens", "t.npz", zipped(experts=npy_bytes(np.zeros((2, 2, 2), dtype=np.uint8)), seq_len=npy_bytes(np.array([3]))), "expected sequences of 2 tokens in all, found seq_len of 3"),
         ("csv", "c.csv", b"layer,expert,count\n", "expected rows of counts, found none"),
-        ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: count: expected zero or more, below 1e15, found -1"),
+        ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: count: expected a whole number >= 0, found '-1'"),
         ("csv", "c.csv", b"layer,expert,count\n1,0,1,2\n", "line 2: expected 3 fields, found more"),
         ("csv", "c.csv", b"layer,expert,count\n1,4,1\n", r"line 2: expected experts below 4 and layers 1 to 2 \(2\) as in the config, found expert 4"),
     ],
