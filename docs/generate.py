@@ -115,13 +115,15 @@ def engines() -> str:
     """Returns the reference of serving engines as Markdown: their exchanges side by side, then the settings of each."""
     parts = [ENGINES]
     names = ["exchange", "what it does", "bytes follow the placement", "a token goes once to each", "CUDA graphs in decode"]
-    rows = [[*names, "NVLink", "needs", *SERVING_ENGINES, "source"]]
+    rows = [[*names, "NVLink", "needs", *SERVING_ENGINES, "source", "published times"]]
     for name, exchange in EXCHANGES.items():
         flags = [f"`{found}`" if (found := engine.exchanges.get(name)) else found for engine in SERVING_ENGINES.values()]
         once_per = "of all servers" if exchange.once_per == "servers" else exchange.once_per
         once_per += f"; in decode as `{exchange.decode}`" if exchange.decode else ""
         row = [f"`{name}`", exchange.about, exchange.follows_placement, once_per, exchange.graphs, exchange.nvlink]
-        rows.append([*row, exchange.needs, *("no flag" if flag == "" else flag or "" for flag in flags), exchange.source])
+        paces = "; ".join(" ".join(map(str, pace)) for pace in dict.fromkeys(exchange.paces))
+        told = f"{exchange.measured}: {paces} of computed" if exchange.measured else "none: not recommended"
+        rows.append([*row, exchange.needs, *("no flag" if flag == "" else flag or "" for flag in flags), exchange.source, told])
     parts.append(_table(rows))
     for name, engine in SERVING_ENGINES.items():
         parts += [f"## {name}", f"Read in the sources of {name} {engine.versions}."]

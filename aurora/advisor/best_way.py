@@ -13,12 +13,22 @@ WORTH = 1.02  # a candidate is worth it if the gain's lower end is above
 def best_way(served: WaysOfServing) -> ComparedWay | None:
     """Returns the way to recommend; None if no way qualifies.
 
-    A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval, and a way with EPLB
-    only if EPLB pays (`WaysOfServing.eplb`). Of these ways the `simplest` is taken, by tokens per second.
+    A way qualifies if the engine has it, somebody published times of its exchange, and its gain is above WORTH even at the
+    lower end of its interval; a way with EPLB only if EPLB pays (`WaysOfServing.eplb`). Of these ways the `simplest` is taken,
+    by tokens per second.
     """
     pays = served.eplb is not None and served.eplb.advice == "eplb"
-    sure = [other for other in served.others if other.way and other.low > WORTH and (pays or not other.way.eplb)]
+    known = [other for other in served.others if published(served, other)]
+    sure = [other for other in known if other.way and other.low > WORTH and (pays or not other.way.eplb)]
     return simplest(served, sure, lambda other: other.service.tokens_per_s) if sure else None
+
+
+def published(served: WaysOfServing, other: ComparedWay) -> bool:
+    """Returns whether a way's exchange is the default's, or one of which somebody published times."""
+    assert served.default.way is not None
+    return (
+        other.way is None or bool(EXCHANGES[other.way.exchange].measured) or other.way.exchange == served.default.way.exchange
+    )
 
 
 def simplest(served: WaysOfServing, ways: Sequence[ComparedWay], rate: Callable[[ComparedWay], float]) -> ComparedWay:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aurora.advisor.best_way import WORTH, simplest
+from aurora.advisor.best_way import WORTH, published, simplest
 from aurora.advisor.engines import described
 from aurora.advisor.engines.engine import Layout, ServingWay
 from aurora.advisor.gpu_memory import most
@@ -233,6 +233,7 @@ def compare_disaggregated(
                 return layout.copies * layout.data * prompts / part.prompt_period_s(other.way, worse)
 
             fixed = [other for other in (served.default, *served.others) if other.way and not other.way.eplb]
+            fixed = [other for other in fixed if published(served, other)]
             ways.append(simplest(served, fixed, rate))
         return ways
 

@@ -19,7 +19,7 @@ from aurora.types import GpuKind
 
 GIB = 1 << 30
 LOW_LATENCY_LIMIT = (1 << 35) - 16  # bytes: DeepEP asserts that a buffer's 16-byte words are fewer than 2^31 - 1 (buffer.hpp)
-LOW_LATENCY = ("deepep-ll", "nixl")  # exchanges with slots for the most tokens of every rank and expert; NIXL's are DeepEP's
+LOW_LATENCY = ("deepep-ll", "uccl-ll", "nixl", "nccl-ep")  # exchanges with slots for the most tokens of all; sizes are DeepEP's
 DISPATCHED = 128  # tokens of a rank for which low-latency buffers that only decode uses are made at least (SGLang's default)
 PADDED = ("nvlink-one-sided", "nvlink-two-sided")  # exchanges whose experts work on slots for the most tokens of all ranks
 DEEPEP_BYTES = GIB  # of a DeepEP buffer for each path, NVLink and RDMA: vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB
@@ -204,7 +204,7 @@ def buffer_bytes(sizes: ServedSizes, way: ServingWay, slots: int, tokens: int, s
     if way.exchange in LOW_LATENCY:
         beside = DEEPEP_BYTES * (way.exchange == "deepep-ll" and way.engine == "vllm")  # NVLink's, as for high throughput
         return nccl + beside + low_latency_bytes(slots * ranks, own, sizes.dispatched)
-    if way.exchange in ("deepep", "deepep-ht"):
+    if way.exchange in ("deepep", "deepep-ht", "uccl-ht"):
         decode = low_latency_bytes(slots * ranks, max(DISPATCHED, -(-sequences // layout.tensor)), sizes.dispatched)
         return nccl + paths * DEEPEP_BYTES + decode * (way.exchange == "deepep")
     if way.exchange == "deepep-v2":  # a dispatch's: of all ranks' tokens; over servers also those sent, and arriving by server

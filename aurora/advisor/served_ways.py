@@ -29,7 +29,7 @@ from aurora.advisor.engines.engine import EplbSettings, Layout, ServingWay
 from aurora.advisor.engines.exchanges import EXCHANGES, EngineExchange
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer, rearrangement_s
 from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit
-from aurora.advisor.serving_case import BATCHED_TOKENS, PERFECT, Service, ServingCase
+from aurora.advisor.serving_case import BATCHED_TOKENS, MEDIAN, PERFECT, Service, ServingCase
 from aurora.advisor.step_constants import borrowed, computed_error
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import text_config
@@ -62,7 +62,7 @@ class ComparedWay:
         service: predicted rates and latencies.
         gain: tokens per second / tokens per second of the default.
         low, high: ends of the gain's interval. It covers balance (95 %, over blocks of held-out traffic) and, if layout or
-            exchange differ from the default's, the error of computed steps (`computed_error`).
+            exchange differ from the default's, the error of computed steps (`computed_error`), and an exchange's paces.
         share: time saved / time that perfect balance would save in the default's layout; None for other layouts or exchanges,
             and if perfect balance would gain less than SHARED_OUT.
         memory_bytes: bytes of replicas on a GPU.
@@ -155,7 +155,7 @@ def priced_by(way: ServingWay) -> EngineExchange:
     """Returns a way's exchange without the fields that predictions do not read; ways with equal results take equally long."""
     sent = EXCHANGES[way.exchange]
     per = "gpu" if way.stage_hosts == 1 and sent.once_per != "expert" else sent.once_per  # servers are between servers
-    return replace(sent, once_per=per, about="", nvlink="", needs="", maker="", source="")
+    return replace(sent, once_per=per, about="", nvlink="", needs="", maker="", source="", measured="")
 
 
 def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
@@ -444,8 +444,9 @@ class _Comparison:
         most_s = stall_s * (SPREAD if self.model.eplb_stall_s is None else 1.0)
         service = self.model.service(used, mean, stall_s)
         error = computed_error(self.model.kind) if apart else 1.0
-        low = self.model.service(used, worse, most_s).tokens_per_s / base
-        high = self.model.service(used, better, stall_s).tokens_per_s / base
+        least, most = (0, 2) if used.exchange != self.default.exchange else (MEDIAN, MEDIAN)
+        low = self.model.service(used, worse, most_s, most).tokens_per_s / base
+        high = self.model.service(used, better, stall_s, least).tokens_per_s / base
         saves, possible = 1 / base - 1 / service.tokens_per_s, 1 / base - 1 / perfect
         more = max(0, slots - -(-self.whole.experts // layout.expert)) if layout.expert > 1 else 0
         return ComparedWay(

@@ -13,6 +13,7 @@ from typing import Any
 
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import Layout, ServingWay
+from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.gpu_memory import MemoryFit, memory_fit
 from aurora.advisor.served_sizes import ServedSizes
 from aurora.advisor.step_constants import DEFAULT
@@ -20,6 +21,7 @@ from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.types import GpuKind, RequestLoad
 
 BATCHED_TOKENS = 8192  # of a rank in a step of prompts, engines' default or near it
+MEDIAN = 1  # of the paces of an exchange
 PERFECT = 1.0, 1.0  # ratios of perfect balance, of prompts and of answers
 
 
@@ -95,23 +97,26 @@ class ServingCase:
         chunks = ceil(self.load.isl / most)
         return self.load.osl + self.requests(way.layout) / self.prompts(way.layout, most) * chunks
 
-    def service(self, way: ServingWay, ratios: tuple[float, float] = PERFECT, stall_s: float = 0.0) -> Service:
+    def service(
+        self, way: ServingWay, ratios: tuple[float, float] = PERFECT, stall_s: float = 0.0, pace: int = MEDIAN
+    ) -> Service:
         """Returns the predicted rates and latencies of a way of serving.
 
         Args:
             way: the way.
             ratios: (prefill, decode): seconds of the slowest GPU's experts / seconds with perfect balance, by kind of step.
             stall_s: seconds for which serving waits in each interval of the engine's balancer.
+            pace: of the exchange's published ones: 0: the least, 1: the median, 2: the most.
         """
         layout, load, most = way.layout, self.load, way.batched_tokens or BATCHED_TOKENS
         requests, together = self.requests(layout), self.prompts(layout, most)
-        prompt_s, decode_s = self.prompt_s(way, ratios[0]), self.decode_s(way, ratios[1])
+        prompt_s, decode_s = self.prompt_s(way, ratios[0], pace), self.decode_s(way, ratios[1], None, pace)
         cycle_s = load.osl * decode_s + requests / together * prompt_s
         cycle_s += stall_s * self.steps(way) / way.eplb.interval if way.eplb else 0.0
         tokens_per_s = layout.copies * layout.data * requests * load.osl / cycle_s
         return Service(tokens_per_s, prompt_s + decode_s / 2, cycle_s / load.osl)
 
-    def prompt_s(self, way: ServingWay, ratio: float = 1.0) -> float:
+    def prompt_s(self, way: ServingWay, ratio: float = 1.0, pace: int = MEDIAN) -> float:
         """Returns the seconds in which a rank computes the `prompts` of a step, in several steps if they are longer than one.
 
         With P pipeline stages, C such chunks follow one another through them, and take (C + P - 1) / P times as long as one.
@@ -119,12 +124,13 @@ class ServingCase:
         Args:
             way: the way.
             ratio: seconds of the slowest GPU's experts / seconds with perfect balance.
+            pace: as for `service`.
         """
         most, total = way.batched_tokens or BATCHED_TOKENS, 0.0
         together = self.prompts(way.layout, most)
         for begin in range(0, self.load.isl, most):
             tokens, before = min(most, self.load.isl - begin) * together, begin * together
-            total += self._step_s(way, SchedulerStep(tokens, 0, before, before, together), ratio, 0)
+            total += self._step_s(way, SchedulerStep(tokens, 0, before, before, together), ratio, 0, pace)
         chunks, stages = ceil(self.load.isl / most), way.layout.pipeline
         return total * (chunks + stages - 1) / (chunks * stages)
 
@@ -140,25 +146,28 @@ class ServingCase:
         least = chunks / (chunks + layout.pipeline - 1)  # of which all stages compute
         return self.prompt_s(way, ratio) * max(least, self.prompts(layout, most) / self.requests(layout))
 
-    def decode_s(self, way: ServingWay, ratio: float = 1.0, requests: int | None = None) -> float:
+    def decode_s(self, way: ServingWay, ratio: float = 1.0, requests: int | None = None, pace: int = MEDIAN) -> float:
         """Returns the seconds in which all requests get a token: of a step, or with pipeline stages of one for each stage.
 
         Args:
             way: the way.
             ratio: seconds of the slowest GPU's experts / seconds with perfect balance.
             requests: requests of a data-parallel rank; None: all that are in flight.
+            pace: as for `service`.
         """
         many = ceil((self.requests(way.layout) if requests is None else requests) / way.layout.pipeline)
         kv_tokens = many * (self.load.isl + self.load.osl // 2)
-        return self._step_s(way, SchedulerStep(decode_requests=many, kv_tokens=kv_tokens), ratio, 1)
+        return self._step_s(way, SchedulerStep(decode_requests=many, kv_tokens=kv_tokens), ratio, 1, pace)
 
-    def _step_s(self, way: ServingWay, step: SchedulerStep, ratio: float, phase: int) -> float:
+    def _step_s(self, way: ServingWay, step: SchedulerStep, ratio: float, phase: int, pace: int) -> float:
         """Seconds of a step of prompts (phase 0) or answers (1), in all stages, each as long as that with the most layers."""
         cut = way.overlap and step.tokens >= SERVING_ENGINES[way.engine].halves_from[phase]
+        sent = EXCHANGES[way.exchange]
+        sent = EXCHANGES[sent.decode] if phase and sent.decode else sent
         computed = step_seconds(
             self._sizes, self.kind, way.layout, step, overlap=cut,
             nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratio,
-            **way.exchanging,
+            pace=sent.paces[phase][pace], **way.exchanging,
         )  # fmt: skip
         return computed.total * self._sizes.largest_stage(way.layout.pipeline) * way.layout.pipeline
 

@@ -168,6 +168,7 @@ def step_seconds(
     per_server: int = 8,
     ratio: float | None = None,
     quantised: bool = True,
+    pace: float | None = None,
 ) -> StepSeconds:
     """Returns the seconds of one scheduler step of a served model, divided into its parts.
 
@@ -185,6 +186,7 @@ def step_seconds(
         per_server: GPUs of a server.
         ratio: seconds of the slowest rank's experts / seconds with perfect balance, used instead of `imbalance` and chance.
             None: not used.
+        pace: published seconds of the exchange / those that are computed without it; None: the median, in EXCHANGES.
         quantised: whether tokens travel to their experts in the experts' number format, as `ServedSizes.row_bytes` has it.
 
     Raises:
@@ -207,7 +209,11 @@ def step_seconds(
     halves, part = (2, step.half) if overlap else (1, step)
     sent = EXCHANGES[EXCHANGES[exchange].decode or exchange if not step.prefill_tokens else exchange]
     rates = constants.beside(sent) if overlap else constants
-    gpu, tokens = _Gpu(kind, rates), _padded(part, sent)
+    gpu, tokens, slower = (
+        _Gpu(kind, rates),
+        _padded(part, sent),
+        sent.paces[not step.prefill_tokens][1] if pace is None else pace,
+    )
     attention_s = sum(_attention_s(sizes, kind_layers, gpu, layout, part, tokens) for kind_layers in sizes.attention)
     dense_s = _dense_s(sizes, gpu, layout, tokens)
     experts_s = _experts_s(sizes, gpu, layout, tokens, imbalance, ratio is None) * (ratio or 1.0)
@@ -218,8 +224,8 @@ def step_seconds(
     reduces, travels = collectives_of(sizes, layout, tokens, sent, uneven, per_server, quantised)
     reduces += stage_transfers(sizes, layout, tokens, per_server)
     reduce_s, there_s, back_s = (
-        sum(call.seconds(constants, kind, nic_Bps, per_server) for call in calls)
-        for calls in (reduces, travels[:1], travels[1:])
+        sum(call.seconds(constants, kind, nic_Bps, per_server) for call in calls) * times
+        for calls, times in ((reduces, 1.0), (travels[:1], slower), (travels[1:], slower))
     )
     computed_s = attention_s + dense_s + experts_s
     between_s = reduce_s + there_s + back_s

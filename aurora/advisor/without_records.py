@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
-from aurora.advisor.serving_case import PERFECT, ServingCase
+from aurora.advisor.serving_case import MEDIAN, PERFECT, ServingCase
 
 
 def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[float, float]) -> WaysOfServing:
@@ -25,8 +25,11 @@ def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[floa
         each = tuple((ratio, ratio) if other.method == "linear" else PERFECT for ratio in (middle, *ratios))
         mine = [case.service(other.way or default, of_both) for of_both in each]
         gains = [service.tokens_per_s / rate for service, rate in zip(mine, base, strict=True)]
+        paces = (0, 2) if other.way is not None and other.way.exchange != default.exchange else (MEDIAN, MEDIAN)
+        ends = [case.service(other.way or default, of_both, pace=pace).tokens_per_s / rate
+                for pace in paces for of_both, rate in zip(each, base, strict=True)]  # fmt: skip
         known = replace(other, service=mine[0], share=None, ratios=each)
-        return replace(known, gain=gains[0], low=min(gains) / error, high=max(gains) * error)
+        return replace(known, gain=gains[0], low=min(ends) / error, high=max(ends) * error)
 
     kept = [priced(other, served.error) for other in served.others if other.method in ("linear", "")]
     kept.sort(key=lambda other: -other.service.tokens_per_s)

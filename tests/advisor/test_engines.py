@@ -105,12 +105,13 @@ def test_a_way_starts_each_copy_once_on_gpus_of_its_own(name):
 
 @pytest.mark.parametrize("name", SERVING_ENGINES)
 def test_different_ways_have_different_commands(name):
-    """But for vllm-ascend's exchanges, which follow the device, and TensorRT-LLM's slots, which the placement file says."""
+    """But for vllm-ascend's exchanges, which follow the device, UCCL-EP's, which is installed as DeepEP, and TensorRT-LLM's slots."""
     engine = SERVING_ENGINES[name]
     said = {}
     for way in engine.ways(16, 8, 128):
         if (name, way.exchange) == ("vllm-ascend", "allgather"):
             way = replace(way, exchange="mc2")
+        way = replace(way, exchange=way.exchange.replace("uccl-", "deepep-"))
         if (name, way.placement) == ("trtllm", "plan"):
             way = replace(way, redundant=0)
         key = (engine.command(way, "m", FOLDER / engine.file), tuple(engine.files(way, FOLDER / engine.file).items()))
@@ -254,6 +255,7 @@ def test_eplb_needs_a_window_and_an_interval():
 def test_an_engine_is_described_by_version():
     """MoonEP came with vLLM 0.31; the description is of 0.30 to 0.33."""
     assert ["moonep" in described(f"vllm==0.{minor}")[0].exchanges for minor in (30, 31, 33)] == [False, True, True]
+    assert ["nccl-ep" in described(f"trtllm==1.{minor}")[0].exchanges for minor in (2, 3)] == [False, True]
     known = [version for version in ("", "0.29.1", "0.30", "0.33.2", "0.34", "1.0") if described("vllm")[0].describes(version)]
     assert known == ["", "0.30", "0.33.2"]
     for text, message in (("vllm==", "a version after =="), ("vllm==new", "such as 0.33 after =="), ("llm", "expected one of")):

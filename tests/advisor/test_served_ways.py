@@ -130,9 +130,7 @@ def test_two_servers_of_a_small_model_have_copies():
     routed = next(other for other in compared.others if other.way == replace(best.way, exchange="deepep-v2"))
     for faster, taken in ((1.05, best), (1.15, routed)):
         service = replace(routed.service, tokens_per_s=faster * best.service.tokens_per_s)
-        assert best_way(replace(compared, others=(best, replace(routed, service=service)))).way == taken.way
-    said = [other for other in compared.others if other.way == replace(routed.way, exchange="nvlink-one-sided")]
-    assert not said  # on one server, its bytes are those of another exchange
+        assert best_way(replace(compared, others=(best, replace(routed, service=service, low=1.1)))).way == taken.way
     assert (compared.default.starts, best.starts) == ("at once", "at once")
     assert {other.starts.split()[0] for other in compared.others} == {"at", "with", "after"}
     assert all(other.worst >= 1 for other in compared.others)
@@ -263,6 +261,24 @@ def test_small_steps_are_not_cut_and_halves_of_large_ones_hide_their_exchange():
     assert cut.ttft_s < whole.ttft_s
     few = replace(slow, load=RequestLoad(isl=16, osl=64, concurrency=16))
     assert few.service(ways[True]) == few.service(ways[False])  # 16 requests, 256 tokens of prompts
+
+
+def test_no_exchange_is_recommended_of_which_nobody_published_times(compared):
+    """An interval has the least and the most of published paces; of an exchange without any it is that of all."""
+    vllm = compare_ways_of_serving(traffic(), ONE_SERVER, "vllm", 8)
+    found = {
+        other.way.exchange: other for other in vllm.others if other.way and other.changes[1:] == () and other.method == "linear"
+    }
+    unknown, known = found["nvlink-two-sided"], found["nvlink-one-sided"]
+    assert unknown.high / unknown.low > known.high / known.low
+    faster = [replace(each, low=9.0, service=replace(each.service, tokens_per_s=9e9)) for each in (unknown, known)]
+    assert best_way(replace(vllm, others=(faster[0],))) is None
+    assert best_way(replace(vllm, others=tuple(faster))) is faster[1]
+    for end, pace in ((known.high, 0), (known.low, 2)):
+        ratios = known.ratios[{0: 1, 2: 2}[pace]]
+        base = ONE_SERVER.service(vllm.default.way, vllm.default.ratios[0]).tokens_per_s
+        error = vllm.error if pace == 0 else 1 / vllm.error
+        assert end == pytest.approx(ONE_SERVER.service(known.way, ratios, pace=pace).tokens_per_s / base * error)
 
 
 def test_exchanges_of_another_maker_are_left_out(compared):

@@ -11,8 +11,8 @@ Settings that matter for MoE models: flag or subject | default | effect, and wha
 --ep-size | 1: every expert is cut over all GPUs | whole experts over that many GPUs; all-to-alls set it to --tp-size by
   themselves | srt/arg_groups/overrides.py (_a2a_ep_size)
 --moe-a2a-backend | none | none: an all-reduce, or with --attn-dp-size all tokens gathered on all GPUs. Not described here:
-  pplx (whose limit of 128 tokens must be raised to a prefill chunk), mooncake, megamoe, flashinfer_megamoe,
-  ascend_fuseep | srt/arg_groups/fields/exec_.py (ExecMoe)
+  NCCL EP (pull request 32329, open), pplx (whose limit of 128 tokens must be raised to a prefill chunk), mooncake, megamoe,
+  flashinfer_megamoe, ascend_fuseep | srt/arg_groups/fields/exec_.py (ExecMoe)
 --deepep-mode | auto | low_latency for decode, normal for prefill; normal alone turns CUDA graphs off |
   srt/arg_groups/moe_hook.py
 padding | without an all-to-all | decode: to the most tokens of a rank by allgather, or not at all in an all-reduce, whichever
@@ -59,6 +59,8 @@ BACKENDS = {
     "deepep": "--moe-a2a-backend deepep",
     "deepep-ht": "--moe-a2a-backend deepep --deepep-mode normal",
     "deepep-ll": "--moe-a2a-backend deepep --deepep-mode low_latency",
+    "uccl-ht": "--moe-a2a-backend deepep --deepep-mode normal",
+    "uccl-ll": "--moe-a2a-backend deepep --deepep-mode low_latency",
     "deepep-v2": "--moe-a2a-backend deepep_v2",
     "nixl": "--moe-a2a-backend nixl",
     "mori-ht": "--moe-a2a-backend mori",

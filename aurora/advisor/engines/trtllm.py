@@ -45,6 +45,7 @@ METHODS = {
     "nvlink-two-sided": "NVLINK_TWO_SIDED",
     "deepep-ht": "DEEPEP",
     "deepep-ll": "DEEPEPLOWLATENCY",
+    "nccl-ep": "NCCL_EP",
 }
 OPTIONS = "options.yaml"
 DEEPEP_SERVERS = (2, 4, 8, 16)  # of 8 GPUs each, for which DeepEP's kernels are built
@@ -138,6 +139,7 @@ TRTLLM = ServingEngine(
     refuses,
     EplbSettings(1, 1),
     default_exchange,
+    since={"nccl-ep": "1.3"},
     form="trtllm",
     file="placement.yaml",
     files=files,

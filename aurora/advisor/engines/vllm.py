@@ -5,7 +5,10 @@ Settings that matter for MoE models: flag or subject | default | effect, and wha
 --enable-expert-parallel | off: every expert is cut over tensor- and data-parallel ranks | experts are divided whole over all
   of them; no EP size of its own | vllm/config/parallel.py
 --all2all-backend | allgather_reducescatter | the exchange of data-parallel ranks; without them (or sequence-parallel MoE)
-  there is none but an all-reduce. pplx and naive are removed and mean the default; moonep since 0.31 |
+  there is none but an all-reduce. pplx and naive are removed and mean the default; moonep since 0.31. The
+  default is the same on all GPUs, to 0.33: FlashInfer's one-sided NVLink was it on the main branch for days of August 2026
+  (pull request 53311, taken back by 53952), and pull request 54268, open, makes it that of GB200 and GB300. NCCL EP is in
+  open ones (46889, 47948, 56241). UCCL-EP has DeepEP's interface, is installed in its place, and so has no flag of its own |
   vllm/config/parallel.py (All2AllBackend, use_all2all)
 --tensor-parallel-size with --data-parallel-size | 1 | with expert parallelism each GPU brings its part of a rank's tokens
   into the exchange (sequence-parallel MoE) | vllm/config/parallel.py (use_sequence_parallel_moe)
@@ -64,6 +67,8 @@ BACKENDS = {
     "allgather": "allgather_reducescatter",
     "deepep-ht": "deepep_high_throughput",
     "deepep-ll": "deepep_low_latency",
+    "uccl-ht": "deepep_high_throughput",
+    "uccl-ll": "deepep_low_latency",
     "deepep-v2": "deepep_v2",
     "nixl": "nixl_ep",
     "nvlink-one-sided": "flashinfer_nvlink_one_sided",
