@@ -23,12 +23,3 @@ def test_paces_are_those_of_published_times():
     assert (UNKNOWN[0], UNKNOWN[2]) == pytest.approx((min(every), max(every)), abs=0.05)
     for name in set(EXCHANGES) - set(found) - {"deepep"}:  # which is two others
         assert EXCHANGES[name].paces[0] == (AS_COMPUTED if EXCHANGES[name].measured else UNKNOWN), name
-
-
-def test_a_published_dispatch_by_hand():
-    """128 tokens a rank on 16 H800: 8 rows of 7168 x 1.03125 B each, half of them by the NIC, after two starts."""
-    source = exchanges.SOURCES[0]
-    (what, tokens, took, computed) = list(exchanges.compared(source))[2]
-    nic_s = 128 * 8 * 7168 * 1.03125 / 2 / 50e9 / 0.85
-    assert (what, tokens, took) == ("dispatch, 16 ranks, 128 tokens", 128, pytest.approx(118e-6))
-    assert computed == pytest.approx(2 * (5.5e-6 + 8 * 1.3e-6) + nic_s)
