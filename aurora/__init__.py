@@ -70,13 +70,13 @@ else:
             return _public_names()
         if name in FUNCTIONS:
             module, _, function = FUNCTIONS[name].rpartition(".")
-            globals()[name] = getattr(importlib.import_module(module), function)
-            return globals()[name]
+            return globals().setdefault(name, getattr(importlib.import_module(module), function))
+        if name == "PlanOptions":
+            importlib.import_module("aurora.planner.options")  # tells it the names of strategies
         for module in () if name.startswith("_") else _VALUES:
             home = importlib.import_module(module)
             if name in home.__all__:
-                globals()[name] = getattr(home, name)
-                return globals()[name]
+                return globals().setdefault(name, getattr(home, name))
         raise AttributeError(f"module 'aurora' has no attribute {name!r}")
 
 

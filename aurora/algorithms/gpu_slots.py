@@ -60,7 +60,7 @@ class SlotRoom:
     """Number of expert slots that fit on a GPU beside its other weights, activations and KV cache; `str` shows it.
 
     Attributes:
-        slots: number of slots.
+        slots: number of slots, at most one for each expert.
         memory_bytes: memory of the smallest GPU.
         activation_bytes: bytes of the rows that a GPU sends and receives in the largest step, in dispatch and combine.
         cache_bytes: bytes reserved for the KV cache.
@@ -99,9 +99,9 @@ class SlotRoom:
             )
         else:
             cache_bytes = round(options.kv_tokens * profile.kv_bytes)
-        slots = max(0, free_bytes - cache_bytes) // slot_bytes if slot_bytes else profile.experts
+        fitting = max(0, free_bytes - cache_bytes) // slot_bytes if slot_bytes else profile.experts
         tokens = int(cache_bytes / profile.kv_bytes) if profile.kv_bytes else None
-        return cls(slots, memory_bytes, activation_bytes, cache_bytes, tokens, slot_bytes)
+        return cls(min(fitting, profile.experts), memory_bytes, activation_bytes, cache_bytes, tokens, slot_bytes)
 
     def __str__(self) -> str:
         tokens = f"for {self.cache_tokens:,} tokens" if self.cache_tokens is not None else "(bytes of a token unknown)"

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -281,14 +282,21 @@ def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
     return kinds
 
 
+def words_of(kind: str) -> set[str]:
+    """Returns the words of a GPU's name, in small letters."""
+    return set(re.split(r"[\s_-]+", kind.lower()))
+
+
 def named_kind(option: str, name: str, kinds: Mapping[str, GpuKind]) -> GpuKind:
     """Returns the datasheet that a name or some of its words mean, such as "h100"; of several the one of the fastest ports.
 
     Raises:
         BadInput: if there is none; the message names the option.
     """
-    words = set(re.split(r"[\s_-]+", name.lower()))
-    fits = [kind for kind in kinds.values() if words <= set(re.split(r"[\s_-]+", kind.kind.lower()))]
+    fits = [kind for kind in kinds.values() if words_of(name) <= words_of(kind.kind)]
     if not fits:
-        raise BadInput(f"`{option}`: expected words of one of {', '.join(kinds)}, found {name!r}")
+        near = sorted(
+            kinds, key=lambda kind: -max(SequenceMatcher(None, name.lower(), word).ratio() for word in words_of(kind))
+        )
+        raise BadInput(f"`{option}`: expected words of a GPU such as {', '.join(near[:3])}, found {name!r}")
     return kinds.get(name) or max(fits, key=lambda kind: (kind.port_Bps, kind.memory_bytes))

@@ -15,6 +15,7 @@ from aurora.io.files import check_schema, load_json, naming, schema_of, write_te
 from aurora.io.schema import Table, converted, plain, shared
 from aurora.types import Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions
 from aurora.types.arrays import FloatArray
+from aurora.types.options import know
 from aurora.types.read_numbers import finite_number, whole_number
 
 PLACEMENT_FORMAT, PLAN_FORMAT = "aurora placement", "aurora plan"
@@ -274,6 +275,8 @@ def load_plan(path: str | Path) -> Plan:
         raise BadInput(f"{path}: expected an aurora plan, found format {shown(table.get('format'))}")
     check_schema(path, table, PLAN_FORMAT)
     with naming(path, "a whole aurora plan"):
+        if isinstance(options := table.get("options"), dict):
+            know(options)  # strategies that another process registered
         plan = _plan(converted(table, PlanTable), path)
     with naming(path):
         if table.get(DIGEST) != _digest(table):

@@ -20,7 +20,7 @@ from aurora.algorithms.replicas.registry import REGISTERED, REPLICAS, of_groups
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH
 from aurora.types import PRIORITIES, TIME_SLICES, Cluster, Plan, PlanOptions, Profile
-from aurora.types.options import ALL_TO_ALLS
+from aurora.types.options import ALL_TO_ALLS, STRATEGIES, know
 
 GIVEN = "given"  # the place of a plan whose placement somebody else made
 
@@ -53,13 +53,15 @@ def choices(options: PlanOptions, models: int) -> dict[str, tuple[str, ...]]:
     }
 
 
-def strategies() -> dict[str, tuple[str, ...]]:
+def strategies() -> dict[str, list[str]]:
     """Returns the names that each strategy field of PlanOptions accepts, for any number of models and replicas."""
     cases = ((1, None), (2, None), (3, None), (1, 2))
     each = [choices(PlanOptions(min_replicas=replicas), models) for models, replicas in cases]
-    return {name: tuple(dict.fromkeys(["auto", *(known for found in each for known in found[name])])) for name in each[0]}
+    return {name: list(dict.fromkeys(["auto", *(known for found in each for known in found[name])])) for name in each[0]}
 
 
+STRATEGIES.update(strategies())
+know({"place": GIVEN})
 _REGISTRIES: dict[str, dict[str, Any]] = {"order": ORDER, "place": PLACE}
 _OURS = {kind: {"auto", GIVEN, *choices(PlanOptions(), models=1)[kind]} for kind in _REGISTRIES}
 
@@ -102,6 +104,7 @@ def register(kind: str, name: str, method: Callable[..., Any]) -> str:
     if not callable(method):
         raise BadInput(f"`method`: expected a function, found {type(method).__name__}")
     _REGISTRIES[kind][name] = method
+    know({kind: name})
     if kind == "place":
         REGISTERED[name] = of_groups(name, method)
     return name

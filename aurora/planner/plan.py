@@ -168,8 +168,9 @@ def scenario_of(
 ) -> Scenario:
     """Returns the Scenario that resolved options ask for: OverServers for any number of models, else Colocated or Exclusive.
 
-    With `options.tokens_per_step`, windows are rescaled to steps of so many tokens.
+    With `options.tokens_per_step`, windows are rescaled to steps of so many tokens. Domains have the profile's sizes and times.
     """
+    domains = [domain.in_format_of(profiles[0]) for domain in domains]
     profiles, domains = ([profile.in_steps(options.tokens_per_step) for profile in some] for some in (profiles, domains))
     if options.all_to_all == "hierarchical":
         return scenarios.OverServers(cluster, profiles, options)

@@ -75,7 +75,7 @@ def table_of(
     """
     shown = list(rows)
     if most is not None and most < len(shown):
-        note = f"the {most} worst of {len(shown)} layers; --layers shows all"
+        note = f"the {most} worst of {len(shown)} layers; --json has all"
         caption = f"{caption}; {note}" if caption else note
         indices = sorted(range(len(shown)), key=lambda row: -worst(shown[row]))[:most]
         shown = [shown[row] for row in sorted(indices)]

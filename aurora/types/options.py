@@ -3,7 +3,7 @@
 Each option is defined once, as a field of a dataclass: its type with its Limits, its default, and its line under Args.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
@@ -100,6 +100,16 @@ LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an even
 LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 AUTO_SLOTS = 0  # per GPU: replicas where they pay
 MOST_MICRO_BATCHES = 4  # that a model's batches can be cut into
+
+
+STRATEGIES: dict[str, list[str]] = {}  # by field of PlanOptions: the planner's names, users', and those of plans that were read
+
+
+def know(names: Mapping[str, Any]) -> None:
+    """Lets PlanOptions accept names of strategies, each under its field; other fields are ignored."""
+    for field, known in STRATEGIES.items():
+        if isinstance(name := names.get(field), str) and name not in known:
+            known.append(name)
 
 
 @dataclass(frozen=True)
@@ -212,6 +222,8 @@ class PlanOptions:
                 raise BadInput(f"`tokens_per_step`: expected two whole numbers, the fewest first, found {tokens}")
             object.__setattr__(self, "tokens_per_step", pair)
         check_options(self)
+        for name, known in STRATEGIES.items():
+            check_one_of(name, getattr(self, name), known)
         object.__setattr__(self, "priorities", tuple(self.priorities or ()))
         object.__setattr__(self, "weights", tuple(self.weights or ()))
         if self.priorities and self.time_slice == "step":

@@ -258,6 +258,11 @@ class Profile(Value):
         """Returns the profile whose windows count as many steps of `step_tokens` tokens each; None: as one step each."""
         return self if step_tokens == self.step_tokens else replace(self, step_tokens=step_tokens)
 
+    def in_format_of(self, other: Self) -> Self:
+        """Returns this traffic with the bytes and the compute times of another profile, in whose number format it is served."""
+        sizes = ("dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes", "kv_bytes", "curves")
+        return replace(self, **{name: getattr(other, name) for name in sizes})
+
     def at_layers(self, layers: Sequence[int] | IntArray) -> Self:
         """Returns the profile of the MoE layers with these indices, with their token-level routing."""
         some = np.asarray(layers)

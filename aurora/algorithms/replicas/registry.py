@@ -29,6 +29,7 @@ from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import expert_loads
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
+Grouping = Callable[[FloatArray, IntArray, np.random.Generator], ArrayLike]  # the GPU of each expert
 ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
 
 ENOUGH = 1e-3  # relative: a search stops this close to the mean load, and no further one that could bring less begins
@@ -141,7 +142,7 @@ REPLICAS: dict[str, ReplicaStrategy] = {"equal-split": equal_split, "eplb": eplb
 REGISTERED: dict[str, ReplicaStrategy] = {}  # users' groupings of experts, which hold each once
 
 
-def of_groups(name: str, group: Callable[[FloatArray, IntArray, np.random.Generator], ArrayLike]) -> ReplicaStrategy:
+def of_groups(name: str, group: Grouping) -> ReplicaStrategy:
     """Returns the strategy that holds each expert once, in the slots of the GPU of its group.
 
     Args:
@@ -167,7 +168,11 @@ def of_groups(name: str, group: Callable[[FloatArray, IntArray, np.random.Genera
 
 
 def place(
-    loads: ArrayLike, slots: GpuSlots, method: str = "equal-split", replicas: Sequence[int] | None = None, seed: int = 0
+    loads: ArrayLike,
+    slots: GpuSlots,
+    method: str | Grouping = "equal-split",
+    replicas: Sequence[int] | None = None,
+    seed: int = 0,
 ) -> ReplicaPlacement:
     """Places experts and their replicas on GPUs so that the largest load of a GPU is small; like EPLB, from loads alone.
 
@@ -176,7 +181,7 @@ def place(
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         slots: how many experts fit on each GPU; `GpuSlots.equal(gpus, slots)` for equal GPUs.
-        method: "equal-split", "eplb", or a placement of one's own (`aurora.register`).
+        method: "equal-split", "eplb", a name that `aurora.register` knows, or a function as it takes for "place".
         replicas: (E,) number of replicas of each expert; None: the method decides.
         seed: random seed of strategies that draw.
 
@@ -194,7 +199,8 @@ def place(
         196.67
     """
     load_LE = expert_loads("loads", loads)
-    check_one_of("method", method, REPLICAS | REGISTERED)
+    if not callable(method):
+        check_one_of("method", method, REPLICAS | REGISTERED)
     PlanOptions(seed=seed)  # refuses what no seed can be
     count_E = None if replicas is None else checked_counts(replicas, load_LE.shape[1], 1, slots.slots_G, "GPUs")
     if count_E is not None and (count_E > slots.gpus).any():
@@ -210,7 +216,7 @@ def place(
     else:
         bound_L = [load_bounds.given_counts(load_E, slots, count_E) for load_E in load_LE]
     return ReplicaPlacement(
-        method,
+        method.__name__ if callable(method) else method,
         _placement(tables),
         np.array(top_L),
         np.array([load_bounds.mean_load(load_E, slots) for load_E in load_LE]),
@@ -233,7 +239,7 @@ def place_unbounded(load_LE: FloatArray, slots: GpuSlots, method: str = "equal-s
 
 
 def slot_tables(
-    load_LE: FloatArray, slots: GpuSlots, method: str, count_E: IntArray | None = None, seed: int = 0
+    load_LE: FloatArray, slots: GpuSlots, method: str | Grouping, count_E: IntArray | None = None, seed: int = 0
 ) -> list[SlotTables]:
     """Returns, for each layer, the expert in each slot and the part of its load there, as `equal_split` returns them.
 
@@ -248,7 +254,7 @@ def slot_tables(
     experts = load_LE.shape[1]
     if experts > slots.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
-    strategy = (REPLICAS | REGISTERED)[method]
+    strategy = of_groups(method.__name__, method) if callable(method) else (REPLICAS | REGISTERED)[method]
 
     def placed(layer: int) -> SlotTables:
         return strategy(load_LE[layer], slots, count_E, np.random.default_rng(seed))

@@ -17,7 +17,6 @@ from aurora.algorithms.workload.model_structure import (
     LAYER_KINDS,
     LAYER_RULES,
     MOST_EXPERTS,
-    _looked_for,
     _others,
     decoder_layers,
     dense_layers,
@@ -111,7 +110,7 @@ class Shape:
             hidden, inner = number(flat, *_HIDDEN), _expert_width(flat)
             dispatched, weights = _dispatched(flat), _expert_weights(flat)
             if not any(flat.get(name) is not None for name in (*LAYER_RULES, *LAYER_KINDS)):
-                remarks.append(f"all {layers} layers are taken to have experts: the config has none of {_looked_for()}")
+                remarks.append(f"all {layers} layers are taken to have experts, as the config names none without")
         chosen, bits = top_k(flat), weight_bits(config)
         if not 1 <= chosen <= experts or layers < 1:
             raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {chosen}, {experts} and {layers}")
