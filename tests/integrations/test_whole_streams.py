@@ -188,6 +188,12 @@ def test_delivered_tokens_are_not_computed_again():
     assert second["max_tokens"] == 40 - kept
 
 
+def test_a_resumed_request_asks_for_what_is_left_of_the_most_and_least_tokens():
+    engine = Engine((4, "abort"), (3, "abort"))
+    ask(engine, stream=True, prompt=[3, 9, 4], temperature=0, detokenize=False, max_tokens=12, min_tokens=6)
+    assert [(body["max_tokens"], body["min_tokens"]) for _, body in engine.asked] == [(12, 6), (8, 2), (5, 0)]
+
+
 @pytest.mark.parametrize("more", [{"seed": 3}, {"stop": ["zzz"], "temperature": 0}, {"seed": 3, "frequency_penalty": 1.0}])
 def test_what_depends_on_where_the_answer_begins_is_computed_again_from_there(more):
     expected, _, _ = streamed(ask(Engine(seeded=True), stream=True, prompt="hello", **more)[1])

@@ -189,6 +189,12 @@ class Counting(MemoryTransport):
         super().exchange(order, sends, recvs, observe)
 
 
+def test_it_stops_where_exchanges_take_long(monkeypatch):
+    monkeypatch.setattr(measuring, "LONG_S", 0.0)
+    (calibration,) = launch_threads(choose, 1, Memory(1, 10.0), "openshop")
+    assert len(calibration.sizes_C) == 1
+
+
 def choose_servers(rank_info, memory, model, planned):
     transport = Counting(memory, rank_info.rank)
     return calibrate_servers(transport, plan_of_four_ranks().cluster, model, planned), transport.sent

@@ -41,8 +41,8 @@ def test_flat_or_over_servers_is_decided_by_the_flat_size_with_an_order_of_its_o
         (FLAT, OVER_SERVERS), SIZES, np.array([[1.0, 2.0], [200.0, 100.0]]), np.zeros((2, 2)), {FLAT: SPREAD_OUT}, {}
     )
     orders, steps_SRR = choice(servers), np.stack([ONES[0]] * 2)
-    assert not orders.is_hierarchical(ONES[0] + 7 * np.eye(3, dtype=np.int64), 500)
-    assert orders.is_hierarchical(ONES[0], 50_000)
+    assert not orders.is_hierarchical(ONES[0] + 7 * np.eye(3, dtype=np.int64), 4_000)
+    assert orders.is_hierarchical(ONES[0], 6_000)
     assert orders.order(PLANNED, "dispatch", 500 * steps_SRR[:1]) is SPREAD_OUT
     assert orders.order(PLANNED.reversed, "combine", 500 * steps_SRR[:1]) == SPREAD_OUT.reversed
     assert orders.order(PLANNED, "dispatch", 250 * steps_SRR) is PLANNED
