@@ -31,7 +31,7 @@ class Prompt(StrictTable):
     at_s: Annotated[float, Meta(ge=0, le=LONGEST_S)] = 0.0
 
 
-class Message(TypedDict):
+class ChatMessage(TypedDict):
     """A message of a chat."""
 
     role: str
@@ -44,7 +44,7 @@ Messages = list[dict[str, str]]  # a chat: role and content of each message
 class CorpusRow(Table):
     """A line of a corpus: one of ROW_FIELDS."""
 
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
     prompt: str | None = None
     text: str | None = None
     tokens: list[int] | None = None

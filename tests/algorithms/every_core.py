@@ -10,7 +10,7 @@ from aurora.algorithms.alltoall.open_shop import search
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check import plans
 from aurora.algorithms.network import switch
-from aurora.algorithms.placement.server_search import Limits
+from aurora.algorithms.placement.server_search import ServerLimits
 from aurora.algorithms.replicas.failure_resilient import place_for_failures
 from aurora.algorithms.replicas.per_batch import split_least_largest
 from aurora.algorithms.replicas.rebalance import rebalance
@@ -94,7 +94,7 @@ def placements(rng):
     show(held_GP, fill(layer, held_GP)[0])
     tokens = np.argsort(rng.random((300, 8)), axis=1)[:, :3], rng.integers(0, 2, 300)
     costs = np.full(4, 3), rng.random((4, 8)), rng.random((2, 8)), 1.0, 2.0, rng.random(4), rng.random(2)
-    limits = Limits(np.array([0, 0, 1, 1]), *costs)
+    limits = ServerLimits(np.array([0, 0, 1, 1]), *costs)
     annealing = annealing_core.Annealing(limits.layer, pairs_GP, tokens, limits, 0.0, 1e-9)
     found_GP, (over_s, rows) = annealing_core.anneal(annealing, rng.random((200, 3)), 30.0, 0.99, 1.0, 1.01)
     show(found_GP, float(over_s), rows, *map(np.asarray, annealing.now))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from aurora.algorithms.placement.server_search import NONE, TINY, Limits
+from aurora.algorithms.placement.server_search import NONE, TINY, ServerLimits
 from aurora.algorithms.replicas.registry import ReplicaStrategy
 from aurora.algorithms.workload.serving_gpus import serving_servers
 from aurora.types import GpuSlots, Placement
@@ -25,7 +25,7 @@ class Homes(NamedTuple):
 
     experts_UK: IntArray
     server_U: IntArray
-    limits: Limits
+    limits: ServerLimits
     server_E: IntArray
     from_NE: FloatArray
 

@@ -26,7 +26,7 @@ NONE = -1  # in place of an expert or a server
 TINY = 1e-9  # of all seconds, where a float sum must not count as above a limit
 
 
-class Limits(NamedTuple):
+class ServerLimits(NamedTuple):
     """Limits of a server search: slots and maximum seconds of GPUs and servers; and the seconds of each expert there.
 
     Attributes:
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
 
 
 def server_search(
-    experts_UK: IntArray, server_U: IntArray, limits: Limits, gpu_E: IntArray, rng: np.random.Generator
+    experts_UK: IntArray, server_U: IntArray, limits: ServerLimits, gpu_E: IntArray, rng: np.random.Generator
 ) -> IntArray:
     """Moves and swaps experts, by simulated annealing, so that fewer rows cross between servers.
 
@@ -112,7 +112,7 @@ def gpu_seconds(gpu_s_GE: FloatArray, gpu_E: IntArray) -> FloatArray:
     return np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)).astype(np.float64)
 
 
-def level(limits: Limits, held_GP: IntArray) -> IntArray:
+def level(limits: ServerLimits, held_GP: IntArray) -> IntArray:
     """Swaps and moves experts between the GPUs of each server as long as that shortens its fullest GPU.
 
     Args:

@@ -23,7 +23,7 @@ from aurora.algorithms.placement.objective import seconds
 from aurora.algorithms.placement.phase_times import exclusive_s
 from aurora.algorithms.placement.placement_bounds import hierarchical_bound_s
 from aurora.algorithms.placement.server_replicas import Homes, levelled, server_replicas
-from aurora.algorithms.placement.server_search import NONE, Limits, gpu_seconds, server_search, some_tokens
+from aurora.algorithms.placement.server_search import NONE, ServerLimits, gpu_seconds, server_search, some_tokens
 from aurora.algorithms.replicas.failure_resilient import DEFAULT
 from aurora.algorithms.replicas.registry import REPLICAS, ReplicaStrategy
 from aurora.algorithms.workload.forecast import Forecast, layer_forecast
@@ -237,7 +237,7 @@ def _most_levelled(rows_CSGG: Sequence[IntArray], cluster: Cluster) -> float:
 
 
 def _searched(
-    costs: LayerCosts, tokens: Tokens, limits: Limits, start_E: IntArray, hierarchy: Hierarchy, rng: np.random.Generator
+    costs: LayerCosts, tokens: Tokens, limits: ServerLimits, start_E: IntArray, hierarchy: Hierarchy, rng: np.random.Generator
 ) -> IntArray:
     """(E,) the GPU of each expert after a server search; the start where that is as fast."""
     found_E = server_search(*tokens, limits, start_E, rng)
@@ -249,7 +249,7 @@ def _searched(
 def _replicated(
     expected: LayerCosts,
     tokens: Tokens,
-    limits: Limits,
+    limits: ServerLimits,
     begun: Placement,
     hierarchy: Hierarchy,
     least: int,
@@ -281,7 +281,7 @@ def _replicated(
 def _levelled_inside(
     costs: LayerCosts,
     expected: LayerCosts,
-    limits: Limits,
+    limits: ServerLimits,
     begun: Placement,
     hierarchy: Hierarchy,
     make: ReplicaStrategy,
@@ -352,14 +352,16 @@ def _exchanged(
     return Placement.divided(tuple(tuple(np.flatnonzero(split_E).tolist()) for split_E in best_EG.T), best_EG)
 
 
-def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy, beside_s_G: FloatArray) -> Limits:
+def _limits(
+    costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy, beside_s_G: FloatArray
+) -> ServerLimits:
     """Returns the limits of the search, by the seconds of the start and of an even division over servers."""
     gpu_s_GE = np.ascontiguousarray(costs.expert_s_WGE.sum(axis=0))
     with np.errstate(divide="ignore", over="ignore"):  # an expert is divided over a server's GPUs so that all take equally long
         speed_GE = 1 / gpu_s_GE
         server_s_NE = np.stack([1 / speed_GE[hierarchy.server_G == server].sum(axis=0) for server in range(hierarchy.servers)])
     beside_s_N = np.bincount(hierarchy.server_G, weights=beside_s_G) / np.bincount(hierarchy.server_G)
-    return Limits(
+    return ServerLimits(
         hierarchy.server_G,
         slots_G.copy(),
         gpu_s_GE,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.algorithms.placement.server_replicas import Homes, levelled, server_replicas
-from aurora.algorithms.placement.server_search import Limits
+from aurora.algorithms.placement.server_search import ServerLimits
 from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.algorithms.workload.serving_gpus import server_split, serving_servers
 
@@ -23,7 +23,9 @@ def homes(servers, gpus, slots, experts, tokens, top_k, lenient, seed):
     gpu_s_GE, server_s_NE = np.tile(load_E, (servers * gpus, 1)), np.tile(load_E / gpus, (servers, 1))
     most_s = lenient * load_E.sum() / (servers * gpus)
     nothing = np.zeros(servers * gpus)
-    limits = Limits(server_G, np.full(servers * gpus, slots), gpu_s_GE, server_s_NE, np.inf, most_s, nothing, np.zeros(servers))
+    limits = ServerLimits(
+        server_G, np.full(servers * gpus, slots), gpu_s_GE, server_s_NE, np.inf, most_s, nothing, np.zeros(servers)
+    )
     return Homes(chosen_UK, source_U, limits, np.arange(experts) % servers, from_NE)
 
 
@@ -85,7 +87,9 @@ def four(most_server_s):
     """Four experts on two servers; server 0's tokens choose experts 1 and 3, which server 1 holds."""
     experts_UK = np.array([[0, 1], [1, 3], [1, 3]])
     nothing = np.zeros(2)
-    limits = Limits(np.arange(2), np.array([4, 4]), np.ones((2, 4)), np.ones((2, 4)), np.inf, most_server_s, nothing, nothing)
+    limits = ServerLimits(
+        np.arange(2), np.array([4, 4]), np.ones((2, 4)), np.ones((2, 4)), np.inf, most_server_s, nothing, nothing
+    )
     return Homes(experts_UK, np.zeros(3, dtype=np.int64), limits, np.array([0, 1, 0, 1]), np.full((2, 4), 0.5))
 
 
@@ -103,7 +107,7 @@ def test_what_takes_a_server_above_its_limit_is_given_up():
 def test_servers_without_an_expert_relieve_its_home():
     """Expert 0 is on servers 0 and 1, and serves three servers at home, one of which it may lose to server 1."""
     nothing = np.zeros(4)
-    limits = Limits(np.arange(4), np.full(4, 2), np.ones((4, 2)), np.ones((4, 2)), np.inf, 1.2, nothing, nothing)
+    limits = ServerLimits(np.arange(4), np.full(4, 2), np.ones((4, 2)), np.ones((4, 2)), np.inf, 1.2, nothing, nothing)
     from_NE = np.array([[0.25, 0.0], [0.25, 0.0], [0.25, 1.0], [0.25, 0.0]])
     layer = Homes(np.array([[0]]), np.array([1]), limits, np.array([0, 0]), from_NE)
     share_NE = server_replicas(layer, np.array([0, 1, 0, 0]))

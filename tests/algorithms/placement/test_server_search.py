@@ -34,7 +34,7 @@ def problems(draw):
     server_U = rng.integers(0, len(members), len(experts_UK)) if draw(st.booleans()) else np.full(len(experts_UK), search.NONE)
     gpu_s_GE, server_s_NE = rng.random((gpus, experts)), rng.random((len(members), experts))
     slots_G = np.full(gpus, -(-experts // gpus) + draw(st.integers(0, 2)))
-    limits = search.Limits(
+    limits = search.ServerLimits(
         server_G,
         slots_G,
         gpu_s_GE,
@@ -104,7 +104,7 @@ def test_the_best_of_all_placements_of_eight_experts_is_found(seed):
     rng = np.random.default_rng(seed)
     experts_UK, own_U = routed(rng, 60, 8, 3), rng.integers(0, 2, 60)
     load_E = np.bincount(experts_UK.ravel(), minlength=8).astype(np.float64)
-    limits = search.Limits(
+    limits = search.ServerLimits(
         np.arange(2),
         np.full(2, 4),
         np.tile(load_E, (2, 1)),
@@ -134,7 +134,7 @@ def test_of_many_tokens_a_sample_tells_the_pairs(monkeypatch):
     pair_U = 2 * rng.integers(0, 4, 8000)[:, None] + np.arange(2)
     experts_UK = np.where(rng.random((8000, 1)) < 0.5, pair_U, np.argsort(rng.random((8000, 8)), axis=1)[:, :2])
     load_E = np.bincount(experts_UK.ravel(), minlength=8).astype(np.float64)
-    limits = search.Limits(
+    limits = search.ServerLimits(
         np.arange(2), np.full(2, 4), *[np.tile(load_E, (2, 1))] * 2, *[1.1 * load_E.sum() / 2] * 2, np.zeros(2), np.zeros(2)
     )
     monkeypatch.setattr(search, "MOST_TOKENS", 500)
