@@ -14,9 +14,9 @@ from aurora.advisor.best_way import WORTH, published, simplest
 from aurora.advisor.engines import described
 from aurora.advisor.engines.engine import Layout, ServingWay
 from aurora.advisor.gpu_memory import most
+from aurora.advisor.ratio_errors import ratio_error
 from aurora.advisor.served_ways import ComparedWay, compare_ways_of_serving
 from aurora.advisor.serving_case import BATCHED_TOKENS, Service, ServingCase
-from aurora.advisor.step_constants import computed_error
 from aurora.advisor.without_records import without_records
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import kv_bytes_per_sequence, kv_bytes_per_token
@@ -261,7 +261,7 @@ def compare_disaggregated(
         if drawn is not None and together.way is not None:
             base = case.service(together.way, together.ratios[end])
         gains.append(rates(ways, end).service.tokens_per_s / base.tokens_per_s)
-    factor, of_pools = computed_error(case.kind), dict(zip(STAGES, ways, strict=True))
+    factor, of_pools = ratio_error(case.kind, frozenset({"attention"})), dict(zip(STAGES, ways, strict=True))
     return Disaggregation(together, of_pools, rates(ways, 0), gains[0], min(gains) / factor, max(gains) * factor)
 
 

@@ -1,7 +1,8 @@
 """Computes the bytes of a GPU's memory that a served model takes, part by part, and how much more fits.
 
-The rule is vLLM's own check: weights, activations, buffers and KV cache must fit in `gpu_memory_utilization` of the memory. No
-part was measured here. Sources: vLLM 0.32.0 (v1/worker/gpu_worker.py, config/cache.py, distributed/eplb/eplb_state.py,
+The rule is each engine's own. vLLM: weights, activations, buffers and KV cache must fit in `gpu_memory_utilization` of the
+memory. SGLang: weights and KV cache must fit in what its rule leaves (`mem_fraction_static`). No part was measured here.
+Sources: vLLM 0.32.0 (v1/worker/gpu_worker.py, config/cache.py, distributed/eplb/eplb_state.py,
 distributed/device_communicators/all2all.py, workspace_shapes in model_executor/layers/fused_moe/experts), SGLang
 (srt/eplb/expert_location_updater.py), DeepEP dd758ca (csrc/legacy/config.hpp and buffer.hpp, csrc/elastic/buffer.hpp),
 TensorRT-LLM (_torch/modules/fused_moe/communication/nvlink_one_sided.py).
@@ -34,7 +35,7 @@ class EngineMemory:
     """An engine's use of memory.
 
     Attributes:
-        share: part of a GPU's memory that it fills.
+        share: part of a GPU's memory that it fills; 0: all but what `reserved_bytes` says, for weights and cache alone.
         graph_bytes: bytes of its CUDA graphs.
         eplb_table: whether its balancer has vLLM's load window and table of replicas.
         eplb_buffer: whether its balancer has a second copy of one layer's slots while it moves them.
@@ -49,8 +50,8 @@ class EngineMemory:
 ENGINE_MEMORY = {
     # gpu_memory_utilization of vLLM 0.32.0; graphs of 51 sizes, 24-28 MiB each by a log in its pull request 22897
     "vllm": EngineMemory(0.92, 1.4 * GIB, eplb_table=True),
-    # SGLang sets its share by a rule of its own, about this; graphs by a log in its issue 8538 (Llama 4 Maverick, TP 8)
-    "sglang": EngineMemory(0.9, 6.19 * GIB),
+    # graphs by a log in SGLang's issue 8538 (Llama 4 Maverick, TP 8)
+    "sglang": EngineMemory(0.0, 6.19 * GIB),
     # free_gpu_memory_fraction of TensorRT-LLM 1.2, here of all memory; graphs as vLLM's; experts that move wait on the hosts
     "trtllm": EngineMemory(0.9, 1.4 * GIB, eplb_buffer=False),
     # as vLLM's
@@ -84,6 +85,33 @@ class MemoryBytes:
     def total(self) -> float:
         """Bytes of all parts together."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
+
+
+def reserved_bytes(kind: GpuKind, layout: Layout) -> float:
+    """Returns the bytes of a GPU that SGLang leaves to activations, buffers and CUDA graphs, if its share is not set.
+
+    In MiB: 512; 1.5 for each token of a chunk of prompts; 2 for each request of the largest graph; 128 for each GPU; of large
+    GPUs 10 GiB at least. Data-parallel attention: 4.5 more for each request of the largest graph on each rank, 3 if a graph has
+    at most 300.
+
+    Args:
+        kind: the GPU's datasheet.
+        layout: how the model is split over GPUs.
+
+    Source: SGLang 0.5.6, srt/server_args.py (_handle_gpu_memory_settings).
+
+    Example:
+        >>> from aurora.io.clusters import load_gpus
+        >>> round(reserved_bytes(load_gpus()["NVIDIA H200"], Layout(tensor=8)) / GIB, 1)
+        14.5
+    """
+    gib, ranks = kind.memory_bytes / GIB, layout.copy_gpus
+    chunk = 16384 if gib >= 160 else 8192 if gib >= 60 else 4096 if gib >= 35 else 2048
+    graph = 512 if gib >= 160 or (gib >= 60 and ranks >= 4) else 256 if gib >= 60 else 160 if ranks >= 4 else 32
+    mib = 512 + 1.5 * chunk + 2 * graph + 128 * ranks
+    if layout.data > 1:
+        mib += graph * layout.data * (4.5 if graph > 300 else 3)
+    return max(mib, 10 * 1024 if gib >= 60 else 0) * (1 << 20)
 
 
 def low_latency_bytes(experts: int, tokens: int, width: int) -> int:
@@ -273,10 +301,15 @@ def memory_fit(
     sizes, whole = ServedSizes.of(config), way.layout.expert > 1
     least = -(-sizes.experts // way.layout.expert)
     more = -(-(sizes.experts + way.redundant) // way.layout.expert) - least if whole else 0
-    usable = ENGINE_MEMORY[way.engine].share * kind.memory_bytes
+    share = ENGINE_MEMORY[way.engine].share
+    usable = share * kind.memory_bytes if share else kind.memory_bytes - reserved_bytes(kind, way.layout)
 
     def parts(at: int, slots: int) -> MemoryBytes:
         return memory_bytes(config, way, requests * context, sequences=requests, slots=slots, tokens=at)
+
+    def held(found: MemoryBytes) -> float:
+        """Bytes that must fit in `usable`: all, or those without a reserve of their own."""
+        return found.total if share else found.weights + found.experts + found.cache
 
     def addressed(at: int, slots: int) -> bool:
         """Returns whether the offsets of DeepEP's low-latency buffer reach all of it."""
@@ -285,22 +318,24 @@ def memory_fit(
         return way.exchange not in LOW_LATENCY or held < LOW_LATENCY_LIMIT
 
     def fits(at: int, slots: int) -> bool:
-        return addressed(at, slots) and parts(at, slots).total <= usable
+        found = parts(at, slots)
+        return addressed(at, slots) and held(found) <= usable and found.total <= kind.memory_bytes
 
     most_tokens = most(lambda at: fits(at, least + more), MOST_TOKENS)
     taken = max(requests, min(tokens, most_tokens))
     found, why = parts(taken, least + more), ""
     if most_tokens < requests and not addressed(taken, least + more):
-        held = (least + more) * way.layout.expert
-        gib = low_latency_bytes(held, -(-taken // way.layout.tensor), sizes.dispatched) / GIB
+        places = (least + more) * way.layout.expert
+        gib = low_latency_bytes(places, -(-taken // way.layout.tensor), sizes.dispatched) / GIB
         why = (
-            f"the low-latency buffer of {held} experts x {taken} tokens has {gib:.2f} GiB, and its offsets reach 32 GiB: "
+            f"the low-latency buffer of {places} experts x {taken} tokens has {gib:.2f} GiB, and its offsets reach 32 GiB: "
             f"at most {most(lambda at: addressed(at, least + more), MOST_TOKENS)} tokens"
         )
     elif most_tokens < requests:
         largest = sorted(vars(found).items(), key=lambda part: -part[1])[:3]
         said = ", ".join(f"{part} {size / 1e9:.0f}" for part, size in largest)
-        why = f"a GPU needs {found.total / 1e9:.0f} GB ({said}), and has {usable / 1e9:.0f} GB"
+        needs, has = (held(found), usable) if held(found) > usable else (found.total, kind.memory_bytes)
+        why = f"a GPU needs {needs / 1e9:.0f} GB ({said}), and has {has / 1e9:.0f} GB"
     most_slots = most(lambda slots: fits(taken, least + slots), sizes.experts) if whole else 0
     return MemoryFit(name, found, usable, taken, most_tokens, more, most_slots, why)
 

@@ -29,6 +29,7 @@ from aurora.advisor.engines.engine import EplbSettings, Layout, ServingWay
 from aurora.advisor.engines.exchanges import EXCHANGES, EngineExchange
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer, rearrangement_s
 from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit
+from aurora.advisor.ratio_errors import differences, ratio_error
 from aurora.advisor.serving_case import BATCHED_TOKENS, MEDIAN, PERFECT, Service, ServingCase
 from aurora.advisor.step_constants import borrowed, computed_error
 from aurora.algorithms.layers_in_threads import Progress, no_progress
@@ -62,7 +63,7 @@ class ComparedWay:
         service: predicted rates and latencies.
         gain: tokens per second / tokens per second of the default.
         low, high: ends of the gain's interval. It covers balance (95 %, over blocks of held-out traffic) and, if layout or
-            exchange differ from the default's, the error of computed steps (`computed_error`), and an exchange's paces.
+            exchange differ from the default's, the error of such ratios (`ratio_error`), and an exchange's paces.
         share: time saved / time that perfect balance would save in the default's layout; None for other layouts or exchanges,
             and if perfect balance would gain less than SHARED_OUT.
         memory_bytes: bytes of replicas on a GPU.
@@ -111,7 +112,7 @@ class WaysOfServing:
         left_out: ways that were not compared, each with the reason.
         layers: number of layers on which methods were compared.
         eplb: answer to whether EPLB pays; None: the engine has none in the default's layout and exchange.
-        error: factor of error of computed steps, as intervals have it.
+        error: factor of error of computed steps, within which ways are taken as equally fast.
         borrowed: kinds of GPUs whose shares of peak are taken, since those of this kind are not known.
         memory: memory of a GPU in the default, in the fastest way of each layout, exchange and number of slots, and in those
             that do not fit.
@@ -443,7 +444,7 @@ class _Comparison:
         stall_s = self._stall_s(used) if method == "eplb-every" else 0.0
         most_s = stall_s * (SPREAD if self.model.eplb_stall_s is None else 1.0)
         service = self.model.service(used, mean, stall_s)
-        error = computed_error(self.model.kind) if apart else 1.0
+        error = ratio_error(self.model.kind, differences(used, self.default)) if apart else 1.0
         least, most = (0, 2) if used.exchange != self.default.exchange else (MEDIAN, MEDIAN)
         low = self.model.service(used, worse, most_s, most).tokens_per_s / base
         high = self.model.service(used, better, stall_s, least).tokens_per_s / base

@@ -24,11 +24,15 @@ class StepConstants:
         memory_share: memory bandwidth that kernels reach / the datasheet's.
         flops_share: operations per second that matrix products reach / the datasheet's.
         grouped_share, grouped_fp8_share: the same for grouped matrix products of experts, at half precision and at fp8.
-        attention_share: the same for attention over many pairs of tokens.
+        fused_fp8_share: the same at fp8 for Triton's kernels, where no exchange routes tokens to their experts.
+        quantised_share: memory bandwidth that grouped products of weights below 16 bits reach / the datasheet's.
+        attention_share: operations per second that attention over many pairs of tokens reaches / the datasheet's.
         linear_share: the same for linear attention in prefill.
-        index_share: the same for an indexer of sparse attention, with its choice of entries.
+        index_share: the same for the scores of an indexer of sparse attention.
+        choice_s: seconds for each token of a prompt in which a layer with an indexer chooses among scored entries.
         evenness: 1 / variance of (an expert's popularity / mean popularity): with small values, tokens share few experts.
         kernel_s: fixed seconds of a kernel within a CUDA graph.
+        hyper_s: seconds of the kernels of hyper-connections before and after half a layer, for few tokens.
         launch_s: seconds of the host, with the engine's Python, to launch attention in steps with prompts, where graphs break.
         eager_s: seconds of the host for any other launch in a step too large for graphs.
         step_s: seconds of a step outside its layers: scheduler, inputs, sampling.
@@ -46,11 +50,15 @@ class StepConstants:
     flops_share: float = 0.6
     grouped_share: float = 0.36
     grouped_fp8_share: float = 0.36
+    fused_fp8_share: float = 0.36
+    quantised_share: float = 0.6
     attention_share: float = 0.4
     linear_share: float = 0.053
-    index_share: float = 0.02
+    index_share: float = 0.22
+    choice_s: float = 2.1e-7
     evenness: float = 1.3
     kernel_s: float = 2.1e-6
+    hyper_s: float = 28e-6
     launch_s: float = 18e-6
     eager_s: float = 27e-6
     step_s: float = 4.6e-4
@@ -66,14 +74,16 @@ class StepConstants:
     @classmethod
     def of(cls, kind: GpuKind) -> Self:
         """Returns the constants with the shares of a kind of GPU, each from the nearest kind of which it was measured."""
-        return cls(**{NAMES.get(name, name): getattr(nearest(kind, name), name) for name in SHARES})
+        shares = {NAMES.get(name, name): getattr(nearest(kind, name), name) for name in SHARES}
+        return cls(**shares, fused_fp8_share=kind.fused_fp8_share or shares["grouped_fp8_share"])
 
     def beside(self, sent: EngineExchange) -> Self:
         """Returns the constants during overlap, while the exchange `sent` occupies part of a GPU's multiprocessors."""
-        names = ("flops_share", "grouped_share", "grouped_fp8_share", "attention_share", "linear_share", "index_share")
+        names = [name for name in vars(self) if name.endswith("_share") and name not in MOVING]
         return replace(self, **{name: getattr(self, name) * (1 - sent.processors) for name in names})
 
 
+MOVING = "memory_share", "quantised_share", "link_share", "small_share", "nic_share"  # of what moves bytes
 DEFAULT = StepConstants()
 COMPUTED_ERROR = 1.10  # half of the steps of bench/steps.py on GPUs whose shares are known are within this factor
 BORROWED_ERROR = 1.25  # with another kind's shares; published steps of H800 and H20 are within it with their own

@@ -98,7 +98,11 @@ GRAPH_SIZES = np.array([1, 2, 4, *range(8, 256, 8), *range(256, GRAPH_TOKENS + 1
 KERNELS = {"full": 9, "sliding": 9, "mla": 14, "sparse": 32, "linear": 13, "dense": 4, "shared": 4, "routed": 9}  # of a layer
 BROKEN = {"full": 4, "sliding": 4, "mla": 8, "sparse": 36, "linear": 24}  # launches of attention, where prompts break graphs
 PASSES = {"full": 4, "sliding": 4, "mla": 4, "sparse": 4, "linear": 10}  # over what projections read and write, in prefill
+HYPER_LAUNCHES = 6  # of the host for a layer's hyper-connections: after and, in two kernels, before each half
 COLLECTIVE_LAUNCHES = 3  # of the host for a collective: its operator, its buffer, its call of the library
+QUANTISED = {"full": 2, "sliding": 2, "linear": 2}  # products of attention whose inputs become fp8; others' kernels count them
+NVFP4_BYTES = 4.5 / 8  # of a number, with a scale of 8 bits for 16
+QUANTISE_PASSES = 1.5  # numbers of two bytes: read in two, written in one
 TILE = 32  # rows by half of which a grouped product is rounded up, for each active expert
 
 
@@ -131,6 +135,13 @@ class _Gpu:
     kind: GpuKind
     constants: StepConstants
 
+    def quantises(self, number_bytes: float) -> bool:
+        """Returns whether products of such numbers run at fp8, on inputs that a kernel each makes of halves.
+
+        Weights with fewer bits than NVFP4's, with scales, are widened to 16 bits.
+        """
+        return NVFP4_BYTES <= number_bytes < HALF_BYTES and self.kind.fp8_flops is not None
+
     def seconds(
         self, read_bytes: float, flops: float, weight_bytes: float, share: float, kernels: float = 0.0, passed: float = 0.0,
         overlaps: bool = False,
@@ -146,7 +157,7 @@ class _Gpu:
             passed: numbers of activations that they read and write.
             overlaps: whether reading and arithmetic overlap as a whole, as in attention over a cache.
         """
-        low = self.kind.fp8_flops if weight_bytes <= 1 else None
+        low = self.kind.fp8_flops if self.quantises(weight_bytes) else None
         peak = (low or self.kind.half_flops) * share
         memory_Bps = self.kind.memory_Bps * self.constants.memory_share
         moved_s = passed * HALF_BYTES / memory_Bps + kernels * self.constants.kernel_s
@@ -216,7 +227,7 @@ def step_seconds(
     )
     attention_s = sum(_attention_s(sizes, kind_layers, gpu, layout, part, tokens) for kind_layers in sizes.attention)
     dense_s = _dense_s(sizes, gpu, layout, tokens)
-    experts_s = _experts_s(sizes, gpu, layout, tokens, imbalance, ratio is None) * (ratio or 1.0)
+    experts_s = _experts_s(sizes, gpu, layout, tokens, imbalance, ratio is None, sent.sends == "route") * (ratio or 1.0)
     head_weights = sizes.vocabulary * sizes.hidden / layout.tensor
     rows = step.decode_requests + (step.prefill_requests if step.prefill_tokens else 0)
     head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
@@ -240,6 +251,15 @@ def step_seconds(
     return StepSeconds(halves * attention_s, halves * dense_s, halves * experts_s, halves * between_s, head_s, host_s)
 
 
+def _stream_numbers(streams: int) -> int:
+    """Numbers that norms and residuals of a layer read and write for each one of a token: of both its halves.
+
+    Hyper-connections add a half's result to all streams (read n + 1, write n), multiply all by a small matrix (n), and collapse
+    them for the next half (read n, write 1) before its norm (2): 4 n + 4. Source: vLLM 0.20.1, model_executor/layers/mhc.py.
+    """
+    return 8 if streams == 1 else 2 * (4 * streams + 4)
+
+
 def _padded(step: SchedulerStep, sent: EngineExchange) -> int:
     """Tokens with those that pad the step to the size of a CUDA graph."""
     if step.tokens > GRAPH_TOKENS or not sent.graphs:
@@ -256,10 +276,13 @@ def _attention_s(
     share = gpu.constants.flops_share
     reduced = 0 if tensor == 1 else 1 if layout.data > 1 and sizes.moe_layers else 2  # all-reduces of a layer
     kernels = KERNELS[layers.kind] - (reduced if tokens <= GRAPH_TOKENS else 0)  # small ones have the norm after them
-    passed = tokens * (PASSES[layers.kind] * weights / sizes.hidden + 8 * sizes.streams * sizes.hidden)
-    products_s = gpu.seconds(
-        weights * sizes.weight_bytes, 2 * weights * tokens, sizes.weight_bytes, share, kernels, passed
-    )  # with both norms of a layer and its residuals
+    passed = tokens * (PASSES[layers.kind] * weights / sizes.hidden + _stream_numbers(sizes.streams) * sizes.hidden)
+    pairs_over = min(tensor, layers.pairs_over or tensor)
+    passed += 3 * tokens * layers.query * (1 / pairs_over - 1 / tensor)  # of added heads: queries written, read, and results
+    quantised = QUANTISED.get(layers.kind, 0) * gpu.quantises(sizes.weight_bytes)
+    kernels, passed = kernels + quantised, passed + QUANTISE_PASSES * quantised * tokens * sizes.hidden
+    products_s = gpu.seconds(weights * sizes.weight_bytes, 2 * weights * tokens, sizes.weight_bytes, share, kernels, passed)
+    products_s += 2 * gpu.constants.hyper_s * (sizes.streams > 1)
     flops = index_flops = cache_bytes = 0.0
     earlier = min(step.prefill_kv_tokens, step.kv_tokens) if step.decode_requests else step.kv_tokens
     requests = (
@@ -276,13 +299,14 @@ def _attention_s(
             flops += many * new * layers.pair_flops / tensor
             continue
         attended, entries = layers.attended(before + new / 2), layers.held(before + new)
-        flops += (many * new * attended * pair_flops + kv_tokens * expand_flops) / tensor
+        flops += many * new * attended * pair_flops / pairs_over + kv_tokens * expand_flops / tensor
         index_flops += many * new * (before + new / 2) / max(layers.ratio, 1) * layers.index_flops
         plain = entry_bytes(layers, tensor) - layers.index_bytes
         cache_bytes += many * (min(entries, attended * new) * plain + entries * layers.index_bytes)
     pair_share = gpu.constants.linear_share if layers.kind == "linear" else gpu.constants.attention_share
     cache_s = gpu.seconds(cache_bytes, flops, HALF_BYTES, pair_share, overlaps=True)
     index_s = gpu.seconds(0.0, index_flops, HALF_BYTES, gpu.constants.index_share)
+    index_s += gpu.constants.choice_s * step.prefill_tokens * bool(layers.index_flops)
     return layers.layers * (products_s + cache_s + index_s)
 
 
@@ -295,12 +319,19 @@ def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int) -> floa
     ):
         part, share = weights / layout.tensor, gpu.constants.flops_share
         passed = tokens * (2 * part / sizes.hidden + 2 * sizes.hidden)  # six times the width of three matrices
+        if gpu.quantises(sizes.weight_bytes):
+            kernels, passed = kernels + 2, passed + QUANTISE_PASSES * tokens * (sizes.hidden + part / sizes.hidden / 3)
         total += layers * gpu.seconds(part * sizes.weight_bytes, 2 * part * tokens, sizes.weight_bytes, share, kernels, passed)
     return total
 
 
-def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbalance: float, chance: bool) -> float:
-    """Seconds of routers and routed experts on the busiest rank."""
+def _experts_s(
+    sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbalance: float, chance: bool, routed: bool
+) -> float:
+    """Seconds of routers and routed experts on the busiest rank; experts to which an exchange routes run in other kernels.
+
+    Source: SGLang, layers/quantization/fp8.py (DeepGEMM beside DeepEP, else Triton); vLLM's pull 29346 (Triton).
+    """
     if not sizes.moe_layers:
         return 0.0
     ranks = layout.stage_gpus
@@ -315,10 +346,15 @@ def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbal
         active = min(local, active + float(ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(local * spared * (1 - spared))))
     passed = rows * (2 * sizes.expert_weights * width / sizes.dispatched + 3 * sizes.dispatched)
     flops = 2 * sizes.expert_weights * width * (rows + active * TILE / 2)
-    number_bytes = sizes.expert_bytes / sizes.expert_weights
-    read_bytes = active * sizes.expert_bytes * width
-    share = gpu.constants.grouped_fp8_share if number_bytes <= 1 and gpu.kind.fp8_flops else gpu.constants.grouped_share
-    grouped_s = gpu.seconds(read_bytes, flops, number_bytes, share, KERNELS["routed"], passed)
+    number_bytes = sizes.row_bytes  # products run in the activations' format: 4-bit weights are widened to 16
+    read_bytes, share, kernels = active * sizes.expert_bytes * width, gpu.constants.grouped_share, KERNELS["routed"]
+    if sizes.expert_bytes < HALF_BYTES * sizes.expert_weights:
+        read_bytes *= gpu.constants.memory_share / gpu.constants.quantised_share
+    if gpu.quantises(number_bytes):
+        share = gpu.constants.grouped_fp8_share if routed else gpu.constants.fused_fp8_share
+        kernels += 2
+        passed += QUANTISE_PASSES * (tokens * sizes.dispatched + rows * sizes.expert_weights * width / sizes.dispatched / 3)
+    grouped_s = gpu.seconds(read_bytes, flops, number_bytes, share, kernels, passed)
     router = sizes.hidden * sizes.experts
     router_s = gpu.seconds(router * HALF_BYTES, 2 * router * tokens, HALF_BYTES, gpu.constants.flops_share)
     return sizes.moe_layers * (grouped_s + router_s)
@@ -335,6 +371,7 @@ def _launches(
     if captured:
         return broken, 0.0
     eager = sum(layers.layers * (KERNELS[layers.kind] // 2) for layers in sizes.attention)  # projections and norms
+    eager += HYPER_LAUNCHES * sizes.layers * (sizes.streams > 1)
     eager += sizes.dense * KERNELS["dense"] + sizes.moe_layers * KERNELS["routed"]
     eager += sizes.moe_layers * KERNELS["shared"] * bool(sizes.shared_weights)
     return broken, eager + COLLECTIVE_LAUNCHES * collectives

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from aurora.advisor.ratio_errors import differences, ratio_error
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.serving_case import MEDIAN, PERFECT, ServingCase
 
@@ -10,7 +11,7 @@ def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[floa
     """Returns the ways that need no recorded experts: those whose experts are in sequence, or cut over GPUs.
 
     Their rates are those at the mean (geometric) imbalance of recorded models. Intervals cover the range of imbalance, and the
-    error of computed steps. Perfect balance remains as the ceiling, with the range alone.
+    error of such ratios. Perfect balance remains as the ceiling, with the range alone.
 
     Args:
         served: ways that were compared on drawn traffic.
@@ -21,7 +22,8 @@ def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[floa
     default, middle = served.default.way, (ratios[0] * ratios[1]) ** 0.5
     base = [case.service(default, (ratio, ratio)).tokens_per_s for ratio in (middle, *ratios)]
 
-    def priced(other: ComparedWay, error: float) -> ComparedWay:
+    def priced(other: ComparedWay) -> ComparedWay:
+        error = ratio_error(case.kind, differences(other.way or default, default))
         each = tuple((ratio, ratio) if other.method == "linear" else PERFECT for ratio in (middle, *ratios))
         mine = [case.service(other.way or default, of_both) for of_both in each]
         gains = [service.tokens_per_s / rate for service, rate in zip(mine, base, strict=True)]
@@ -31,6 +33,6 @@ def without_records(served: WaysOfServing, case: ServingCase, ratios: tuple[floa
         known = replace(other, service=mine[0], share=None, ratios=each)
         return replace(known, gain=gains[0], low=min(ends) / error, high=max(ends) * error)
 
-    kept = [priced(other, served.error) for other in served.others if other.method in ("linear", "")]
+    kept = [priced(other) for other in served.others if other.method in ("linear", "")]
     kept.sort(key=lambda other: -other.service.tokens_per_s)
-    return replace(served, default=priced(served.default, 1.0), ceiling=priced(served.ceiling, 1.0), others=tuple(kept))
+    return replace(served, default=priced(served.default), ceiling=priced(served.ceiling), others=tuple(kept))

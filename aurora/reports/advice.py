@@ -9,6 +9,7 @@ from aurora.advisor.disaggregation import Disaggregation
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer
+from aurora.advisor.ratio_errors import RATIO_ERRORS
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.request_balance import BalanceOfRequests
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
@@ -120,8 +121,9 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
     return [
         *lines,
         f"Requests have {load.isl} tokens and answers of {load.osl}, {load.concurrency} in flight on each GPU. Steps are "
-        f"computed from datasheets. {allowed}; intervals between layouts or exchanges allow "
-        f"{recommendation.served.error - 1:.0%}. The default has {default}",
+        f"computed from datasheets. {allowed}; intervals allow {RATIO_ERRORS['experts'][0] - 1:.0%} for whole experts in place "
+        f"of cut ones, and {RATIO_ERRORS['attention'][0] - 1:.0%} for other layouts and exchanges: most measured ratios are "
+        f"within. The default has {default}",
     ]
 
 

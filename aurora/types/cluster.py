@@ -33,6 +33,8 @@ class GpuKind:
         dense_share: operations per second that large matrix products reached on such a GPU / the peak of their number format;
             None: no measurement is known.
         grouped_share, grouped_fp8_share: the same for grouped matrix products of experts, at half precision and at fp8.
+        fused_fp8_share: the same at fp8 for Triton's kernels, which engines take where no exchange routes tokens; None: as
+            `grouped_fp8_share`.
         attention_share: the same for attention over prompts of 4,096 tokens and more.
         shares_source: where the shares were measured; empty without shares.
         host_gpus: GPUs of a host, such as 4 of a GB200's tray; None: as the user says.
@@ -50,13 +52,14 @@ class GpuKind:
     dense_share: float | None = None
     grouped_share: float | None = None
     grouped_fp8_share: float | None = None
+    fused_fp8_share: float | None = None
     attention_share: float | None = None
     shares_source: str = ""
     host_gpus: int | None = None
     domain_gpus: int | None = None
 
     def __post_init__(self) -> None:
-        for field in SHARES:
+        for field in (*SHARES, "fused_fp8_share"):
             if (share := getattr(self, field)) is not None and not (0 < share <= 1 and self.shares_source):
                 expected = "a number above 0 and up to 1, with `shares_source`"
                 raise BadInput(f"gpu kind {self.kind!r}: {field}: expected {expected}, found {share}")

@@ -9,7 +9,15 @@ import pytest
 
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EplbSettings, Layout
-from aurora.advisor.gpu_memory import GIB, LOW_LATENCY_LIMIT, low_latency_bytes, memory_bytes, memory_fit, most
+from aurora.advisor.gpu_memory import (
+    GIB,
+    LOW_LATENCY_LIMIT,
+    low_latency_bytes,
+    memory_bytes,
+    memory_fit,
+    most,
+    reserved_bytes,
+)
 from aurora.io import load_gpus
 from tests.advisor.test_step_time import CONFIG
 
@@ -145,3 +153,15 @@ def test_what_does_not_fit_says_why_and_how_much_would():
 def test_sizes_of_models_are_those_that_were_published(case, published):
     config = json.loads((REPORTS / case / "config.json").read_text())
     assert memory_bytes(config, Layout(), 0).total == pytest.approx(published, rel=0.03)
+
+
+def test_sglang_reserves_memory_by_its_rule_by_hand():
+    """H200 (140 GiB): 512 + 1.5 x 8192 + 2 x 512 + 128 x 8 = 14,848 MiB; with data-parallel attention 4.5 x 512 x 8 more.
+
+    L4 (24 GB, 22 GiB): 512 + 1.5 x 2048 + 2 x 32 + 128 = 3,776 MiB.
+    """
+    h200, l4 = load_gpus()["NVIDIA H200"], load_gpus()["NVIDIA L4"]
+    assert reserved_bytes(h200, Layout(tensor=8)) == 14_848 * 2**20
+    assert reserved_bytes(h200, Layout(data=8)) == (14_848 + 18_432) * 2**20
+    assert reserved_bytes(l4, Layout()) == 3_776 * 2**20
+    assert reserved_bytes(h200, Layout()) == 13_440 * 2**20  # 512 + 1.5 x 8192 + 2 x 256 + 128

@@ -286,3 +286,86 @@ def test_every_part_of_a_step_by_hand():
     eager = step_seconds(SIZES, KIND, Layout(), SchedulerStep(600))
     busy_s = eager.total - eager.host_s
     assert eager.host_s == pytest.approx(4.6e-4 + 4 * 5 * 18e-6 + (4 * 4 + 4 * 9 + 4 * 4) * 27e-6 - busy_s)
+
+
+def seconds_of(config, step, layout=Layout(), **how):
+    """The parts of a step on one B300, whose kernels reach 0.83 of 8 TB/s."""
+    return step_seconds(config, load_gpus()["NVIDIA B300 SXM6 AC"], layout, step, **how)
+
+
+def test_hyper_connections_by_hand():
+    """Four streams of 64 numbers in four layers: 28 us before and after each half of a layer, and all streams' numbers.
+
+    A half's result joins 4 streams (5 read, 4 written), which are multiplied by a small matrix (4) and collapsed to one (4 read,
+    1 written), with a norm (2): 20 x 64 numbers of 2 bytes, in place of 4 x 64 of a norm and a residual. 100 tokens decode.
+    """
+    step = SchedulerStep(decode_requests=100, kv_tokens=100)
+    plain, mixed = (seconds_of(replace(SIZES, streams=many), step).attention_s for many in (1, 4))
+    assert mixed - plain == pytest.approx(4 * 2 * (28e-6 + 104 * 16 * 64 * 2 / (8e12 * 0.83)))  # 104: of a CUDA graph
+    prompts = SchedulerStep(600)
+    waits = [seconds_of(replace(SIZES, streams=many), prompts) for many in (1, 4)]
+    assert waits[1].total - waits[0].total == pytest.approx(4 * 6 * 27e-6)  # launches outside graphs hide all else
+
+
+SPARSE = {
+    "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 100, "num_attention_heads": 128, "kv_lora_rank": 32,
+    "q_lora_rank": 48, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "intermediate_size": 64,
+    "index_n_heads": 4, "index_head_dim": 128, "index_topk": 64,
+}  # fmt: skip
+
+
+def test_sparse_attention_pads_the_heads_of_a_rank_by_hand():
+    """128 heads on 8 GPUs are 16 each, which kernels pad to 64: half of the pairs on each GPU, not an eighth.
+
+    1,000 tokens of one prompt attend to 64 entries each: 2 x 128 x (2 x 32 + 8) = 18,432 operations a pair. 40 numbers of a
+    head's query are written, read, and the result written: three times 128 x 40 x (1/2 - 1/8) numbers a token.
+    """
+    sizes = ServedSizes.of(SPARSE)
+    assert sizes.attention[0].pairs_over == 2
+    step = SchedulerStep(1000)
+    padded, split = (
+        seconds_of(replace(sizes, attention=(replace(sizes.attention[0], pairs_over=over),)), step, Layout(8)).attention_s
+        for over in (2, 0)
+    )
+    pairs_s = 1000 * 64 * 18432 / (2250e12 * 0.4)
+    assert padded - split == pytest.approx((pairs_s + 3 * 1000 * 128 * 40 * 2 / (8e12 * 0.83)) * (1 / 2 - 1 / 8))
+
+
+def test_an_indexer_scores_pairs_and_chooses_for_each_token_by_hand():
+    """1,000 tokens of a prompt score 500 entries on average, at 2 x 4 x 128 operations and 0.22 of the peak; 0.21 us to choose."""
+    sizes = ServedSizes.of(SPARSE)
+    unscored = replace(sizes, attention=(replace(sizes.attention[0], index_flops=0),))
+    scored_s = seconds_of(sizes, SchedulerStep(1000)).attention_s - seconds_of(unscored, SchedulerStep(1000)).attention_s
+    assert scored_s == pytest.approx(1000 * 500 * 1024 / (2250e12 * 0.22) + 1000 * 2.1e-7)
+
+
+def test_experts_at_fp8_by_hand():
+    """One layer of DeepSeek-V3's experts, cut over 8 H100: 8,192 tokens are 65,536 rows of 256 inner numbers.
+
+    Triton's kernels reach 0.15 of 1,979 TFLOPS at fp8, and 0.6 of 3,350 GB/s. DeepGEMM's, behind an exchange that routes, 0.66.
+    """
+    layer, step = DEEPSEEK | {"num_hidden_layers": 1}, SchedulerStep(8192)
+    cut = step_seconds(layer, KIND, Layout(8), step)
+    inner, rows = 256, 65536
+    flops = 2 * 3 * 7168 * inner * (rows + 256 * 16)
+    read_s, flops_s = 256 * 3 * 7168 * inner / (3350e9 * 0.6), flops / (1979e12 * 0.15)
+    passed = rows * (6 * inner + 3 * 7168) + 1.5 * (8192 * 7168 + rows * inner)  # 1.5: inputs that become fp8
+    router = ((2 * 7168 * 256 / (3350e9 * 0.83)) ** 1.5 + (2 * 7168 * 256 * 8192 / (989e12 * 0.75)) ** 1.5) ** (1 / 1.5)
+    expected_s = (read_s**1.5 + flops_s**1.5) ** (1 / 1.5) + 11 * 2.1e-6 + 2 * passed / (3350e9 * 0.83) + router
+    assert cut.experts_s == pytest.approx(expected_s, rel=1e-3)
+    fused, grouped = (
+        step_seconds(layer, KIND, Layout(data=8, expert=8), step, exchange=name).experts_s
+        for name in ("allgather", "deepep-ht")
+    )
+    assert grouped < fused / 2
+
+
+def test_products_with_experts_of_four_bits_run_at_half_precision():
+    """MXFP4 is widened to 16 bits: the rate of fp8 does not matter, that of half precision does."""
+    fp4, constants = DEEPSEEK | {"expert_dtype": "fp4"}, StepConstants.of(KIND)
+    assert ServedSizes.of(fp4).row_bytes == 2
+    slow = [replace(constants, **{name: 1e-3}) for name in ("fused_fp8_share", "grouped_share")]
+    as_is, at_fp8, at_half = (
+        step_seconds(fp4, KIND, Layout(), SchedulerStep(8192), constants=each).experts_s for each in (constants, *slow)
+    )
+    assert as_is == at_fp8 < at_half / 100

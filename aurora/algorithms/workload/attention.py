@@ -30,6 +30,8 @@ class AttentionLayers:
         pair_flops: operations per pair of a new token and a cache entry that it attends to, over all heads.
         prompt_pair_flops: the same in prompts, if engines compute them in another way; 0: as `pair_flops`.
         expand_flops: operations per earlier token of a prompt whose keys and values come from its cache entry, over all heads.
+        query: number of values of a token's queries, over all heads, if `pairs_over` is set.
+        pairs_over: most ranks over which tensor parallelism divides `pair_flops`, as kernels pad a rank's heads; 0: no limit.
         index_flops: operations per pair of a new token and a cache entry that the indexer scores.
         index_bytes: bytes of one entry of the indexer's cache.
         window: maximum number of newest entries that a token attends to; 0: no window.
@@ -48,6 +50,8 @@ class AttentionLayers:
     pair_flops: int = 0
     prompt_pair_flops: int = 0
     expand_flops: int = 0
+    query: int = 0
+    pairs_over: int = 0
     index_flops: int = 0
     index_bytes: float = 0.0
     window: int = 0
@@ -71,6 +75,7 @@ class AttentionLayers:
 
 SHARED = "sparse without an indexer"  # a layer that attends to what an earlier layer's indexer chose (GLM-5.2, HY-V4)
 KV_BITS = 16  # of a cached number, unless the engine is told otherwise
+PADDED_HEADS = 64  # of a rank at least, in FlashMLA's kernels of sparse attention (vLLM 0.20.1, deepseek_v4_attention.py)
 INDEX_BYTES = 132  # of an indexer's cached key of 128 numbers: fp8, and a scale of 4 bytes (DeepSeek-V3.2's vLLM recipe)
 
 
@@ -229,12 +234,14 @@ def _latent(flat: Mapping[str, Any], hidden: int, heads: int, layers: int, kind:
     split = heads * ((low or hidden) * (plain + rope) + latent * (plain + values) + values * hidden)
     whole = hidden * (latent + rope + (low or 0))
     sparse: dict[str, Any] = {}
+    if kind in (SHARED, "sparse"):
+        sparse = {"query": heads * (latent + rope), "pairs_over": max(1, heads // PADDED_HEADS), "chosen": flat["index_topk"]}
     if kind == SHARED:
-        kind, sparse = "sparse", {"chosen": flat["index_topk"]}
+        kind = "sparse"
     elif kind == "sparse":  # DeepSeek-V3.2: an index key a token
         many, wide = number(flat, "index_n_heads"), number(flat, "index_head_dim")
         whole += (low or hidden) * many * wide + hidden * (wide + many)
-        sparse = {"index_flops": 2 * many * wide, "index_bytes": INDEX_BYTES * wide / 128, "chosen": flat["index_topk"]}
+        sparse |= {"index_flops": 2 * many * wide, "index_bytes": INDEX_BYTES * wide / 128}
     else:
         sparse = {
             "prompt_pair_flops": 2 * heads * (plain + rope + values),
@@ -263,7 +270,8 @@ def _compressed(flat: Mapping[str, Any], hidden: int, heads: int, layers: int, r
         sparse = {"index_flops": 2 * many * wide, "index_bytes": INDEX_BYTES * wide / 128, "chosen": flat["index_topk"]}
     window = number(flat, "sliding_window")
     return AttentionLayers(
-        "sparse", layers, split, whole, 1, width, pair_flops=4 * heads * width, window=window, ratio=ratio, **sparse
+        "sparse", layers, split, whole, 1, width, pair_flops=4 * heads * width, query=heads * width,
+        pairs_over=max(1, heads // PADDED_HEADS), window=window, ratio=ratio, **sparse
     )  # fmt: skip
 
 

@@ -317,12 +317,12 @@ def activation_bits(config: Mapping[str, Any]) -> float:
         8.25
     """
     quantised = _quantisation(config)
-    if quantised is None or _leaves_experts(quantised):
+    if quantised is None or _leaves_experts(quantised) or config.get("expert_dtype") == "fp4":
         return 16.0
     groups = _part(quantised, "config_groups").values()
     inputs = [_part(group, "input_activations").get("num_bits") for group in groups if isinstance(group, Mapping)]
     algorithm = str({**_part(quantised, "quantization"), **quantised}.get("quant_algo", "")).upper()
-    if "NVFP4" in algorithm or 4 in inputs:
+    if "NVFP4" in algorithm or quantised.get("quant_method") in ("nvfp4", "modelopt_fp4") or 4 in inputs:
         return 4 + 8 / 16
     if quantised.get("quant_method") == "fp8" or algorithm.startswith("FP8") or 8 in inputs:
         block = quantised.get("weight_block_size")
