@@ -16,8 +16,6 @@ from aurora.types.options import LINK_TRANSPORTS, MOST_PROCESSES, Limits, Tokens
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SERVING = ("torch", "transformers", "ranks over gloo")  # beside what planning needs
-
 
 @verb()
 def links(
@@ -125,26 +123,19 @@ def _write(
 
 @verb()
 def doctor(*, vllm: str | None = None, as_json: bool = False) -> int:
-    """Check Python, libraries, GPUs and the network between ranks; exit code 0 if planning works, else 1.
+    """Check what planning, models, ranks and GPUs need here, and say what mends it; exit code 0 if planning works, else 1.
 
     Args:
         vllm: address of a vLLM server with the plugin, http://HOST:PORT, to check instead: whether a rank is stuck, and why.
     """
-    from rich.table import Column, Table
-
-    from aurora.profiler.doctor import BROKEN, WORKS, examine, examine_server, healthy
+    from aurora.profiler.doctor import PLANNING, WORKS, examine, examine_server
+    from aurora.reports.formatting import table_of, text
 
     with progress_bars() as progress:
         findings = examine(progress) if vllm is None else examine_server(vllm)
-    fine = healthy(findings) if vllm is None else all(finding.state == WORKS for finding in findings)
-    table = Table(
-        "part", "state", Column("found", overflow="fold"), "what to do", title="what is here" if vllm is None else vllm
-    )
-    for finding in findings:
-        style = {WORKS: "green", BROKEN: "red"}.get(finding.state, "yellow")
-        table.add_row(finding.name, finding.state, finding.found, finding.mend, style=style)
-    serving = fine if vllm else all(finding.state == WORKS for finding in findings if finding.name in SERVING)
-    states = {"planning": fine, "serving with aurora run": serving} if vllm is None else {"the server": fine}
-    said = [f"{part} {'works' if well else 'does not work'}" for part, well in states.items()]
-    show(as_json, {"works": fine, "serves": serving, "findings": [asdict(finding) for finding in findings]}, table, *said)
-    return 0 if fine else 1
+    works = all(finding.state == WORKS for finding in findings if vllm or finding.name == PLANNING)
+    rows = [(finding.name, finding.state, finding.found, finding.mend) for finding in findings]
+    table = table_of(dict.fromkeys(("part", "state", "found", "what to do"), text), rows)
+    said = f"{'the server' if vllm else 'planning'} {'works' if works else 'does not work'}"
+    show(as_json, {"works": works, "findings": [asdict(finding) for finding in findings]}, table, said)
+    return 0 if works else 1

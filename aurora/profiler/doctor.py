@@ -1,16 +1,13 @@
-"""`aurora doctor`: checks which parts of aurora work on this machine, and what the others need; or checks a vLLM server."""
+"""`aurora doctor`: what of aurora does not work on this machine, and what mends it; or what is wrong with a vLLM server."""
 
 import importlib
 import os
-import platform
 import re
 import shutil
 import time
-import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import partial
 from importlib import metadata
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
@@ -32,23 +29,21 @@ MEND = {  # by the cause that the watchdog of the vLLM plugin gives
     "balancer": "restart; --eplb-config.use_async false moves experts without a background thread",
 }
 RENDEZVOUS_S = 30.0  # how long two ranks wait for each other
-MPS_FOLDER = "/tmp/nvidia-mps"  # CUDA's default
 GROUPS = ["torch.distributed", "aurora.runtime.transports.gloo", "aurora.runtime.transports.process_groups"]  # not models
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check: whether a part of the installation works, and how to mend it."""
+    """Result of one check: whether a part works, and how to mend it."""
 
     name: str  # the part
     state: str  # WORKS, MISSING or BROKEN
-    found: str  # its version or what is wrong, in words
+    found: str  # what is there or what is wrong, in words
     mend: str = ""  # what to do; empty if nothing is needed
-    basic: bool = False  # whether planning needs it
 
 
 def examine(progress: Progress = no_progress) -> list[Finding]:
-    """Checks every part of the installation, even if others fail. Returns one Finding per part.
+    """Checks every part that a user can mend, even if others fail. Returns one Finding per part.
 
     Args:
         progress: called with ("examining", parts examined, all parts) before each part.
@@ -65,11 +60,10 @@ def _examined(name: str) -> Finding:
     """Returns the Finding of one of PARTS."""
     check, mend = PARTS[name]
     try:
-        return Finding(name, WORKS, check(), basic=name in BASIC)
+        return Finding(name, WORKS, check())
     except Exception as error:  # whatever a broken installation raises
         state = MISSING if isinstance(error, MissingDependency | ModuleNotFoundError) else BROKEN
-        found = "not installed" if isinstance(error, metadata.PackageNotFoundError) else first_line(error)
-        return Finding(name, state, found, mend, name in BASIC)
+        return Finding(name, state, first_line(error), mend)
 
 
 def examine_server(url: str) -> list[Finding]:
@@ -112,69 +106,60 @@ def examine_server(url: str) -> list[Finding]:
     return findings
 
 
-def healthy(findings: list[Finding]) -> bool:
-    """Returns whether all parts that planning needs work."""
-    return all(finding.state == WORKS for finding in findings if finding.basic)
-
-
 def _compiled() -> str:
     """Imports one of the modules that are compiled when aurora is installed, and returns the name of its file."""
     core = importlib.import_module("aurora.algorithms.search.slots_core")
     return f"such as {os.path.basename(str(core.__file__))}"
 
 
-def _library(name: str, *oldest: int) -> str:
-    """Returns the version of a library that is present, new enough and imports; of vLLM, that it may load the plugin."""
-    version, allowed = metadata.version(name), os.environ.get("VLLM_PLUGINS", "aurora")
-    if tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()) < oldest:
-        raise BadInput(f"{version}, expected {'.'.join(map(str, oldest))} or newer")
-    if name != "vllm":
-        importlib.import_module(name)
-    elif "aurora" not in allowed.split(","):  # vLLM leaves it out in silence
+def _models() -> str:
+    """Imports what runs models."""
+    need("torch", "transformers")
+    return ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+
+
+def _vllm() -> str:
+    """Returns vLLM's version, unless it may not load the plugin."""
+    try:
+        version, allowed = metadata.version("vllm"), os.environ.get("VLLM_PLUGINS", "aurora")
+    except metadata.PackageNotFoundError:
+        raise MissingDependency("not installed") from None
+    if "aurora" not in allowed.split(","):  # vLLM leaves it out in silence
         raise BadInput(f"{version}, VLLM_PLUGINS={allowed} leaves the plugin out")
     return version
 
 
-def _cuda() -> str:
-    """Computes with torch on a GPU."""
+def _gpus() -> str:
+    """Computes with torch on a GPU. Returns the GPUs that NVML finds."""
+    with open_nvml() as nvml:
+        machine = inventory(nvml)
+    need("torch")
     import torch
 
     if not torch.cuda.is_available():
         raise MissingDependency(f"torch {torch.__version__} finds no GPU")
     torch.ones(2, device="cuda").sum().item()
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return f"{torch.version.cuda}, NCCL {nccl}, {torch.cuda.device_count()} devices"
-
-
-def _gpus() -> str:
-    """Returns the GPUs that NVML finds, and whether processes share them by MPS."""
-    with open_nvml() as nvml:
-        machine = inventory(nvml)
     kinds = [device.kind for device in machine.devices]
-    said = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
-    connections = ", ".join(sorted({link for row in machine.connections_GG for link in row if link})) or "alone"
-    mps = os.path.exists(os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_FOLDER), "control"))
-    return f"{said}; driver {machine.driver}; {connections}; {'MPS' if mps else 'no MPS'}"
+    return f"{', '.join(f'{kinds.count(kind)} x {kind}' for kind in dict.fromkeys(kinds))}; driver {machine.driver}"
 
 
 def _ranks() -> str:
     """Connects two local ranks over gloo."""
     need("torch")
     began_s = time.perf_counter()
-    trip_s = max(launch(rendezvous, 2, timeout_s=RENDEZVOUS_S))
-    return f"two connect in {time.perf_counter() - began_s:.1f} s, a round trip takes {trip_s * 1e6:.0f} us"
+    launch(rendezvous, 2, timeout_s=RENDEZVOUS_S)
+    return f"two connect in {time.perf_counter() - began_s:.1f} s"
 
 
-def rendezvous(rank_info: RankInfo) -> float:
-    """Gathers over gloo, twenty times; all ranks call it. Returns the seconds of the fastest gather."""
+def rendezvous(rank_info: RankInfo) -> None:
+    """Gathers over gloo; all ranks call it."""
     import torch
 
     from aurora.runtime.transports.gloo import GlooTransport
     from aurora.runtime.transports.process_groups import default_process_group
 
     with default_process_group(rank_info):
-        transport, number = GlooTransport(), torch.tensor([rank_info.rank])
-        return min(timeit.repeat(lambda: transport.gather(number), number=1, repeat=20))
+        GlooTransport().gather(torch.tensor([rank_info.rank]))
 
 
 def _compiler() -> str:
@@ -184,19 +169,13 @@ def _compiler() -> str:
     return path
 
 
-BASIC = ("python", "compiled modules", "numpy", "scipy")  # parts that planning needs
-UPGRADE = 'pip install --upgrade "aurora-moe%s"'
+INSTALL = 'pip install --upgrade "aurora-moe[%s]"'
+PLANNING = "compiled modules"  # the part that planning needs
 PARTS: dict[str, tuple[Callable[[], str], str]] = {  # what examines each part, and what mends it
-    "python": (lambda: f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores", ""),
-    "compiled modules": (_compiled, "install aurora again; from its sources this needs a C compiler, such as gcc"),
-    "numpy": (partial(_library, "numpy", 2, 0), UPGRADE % ""),
-    "scipy": (partial(_library, "scipy", 1, 13), UPGRADE % ""),
-    "torch": (partial(_library, "torch", 2, 11), UPGRADE % "[run]"),
-    "transformers": (partial(_library, "transformers", 5, 19), UPGRADE % "[run]"),
-    "CUDA": (_cuda, "on a GPU machine, install the NVIDIA driver, and torch for its CUDA: pytorch.org"),
-    "GPUs": (_gpus, f"on a GPU machine, install the NVIDIA driver, and {UPGRADE % '[gpu]'}"),
+    PLANNING: (_compiled, "install aurora again; from its sources this needs a C compiler, such as gcc"),
+    "models": (_models, INSTALL % "run"),
     "ranks over gloo": (_ranks, "ranks need torch, and TCP on loopback: look at GLOO_SOCKET_IFNAME and the firewall"),
-    "jinja2": (partial(_library, "jinja2", 3, 1), UPGRADE % "[report]"),
-    "vllm": (partial(_library, "vllm", 0, 30), f"to serve with vLLM, {UPGRADE % '[vllm]'}; {ALLOW}"),
+    "GPUs": (_gpus, f"on a GPU machine, install the NVIDIA driver, torch for its CUDA (pytorch.org), and {INSTALL % 'gpu'}"),
+    "vllm": (_vllm, f"to serve with vLLM, {INSTALL % 'vllm'}; {ALLOW}"),
     "C compiler": (_compiler, "Triton's kernels on GPUs need it: install gcc"),
 }

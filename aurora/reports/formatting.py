@@ -79,7 +79,7 @@ def table_of(
         caption = f"{caption}; {note}" if caption else note
         indices = sorted(range(len(shown)), key=lambda row: -worst(shown[row]))[:most]
         shown = [shown[row] for row in sorted(indices)]
-    heads = (Column(head, justify="left" if form is text else "right") for head, form in columns.items())
+    heads = (Column(head, justify="left" if form is text else "right", overflow="fold") for head, form in columns.items())
     table = ModelsTable(*heads, title=title, caption=caption)
     for row in shown:
         table.add_row(*(DASH if value is None else form(value) for form, value in zip(columns.values(), row, strict=True)))
