@@ -44,6 +44,7 @@ AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
 BLOCKS = 5  # parts of the traffic, of which each is priced by plans of the others
 FEWEST_WINDOWS = 4  # of a profile, for an interval
 CONFIDENCE = 0.9  # of the interval
+SERVED = "generated, as aurora recommend computed it: "  # begin of a plan's note with the tokens per second that it promised
 TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
@@ -297,6 +298,11 @@ def recommend(
         spread = balance_of_requests(case, served, best, requests, progress)
         if best is not None and best.way is not None and best.way.placement == "plan":
             plan = planned(cluster, profile, best, use.replicate)
+            part = moe_share(cluster, profile, config, kinds, best.way, load.isl)
+            base_per_s, per_s = served.default.service.tokens_per_s, best.service.tokens_per_s
+            told = f"{per_s:,.0f} tokens/s after {base_per_s:,.0f} ({best.gain:.2f}x of {use.name}'s default) by whole steps"
+            told = f"{SERVED}{told}; MoE layers, of which this plan's times are, take {part:.0%} of a step of prompts"
+            plan = replace(plan, notes=(*plan.notes, told))
         if splits:
             ratios = None if recorded is None else recorded.ratios["linear"]
             apart = compare_disaggregated(profile, case, use.name, splits, best or served.default, ratios, nvlink, progress)

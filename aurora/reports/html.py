@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from aurora.advisor.recommend import SERVED
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.reports.chart_data import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
@@ -47,7 +48,10 @@ class Tile:
 def tiles(report: ReportNumbers) -> list[Tile]:
     """Returns the tiles for tokens processed per second, seconds per step, speed-up, prediction error, and gap."""
     plan = report.of.plan
-    return [*_worth(report), _prediction_error(report), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
+    told = next((note.removeprefix(SERVED) for note in plan.notes if note.startswith(SERVED)), "")
+    first = [Tile("Tokens generated per second, by recommend", told.split()[0], told)] if told else []
+    worth = [tile for tile in _worth(report) if not (told and tile.title.startswith("Tokens processed"))]  # of MoE layers
+    return [*first, *worth, _prediction_error(report), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
 
 
 def _worth(numbers: ReportNumbers) -> Iterator[Tile]:

@@ -18,6 +18,7 @@ from http import HTTPStatus
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from aiohttp import ClientError, ClientSession, web
@@ -44,6 +45,7 @@ RECOVERY_S = 180  # that an engine waits for the change after a fault, or for th
 CPU_Bps = 1e9  # of a CPU rank's port, which nobody has measured
 CPU_RANKS, CPU_HEAD = 2, 32
 NEVER = str(10**12)  # steps between two rearrangements of EPLB, the first of which comes after a quarter of them
+STALLED = re.compile(r"Rearranged experts +in ([0-9.]+) s")  # in vLLM's log, after EPLB has moved experts while serving waits
 SHUTDOWN_S = "5"  # for workers to write their records
 CPU_OPTIONS = (("--dtype", "float32"), ("--enforce-eager", ""))
 API_KEY = "--api-key"
@@ -404,6 +406,7 @@ async def _tokens(session: ClientSession, url: str) -> float:
 async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Runs `aurora recommend` on the recorded traffic: it prints the gain of a plan, and stores the plan for the next start.
 
+    It also says whether EPLB pays, with the stalls of this server's own rearrangements if it had any.
     It runs in a separate process beside the servers. With `as_json`, returns its JSON output instead of printing it; None if it
     failed.
     """
@@ -413,7 +416,7 @@ async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None
         return None
     inputs = ["--profile", str(folder / "profile.npz"), "--cluster", str(folder / "cluster.toml")]
     words = ["recommend", "--engine", "vllm", "--model", command.model, *inputs, "-o", str(folder / "recommended")]
-    code, text = await _aurora(words + ["--json"] * as_json, quiet=as_json)
+    code, text = await _aurora(words + measured_stall(folder) + ["--json"] * as_json, quiet=as_json)
     plan = folder / "recommended/plan.json"
     if command.survive:
         make_folder(plan.parent)
@@ -421,6 +424,12 @@ async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None
     if plan.exists() and plan.stat().st_mtime >= began:
         say(f"wrote {plan}; the next `aurora vllm ... --apply` begins with it")
     return json.loads(text) if as_json and code == 0 else None
+
+
+def measured_stall(folder: Path) -> list[str]:
+    """Returns `recommend`'s option with the median stall of EPLB's rearrangements in the servers' logs; empty: there were none."""
+    found = [float(took_s) for log in folder.glob("*.log") for took_s in STALLED.findall(log.read_text(errors="replace"))]
+    return ["--eplb-stall", str(median(found))] if found and median(found) > 0 else []
 
 
 async def _aurora(words: list[str], quiet: bool) -> tuple[int, str]:

@@ -24,7 +24,10 @@ from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import InfeasiblePlan
 from aurora.io import load_gpus
 from aurora.reports.advice import recommendation_lines, replicas_line
+from aurora.reports.html import tiles
+from aurora.reports.inputs import ReportInputs
 from aurora.reports.json_objects import recommendation_json
+from aurora.reports.numbers import ReportNumbers
 from aurora.types import RequestLoad
 
 H100 = load_gpus()["NVIDIA H100 80GB HBM3"]
@@ -281,3 +284,20 @@ def test_no_exchange_is_recommended_of_which_nobody_published_times(compared):
 def test_exchanges_of_another_maker_are_left_out(compared):
     assert compared.left_out["exchange mori-ht"] == "needs GPUs of AMD"
     assert not any(other.way and other.way.exchange.startswith("mori") for other in compared.others)
+
+
+def test_the_page_of_a_recommended_plan_says_the_tokens_that_recommend_says(monkeypatch):
+    """With keys and values as in Qwen3, and with latent attention as in DeepSeek-V3; the best planned placement is taken."""
+    planned_way = "aurora.advisor.recommend.best_way"
+    monkeypatch.setattr(
+        planned_way, lambda served: next(way for way in served.others if way.way and way.way.placement == "plan")
+    )
+    latent = {"kv_lora_rank": 64, "q_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64}
+    for config in (CONFIG, CONFIG | latent):
+        load = RequestLoad(4096, 8, 2)
+        found = recommend("h100:8", "sglang", model=config, profile=traffic(hot=4.0), load=load)
+        rate = f"{found.best.service.tokens_per_s:,.0f}"
+        (shown,) = [tile for tile in tiles(ReportNumbers(ReportInputs(found.plan, (), ()))) if tile.title.startswith("Tokens")]
+        assert shown.value == rate
+        assert f"({found.best.gain:.2f}x of sglang's default)" in shown.note
+        assert f"{rate} after" in " ".join(recommendation_lines(found))

@@ -254,3 +254,12 @@ def test_no_option_of_ours_is_one_of_vllms():
     ours = {name for option in options_of(app["vllm"]) for name in option.names}
     assert not theirs & ours
     assert {"--data-parallel-rank", "--enable-fault-tolerance"} <= theirs
+
+
+def test_stalls_of_eplb_are_read_from_the_servers_logs(tmp_path):
+    """Of the median, and without the one that vLLM makes at the start to measure its memory; 0.00 s tells nothing."""
+    assert serve_command.measured_stall(tmp_path) == []
+    (tmp_path / "rank-0.log").write_text("Rearranged experts (profile) in 9.00 s.\nINFO Rearranged experts  in 0.00 s.\n")
+    assert serve_command.measured_stall(tmp_path) == []
+    (tmp_path / "rank-1.log").write_text("INFO Rearranged experts  in 41.80 s.\nRearranged experts  in 43.00 s.\n")
+    assert serve_command.measured_stall(tmp_path) == ["--eplb-stall", "41.8"]
