@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from aiohttp import ClientError, ClientSession, web
 
 from aurora.advisor.engines.vllm import rank_words
 from aurora.algorithms.gpu_slots import redundant_experts
-from aurora.algorithms.workload.model_config import Shape
+from aurora.algorithms.workload.model_structure import expert_count
 from aurora.errors import BadInput, MissingDependency, RankFailed
 from aurora.io import load_cluster, load_model_config, load_plan, save_cluster
 from aurora.io.files import make_folder
@@ -33,6 +34,7 @@ from aurora.io.model_configs import HUB_NAME, served_model
 from aurora.models.hub import model_folder
 from aurora.profiler.devices import find_devices
 from aurora.types import Cluster, Gpu, Plan
+from aurora.types.options import MOST_PORT
 from aurora_vllm.model_files import ModelFiles
 from aurora_vllm.rank_servers import RankServers, free_ports
 from aurora_vllm.settings import read_settings
@@ -49,12 +51,14 @@ STALLED = re.compile(r"Rearranged experts +in ([0-9.]+) s")  # in vLLM's log, af
 SHUTDOWN_S = "5"  # for workers to write their records
 CPU_OPTIONS = (("--dtype", "float32"), ("--enforce-eager", ""))
 API_KEY = "--api-key"
-Read = tuple[str | None, Callable[[str], Any], Any]  # an option's short name, its type and its default
+LOCAL = "127.0.0.1"
+PORTS = SIZES = range(1, MOST_PORT + 1)
+Read = tuple[str | None, Callable[[str], Any] | range, Any]  # an option's short name, its type or range, and its default
 READ: dict[str, Read] = {  # options of vLLM that are read, and given to each server anew
-    "--data-parallel-size": ("-dp", int, None), "--tensor-parallel-size": ("-tp", int, None),
-    "--data-parallel-start-rank": ("-dpr", int, 0), "--data-parallel-size-local": ("-dpl", int, None),
-    "--data-parallel-address": ("-dpa", str, "127.0.0.1"), "--data-parallel-rpc-port": ("-dpp", int, None),
-    "--host": (None, str, "127.0.0.1"), "--port": (None, int, 8000), "--additional-config": (None, json.loads, {}),
+    "--data-parallel-size": ("-dp", SIZES, None), "--tensor-parallel-size": ("-tp", SIZES, None),
+    "--data-parallel-start-rank": ("-dpr", range(MOST_PORT), 0), "--data-parallel-size-local": ("-dpl", SIZES, None),
+    "--data-parallel-address": ("-dpa", str, LOCAL), "--data-parallel-rpc-port": ("-dpp", PORTS, None),
+    "--host": (None, str, LOCAL), "--port": (None, PORTS, 8000), "--additional-config": (None, json.loads, {}),
     "--revision": (None, str, None),
 }  # fmt: skip
 REFUSED = (  # options of vLLM that divide ranks over servers in another way, or that what is in front cannot speak
@@ -172,14 +176,19 @@ def prepare(
     options, words = _read(words)
     if refused := [name for name in REFUSED if _has(words, name)]:
         raise BadInput(f"{refused[0]}: expected none, since one server is started for each data-parallel rank")
+    try:
+        socket.create_server((options.host, options.port)).close()
+    except OSError as error:
+        raise BadInput(f"--port: expected a free one on {options.host}, found {options.port}: {error.strerror}") from None
     if HUB_NAME.fullmatch(model) and not Path(model).exists() and not os.environ.get("HF_HUB_OFFLINE"):
+        say(f"{model}: config.json from the Hugging Face hub or its local cache")
         with suppress(Exception):  # then the next line says what is missing
             from huggingface_hub import hf_hub_download
 
             hf_hub_download(model, "config.json")
     config, path, cpu = load_model_config(model), Path(model), "cpu" in metadata.version("vllm")
     served = served_model(model) if not path.exists() else str(path if path.is_dir() else path.parent)  # never a base model
-    shape = Shape.of(config)
+    experts = expert_count(config)
     if cpu and (width := int(config.get("head_dim") or CPU_HEAD)) < CPU_HEAD:
         raise BadInput(f"`model`: expected attention heads of {CPU_HEAD} or more, which vLLM has on CPUs, found {width}")
     machine = None if cpu else find_devices().cluster
@@ -190,9 +199,15 @@ def prepare(
         say(f"{size} data-parallel ranks, one on each {'CPU rank' if cpu else 'GPU'}; --data-parallel-size chooses otherwise")
     size = size or 1
     first, local = options.data_parallel_start_rank, options.data_parallel_size_local or size
+    if first + local > size:
+        raise BadInput(f"--data-parallel-size: expected {first + local} ranks or more, with this host's, found {size}")
     whole = described or _cluster(machine, size * tensor)
     if len(whole) != size * tensor:
         raise BadInput(f"`cluster`: expected {size * tensor} GPUs, one for each rank, found {len(whole)}")
+    here = Counter({"cpu": local * tensor} if machine is None else [gpu.kind for gpu in machine.gpus])
+    if missing := Counter(gpu.kind for gpu in whole.gpus[first * tensor : (first + local) * tensor]) - here:
+        lacks, has = (", ".join(f"{number} {kind}" for kind, number in kinds.items()) for kinds in (missing, here))
+        raise BadInput(f"`cluster`: expected ranks on what this host has, {has}, found {lacks} beyond that")
     if described is None:
         rests = "a default" if cpu else "as datasheets say"
         say(f"cluster: {len(whole)} {whole.gpus[0].kind} at {whole.gpus[0].out_Bps:.3g} bytes/s, {rests}, not measured")
@@ -200,27 +215,25 @@ def prepare(
         raise BadInput("`survive`: expected several data-parallel ranks, all on this host")
     if size > 1 and find_spec("vllm_router") is None:
         raise MissingDependency('vllm-router is needed for data-parallel ranks: pip install "aurora-moe[vllm]"')
-    try:
-        socket.create_server((options.host, options.port)).close()
-    except OSError as error:
-        raise BadInput(f"--port: expected a free one on {options.host}, found {options.port}: {error.strerror}") from None
     slug = re.sub(r"[^\w.-]+", "-", served).strip("-.")[-80:]
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (state or base / "aurora-vllm" / f"{slug}-{size}x{tensor}").resolve()
     make_folder(folder / "seen")
-    for old in [*(folder / "seen").glob("rank-*.npz"), *folder.glob("*.log")]:
-        old.unlink()
-    save_cluster(whole, folder / "cluster.toml", [])
     plan = folder / "recommended/plan.json" if apply and (folder / "recommended/plan.json").exists() else None
     if survive and plan is not None and not _survives(load_plan(plan)):
         plan = None
     say(f"state folder {folder}" + (f"; serves by {plan}" if plan else "; no plan yet" if apply else ""))
-    added = _options(words, shape.experts, size * tensor, cpu, apply, survive, load_plan(plan) if plan else None)
+    added = _options(words, experts, size * tensor, cpu, apply, survive, load_plan(plan) if plan else None)
     settings = {"record": str(folder / "seen"), "record_every_s": RECORD_EVERY_S}
     settings |= {"plan": str(plan), "order": "stock"} if plan else {}
     settings |= {"adapt": True} if apply and not survive and _has([*added, *words], "--enable-eplb") else {}
     options.additional_config["aurora"] = settings | options.additional_config.get("aurora", {})
-    read_settings(options.additional_config["aurora"], os.environ)
+    chosen = read_settings(options.additional_config["aurora"], os.environ)
+    if chosen is not None and chosen.fault_store is not None:
+        raise BadInput("fault_store: expected --survive, which gives servers one, found it among the settings")
+    for old in [*(folder / "seen").glob("rank-*.npz"), *folder.glob("*.log")]:
+        old.unlink()
+    save_cluster(whole, folder / "cluster.toml", [])
     ranks = range(first, first + local) if size > 1 else range(1)
     return ServeCommand(served, options, (*added, *words), ranks, size, tensor, whole, folder, plan, survive, cpu)
 
@@ -243,14 +256,17 @@ def _read(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, rest
 
 
-def _value(name: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns what reads an option's value, and raises BadInput if it is of another type."""
+def _value(name: str, kind: Callable[[str], Any] | range) -> Callable[[str], Any]:
+    """Returns what reads an option's value, and raises BadInput if it is of another type or out of range."""
 
     def read(text: str) -> Any:
-        try:
-            return kind(text)
-        except ValueError:
-            raise BadInput(f"{name}: expected {'JSON' if kind is json.loads else 'a whole number'}, found {text!r}") from None
+        with suppress(ValueError):
+            if not isinstance(kind, range):
+                return kind(text)
+            if (number := int(text)) in kind:
+                return number
+        expected = f"a whole number from {kind[0]} to {kind[-1]}" if isinstance(kind, range) else "JSON"
+        raise BadInput(f"{name}: expected {expected}, found {text!r}")
 
     return read
 

@@ -212,22 +212,34 @@ def test_a_tuned_models_folder_is_served_and_not_the_model_that_it_came_from(com
 @pytest.mark.parametrize(
     ("given", "named", "message"),
     [
-        (["-dp", "x"], {}, "--data-parallel-size: expected a whole number, found 'x'"),
+        (["-dp", "x"], {}, "--data-parallel-size: expected a whole number from 1 to 65535, found 'x'"),
+        (["-dp", "0"], {}, "--data-parallel-size: expected a whole number from 1 to 65535, found '0'"),
+        (["-dp", "2", "-dpr", "1", "-dpl", "2"], {}, "--data-parallel-size: expected 3 ranks or more"),
+        (["--port", "65536"], {}, "--port: expected a whole number from 1 to 65535, found '65536'"),
         (["--headless"], {}, "--headless: expected none"),
         (["--additional-config", "[1]"], {}, "--additional-config: expected a JSON object"),
         (["--additional-config", "{"], {}, "--additional-config: expected JSON, found '{'"),
         (["--additional-config", '{"aurora": {"paln": 1}}'], {}, "aurora knows no 'paln'; expected plan"),
         (["-dp", "2", "-dpl", "1"], {"survive": True}, "`survive`: expected several data-parallel ranks, all on this host"),
+        (["--additional-config", '{"aurora": {"fault_store": "127.0.0.1:1"}}'], {}, "fault_store: expected --survive"),
         (["-dp", "3"], {"cluster": "demo-4"}, "`cluster`: expected 3 GPUs, one for each rank, found 4"),
+        (
+            [], {"cluster": "h100-nvlink-8"},
+            "expected ranks on what this host has, 8 cpu, found 8 NVIDIA H100 80GB HBM3 beyond that",
+        ),
         ([], {"model": "nowhere"}, "nowhere: no such file"),
         ([], {"model": "--dtype"}, "`model`: expected the model first"),
         ([], {"model": "qwen3moe-stdlib"}, "expected attention heads of 32 or more"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_loaded(command, given, named, message):
+def test_bad_input_is_refused_before_anything_is_loaded(command, tmp_path, given, named, message):
+    (tmp_path / "state/seen").mkdir(parents=True)
+    record = tmp_path / "state/seen/rank-0.npz"  # of the start before
+    record.touch()
     with pytest.raises(AuroraError) as refused:
         command(*given, **named)
     assert message in str(refused.value)
+    assert record.exists()
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(command):
