@@ -29,7 +29,7 @@ def vllm(
     as_json: bool = False,
 ) -> int:
     """Serve a model in vLLM with the plugin. It records routing and reports the gain of a plan, like `aurora recommend`.
-    Ctrl-C ends it. The exit code is 1 if a lost rank ended it.
+    Ctrl-C ends it, and a second one at once. The exit code is 1 if a lost rank ended it.
 
     Args:
         model: the model's folder or name, as for vLLM, or a shipped model's name.

@@ -135,6 +135,30 @@ class RankServers:
         Raises:
             RankFailed: if a server ends before it accepts requests, or the model's files change meanwhile.
         """
+        telling = asyncio.create_task(self._tell_progress())
+        try:
+            await self._start()
+        finally:
+            telling.cancel()
+
+    async def _tell_progress(self) -> None:
+        """Tells what the start waits for, when that changes and every SILENT_S seconds."""
+        began_s = told_s = time.monotonic()
+        before = ""
+        while True:
+            ranks: dict[str, list[int]] = {} if self.servers else {"starting the ranks' store": list(self.ranks)}
+            for rank, server in self.servers.items():
+                ranks.setdefault(server.phase, []).append(rank)
+            text = "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items())
+            text += ", starting the router" if list(ranks) == [SERVES] and self.port is None else ""
+            now_s = time.monotonic()
+            if text != before or now_s - told_s > SILENT_S:
+                self.say(f"{now_s - began_s:.0f} s: {text}")
+                before, told_s = text, now_s
+            await asyncio.sleep(LOOK_S)
+
+    async def _start(self) -> None:
+        began_s = time.monotonic()
         self.files.begin()
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
         self._starts += 1  # the logs say why there is another
@@ -147,24 +171,19 @@ class RankServers:
         self._tries, self._pause_until_s, self._ready_s, self._late_s = dict[int, int](), 0.0, 0.0, 0.0
         self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
         self._failures, self._told_s = 0, 0.0
-        began_s = told_s = time.monotonic()
-        before: dict[int, str] = {}
         while any(server.phase != SERVES for server in self.servers.values()):
             await asyncio.sleep(LOOK_S)
             self._relay()
             for server in self.servers.values():
                 if server.phase != SERVES and await self._ask("GET", f"{server.url}/health", self.hang_s) is not None:
                     server.phase = SERVES
-            now_s, phases = time.monotonic(), {rank: server.phase for rank, server in self.servers.items()}
+            if self._keeper is not None and self._keeper.returncode is not None:
+                raise self._keeper_ended()
             for server in self.servers.values():
                 if (code := server.process.returncode) is not None:
                     raise RankFailed(
                         f"{self._name(server.rank)} ended while it started, {describe_exit(code)}: {reason(server.log)}"
                     )
-            if phases != before or now_s - told_s > SILENT_S:
-                ranks = {phase: [rank for rank in phases if phases[rank] == phase] for phase in phases.values()}
-                self.say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
-                before, told_s = phases, now_s
         if changed := self.files.end():
             raise RankFailed(changed)
         self._patience_s = max(LEAST_S, SLOWER * (time.monotonic() - began_s))
@@ -287,6 +306,12 @@ class RankServers:
         self._pause_until_s = time.monotonic() + PAUSE_S
         self.say(f"{self._name(rank)} {why}; it is {'tried again' if self._tries[rank] < TRIES else 'left out'}")
 
+    def kill(self) -> None:
+        """Kills all processes at once."""
+        for process in [server.process for server in self.servers.values()] + self._others:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     async def end(self) -> None:
         """Ends all processes, after they have written their records, and waits for their end."""
         self.changes.serving.clear()
@@ -296,9 +321,8 @@ class RankServers:
                 process.send_signal(signal.SIGTERM if process in self._others else signal.SIGINT)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), ENDED_S)
+        self.kill()
         for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         while process_groups().keys() & {process.pid for process in processes}:
             await asyncio.sleep(0.05)
@@ -341,8 +365,11 @@ class RankServers:
         assert keeper.stdout is not None
         line = await keeper.stdout.readline()
         if not line:
-            raise RankFailed(f"the keeper of the ranks' store ended: {reason(self.folder / 'keeper.log')}")
+            raise self._keeper_ended()
         return str(json.loads(line)["store"])
+
+    def _keeper_ended(self) -> RankFailed:
+        return RankFailed(f"the keeper of the ranks' store ended: {reason(self.folder / 'keeper.log')}")
 
     async def _start_router(self) -> None:
         port, metrics = free_ports(2)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -315,7 +316,7 @@ def _options(words: list[str], experts: int, gpus: int, cpu: bool, apply: bool, 
 async def serve(
     command: ServeCommand, hang_s: float, after_s: float | None, as_json: bool, say: Callable[[str], None]
 ) -> tuple[str, dict[str, Any] | None]:
-    """Serves until Ctrl-C or SIGTERM, or until a rank is lost and the others cannot continue.
+    """Serves until Ctrl-C or SIGTERM, or until a rank is lost and the others cannot continue. A second Ctrl-C ends it at once.
 
     Args:
         command: checked parameters, from `prepare`.
@@ -329,10 +330,18 @@ async def serve(
 
     Raises:
         RankFailed: if vLLM does not start.
+        KeyboardInterrupt: after a second signal.
     """
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop, again, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    def end() -> None:
+        if stop.is_set():
+            servers.kill()
+            again.set()
+        else:
+            say("ending the servers, which write their records; the same signal again ends all at once")
+            stop.set()
+
     host, port = command.given.host, command.given.port
     (rpc_port,) = free_ports(1)
     async with ClientSession() as session:
@@ -341,6 +350,8 @@ async def serve(
             None if command.several else port, command.state, hang_s, command.survive, session, say,
             ModelFiles(command.model_folder), command.survive and command.tensor == 1,
         )  # fmt: skip
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, end)
         lost, front = "", None
         stopped, advice = asyncio.create_task(stop.wait()), None
         try:
@@ -379,9 +390,15 @@ async def serve(
             if advice is not None and not advice.done():
                 advice.cancel()
     advised = advice is not None and advice.done() and not advice.cancelled()
-    if advice is None or lost:
-        return lost, advice.result() if advised and advice is not None else None
-    return lost, advice.result() if advised else await advise(command, as_json, say)
+    if advice is not None and not (advised or lost or again.is_set()):
+        later = " && ".join(f"aurora {shlex.join(words)}" for words in advice_words(command))
+        say(f"the servers have ended, and their record is in {command.state / 'seen'}")
+        say(f"computing what a plan would bring; Ctrl-C ends this, and later does it:\n{later}")
+        advice, waiting = asyncio.create_task(advise(command, as_json, say)), asyncio.create_task(again.wait())
+        advised = await _first(advice, waiting) is advice
+    if again.is_set():
+        raise KeyboardInterrupt
+    return lost, advice.result() if advice is not None and advised else None
 
 
 async def _first(*tasks: asyncio.Task[Any]) -> asyncio.Task[Any]:
@@ -419,6 +436,15 @@ async def _tokens(session: ClientSession, url: str) -> float:
     return 0.0
 
 
+def advice_words(command: ServeCommand) -> tuple[list[str], list[str]]:
+    """Returns the words of the subcommands of aurora that make a profile of the record, and advice of the profile."""
+    folder = command.state
+    profile = str(folder / "profile.npz")
+    words = ["recommend", "--engine", "vllm", "--model", command.model, "--profile", profile]
+    words += ["--cluster", str(folder / "cluster.toml"), "-o", str(folder / "recommended")]
+    return ["import", str(folder / "seen"), "--format", "vllm-record", "-o", profile], words + measured_stall(folder)
+
+
 async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Runs `aurora recommend` on the recorded traffic: it prints the gain of a plan, and stores the plan for the next start.
 
@@ -426,16 +452,14 @@ async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None
     It runs in a separate process beside the servers. With `as_json`, returns its JSON output instead of printing it; None if it
     failed.
     """
-    folder, began = command.state, time.time()
-    words = ["import", str(folder / "seen"), "--format", "vllm-record", "-o", str(folder / "profile.npz")]
-    if (await _aurora(words, quiet=True))[0]:
+    plan, began = command.state / "recommended/plan.json", time.time()
+    profiled, advised = advice_words(command)
+    if (await _aurora(profiled, quiet=True))[0]:
         return None
-    inputs = ["--profile", str(folder / "profile.npz"), "--cluster", str(folder / "cluster.toml")]
-    words = ["recommend", "--engine", "vllm", "--model", command.model, *inputs, "-o", str(folder / "recommended")]
-    code, text = await _aurora(words + measured_stall(folder) + ["--json"] * as_json, quiet=as_json)
-    plan = folder / "recommended/plan.json"
+    code, text = await _aurora(advised + ["--json"] * as_json, quiet=as_json)
     if command.survive:
         make_folder(plan.parent)
+        inputs = ["--profile", profiled[-1], "--cluster", str(command.state / "cluster.toml")]
         await _aurora(["plan", *inputs, "--engine", "vllm", "--min-replicas", "2", "-o", str(plan)], quiet=True)
     if plan.exists() and plan.stat().st_mtime >= began:
         say(f"wrote {plan}; the next `aurora vllm ... --apply` begins with it")

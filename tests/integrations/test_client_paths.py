@@ -141,14 +141,17 @@ def test_each_start_draws_a_secret_that_only_servers_environments_have(tmp_path,
     assert SECRET not in os.environ
 
 
-def served(tmp_path, monkeypatch, api_key, ask):
-    """Runs the whole command with stand-ins for vLLM; `ask` is called with the URL of its front port once it is ready."""
+def served(tmp_path, monkeypatch, api_key, ask, interrupted=lambda sentence: None):
+    """Runs the whole command with stand-ins for vLLM; `ask` is called with the URL of its front port once it is ready.
+
+    `interrupted` is called with each sentence after that.
+    """
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2)
     (port,) = free_ports(1)
     command = SimpleNamespace(
         given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}), api_key=api_key,
         ranks=range(2), several=True, survive=True,
-        tensor=1, state=tmp_path, model_folder=parent.model_folder, command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
+        tensor=1, state=tmp_path, model="m", model_folder=parent.model_folder, command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
     asked = []
 
@@ -162,8 +165,11 @@ def served(tmp_path, monkeypatch, api_key, ask):
     def say(sentence):
         if sentence.startswith("ready on"):
             asked.append(asyncio.get_running_loop().create_task(client()))
+        elif asked:
+            interrupted(sentence)
 
     async def advise(*_):
+        await asyncio.sleep(600 if interrupted.__name__ == "again" else 0)
         return {}
 
     monkeypatch.setattr(serve_command, "advise", advise)
@@ -195,3 +201,27 @@ def test_a_key_that_the_command_does_not_know_is_one_sentence(tmp_path, monkeypa
     assert not [
         line for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in (line := " ".join(each.info["cmdline"] or []))
     ]
+
+
+@pytest.mark.parametrize("when", ["ending the servers", "computing what a plan would bring"])
+def test_ctrl_c_says_what_follows_and_a_second_one_ends_it_at_once(tmp_path, monkeypatch, when):
+    said = []
+
+    async def ask(session, url):
+        pass
+
+    def again(sentence):
+        said.append(sentence)
+        if sentence.startswith(when):
+            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, monkeypatch, None, ask, again)
+    assert said[0] == "ending the servers, which write their records; the same signal again ends all at once"
+    if when.startswith("computing"):
+        assert said[1] == f"the servers have ended, and their record is in {tmp_path / 'seen'}"
+        assert said[2].endswith(
+            f"\naurora import {tmp_path}/seen --format vllm-record -o {tmp_path}/profile.npz && aurora recommend --engine vllm "
+            f"--model m --profile {tmp_path}/profile.npz --cluster {tmp_path}/cluster.toml -o {tmp_path}/recommended"
+        )
+    assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(each.info["cmdline"] or [])]

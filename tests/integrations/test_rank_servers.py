@@ -329,7 +329,7 @@ def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypa
     parent.watched(course)
     assert any(said.startswith("rank 0 is lost: it is stopped for ") for said in parent.said)
     assert "rank 1 places experts" in parent.said
-    assert any(said.endswith("ranks 0, 1, 2, 3 serving") for said in parent.said)
+    assert any(said.endswith("ranks 0, 1, 2, 3 serving, starting the router") for said in parent.said)
 
 
 def test_clients_see_whole_streams_while_ranks_are_lost(tmp_path, monkeypatch):
@@ -521,7 +521,7 @@ def test_the_command_ends_when_asked_to_and_then_says_what_a_plan_would_bring(tm
     (port,) = free_ports(1)
     command = SimpleNamespace(
         given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}), api_key=None, ranks=range(2),
-        several=True, survive=False, state=tmp_path, tensor=1, model_folder=parent.model_folder,
+        several=True, survive=False, state=tmp_path, tensor=1, model="m", model_folder=parent.model_folder,
         command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
 

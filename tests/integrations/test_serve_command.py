@@ -224,7 +224,8 @@ def test_a_tuned_models_folder_is_served_and_not_the_model_that_it_came_from(com
         (["--additional-config", '{"aurora": {"fault_store": "127.0.0.1:1"}}'], {}, "fault_store: expected --survive"),
         (["-dp", "3"], {"cluster": "demo-4"}, "`cluster`: expected 3 GPUs, one for each rank, found 4"),
         (
-            [], {"cluster": "h100-nvlink-8"},
+            [],
+            {"cluster": "h100-nvlink-8"},
             "expected ranks on what this host has, 8 cpu, found 8 NVIDIA H100 80GB HBM3 beyond that",
         ),
         ([], {"model": "nowhere"}, "nowhere: no such file"),

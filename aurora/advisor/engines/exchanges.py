@@ -62,7 +62,7 @@ EXCHANGES = {
         source="vLLM config/parallel.py (use_all2all); SGLang arg_groups/parallel_hook.py",
         measured="AISimulate, aiconfigurator", paces=(AS_COMPUTED,) * 2),
     "allgather": EngineExchange(
-        "allgather of all tokens, and reduce-scatter of the sums, by NCCL", "gather",
+        "allgather of all tokens, and reduce-scatter of the sums", "gather",
         source="vLLM all2all.py (AgRsAll2AllManager); SGLang layers/dp_attention.py (or an all-reduce)",
         measured="aiconfigurator (NCCL on H100)", paces=(AS_COMPUTED,) * 2),
     "deepep-ht": EngineExchange(

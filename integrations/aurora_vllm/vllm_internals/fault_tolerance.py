@@ -4,8 +4,8 @@ Interface between the parent, which starts the servers and alone decides who is 
 
 1. The parent starts the **keeper**, `python -m aurora_vllm.vllm_internals.fault_tolerance RANKS`, in the environment of vLLM.
    It holds the TCP store at which survivors meet, and vLLM's data-parallel coordinator, so that no rank is special. It prints
-   one line on stdout once both are ready, {"store": "127.0.0.1:PORT"}, and ends when its stdin is closed, or on SIGTERM. A line
-   with a change's number on its stdin ("1"), before the change is posted, frees survivors that wait for a lost rank.
+   one line on stdout once the store listens, {"store": "127.0.0.1:PORT"}; servers wait there for the coordinator's addresses.
+   It ends when its stdin is closed, or on SIGTERM. A line with a change's number on its stdin ("1"), before the change is posted, frees survivors that wait for a lost rank.
 2. For each rank r of N the parent starts one server, in a process group of its own, so that `os.killpg(pid, SIGKILL)` cuts a
    rank off whole (server, engine, workers):
 
@@ -396,6 +396,7 @@ def require_secret(commands: Any, secret: str) -> None:
 def keep(ranks: int) -> None:
     """Runs the store and vLLM's coordinator for `ranks` ranks until stdin closes; announces change numbers read from stdin."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    print(json.dumps({"store": f"127.0.0.1:{store.port}"}), flush=True)
     addresses = [find("vllm.utils.network_utils:get_open_zmq_ipc_path")() for _ in range(3)]
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
@@ -403,7 +404,6 @@ def keep(ranks: int) -> None:
     threading.Thread(target=run, args=(ranks, *addresses, writer), daemon=True).start()
     reader.recv()  # once its sockets are there
     store.set("coordinator", json.dumps(addresses))
-    print(json.dumps({"store": f"127.0.0.1:{store.port}"}), flush=True)
     for line in sys.stdin:
         announce(store, int(line))
     for address in addresses:
