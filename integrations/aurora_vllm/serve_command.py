@@ -332,15 +332,20 @@ async def serve(
         RankFailed: if vLLM does not start.
         KeyboardInterrupt: after a second signal.
     """
-    stop, again, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+    serving, signals = asyncio.current_task(), 0
+    advice: asyncio.Task[Any] | None = None
+    assert serving is not None
 
     def end() -> None:
-        if stop.is_set():
+        nonlocal signals
+        signals += 1
+        if signals > 1:
             servers.kill()
-            again.set()
-        else:
+            if advice is not None:
+                advice.cancel()
+        elif not servers.changes.ended:
             say("ending the servers, which write their records; the same signal again ends all at once")
-            stop.set()
+            serving.cancel()
 
     host, port = command.given.host, command.given.port
     (rpc_port,) = free_ports(1)
@@ -351,16 +356,11 @@ async def serve(
             ModelFiles(command.model_folder), command.survive and command.tensor == 1,
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, end)
+            asyncio.get_running_loop().add_signal_handler(number, end)
         lost, front = "", None
-        stopped, advice = asyncio.create_task(stop.wait()), None
         try:
-            while not stop.is_set():
-                start = asyncio.create_task(servers.start())
-                if await _first(stopped, start) is stopped:
-                    start.cancel()
-                    break
-                start.result()
+            while True:
+                await servers.start()
                 if command.several and front is None:
                     context = await _context_tokens(session, servers.servers[command.ranks[0]].url, command.api_key)
                     by_tokens = command.given.additional_config["aurora"].get("requests", "stock") != "stock"
@@ -372,39 +372,31 @@ async def serve(
                     await web.TCPSite(front, host, port).start()
                 say(f"ready on http://{host}:{port}")
                 advice = advice or asyncio.create_task(_advise_in_time(command, session, servers, after_s, as_json, say))
-                watch = asyncio.create_task(servers.watch())
-                if await _first(stopped, watch) is stopped:
-                    watch.cancel()
-                    break
-                lost = watch.result()
+                lost = await servers.watch()
                 if not command.survive:
                     break
                 say(f"all servers are started anew: {lost}")
                 await servers.end()
-                lost = ""
+        except asyncio.CancelledError:  # by a signal
+            lost = ""
         finally:
             servers.changes.ended = True
             if front is not None:
                 await front.cleanup()
             await servers.end()
-            if advice is not None and not advice.done():
+            unfinished = advice is not None and not advice.done()
+            if advice is not None:
                 advice.cancel()
-    advised = advice is not None and advice.done() and not advice.cancelled()
-    if advice is not None and not (advised or lost or again.is_set()):
+    if unfinished and not lost and signals < 2:
         later = " && ".join(f"aurora {shlex.join(words)}" for words in advice_words(command))
         say(f"the servers have ended, and their record is in {command.state / 'seen'}")
         say(f"computing what a plan would bring; Ctrl-C ends this, and later does it:\n{later}")
-        advice, waiting = asyncio.create_task(advise(command, as_json, say)), asyncio.create_task(again.wait())
-        advised = await _first(advice, waiting) is advice
-    if again.is_set():
+        advice = asyncio.create_task(advise(command, as_json, say))
+        with suppress(asyncio.CancelledError):
+            await advice
+    if signals > 1:
         raise KeyboardInterrupt
-    return lost, advice.result() if advice is not None and advised else None
-
-
-async def _first(*tasks: asyncio.Task[Any]) -> asyncio.Task[Any]:
-    """Waits for the first of the tasks, and returns it."""
-    finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    return next(task for task in tasks if task in finished)
+    return lost, None if advice is None or advice.cancelled() or not advice.done() else advice.result()
 
 
 async def _context_tokens(session: ClientSession, url: str, api_key: str | None) -> int:

@@ -11,6 +11,7 @@ import torch
 from aurora_vllm.served_plan import ServedPlan, served_hierarchy
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, hooks, worker_startup
+from aurora_vllm.vllm_internals.conditions import PART, PLUGIN, Asked, check_conditions, effective_order, unmet
 from aurora_vllm.vllm_internals.eplb_policy import patch_eplb
 from aurora_vllm.vllm_internals.hooks import set_redundant_experts
 from aurora_vllm.vllm_internals.patches import PatchedWorker, check_all_fused, check_kernel
@@ -87,7 +88,7 @@ def config(**given):
         use_v2_model_runner=given.get("v2", False),
         parallel_config=SimpleNamespace(
             enable_expert_parallel=True, data_parallel_size=2, all2all_backend=given["back_end"], enable_eplb=given["eplb"],
-            eplb_config=SimpleNamespace(num_redundant_experts=2), enable_ep_weight_filter=given["filter"],
+            eplb_config=SimpleNamespace(num_redundant_experts=2), enable_ep_weight_filter=given["filter"], tensor_parallel_size=1,
             pipeline_parallel_size=given.get("stages", 1), enable_dbo=given.get("dbo", False),
             enable_elastic_ep=given.get("elastic", False),
         ),
@@ -99,12 +100,19 @@ def config(**given):
     )  # fmt: skip
 
 
-def refusal(monkeypatch, platform, placement=UNEVEN, **given):
+def use(platform, monkeypatch):
+    """Has the platform stand in for vLLM's, in a vLLM that has all that the plugin needs."""
     module = types.ModuleType("vllm.platforms")
     module.current_platform = platform
     monkeypatch.setitem(sys.modules, "vllm.platforms", module)
     monkeypatch.setattr(api_checks, "check_api", lambda *_names: None)
-    return next(WorkerStartup(Settings(), config(**given), None)._placement_refusals(served(placement)), None)
+
+
+def refusal(monkeypatch, platform, placement=UNEVEN, **given):
+    use(platform, monkeypatch)
+    found = served(placement)
+    found.load = lambda: None
+    return next(unmet(Asked(Settings(plan="plan.json"), config(**given), found), *PLUGIN), None)
 
 
 @pytest.mark.parametrize(
@@ -159,22 +167,39 @@ def test_replicas_need_eplb(monkeypatch):
         ({}, None),
         ({"stages": 2, "quantization": "fp8"}, None),
         ({"eplb": True, "stages": 2}, "adapt: expected no pipeline parallelism"),
-        ({"eplb": True, "elastic": True}, "a plan is for a fixed number of ranks, found --enable-elastic-ep"),
+        ({"eplb": True, "elastic": True}, "adapt is for a fixed number of ranks, found --enable-elastic-ep"),
         ({"eplb": True, "dbo": True, "back_end": "deepep_low_latency"}, None),
     ],
 )
 def test_experts_follow_the_traffic_only_where_they_can(given, found, monkeypatch):
-    module = types.ModuleType("vllm.platforms")
-    module.current_platform = Platform("cuda")
-    monkeypatch.setitem(sys.modules, "vllm.platforms", module)
-    monkeypatch.setattr(api_checks, "check_api", lambda *_names: None)
-    monkeypatch.setattr(WorkerStartup, "_placement_refusals", lambda *_: iter(()))
-    integration = SimpleNamespace(served=served(UNEVEN), ranks=2)
-    integration.served.load = lambda: None
-    startup = WorkerStartup(Settings(adapt=True, plan=Path("plan.json")), config(**given), None)
-    said = next(startup._refusals(integration), None)
+    use(Platform("cuda"), monkeypatch)
+    said = next(unmet(Asked(Settings(adapt=True), config(**given)), *PLUGIN), None)
     assert (said is None) == (found is None)
     assert found is None or said.startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "found"),
+    [
+        ({"order": "push"}, {}, "order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs"),
+        (
+            {"order": "push"},
+            {"dbo": True},
+            "order push: expected no colocate, fault_store, hierarchical all-to-alls or --enable-dbo",
+        ),
+        ({"order": "online"}, {"back_end": "deepep_low_latency"}, "order: expected expert and data parallelism by allgather"),
+        ({"adapt": True}, {}, "adapt: expected --enable-eplb, found none, so experts do not follow the traffic"),
+    ],
+)
+def test_a_part_that_is_off_is_said_by_workers_and_ends_a_server_that_requires_it(settings, given, found, monkeypatch):
+    use(Platform("cpu"), monkeypatch)
+    asked = Asked(Settings(**settings), config(**given))
+    said = next(unmet(asked, *PART))
+    assert said.startswith(found)
+    assert settings.get("order") is None or effective_order(asked) == "stock"
+    check_conditions(asked.settings, asked.config)
+    with pytest.raises(BadInput, match=found):
+        check_conditions(Settings(required=True, **settings), asked.config)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +245,7 @@ def test_a_kernel_that_is_not_known_ends_the_server_before_it_answers(name, hono
 )
 def test_cuda_graphs_stay_unless_messages_are_asked_for(settings, graphs, back_end, used, kept, monkeypatch, caplog):
     """That is told. By default there are no messages under graphs, but what is measured to be faster than vLLM's own."""
+    use(Platform("cuda"), monkeypatch)
     given = config(graphs=graphs, back_end=back_end)
     given.parallel_config.distributed_executor_backend = "mp"
     given.parallel_config.data_parallel_rank = given.parallel_config.rank = given.parallel_config.world_size = 0
@@ -265,17 +291,17 @@ def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, ser
     assert made is None or made.server_G.tolist() == list(servers)
 
 
-def test_two_hops_and_time_slices_need_an_alltoall_of_auroras():
-    startup = WorkerStartup(Settings(plan="plan.json", all_to_all="hierarchical"), config(graphs="FULL"), None)
-    assert startup._settings.order == "auto", "CUDA graphs are given up for it"
-    assert not any(startup._alltoall_refusals())
+def test_two_hops_and_time_slices_need_an_alltoall_of_auroras(monkeypatch):
+    use(Platform("cuda"), monkeypatch)
+    asked = Asked(Settings(plan="plan.json", all_to_all="hierarchical"), config(graphs="FULL", eplb=True))
+    assert effective_order(asked) == "auto", "CUDA graphs are given up for it"
     expected = "expected expert and data parallelism by allgather_reducescatter, found no all-to-all to"
     for given, sentence in (
         ({"all_to_all": "hierarchical"}, f"all_to_all: {expected} perform in two hops"),
         ({"colocate": "both"}, f"colocate: {expected} take time slices for"),
     ):
-        startup = WorkerStartup(Settings(plan="plan.json", **given), config(back_end="deepep_low_latency"), None)
-        assert next(startup._alltoall_refusals()) == sentence
+        asked = Asked(Settings(order="online", plan="plan.json", **given), config(back_end="deepep_low_latency", eplb=True))
+        assert sentence in unmet(asked, *PLUGIN)
 
 
 class Policy:
@@ -382,6 +408,5 @@ def test_weights_of_several_experts_and_of_one_do_not_mix():
 def test_records_that_would_lack_tokens_are_refused(tmp_path, given, refusal):
     sizes = {"enable_expert_parallel": True, "world_size": 1, "data_parallel_size": 1, "pipeline_parallel_size": 1}
     parallel = SimpleNamespace(**sizes | given)
-    startup = WorkerStartup(Settings(record=tmp_path), SimpleNamespace(parallel_config=parallel), None)
-    found = next(startup._record_refusals(), None)
+    found = next(unmet(Asked(Settings(record=tmp_path), SimpleNamespace(parallel_config=parallel)), *PLUGIN), None)
     assert found is None if refusal is None else found.startswith(refusal)

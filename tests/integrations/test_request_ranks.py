@@ -4,8 +4,9 @@ from types import SimpleNamespace
 import pytest
 from aurora_vllm.request_ranks import RankPrompts, chosen_rank
 from aurora_vllm.settings import Settings
-from aurora_vllm.vllm_internals import requests
-from aurora_vllm.vllm_internals.requests import check_requests, give_rank, step_ended
+from aurora_vllm.vllm_internals import conditions
+from aurora_vllm.vllm_internals.conditions import check_conditions
+from aurora_vllm.vllm_internals.requests import give_rank, step_ended
 
 from aurora.errors import BadInput
 
@@ -107,14 +108,14 @@ def test_api_servers_begin_with_different_ranks():
 def test_what_a_server_cannot_do_is_one_sentence_before_anything_is_loaded(
     monkeypatch, rule, ranks, backend, moe, interval, message
 ):
-    monkeypatch.setattr(requests, "check_api", lambda name: None)
+    monkeypatch.setattr(conditions, "lacks", lambda name: iter(()))
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(data_parallel_size=ranks, distributed_executor_backend=backend),
         scheduler_config=SimpleNamespace(prefill_schedule_interval=interval),
         model_config=SimpleNamespace(is_moe=moe),
     )
     if message is None:
-        check_requests(Settings(requests=rule), config)
+        check_conditions(Settings(requests=rule), config)
     else:
         with pytest.raises(BadInput, match=message):
-            check_requests(Settings(requests=rule), config)
+            check_conditions(Settings(requests=rule), config)

@@ -114,7 +114,8 @@ def engine_args(monkeypatch):
 
         def create_engine_config(self, usage_context=None, headless=False):
             self.made += 1
-            return types.SimpleNamespace(parallel_config=self.parallel)
+            model = types.SimpleNamespace(model="", revision=None)
+            return types.SimpleNamespace(parallel_config=self.parallel, model_config=model)
 
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
@@ -147,17 +148,14 @@ def test_null_is_no_settings(engine_args):
         engine_args(aurora=None).create_engine_config()
 
 
-def test_a_required_plan_for_other_ranks_is_refused_before_loading(engine_args, monkeypatch, tmp_path):
-    plan = types.SimpleNamespace(cluster=range(2))
-    monkeypatch.setattr(hooks, "check_files", lambda _settings: None)
-    monkeypatch.setattr(hooks, "load_plan", lambda _path: plan)
-    monkeypatch.setattr(hooks, "set_redundant_experts", lambda *_given: None)
-    engine_args(aurora={"plan": "p.json"}).create_engine_config()
-    asked = engine_args(aurora={"plan": "p.json", "required": True})
-    with pytest.raises(BadInput, match=r"expected a plan for the 4 expert-parallel ranks of this server .*, found one for 2$"):
-        asked.create_engine_config()
-    asked.parallel.tensor_parallel_size = 1
-    asked.create_engine_config()
+def test_a_condition_that_is_not_met_ends_a_server_with_a_sentence_before_loading(engine_args):
+    asked = engine_args(aurora={"fault_store": "127.0.0.1:1"})
+    with pytest.raises(SystemExit, match=r"^aurora: fault_store: expected --enable-fault-tolerance, found none$"):
+        asked.create_engine_config("OPENAI_API_SERVER")
+    engine_args(aurora={"adapt": True}).create_engine_config("OPENAI_API_SERVER")  # its workers warn
+    asked = engine_args(aurora={"adapt": True, "required": True})
+    with pytest.raises(SystemExit, match=r"^aurora: adapt: expected --enable-eplb, found none"):
+        asked.create_engine_config("OPENAI_API_SERVER")
 
 
 def test_a_vllm_without_the_hook_is_left_as_it_is_if_the_plugin_is_not_required(engine_args, monkeypatch, caplog):

@@ -2,6 +2,7 @@
 
     hooks           hooks where vLLM reads its options and where a worker starts; installed before anything is configured
     api_checks      check of vLLM's internal functions, classes and parameters that the plugin needs, by needed.toml
+    conditions      conditions of what settings ask for, checked by the first process and by workers
     worker_startup  start of a worker between initialization and serving: patches, agreement of ranks, connection
     patches         replacements of vLLM's classes: experts, all-to-all manager
     eplb_policy     the policy that vLLM's load balancer asks

@@ -5,7 +5,8 @@ Interface between the parent, which starts the servers and alone decides who is 
 1. The parent starts the **keeper**, `python -m aurora_vllm.vllm_internals.fault_tolerance RANKS`, in the environment of vLLM.
    It holds the TCP store at which survivors meet, and vLLM's data-parallel coordinator, so that no rank is special. It prints
    one line on stdout once the store listens, {"store": "127.0.0.1:PORT"}; servers wait there for the coordinator's addresses.
-   It ends when its stdin is closed, or on SIGTERM. A line with a change's number on its stdin ("1"), before the change is posted, frees survivors that wait for a lost rank.
+   It ends when its stdin is closed, or on SIGTERM. A line with a change's number on its stdin ("1"), before the change is
+   posted, frees survivors that wait for a lost rank.
 2. For each rank r of N the parent starts one server, in a process group of its own, so that `os.killpg(pid, SIGKILL)` cuts a
    rank off whole (server, engine, workers):
 
@@ -69,13 +70,13 @@ from aurora.errors import BadInput
 from aurora_vllm.settings import SECRET
 from aurora_vllm.vllm_internals.api_checks import check_api, find
 from aurora_vllm.vllm_internals.close_group_connections import GroupConnections, RankLost, announce, connect, connection_numbers
+from aurora_vllm.vllm_internals.conditions import BACK_END
 from aurora_vllm.vllm_internals.held_experts import gather_slots, hold_slots
 from aurora_vllm.vllm_internals.joining_rank import begin_alone, end_alone, joins, start_without_others
 
 LOG = logging.getLogger("vllm.aurora")
 VARIABLE = "AURORA_FAULT_STORE"
 INSTRUCTION = "change_ranks"
-BACK_END = "allgather_reducescatter"
 DEFAULT_TIMEOUT = dist.distributed_c10d.default_pg_timeout
 WAIT_S = 0.005  # between two looks at an engine that is about to stop
 

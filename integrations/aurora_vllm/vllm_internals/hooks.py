@@ -19,10 +19,11 @@ from aurora_vllm.peer_ranks import end_with_parent
 from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import check_api, find, lacks, needed
+from aurora_vllm.vllm_internals.conditions import check_conditions, expert_parallel_ranks
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
 from aurora_vllm.vllm_internals.patches import within
-from aurora_vllm.vllm_internals.requests import check_requests, choose_ranks
-from aurora_vllm.vllm_internals.worker_startup import BACK_END, WorkerStartup, process_number
+from aurora_vllm.vllm_internals.requests import choose_ranks
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
 
 LOG = logging.getLogger("vllm.aurora")
 CREATE_CONFIG = "vllm.engine.arg_utils:EngineArgs.create_engine_config"
@@ -49,15 +50,16 @@ def install_settings_check() -> None:
         settings = check_settings(getattr(self, "additional_config", None), reports, *args, **named)
         config = original(self, *args, **named)
         if settings is not None:
-            with _as_one_sentence(*args, **named):
-                check_ranks(settings, config.parallel_config)
-                check_requests(settings, config)
             if settings.plan is not None:
                 set_redundant_experts(config, settings.plan)
+            with _as_one_sentence(*args, **named):
+                check_conditions(settings, config)
+                if settings.fault_store is not None:
+                    from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
+
+                    install_in_server(settings.fault_store)
             if settings.requests != "stock":
                 choose_ranks(settings.requests)
-            if settings.fault_store is not None:
-                serve_on_without_lost_ranks(config, settings.fault_store)
             from aurora_vllm.served_metrics import (
                 open_status_folder,  # not earlier: vLLM first says where metrics are collected
             )
@@ -110,36 +112,6 @@ def _as_one_sentence(usage_context: Any = None, *_args: Any, **_named: Any) -> I
         raise
 
 
-def check_ranks(settings: Settings, parallel: Any) -> None:
-    """Checks, if the plugin is required, that the plan is for as many ranks as vLLM will run. Called before loading.
-
-    If the plugin is not required, workers check this later, log a mismatch, and serve without the plan.
-
-    Args:
-        settings: the plugin's settings.
-        parallel: vLLM's ParallelConfig.
-
-    Raises:
-        BadInput: if the plan is for another number of ranks.
-    """
-    if not settings.required or settings.plan is None:
-        return
-    planned, ranks = len(load_plan(settings.plan).cluster), expert_parallel_ranks(parallel)
-    if planned != ranks:
-        raise BadInput(
-            f"plan: expected a plan for the {ranks} expert-parallel ranks of this server (data parallel times tensor parallel "
-            f"with --enable-expert-parallel, else 1), found one for {planned}"
-        )
-
-
-def expert_parallel_ranks(parallel: Any) -> int:
-    """Returns the number of expert-parallel ranks in vLLM's ParallelConfig `parallel`."""
-    if not parallel.enable_expert_parallel:
-        return 1
-    prefill = getattr(parallel, "prefill_context_parallel_size", 1)
-    return int(parallel.tensor_parallel_size * parallel.data_parallel_size * prefill)
-
-
 def _check_hook(settings: Settings, reports: bool) -> None:
     """Warns if the plugin could not wrap this vLLM's workers. Raises BadInput instead if the plugin is required."""
     for lack in lacks("hook"):
@@ -166,19 +138,6 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
     if redundant and (placement.gpus, placement.experts) == (ranks, config.model_config.get_num_experts()):
         parallel.eplb_config.num_redundant_experts = redundant
         LOG.info("aurora: the plan needs --eplb-config.num_redundant_experts %d", redundant)
-
-
-def serve_on_without_lost_ranks(config: Any, address: str) -> None:
-    """Prepares a server to continue without lost ranks. Raises BadInput if its configuration or this vLLM prevents it."""
-    parallel = config.parallel_config
-    for flag, value in (("--enable-fault-tolerance", parallel.enable_fault_tolerance), ("--enable-eplb", parallel.enable_eplb)):
-        if not value:
-            raise BadInput(f"fault_store: expected {flag}, found none")
-    if parallel.all2all_backend != BACK_END or parallel.pipeline_parallel_size > 1:
-        raise BadInput(f"fault_store: expected --all2all-backend {BACK_END} and no pipeline parallelism, found another")
-    from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
-
-    install_in_server(address)
 
 
 def install_worker_hook() -> None:
@@ -235,18 +194,14 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         A function to call with the worker once its ranks are connected; None if nothing must be called.
 
     Raises:
+        BadInput: if the settings are none, on a host with other variables than the one that checked them first.
         RankFailed: if an API check fails, and the settings say that the plugin is required.
     """
     section = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
-    settings, refusal = Settings(), None
-    try:
-        configured = read_settings(section, os.environ)
-        if configured is None:
-            refuse_eplb(config)
-            return None
-        settings = configured
-    except BadInput as error:
-        settings, refusal = Settings(required=isinstance(section, dict) and section.get("required") is True), str(error)
+    if (settings := read_settings(section, os.environ)) is None:
+        refuse_eplb(config)
+        return None
+    refusal = None
     try:
         check_api("workers")
         check_api("V2" if config.use_v2_model_runner else "V1")
@@ -262,7 +217,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         PluginStatus(settings, config.model_config.served_model_name, number, number == 0).report_disabled(str(error))
         return None
     if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
-        refusal = refusal or f"another plugin has taken RoutedExperts, by {other}"
+        refusal = f"another plugin has taken RoutedExperts, by {other}"
     elif on_cpu and (config.parallel_config.enable_expert_parallel or config.parallel_config.data_parallel_size > 1):
         repair_cpu()
         if config.parallel_config.enable_eplb:

@@ -178,12 +178,8 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     if integration.watchdog is not None:
         integration.watchdog.balancer = watch_balancer(balancer)
     facts = _engine_facts(config, integration, sources, model)
-    if integration.settings.adapt and not integration.served.disabled:
-        if not config.parallel_config.enable_eplb:
-            integration.status.report_degraded(
-                "adapt: expected --enable-eplb, found none, so experts do not follow the traffic"
-            )
-        elif balancer is None or not balancer.model_states:
+    if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
+        if balancer is None or not balancer.model_states:
             integration.status.report_degraded(
                 "adapt: vLLM has no EPLB for this model, so its experts do not follow the traffic"
             )

@@ -12,40 +12,15 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aurora.errors import BadInput
 from aurora_vllm.prompt_steps import POLL_S, IntervalChanges, IntervalPlanner, RankSteps, Step
 from aurora_vllm.request_ranks import RankPrompts, chosen_rank
-from aurora_vllm.settings import Settings, read_settings
-from aurora_vllm.vllm_internals.api_checks import check_api, find
+from aurora_vllm.settings import read_settings
+from aurora_vllm.vllm_internals.api_checks import find
 
 LOG = logging.getLogger("vllm.aurora")
 API_ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
 CLIENT = "vllm.v1.engine.core_client:DPLBAsyncMPClient"
 CORE = "vllm.v1.engine.core"
-
-
-def check_requests(settings: Settings, config: Any) -> None:
-    """Checks, before anything is loaded, that this server can do what `requests` says.
-
-    Args:
-        settings: the plugin's settings.
-        config: vLLM's configuration.
-
-    Raises:
-        BadInput: if it cannot.
-    """
-    if (rule := settings.requests) == "stock":
-        return
-    check_api("requests")
-    parallel, interval = config.parallel_config, config.scheduler_config.prefill_schedule_interval
-    if parallel.data_parallel_size == 1:
-        raise BadInput(f"requests: expected two data-parallel ranks or more for {rule!r}, found 1")
-    if parallel.distributed_executor_backend == "external_launcher":
-        raise BadInput(f"requests: expected `vllm serve` for {rule!r}, found torchrun, whose ranks have requests of their own")
-    if rule == "cadence" and not config.model_config.is_moe:
-        raise BadInput("requests: expected a mixture of experts for 'cadence', whose ranks step together, found a dense model")
-    if rule == "cadence" and interval != 1:
-        raise BadInput(f"requests: expected no --prefill-schedule-interval with 'cadence', which plans it, found {interval}")
 
 
 def choose_ranks(rule: str) -> None:

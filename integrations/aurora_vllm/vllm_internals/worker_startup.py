@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,8 @@ from aurora.errors import BadInput
 from aurora_vllm.peer_ranks import Verdict, agree, folders_here, publish_folder
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.settings import Settings
-from aurora_vllm.vllm_internals.api_checks import find, lacks
+from aurora_vllm.vllm_internals.api_checks import find
+from aurora_vllm.vllm_internals.conditions import EPLB, PART, PLUGIN, Asked, effective_order, unmet
 from aurora_vllm.vllm_internals.eplb_policy import patch_eplb
 from aurora_vllm.vllm_internals.joining_rank import joins
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
@@ -34,16 +35,9 @@ if TYPE_CHECKING:
     from aurora.types import Cluster
     from aurora_vllm.plugin_status import PluginStatus
     from aurora_vllm.pushed_alltoall import MakeMemory
-    from aurora_vllm.served_plan import ServedPlan
     from aurora_vllm.worker_integration import WorkerIntegration
 
 LOG = logging.getLogger("vllm.aurora")
-BACK_END = "allgather_reducescatter"  # vLLM's all-to-all that aurora replaces, and that honours every expert map
-
-IN_SEQUENCE = {"GptOssForCausalLM"}  # whose loaders give each rank experts that follow each other, whatever the expert map
-LOAD_FORMATS = (  # they hand each expert's weights to the layer; others restore what each rank once held
-    "auto", "dummy", "fastsafetensors", "hf", "instanttensor", "mistral", "npcache", "pt", "runai_streamer", "safetensors",
-)  # fmt: skip
 
 
 class WorkerStartup:
@@ -57,7 +51,8 @@ class WorkerStartup:
 
     def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
         self._config, self._refusal = config, refusal
-        self._settings = replace(settings, order=_effective_order(settings, config))
+        self._asked = Asked(settings, config)
+        self._settings = replace(settings, order=effective_order(self._asked))
         self._patched = PatchedWorker(config)
         self._numbers: list[int] = []  # at start, of the ranks that are left
 
@@ -67,8 +62,7 @@ class WorkerStartup:
             return
         patch_routed_experts(self._patched)
         patch_all2all_manager(self._patched)
-        moved = self._settings.plan is not None or self._settings.adapt
-        if self._config.parallel_config.enable_eplb and moved and not any(self._eplb_refusals()):
+        if self._config.parallel_config.enable_eplb and self._asked.moves and not any(unmet(self._asked, *EPLB)):
             patch_eplb(self._patched)
         settings = self._settings
         by_messages = settings.order != "auto" or settings.colocate is not None or settings.all_to_all == "hierarchical"
@@ -95,6 +89,9 @@ class WorkerStartup:
         if verdict.refusal is not None:
             integration.served.disable()
             integration.status.report_disabled(verdict.refusal, verdict.report_here)
+        else:
+            for sentence in unmet(self._asked, *PART):
+                integration.status.report_degraded(sentence)
         if self._refusal is not None:  # nothing was patched
             return
         if group is not None:
@@ -161,7 +158,8 @@ class WorkerStartup:
 
     def _agree(self, integration: WorkerIntegration, group: Any) -> tuple[Verdict, dict[int, str] | None]:
         """All ranks' verdict, and the status folders of this host's, if every rank has published its own."""
-        refusal = next(self._refusals(integration), None)
+        asked = replace(self._asked, served=integration.served)
+        refusal = self._refusal or next(unmet(asked, *PLUGIN), None)
         if group is None or integration.ranks == 1 or joins():
             return Verdict(refusal, self._reports), None
         rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
@@ -174,91 +172,10 @@ class WorkerStartup:
             verdict = self._join_colocated_servers(integration, store, key, folders)
         return verdict, folders
 
-    def _refusals(self, integration: WorkerIntegration) -> Iterator[str]:
-        """Yields why the plugin cannot do what its settings ask for. Later reasons hold only if there are no earlier ones."""
-        if (refusal := self._refusal or integration.served.load()) is not None:
-            yield refusal
-        yield from self._placement_refusals(integration.served)
-        if self._settings.adapt and self._config.parallel_config.enable_eplb:
-            yield from self._adapt_refusals()
-        yield from self._alltoall_refusals()
-        if self._settings.record is not None:
-            yield from self._record_refusals()
-
-    def _placement_refusals(self, served: ServedPlan) -> Iterator[str]:
-        """Decides how vLLM places the plan's experts. Yields why it cannot."""
-        parallel = self._config.parallel_config
-        if served.plan is None:
-            return
-        yield from _platform_refusals("a plan")
-        if (load_format := str(self._config.load_config.load_format)) not in LOAD_FORMATS:
-            yield f"a plan needs weights in the checkpoint's own form, found --load-format {load_format}"
-        if parallel.enable_eplb:
-            yield from self._eplb_refusals()
-            if (refusal := served.place_physical_experts(parallel.eplb_config.num_redundant_experts)) is not None:
-                yield refusal
-            return
-        if served.plan.models[0].placement.split_LG is not None:
-            yield "the plan's replicas need --enable-eplb"
-        if IN_SEQUENCE & set(self._config.model_config.architectures):
-            yield "a plan needs weights that are loaded expert by expert, found a model whose ranks read theirs in sequence"
-        if getattr(parallel, "enable_ep_weight_filter", False):  # it reads what vLLM's own map gives this rank
-            yield "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
-        yield from self._expert_map_refusals()
-
-    def _eplb_refusals(self) -> Iterator[str]:
-        """Yields why EPLB cannot begin with a plan."""
-        if getattr(self._config.parallel_config, "enable_elastic_ep", False):
-            setting = "adapt" if self._settings.plan is None else "a plan"
-            yield f"{setting} is for a fixed number of ranks, found --enable-elastic-ep"
-        runner = "V2" if self._config.use_v2_model_runner else "V1"
-        yield from lacks("EPLB", f"EPLB-of-{runner}", *(("adapt",) if self._settings.adapt else ()))
-
-    def _adapt_refusals(self) -> Iterator[str]:
-        """Yields why experts cannot follow the traffic."""
-        if self._config.parallel_config.pipeline_parallel_size > 1:
-            yield "adapt: expected no pipeline parallelism, each of whose stages would decide for itself"
-        yield from _platform_refusals("adapt")
-        yield from self._eplb_refusals()
-
-    def _expert_map_refusals(self) -> Iterator[str]:
-        """Yields why vLLM may ignore an expert map in which a rank's experts do not follow each other, as a plan needs."""
-        platform, parallel = find("vllm.platforms:current_platform"), self._config.parallel_config
-        quantization, kernel = self._config.model_config.quantization, self._config.kernel_config.moe_backend
-        known = ["auto"] if platform.is_cpu() else ["triton"]
-        if platform.is_cuda() and not platform.has_device_capability(100):  # vLLM prefers Triton there
-            known = ["auto", "triton"]
-        needs = "a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found"
-        if parallel.all2all_backend != BACK_END:
-            yield f"{needs} --all2all-backend {parallel.all2all_backend}"
-        if quantization is not None:
-            yield f"{needs} {quantization} experts"
-        if kernel not in known:
-            yield f"{needs} --moe-backend {kernel}"
-
-    def _alltoall_refusals(self) -> Iterator[str]:
-        """Yields why settings that need an all-to-all of aurora's have none."""
-        expected = f"expected expert and data parallelism by {BACK_END}, found no all-to-all to"
-        if self._settings.order == "stock" and self._settings.colocate is not None:
-            yield f"colocate: {expected} take time slices for"
-        if self._settings.order == "stock" and self._settings.all_to_all == "hierarchical":
-            yield f"all_to_all: {expected} perform in two hops"
-
-    def _record_refusals(self) -> Iterator[str]:
-        """Yields why these ranks cannot record, each to the file of its expert-parallel rank."""
-        parallel = self._config.parallel_config
-        if parallel.pipeline_parallel_size > 1:
-            yield "record: expected no pipeline parallelism, whose stages have the same expert-parallel ranks"
-        if not parallel.enable_expert_parallel and parallel.world_size * parallel.data_parallel_size > 1:
-            yield "record: several ranks record with --enable-expert-parallel only"
-
     def _peers_memory(self, integration: WorkerIntegration, group: Any, folders: Mapping[int, str] | None) -> MakeMemory | str:
         """Returns what makes memory that all ranks write, or why all-to-alls cannot go by push. A collective call."""
         from aurora_vllm.pushed_alltoall import memory_of_peers
 
-        settings, overlaps = self._settings, getattr(self._config.parallel_config, "enable_dbo", False)
-        if settings.colocate or settings.fault_store or settings.all_to_all == "hierarchical" or overlaps:
-            return "expected no colocate, fault_store, hierarchical all-to-alls or --enable-dbo, found one"
         on_one_host = folders is not None and len(folders) == integration.ranks
         return memory_of_peers(group.device_group, integration.transport(), on_one_host)
 
@@ -296,22 +213,6 @@ def process_number(parallel: Any) -> int:
     if parallel.distributed_executor_backend == "external_launcher":  # one engine for each of torchrun's ranks
         return int(parallel.rank)
     return int(parallel.data_parallel_rank * parallel.world_size + parallel.rank)
-
-
-def _platform_refusals(what: str) -> Iterator[str]:
-    """Yields why this platform's experts cannot be placed."""
-    platform = find("vllm.platforms:current_platform")
-    if not platform.is_cpu() and not platform.is_cuda():  # ROCm appends shared experts to the routed ones
-        yield f"{what} needs CUDA GPUs or CPUs, found {platform.device_name}"
-
-
-def _effective_order(settings: Settings, config: Any) -> str:
-    """Returns the strategy that orders this server's all-to-alls: "stock" where there is none that aurora could order."""
-    parallel = config.parallel_config
-    if not (parallel.enable_expert_parallel and parallel.data_parallel_size > 1 and parallel.all2all_backend == BACK_END):
-        return "stock"
-    measured = settings.plan is not None and settings.fault_store is None  # a rank that joins later has nobody to measure with
-    return "stock" if settings.order == "auto" and not measured else settings.order
 
 
 def _transport(group: Any, cluster: Cluster | None) -> Transport:
