@@ -107,11 +107,6 @@ class ServeCommand:
         """Returns the folder in which vLLM finds the model now. Raises BadInput if there is none."""
         return model_folder(self.model, self.given.revision)
 
-    @property
-    def several(self) -> bool:
-        """True if each rank has its own server process."""
-        return self.size > 1
-
     def command(self, rank: int, port: int, store: str, rpc_port: int) -> tuple[list[str], dict[str, str]]:
         """Returns the command line, as a list, and the environment of a rank's server.
 
@@ -121,28 +116,30 @@ class ServeCommand:
             store: address of the keeper's store; empty without `survive`.
             rpc_port: data-parallel RPC port, equal for all ranks.
         """
-        options, environ = self.given, dict[str, str]()
+        options, chosen = self.given, dict[str, str]()
+        alone = len(self.ranks) == self.size and options.data_parallel_address == LOCAL  # all ranks are on this host
+        environ = {"VLLM_HOST_IP": LOCAL, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if alone else {}
         settings = options.additional_config["aurora"] | ({"fault_store": store} if store else {})
         config = {**options.additional_config, "aurora": settings}
         words = [self.model, *self.words, "--tensor-parallel-size", str(self.tensor), "--additional-config", json.dumps(config)]
         words += ["--revision", options.revision] if options.revision else []
         words += [API_KEY, *options.api_key] if options.api_key else []
-        if self.several:
+        if self.size > 1:
             meeting = options.data_parallel_address, options.data_parallel_rpc_port or rpc_port
             words = rank_words(words, rank, self.size, port, meeting)
         else:
             words += ["--host", options.host, "--port", str(port)]
         if self.cpu:
             threads = str(max(1, (os.cpu_count() or 1) // (len(self.ranks) * self.tensor)))
-            environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
-            environ = {name: value for name, value in environ.items() if name not in os.environ}
-        elif self.several:
+            environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
+        elif self.size > 1:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             numbers = visible if visible != [""] else [str(number) for number in range(len(self.ranks) * self.tensor)]
             first = self.ranks.index(rank) * self.tensor
-            environ = {"CUDA_VISIBLE_DEVICES": ",".join(numbers[first : first + self.tensor])}
+            chosen = {"CUDA_VISIBLE_DEVICES": ",".join(numbers[first : first + self.tensor])}
         if "aurora" not in (allowed := os.environ.get("VLLM_PLUGINS", "aurora").split(",")):
-            environ["VLLM_PLUGINS"] = ",".join([*allowed, "aurora"])
+            chosen["VLLM_PLUGINS"] = ",".join([*allowed, "aurora"])
+        environ = {name: value for name, value in environ.items() if name not in os.environ} | chosen
         return [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", *words], environ
 
 
@@ -214,8 +211,6 @@ def prepare(
         say(f"cluster: {len(whole)} {whole.gpus[0].kind} at {whole.gpus[0].out_Bps:.3g} bytes/s, {rests}, not measured")
     if survive and (size == 1 or local != size):
         raise BadInput("`survive`: expected several data-parallel ranks, all on this host")
-    if size > 1 and find_spec("vllm_router") is None:
-        raise MissingDependency('vllm-router is needed for data-parallel ranks: pip install "aurora-moe[vllm]"')
     slug = re.sub(r"[^\w.-]+", "-", served).strip("-.")[-80:]
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (state or base / "aurora-vllm" / f"{slug}-{size}x{tensor}").resolve()
@@ -332,9 +327,9 @@ async def serve(
         RankFailed: if vLLM does not start.
         KeyboardInterrupt: after a second signal.
     """
-    serving, signals = asyncio.current_task(), 0
+    serving: Any = asyncio.current_task()
     advice: asyncio.Task[Any] | None = None
-    assert serving is not None
+    signals = 0
 
     def end() -> None:
         nonlocal signals
@@ -352,7 +347,7 @@ async def serve(
     async with ClientSession() as session:
         servers = RankServers(
             lambda rank, rank_port, store: command.command(rank, rank_port, store, rpc_port), command.ranks,
-            None if command.several else port, command.state, hang_s, command.survive, session, say,
+            None if command.size > 1 else port, command.state, hang_s, command.survive, session, say,
             ModelFiles(command.model_folder), command.survive and command.tensor == 1,
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -361,12 +356,9 @@ async def serve(
         try:
             while True:
                 await servers.start()
-                if command.several and front is None:
+                if command.size > 1 and front is None:
                     context = await _context_tokens(session, servers.servers[command.ranks[0]].url, command.api_key)
-                    by_tokens = command.given.additional_config["aurora"].get("requests", "stock") != "stock"
-                    proxy = ResumingProxy(
-                        lambda: servers.router, session, servers.changes, context, servers.urls if by_tokens else None
-                    )
+                    proxy = ResumingProxy(servers.urls, session, servers.changes, context)
                     front = web.AppRunner(proxy.app(), shutdown_timeout=1.0)
                     await front.setup()
                     await web.TCPSite(front, host, port).start()

@@ -48,8 +48,8 @@ def read_model(name: str, revision: str | None = None) -> tuple[Checkpoint | Non
     """
     try:
         folder = model_folder(name, revision)
-        experts = experts_in(folder)
-        return None if experts is None else read_checkpoint(folder, experts), experts
+        experts = expert_count(load_model_config(folder))
+        return read_checkpoint(folder, experts), experts
     except BadInput:
         return None, None
 
@@ -109,14 +109,6 @@ def _float32(weight: torch.Tensor, scale: torch.Tensor | None, config: Mapping[s
     raise BadInput(
         f"config.json, weight_block_size: expected the sides of {blocks} blocks of a {tuple(size)} gate, found {block}"
     )
-
-
-def experts_in(folder: Path) -> int | None:
-    """Returns the number of experts per layer, from the config.json in `folder`; None if it cannot be found there."""
-    try:
-        return expert_count(load_model_config(folder))
-    except BadInput:
-        return None
 
 
 def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> None:

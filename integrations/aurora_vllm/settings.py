@@ -90,10 +90,6 @@ class Settings:
             raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
         if self.ttft_s is not None and self.requests != "cadence":
             raise BadInput(f"ttft_s: expected the requests 'cadence', whose setting it is, found {self.requests!r}")
-        if self.fault_store is not None and self.requests == "cadence":
-            raise BadInput(
-                "requests: expected 'tokens' where ranks may be lost (fault_store), found 'cadence', which rank 0 plans"
-            )
         ControlOptions(self.loss)
         for name in ("loss", "dry_run"):
             if not self.adapt and getattr(self, name) != getattr(Settings, name):

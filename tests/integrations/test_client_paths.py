@@ -58,8 +58,8 @@ def test_strangers_reach_clients_paths_alone():
     async def run():
         upstream = web.Application()
         upstream.router.add_route("*", "/{path:.*}", answer)
-        async with TestServer(upstream) as router, ClientSession() as session:
-            proxy = ResumingProxy(lambda: str(router.make_url("")).rstrip("/"), session, ServingChanges(0.1), 64)
+        async with TestServer(upstream) as rank, ClientSession() as session:
+            proxy = ResumingProxy(lambda: {0: str(rank.make_url("")).rstrip("/")}, session, ServingChanges(0.1), 64)
             async with TestServer(proxy.app()) as front:
                 for path in (*ADMIN, *TRICKS):
                     for method in ("GET", "POST", "DELETE"):
@@ -150,7 +150,7 @@ def served(tmp_path, monkeypatch, api_key, ask, interrupted=lambda sentence: Non
     (port,) = free_ports(1)
     command = SimpleNamespace(
         given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}), api_key=api_key,
-        ranks=range(2), several=True, survive=True,
+        ranks=range(2), size=2, survive=True,
         tensor=1, state=tmp_path, model="m", model_folder=parent.model_folder, command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
     asked = []

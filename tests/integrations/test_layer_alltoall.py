@@ -7,15 +7,17 @@ import pytest
 import torch
 from aurora_vllm import layer_alltoall as module
 from aurora_vllm.layer_alltoall import LayerAllToAll
-from aurora_vllm.served_plan import check_fit, experts_in, read_checkpoint
+from aurora_vllm.served_plan import check_fit, read_checkpoint
 from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import PhaseClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.algorithms.alltoall.registry import ORDER
+from aurora.algorithms.workload.model_structure import expert_count
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
+from aurora.io import load_model_config
 from aurora.models.loading import load_model
 from aurora.planner.plan import make_plan
 from aurora.runtime.port_arbiter import thread_port_arbiters
@@ -131,7 +133,7 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
 
 
 def test_a_checkpoint_is_known_by_its_routers(qwen):
-    experts = experts_in(qwen)
+    experts = expert_count(load_model_config(qwen))
     model = load_model(qwen)
     assert experts == model.experts
     checkpoint = read_checkpoint(qwen, experts)
@@ -141,7 +143,7 @@ def test_a_checkpoint_is_known_by_its_routers(qwen):
 
 
 def test_a_plan_fits_its_own_model_and_ranks(qwen, mixtral):
-    checkpoint, experts = read_checkpoint(qwen, experts_in(qwen)), experts_in(qwen)
+    checkpoint, experts = read_checkpoint(qwen, expert_count(load_model_config(qwen))), expert_count(load_model_config(qwen))
     shape = {"num_local_experts": experts, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64}
     shape |= {"num_hidden_layers": len(checkpoint.layers), "moe_intermediate_size": 64, "vocab_size": 64}
     profile = draw_profile("uniform", shape, SyntheticOptions(sources=2))
@@ -150,6 +152,6 @@ def test_a_plan_fits_its_own_model_and_ranks(qwen, mixtral):
     check_fit(plan, checkpoint, experts, 2)
     with pytest.raises(BadInput, match="the plan is for 2 ranks, vLLM runs 4 expert-parallel ranks"):
         check_fit(plan, checkpoint, experts, 4)
-    other = read_checkpoint(mixtral, experts_in(mixtral))
+    other = read_checkpoint(mixtral, expert_count(load_model_config(mixtral)))
     with pytest.raises(BadInput, match="MoE layers of"):
-        check_fit(plan, other, experts_in(mixtral) + 1, 2)
+        check_fit(plan, other, expert_count(load_model_config(mixtral)) + 1, 2)

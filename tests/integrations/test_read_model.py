@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.served_plan import ServedPlan, check_fit, experts_in, read_checkpoint, read_model
+from aurora_vllm.served_plan import ServedPlan, check_fit, read_checkpoint, read_model
 from aurora_vllm.settings import Settings
 from safetensors.torch import load_file, save_file
 
+from aurora.algorithms.workload.model_structure import expert_count
 from aurora.errors import BadInput
-from aurora.io import save
+from aurora.io import load_model_config, save
 from aurora.models.hub import model_folder
 from aurora.models.loading import load_model
 from aurora.planner.plan import make_plan
@@ -82,7 +83,7 @@ def test_a_damaged_block_size_is_told(tmp_path, damaged):
     with pytest.raises(
         BadInput, match=r"config\.json, weight_block_size: expected the sides of \(1, 2\) blocks of a \(\d+, 32\) gate"
     ):
-        read_checkpoint(folder, experts_in(folder))
+        read_checkpoint(folder, expert_count(load_model_config(folder)))
 
 
 def planned(model, servers=None):

@@ -90,8 +90,8 @@ def test_api_servers_begin_with_different_ranks():
 @pytest.mark.parametrize(
     ("rule", "ranks", "backend", "moe", "interval", "message"),
     [
-        ("tokens", 1, "mp", True, 1, "requests: expected two data-parallel ranks or more for 'tokens', found 1"),
-        ("tokens", 2, "external_launcher", True, 1, "requests: expected `vllm serve` for 'tokens', found torchrun"),
+        ("tokens", 1, "mp", True, 1, "requests: expected several data-parallel ranks, found 1"),
+        ("tokens", 2, "external_launcher", True, 1, "requests: expected `vllm serve`, found torchrun"),
         ("cadence", 2, "mp", False, 1, "requests: expected a mixture of experts for 'cadence'"),
         (
             "cadence",

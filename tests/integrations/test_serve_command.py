@@ -33,7 +33,13 @@ def command(tmp_path, monkeypatch):
     (tmp_path / "model/config.json").write_text(json.dumps(CONFIG))
     monkeypatch.setattr(serve_command, "find_spec", lambda name: name)
     monkeypatch.setattr(serve_command, "metadata", SimpleNamespace(version=lambda name: "0.32.0+cpu"))
-    for name in ("VLLM_CPU_KVCACHE_SPACE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+    for name in (
+        "VLLM_CPU_KVCACHE_SPACE",
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+    ):
         monkeypatch.delenv(name, raising=False)
     said = []
 
@@ -79,7 +85,7 @@ def test_every_rank_has_a_server_of_its_own(command):
 
 def test_two_cpu_ranks_are_the_default_and_are_said_to_be_no_measurement(command):
     found, said = command()
-    assert (found.size, list(found.ranks), found.several) == (2, [0, 1], True)
+    assert (found.size, list(found.ranks)) == (2, [0, 1])
     assert "2 cpu at 1e+09 bytes/s, a default, not measured" in said
     assert load_cluster(found.state / "cluster.toml") == found.cluster
     for name in ("--enable-expert-parallel", "--enforce-eager", "--dtype"):
@@ -97,10 +103,11 @@ def test_on_gpus_there_is_a_rank_on_each_and_experts_move_through_eplb(command, 
     assert "--enable-eplb" in found.words
     assert not {"--dtype", "--enforce-eager"} & set(found.words)
     assert settings(found)["adapt"]
-    assert found.command(3, 700, "", 600)[1] == {"CUDA_VISIBLE_DEVICES": "3"}
+    local = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    assert found.command(3, 700, "", 600)[1] == {**local, "CUDA_VISIBLE_DEVICES": "3"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     found, _ = command("-dp", "2", "-tp", "2")
-    assert found.command(1, 700, "", 600)[1] == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    assert found.command(1, 700, "", 600)[1]["CUDA_VISIBLE_DEVICES"] == "6,7"
     assert "--enable-eplb" not in found.words
 
 
@@ -143,7 +150,7 @@ def test_a_revision_is_the_one_whose_files_are_compared(command, monkeypatch):
 def test_one_rank_is_a_server_as_vllms_own(command):
     found, _ = command("-tp", "2")
     words, _ = found.command(0, 8000, "", 600)
-    assert (found.several, value(words, "--data-parallel-rank")) == (False, None)
+    assert (found.size, value(words, "--data-parallel-rank")) == (1, None)
     assert (value(words, "--tensor-parallel-size"), value(words, "--port")) == ("2", "8000")
 
 
@@ -157,7 +164,8 @@ def test_an_allow_list_of_plugins_gets_this_one(command, monkeypatch):
 def test_ranks_of_one_of_several_hosts(command, tmp_path):
     found, _ = command("-dp", "4", "-dpl", "2", "-dpr", "2", "-dpa", "10.0.0.1", "-dpp", "77")
     assert list(found.ranks) == [2, 3]
-    words, _ = found.command(3, 700, "", 600)
+    words, environ = found.command(3, 700, "", 600)
+    assert "VLLM_HOST_IP" not in environ
     assert [value(words, f"--data-parallel-{name}") for name in ("rank", "size", "address", "rpc-port")] == [
         "3",
         "4",
@@ -249,9 +257,8 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(command):
 
 
 def test_what_is_not_installed_is_said_with_the_command_that_installs_it(command, monkeypatch):
-    monkeypatch.setattr(serve_command, "find_spec", lambda name: name if name != "vllm_router" else None)
-    assert command("-tp", "2")
-    with pytest.raises(AuroraError, match=r'vllm-router is needed .* pip install "aurora-moe\[vllm\]"'):
+    monkeypatch.setattr(serve_command, "find_spec", lambda name: None)
+    with pytest.raises(AuroraError, match=r'vllm is needed: pip install "aurora-moe\[vllm\]"'):
         command("-dp", "2")
 
 

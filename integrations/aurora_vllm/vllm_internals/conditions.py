@@ -43,11 +43,6 @@ class Asked:
         return getattr(self.settings, name, getattr(self.config.parallel_config, name, False))
 
     @property
-    def subject(self) -> str:
-        """What moves experts, as the subject of a sentence."""
-        return "adapt" if self.plan is None else "a plan"
-
-    @property
     def moves(self) -> bool:
         """True if experts are not to stay where vLLM places them."""
         return self.plan is not None or (self.adapt and self.enable_eplb)
@@ -79,11 +74,6 @@ class Asked:
             return f"{quantization} experts"
         return "" if kernel in known else f"--moe-backend {kernel}"
 
-    def lacks_eplb(self) -> str:
-        """Returns what EPLB needs to begin with a plan, and this vLLM lacks."""
-        runner = "V2" if self.config.use_v2_model_runner else "V1"
-        return next(lacks("EPLB", f"EPLB-of-{runner}", *(("adapt",) if self.adapt else ())), "")
-
 
 Condition = tuple[str, Callable[[Asked], Any]]  # a sentence for what is found, and what finds it if the condition is not met
 _OWN = "; all-to-alls are vLLM's own"
@@ -95,24 +85,25 @@ SERVER: tuple[Condition, ...] = (  # without these no server starts
     (f"fault_store: expected --all2all-backend {BACK_END} and no pipeline parallelism, found another",
      lambda a: a.fault_store and (a.all2all_backend != BACK_END or a.pipeline_parallel_size > 1)),
     ("{0}", lambda a: a.requests != "stock" and next(lacks("requests"), "")),
-    ("requests: expected two data-parallel ranks or more for {1.requests!r}, found 1",
-     lambda a: a.requests != "stock" and a.data_parallel_size == 1),
-    ("requests: expected `vllm serve` for {1.requests!r}, found torchrun, whose ranks have requests of their own",
+    ("requests: expected several data-parallel ranks, found 1", lambda a: a.requests != "stock" and a.data_parallel_size == 1),
+    ("requests: expected `vllm serve`, found torchrun, whose ranks have requests of their own",
      lambda a: a.requests != "stock" and a.distributed_executor_backend == "external_launcher"),
-    ("requests: expected a mixture of experts for 'cadence', whose ranks step together, found a dense model",
+    ("requests: expected 'tokens' where ranks may be lost (fault_store), found 'cadence', which rank 0 plans",
+     lambda a: a.requests == "cadence" and a.fault_store),
+    ("requests: expected a mixture of experts for 'cadence', found a dense model",
      lambda a: a.requests == "cadence" and not a.config.model_config.is_moe),
     ("requests: expected no --prefill-schedule-interval with 'cadence', which plans it, found {0}",
      lambda a: a.requests == "cadence" and a.config.scheduler_config.prefill_schedule_interval != 1
      and a.config.scheduler_config.prefill_schedule_interval),
 )
 EPLB: tuple[Condition, ...] = (
-    ("{1.subject} is for a fixed number of ranks, found --enable-elastic-ep",
-     lambda a: a.moves and a.enable_eplb and a.enable_elastic_ep),
-    ("{0}", lambda a: a.moves and a.enable_eplb and a.lacks_eplb()),
+    ("plan, adapt: expected no --enable-elastic-ep, found it", lambda a: a.moves and a.enable_eplb and a.enable_elastic_ep),
+    ("{0}", lambda a: a.moves and a.enable_eplb and next(
+        lacks("EPLB", f"EPLB-of-{'V2' if a.config.use_v2_model_runner else 'V1'}", *["adapt"] * a.adapt), "")),
 )
 PLUGIN: tuple[Condition, ...] = (  # without these vLLM serves without the plugin
     ("{0}", lambda a: a.served and a.served.load()),
-    ("{1.subject} needs CUDA GPUs or CPUs, found {0}",  # ROCm appends shared experts to the routed ones
+    ("plan, adapt: expected CUDA GPUs or CPUs, found {0}",  # ROCm appends shared experts to the routed ones
      lambda a: a.moves and not a.platform.is_cpu() and not a.platform.is_cuda() and a.platform.device_name),
     ("a plan needs weights in the checkpoint's own form, found --load-format {0}",
      lambda a: a.plan and str(a.config.load_config.load_format) not in LOAD_FORMATS and a.config.load_config.load_format),
@@ -127,26 +118,23 @@ PLUGIN: tuple[Condition, ...] = (  # without these vLLM serves without the plugi
      lambda a: a.by_maps and a.enable_ep_weight_filter),
     ("a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {0}",
      lambda a: a.by_maps and a.other_kernel()),
-    ("adapt: expected no pipeline parallelism, each of whose stages would decide for itself",
-     lambda a: a.adapt and a.enable_eplb and a.pipeline_parallel_size > 1),
+    ("adapt: expected no pipeline parallelism, found it", lambda a: a.adapt and a.enable_eplb and a.pipeline_parallel_size > 1),
     (f"colocate: {_NEEDS} take time slices for", lambda a: a.colocate and effective_order(a) == "stock"),
     (f"all_to_all: {_NEEDS} perform in two hops", lambda a: a.all_to_all == "hierarchical" and effective_order(a) == "stock"),
-    ("record: expected no pipeline parallelism, whose stages have the same expert-parallel ranks",
-     lambda a: a.record and a.pipeline_parallel_size > 1),
+    ("record: expected no pipeline parallelism, found it", lambda a: a.record and a.pipeline_parallel_size > 1),
     ("record: several ranks record with --enable-expert-parallel only",
      lambda a: a.record and not a.enable_expert_parallel and a.world_size * a.data_parallel_size > 1),
 )
 ORDER: tuple[Condition, ...] = (
     (f"order: {_NEEDS} order{_OWN}", lambda a: a.order not in ("auto", "stock") and not a.alltoall),
-    (f"order push: expected no colocate, fault_store, hierarchical all-to-alls or --enable-dbo, found one{_OWN}",
-     lambda a: a.order == "push" and (a.colocate or a.fault_store or a.all_to_all == "hierarchical" or a.enable_dbo)),
+    (f"order push: expected no fault_store and no --enable-dbo, found one{_OWN}",
+     lambda a: a.order == "push" and (a.fault_store or a.enable_dbo)),
     (f"order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs{_OWN}",
      lambda a: a.order == "push" and a.platform.is_cpu() and os.environ.get("TRITON_INTERPRET") != "1"),
 )
 PART: tuple[Condition, ...] = (  # without these a part of the plugin is off
     *ORDER,
-    ("adapt: expected --enable-eplb, found none, so experts do not follow the traffic",
-     lambda a: a.adapt and not a.enable_eplb),
+    ("adapt: expected --enable-eplb, found none", lambda a: a.adapt and not a.enable_eplb),
 )
 # fmt: on
 
@@ -155,7 +143,7 @@ def unmet(asked: Asked, *conditions: Condition) -> Iterator[str]:
     """Yields a sentence for each condition that is not met. Later ones hold only if there are no earlier ones."""
     for sentence, find_unmet in conditions:
         if found := find_unmet(asked):
-            yield sentence.format(found, asked)
+            yield sentence.format(found)
 
 
 def check_conditions(settings: Settings, config: Any) -> None:

@@ -53,6 +53,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -67,6 +68,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput
+from aurora_vllm.peer_ranks import LOOPBACK
 from aurora_vllm.settings import SECRET
 from aurora_vllm.vllm_internals.api_checks import check_api, find
 from aurora_vllm.vllm_internals.close_group_connections import GroupConnections, RankLost, announce, connect, connection_numbers
@@ -396,8 +398,10 @@ def require_secret(commands: Any, secret: str) -> None:
 
 def keep(ranks: int) -> None:
     """Runs the store and vLLM's coordinator for `ranks` ranks until stdin closes; announces change numbers read from stdin."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    print(json.dumps({"store": f"127.0.0.1:{store.port}"}), flush=True)
+    listener = socket.create_server((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    print(json.dumps({"store": f"{LOOPBACK}:{port}"}), flush=True)
     addresses = [find("vllm.utils.network_utils:get_open_zmq_ipc_path")() for _ in range(3)]
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)

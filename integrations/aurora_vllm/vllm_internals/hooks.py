@@ -15,10 +15,10 @@ from typing import Any
 from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.errors import BadInput
 from aurora.io import load_plan
-from aurora_vllm.peer_ranks import end_with_parent
+from aurora_vllm.peer_ranks import end_with_parent, listen_on_loopback
 from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
-from aurora_vllm.vllm_internals.api_checks import check_api, find, lacks, needed
+from aurora_vllm.vllm_internals.api_checks import find, lacks, needed
 from aurora_vllm.vllm_internals.conditions import check_conditions, expert_parallel_ranks
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
 from aurora_vllm.vllm_internals.patches import within
@@ -47,17 +47,18 @@ def install_settings_check() -> None:
     def create_engine_config(self: Any, *args: Any, **named: Any) -> Any:
         torchrun = getattr(self, "distributed_executor_backend", None) == "external_launcher"  # all its ranks come here
         reports = not torchrun or os.environ.get("RANK") == "0"
-        settings = check_settings(getattr(self, "additional_config", None), reports, *args, **named)
-        config = original(self, *args, **named)
-        if settings is not None:
+        with _as_one_sentence(*args, **named):
+            settings = check_settings(getattr(self, "additional_config", None), reports)
+            config = original(self, *args, **named)
+            if settings is None:
+                return config
             if settings.plan is not None:
                 set_redundant_experts(config, settings.plan)
-            with _as_one_sentence(*args, **named):
-                check_conditions(settings, config)
-                if settings.fault_store is not None:
-                    from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
+            check_conditions(settings, config)
+            if settings.fault_store is not None:
+                from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
 
-                    install_in_server(settings.fault_store)
+                install_in_server(settings.fault_store)
             if settings.requests != "stock":
                 choose_ranks(settings.requests)
             from aurora_vllm.served_metrics import (
@@ -71,9 +72,7 @@ def install_settings_check() -> None:
     setattr(engine_args, method, create_engine_config)
 
 
-def check_settings(
-    additional: Any, reports: bool, usage_context: Any = None, *_args: Any, **_named: Any
-) -> Settings | None:  # fmt: skip
+def check_settings(additional: Any, reports: bool) -> Settings | None:
     """Checks the settings; warns of probably misspelt names, and of a vLLM whose workers the plugin cannot wrap.
 
     Returns the settings; None if the plugin is not configured.
@@ -81,23 +80,23 @@ def check_settings(
     Args:
         additional: vLLM's additional_config.
         reports: True: this process logs the warnings.
-        usage_context: vLLM's UsageContext, which distinguishes `vllm serve` from use as a library.
 
     Raises:
         BadInput: if a setting is invalid, or the plan's file is not a plan; or if the plugin is required, and cannot wrap this
             vLLM's workers.
-        SystemExit: in place of BadInput in `vllm serve`, so that users see a sentence instead of a traceback.
     """
     additional = additional if isinstance(additional, dict) else {}
     for sentence in misspelt(additional, os.environ) if reports else ():
         LOG.warning("aurora: %s", sentence)
-    with _as_one_sentence(usage_context):
-        if additional.get("aurora", {}) is None:
-            raise BadInput('additional_config: expected "aurora" to be an object, found null')
-        settings = read_settings(additional.get("aurora"), os.environ)
-        if settings is not None:
-            check_files(settings)
-            _check_hook(settings, reports)
+    if additional.get("aurora", {}) is None:
+        raise BadInput('additional_config: expected "aurora" to be an object, found null')
+    settings = read_settings(additional.get("aurora"), os.environ)
+    if settings is not None:
+        check_files(settings)
+        for lack in lacks("hook"):
+            if settings.required:
+                raise BadInput(lack)
+            LOG.log(logging.WARNING if reports else logging.DEBUG, "aurora: %s; vLLM is left as it is", lack)
     return settings
 
 
@@ -110,15 +109,6 @@ def _as_one_sentence(usage_context: Any = None, *_args: Any, **_named: Any) -> I
         if getattr(usage_context, "value", usage_context) == SERVER:
             raise SystemExit(f"aurora: {error}") from None
         raise
-
-
-def _check_hook(settings: Settings, reports: bool) -> None:
-    """Warns if the plugin could not wrap this vLLM's workers. Raises BadInput instead if the plugin is required."""
-    for lack in lacks("hook"):
-        if settings.required:
-            raise BadInput(lack)
-        if reports:
-            LOG.warning("aurora: %s; vLLM is left as it is", lack)
 
 
 def set_redundant_experts(config: Any, plan: Path) -> None:
@@ -201,20 +191,13 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
     if (settings := read_settings(section, os.environ)) is None:
         refuse_eplb(config)
         return None
-    refusal = None
-    try:
-        check_api("workers")
-        check_api("V2" if config.use_v2_model_runner else "V1")
-        on_cpu = bool(find("vllm.platforms:current_platform").is_cpu())
-        if on_cpu:
-            check_api("CPU")
-        if on_cpu and config.parallel_config.enable_eplb:
-            check_api("EPLB-accepted-on-CPU", "EPLB-on-CPU")
-    except BadInput as error:  # then ranks cannot be asked to agree either
+    refusal, on_cpu = None, bool(find("vllm.platforms:current_platform").is_cpu())
+    on_cpus = ("CPU", *(("EPLB-accepted-on-CPU", "EPLB-on-CPU") if config.parallel_config.enable_eplb else ()))
+    for lack in lacks("workers", "V2" if getattr(config, "use_v2_model_runner", False) else "V1", *(on_cpus if on_cpu else ())):
         from aurora_vllm.plugin_status import PluginStatus  # not earlier: vLLM first says where metrics are collected
 
-        number = process_number(config.parallel_config)
-        PluginStatus(settings, config.model_config.served_model_name, number, number == 0).report_disabled(str(error))
+        number = process_number(config.parallel_config)  # ranks cannot be asked to agree
+        PluginStatus(settings, config.model_config.served_model_name, number, number == 0).report_disabled(lack)
         return None
     if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
         refusal = f"another plugin has taken RoutedExperts, by {other}"
@@ -222,6 +205,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         repair_cpu()
         if config.parallel_config.enable_eplb:
             repair_eplb()
+    listen_on_loopback()
     end_with_parent()  # vLLM's workers outlive an engine that is killed while they wait for another rank
     startup = WorkerStartup(settings, config, refusal)
     startup.install_patches()
