@@ -1,10 +1,9 @@
-"""Agreement of a server's ranks, through a shared store, on whether to use the plan; where they and their stores are.
+"""Agreement of a server's ranks, through a shared store, on whether to use the plan; and exchange of where they run.
 
 Either every rank uses the plan, or none does.
 """
 
 import datetime
-import importlib
 import json
 import multiprocessing
 import os
@@ -13,7 +12,6 @@ import threading
 from typing import Any, NamedTuple
 
 ACCEPTED = "go"
-LOOPBACK = "127.0.0.1"
 REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict than rank 0 waits for their reports
 
 
@@ -90,19 +88,6 @@ def folders_here(store: Any, key: str, ranks: int) -> dict[int, str] | None:
         return None
     published = [store.get(host_key).decode().partition(" ") for host_key in keys]
     return {rank: folder for rank, (host, _, folder) in enumerate(published) if host == socket.gethostname()}
-
-
-def listen_on_loopback() -> None:
-    """Patches torch.distributed so that a store whose address is LOOPBACK listens there alone, not on all interfaces."""
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-    store = rendezvous.TCPStore
-
-    def local_store(*args: Any, **named: Any) -> Any:
-        if named.get("is_master") and named.get("host_name") == LOOPBACK:
-            named["master_listen_fd"] = socket.create_server((LOOPBACK, named["port"])).detach()
-        return store(*args, **named)
-
-    rendezvous.TCPStore = local_store
 
 
 def end_with_parent() -> None:

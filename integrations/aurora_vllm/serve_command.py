@@ -197,8 +197,6 @@ def prepare(
         say(f"{size} data-parallel ranks, one on each {'CPU rank' if cpu else 'GPU'}; --data-parallel-size chooses otherwise")
     size = size or 1
     first, local = options.data_parallel_start_rank, options.data_parallel_size_local or size
-    if first + local > size:
-        raise BadInput(f"--data-parallel-size: expected {first + local} ranks or more, with this host's, found {size}")
     whole = described or _cluster(machine, size * tensor)
     if len(whole) != size * tensor:
         raise BadInput(f"`cluster`: expected {size * tensor} GPUs, one for each rank, found {len(whole)}")
@@ -224,8 +222,7 @@ def prepare(
     settings |= {"plan": str(plan), "order": "stock"} if plan else {}
     settings |= {"adapt": True} if apply and not survive and _has([*added, *words], "--enable-eplb") else {}
     options.additional_config["aurora"] = settings | options.additional_config.get("aurora", {})
-    chosen = read_settings(options.additional_config["aurora"], os.environ)
-    if chosen is not None and chosen.fault_store is not None:
+    if getattr(read_settings(options.additional_config["aurora"], os.environ), "fault_store", None):
         raise BadInput("fault_store: expected --survive, which gives servers one, found it among the settings")
     for old in [*(folder / "seen").glob("rank-*.npz"), *folder.glob("*.log")]:
         old.unlink()

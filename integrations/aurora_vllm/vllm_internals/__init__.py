@@ -10,6 +10,7 @@
     expert_moves    adaptation of the placement to traffic, through EPLB
     requests        the ranks of requests, and the steps in which ranks compute prompts
     fault_tolerance serving when ranks are lost or join, with close_group_connections and joining_rank
+    local_stores    stores of ranks that listen on loopback
     cpu             additions that vLLM needs for expert parallelism on CPUs
 
 The hook wraps `WorkerWrapperBase.init_device`, which every worker calls when its configuration is known and before

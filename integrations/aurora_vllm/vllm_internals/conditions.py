@@ -132,10 +132,8 @@ ORDER: tuple[Condition, ...] = (
     (f"order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs{_OWN}",
      lambda a: a.order == "push" and a.platform.is_cpu() and os.environ.get("TRITON_INTERPRET") != "1"),
 )
-PART: tuple[Condition, ...] = (  # without these a part of the plugin is off
-    *ORDER,
-    ("adapt: expected --enable-eplb, found none", lambda a: a.adapt and not a.enable_eplb),
-)
+# without these a part of the plugin is off
+PART = (*ORDER, ("adapt: expected --enable-eplb, found none", lambda a: a.adapt and not a.enable_eplb))
 # fmt: on
 
 

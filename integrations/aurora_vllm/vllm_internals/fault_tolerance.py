@@ -53,7 +53,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -68,13 +67,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput
-from aurora_vllm.peer_ranks import LOOPBACK
 from aurora_vllm.settings import SECRET
 from aurora_vllm.vllm_internals.api_checks import check_api, find
 from aurora_vllm.vllm_internals.close_group_connections import GroupConnections, RankLost, announce, connect, connection_numbers
 from aurora_vllm.vllm_internals.conditions import BACK_END
 from aurora_vllm.vllm_internals.held_experts import gather_slots, hold_slots
 from aurora_vllm.vllm_internals.joining_rank import begin_alone, end_alone, joins, start_without_others
+from aurora_vllm.vllm_internals.local_stores import LOOPBACK, local_store
 
 LOG = logging.getLogger("vllm.aurora")
 VARIABLE = "AURORA_FAULT_STORE"
@@ -398,10 +397,8 @@ def require_secret(commands: Any, secret: str) -> None:
 
 def keep(ranks: int) -> None:
     """Runs the store and vLLM's coordinator for `ranks` ranks until stdin closes; announces change numbers read from stdin."""
-    listener = socket.create_server((LOOPBACK, 0))
-    port = listener.getsockname()[1]
-    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    print(json.dumps({"store": f"{LOOPBACK}:{port}"}), flush=True)
+    store = local_store(TCPStore, host_name=LOOPBACK, port=0, is_master=True, wait_for_workers=False)
+    print(json.dumps({"store": f"{LOOPBACK}:{store.port}"}), flush=True)
     addresses = [find("vllm.utils.network_utils:get_open_zmq_ipc_path")() for _ in range(3)]
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)

@@ -15,12 +15,13 @@ from typing import Any
 from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.errors import BadInput
 from aurora.io import load_plan
-from aurora_vllm.peer_ranks import end_with_parent, listen_on_loopback
+from aurora_vllm.peer_ranks import end_with_parent
 from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import find, lacks, needed
 from aurora_vllm.vllm_internals.conditions import check_conditions, expert_parallel_ranks
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
+from aurora_vllm.vllm_internals.local_stores import listen_on_loopback
 from aurora_vllm.vllm_internals.patches import within
 from aurora_vllm.vllm_internals.requests import choose_ranks
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
@@ -55,6 +56,7 @@ def install_settings_check() -> None:
             if settings.plan is not None:
                 set_redundant_experts(config, settings.plan)
             check_conditions(settings, config)
+            listen_on_loopback()
             if settings.fault_store is not None:
                 from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
 
