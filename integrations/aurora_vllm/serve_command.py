@@ -179,7 +179,6 @@ def prepare(
     except OSError as error:
         raise BadInput(f"--port: expected a free one on {options.host}, found {options.port}: {error.strerror}") from None
     if HUB_NAME.fullmatch(model) and not Path(model).exists() and not os.environ.get("HF_HUB_OFFLINE"):
-        say(f"{model}: config.json from the Hugging Face hub or its local cache")
         with suppress(Exception):  # then the next line says what is missing
             from huggingface_hub import hf_hub_download
 
@@ -421,9 +420,9 @@ def advice_words(command: ServeCommand) -> tuple[list[str], list[str]]:
     """Returns the words of the subcommands of aurora that make a profile of the record, and advice of the profile."""
     folder = command.state
     profile = str(folder / "profile.npz")
-    words = ["recommend", "--engine", "vllm", "--model", command.model, "--profile", profile]
+    words = ["recommend", "--engine", "vllm", "--model", command.model, "--profile", profile, *measured_stall(folder)]
     words += ["--cluster", str(folder / "cluster.toml"), "-o", str(folder / "recommended")]
-    return ["import", str(folder / "seen"), "--format", "vllm-record", "-o", profile], words + measured_stall(folder)
+    return ["import", str(folder / "seen"), "--format", "vllm-record", "-o", profile], words
 
 
 async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -448,7 +447,7 @@ async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None
 
 
 def measured_stall(folder: Path) -> list[str]:
-    """Returns `recommend`'s option with the median stall of EPLB's rearrangements in the servers' logs; empty: there were none."""
+    """Returns `recommend`'s option with the median stall of EPLB's rearrangements in servers' logs; empty if there are none."""
     found = [float(took_s) for log in folder.glob("*.log") for took_s in STALLED.findall(log.read_text(errors="replace"))]
     return ["--eplb-stall", str(median(found))] if found and median(found) > 0 else []
 

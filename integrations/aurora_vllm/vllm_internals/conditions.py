@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aurora.errors import BadInput
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals.api_checks import find, lacks
-
-if TYPE_CHECKING:
-    from aurora_vllm.served_plan import ServedPlan
 
 BACK_END = "allgather_reducescatter"  # vLLM's all-to-all that aurora replaces, and that honours every expert map
 IN_SEQUENCE = {"GptOssForCausalLM"}  # whose loaders give each rank experts that follow each other, whatever the expert map
@@ -31,12 +28,12 @@ class Asked:
     Args:
         settings: the plugin's settings.
         config: vLLM's configuration.
-        served: the plan, which the first condition loads; None: conditions of the plan's content are not checked.
+        served: the plan, a ServedPlan, which the first condition loads; None: conditions of the plan's content are not checked.
     """
 
     settings: Settings
     config: Any
-    served: ServedPlan | None = None
+    served: Any = None
 
     def __getattr__(self, name: str) -> Any:
         """Returns a setting, or else an attribute of vLLM's ParallelConfig; False if neither has it."""
@@ -57,14 +54,9 @@ class Asked:
         """True if there is an all-to-all that aurora can perform."""
         return bool(self.enable_expert_parallel and self.data_parallel_size > 1 and self.all2all_backend == BACK_END)
 
-    @property
-    def platform(self) -> Any:
-        """vLLM's platform."""
-        return find("vllm.platforms:current_platform")
-
     def other_kernel(self) -> str:
         """Returns what may ignore an expert map in which a rank's experts do not follow each other, as a plan needs."""
-        platform, kernel = self.platform, self.config.kernel_config.moe_backend
+        platform, kernel = _platform(), self.config.kernel_config.moe_backend
         known = ["auto"] if platform.is_cpu() else ["triton"]
         if platform.is_cuda() and not platform.has_device_capability(100):  # vLLM prefers Triton there
             known = ["auto", "triton"]
@@ -73,6 +65,10 @@ class Asked:
         if (quantization := self.config.model_config.quantization) is not None:
             return f"{quantization} experts"
         return "" if kernel in known else f"--moe-backend {kernel}"
+
+
+def _platform() -> Any:
+    return find("vllm.platforms:current_platform")
 
 
 Condition = tuple[str, Callable[[Asked], Any]]  # a sentence for what is found, and what finds it if the condition is not met
@@ -104,7 +100,7 @@ EPLB: tuple[Condition, ...] = (
 PLUGIN: tuple[Condition, ...] = (  # without these vLLM serves without the plugin
     ("{0}", lambda a: a.served and a.served.load()),
     ("plan, adapt: expected CUDA GPUs or CPUs, found {0}",  # ROCm appends shared experts to the routed ones
-     lambda a: a.moves and not a.platform.is_cpu() and not a.platform.is_cuda() and a.platform.device_name),
+     lambda a: a.moves and not _platform().is_cpu() and not _platform().is_cuda() and _platform().device_name),
     ("a plan needs weights in the checkpoint's own form, found --load-format {0}",
      lambda a: a.plan and str(a.config.load_config.load_format) not in LOAD_FORMATS and a.config.load_config.load_format),
     *EPLB,
@@ -130,7 +126,7 @@ ORDER: tuple[Condition, ...] = (
     (f"order push: expected no fault_store and no --enable-dbo, found one{_OWN}",
      lambda a: a.order == "push" and (a.fault_store or a.enable_dbo)),
     (f"order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs{_OWN}",
-     lambda a: a.order == "push" and a.platform.is_cpu() and os.environ.get("TRITON_INTERPRET") != "1"),
+     lambda a: a.order == "push" and _platform().is_cpu() and os.environ.get("TRITON_INTERPRET") != "1"),
 )
 # without these a part of the plugin is off
 PART = (*ORDER, ("adapt: expected --enable-eplb, found none", lambda a: a.adapt and not a.enable_eplb))
