@@ -79,16 +79,21 @@ class RankServer:
             self.phase = next((phase for text, phase in PHASES.items() if text in line), self.phase)
         return lines
 
+    def kill(self) -> None:
+        """Kills the server's whole process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
 
 @dataclass(eq=False)
 class RankServers:
-    """Runs vLLM's servers and, with `survive`, the keeper (rendezvous store of the ranks).
+    """Runs vLLM's servers, the router in front of them and, with `survive`, the keeper (rendezvous store of the ranks).
 
     Args:
         command: called with (rank, its port, address of the keeper's store or ""); returns (command line as a list,
             environment) of the rank's server.
         ranks: numbers of the data-parallel ranks; a single number if one server serves all ranks.
-        port: port of the only server; None: there are several servers, on free ports.
+        port: port of the only server; None: there are several servers, on free ports behind the router.
         folder: folder for logs.
         hang_s: seconds without an answer after which a rank counts as lost.
         survive: True: the other ranks continue when a rank is lost.
@@ -98,6 +103,7 @@ class RankServers:
         rejoin: True: a lost rank is restarted, and joins the others.
 
     Attributes:
+        router: URL of the router.
         servers: the servers by rank, including lost ones.
         changes: ServingChanges, which counts the completed changes of the serving ranks.
     """
@@ -112,6 +118,7 @@ class RankServers:
     say: Callable[[str], None]
     files: ModelFiles
     rejoin: bool = False
+    router: str = ""
     servers: dict[int, RankServer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,14 +127,38 @@ class RankServers:
         self._store = ""
         self._secret = secrets.token_urlsafe()  # of commands to servers, which know it by their environment
         self._keeper: asyncio.subprocess.Process | None = None
+        self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
 
     async def start(self) -> None:
-        """Starts all servers, and reports their progress. Returns when all accept requests.
+        """Starts all servers and the router, and reports their progress. Returns when all accept requests.
 
         Raises:
             RankFailed: if a server ends before it accepts requests, or the model's files change meanwhile.
         """
-        self.say(f"starting {self._name(*self.ranks)}")
+        telling = asyncio.create_task(self._tell_progress())
+        try:
+            await self._start()
+        finally:
+            telling.cancel()
+
+    async def _tell_progress(self) -> None:
+        """Tells what the start waits for, when that changes and every SILENT_S seconds."""
+        began_s = told_s = time.monotonic()
+        before = ""
+        while True:
+            ranks: dict[str, list[int]] = {} if self.servers else {"starting the ranks' store": list(self.ranks)}
+            for rank, server in self.servers.items():
+                ranks.setdefault(server.phase, []).append(rank)
+            text = "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items())
+            text += ", starting the router" if list(ranks) == [SERVES] and self.port is None else ""
+            now_s = time.monotonic()
+            if text != before or now_s - told_s > SILENT_S:
+                self.say(f"{now_s - began_s:.0f} s: {text}")
+                before, told_s = text, now_s
+            await asyncio.sleep(LOOK_S)
+
+    async def _start(self) -> None:
+        began_s = time.monotonic()
         self.files.begin()
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
         self._starts += 1  # the logs say why there is another
@@ -140,27 +171,24 @@ class RankServers:
         self._tries, self._pause_until_s, self._ready_s, self._late_s = dict[int, int](), 0.0, 0.0, 0.0
         self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
         self._failures, self._told_s = 0, 0.0
-        began_s = told_s = time.monotonic()
-        before: dict[int, str] = {}
         while any(server.phase != SERVES for server in self.servers.values()):
             await asyncio.sleep(LOOK_S)
             self._relay()
             for server in self.servers.values():
                 if server.phase != SERVES and await self._ask("GET", f"{server.url}/health", self.hang_s) is not None:
                     server.phase = SERVES
-            now_s, phases = time.monotonic(), {rank: server.phase for rank, server in self.servers.items()}
+            if self._keeper is not None and self._keeper.returncode is not None:
+                raise self._keeper_ended()
             for server in self.servers.values():
                 if (code := server.process.returncode) is not None:
                     raise RankFailed(
                         f"{self._name(server.rank)} ended while it started, {describe_exit(code)}: {reason(server.log)}"
                     )
-            if phases != before or now_s - told_s > SILENT_S:
-                ranks = {phase: [rank for rank in phases if phases[rank] == phase] for phase in phases.values()}
-                self.say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
-                before, told_s = phases, now_s
         if changed := self.files.end():
             raise RankFailed(changed)
         self._patience_s = max(LEAST_S, SLOWER * (time.monotonic() - began_s))
+        if self.port is None:
+            await self._start_router()
         self.changes.number += 1
         self.changes.serving.set()
 
@@ -194,7 +222,7 @@ class RankServers:
         reasons = ranks.lost(looks, time.monotonic())
         for rank, why in reasons.items():
             self.say(f"{self._name(rank)} is lost: {why}")
-            kill(self.servers[rank].process)
+            self.servers[rank].kill()
         self._joined = None if self._joined in reasons else self._joined
         if reasons and (not self.survive or not ranks.alive):
             return "; ".join(reasons.values())
@@ -202,6 +230,7 @@ class RankServers:
             await self._begin_change(list(reasons))
         elif not self.changes.serving.is_set() and ranks.complete(looks):
             if self._joined is not None:
+                await self._ask("POST", f"{self.router}/add_worker?url={self.servers[self._joined].url}", self.hang_s)
                 self._tries.pop(self._joined)
             self._joined, self._failures = None, 0
             self.changes.number += 1
@@ -212,7 +241,7 @@ class RankServers:
                 if (stuck := self._stuck(looks)) and len(stuck) < len(ranks.alive):
                     for rank in stuck:
                         self.say(f"{self._name(rank)} is lost: it is stuck in a step, which a change does not end")
-                        kill(self.servers[rank].process)
+                        self.servers[rank].kill()
                         ranks.give_up(rank)
                     await self._begin_change(stuck)
                     return ""
@@ -228,6 +257,8 @@ class RankServers:
             await self._begin_change([joined])
         elif self.changes.serving.is_set() and self.rejoin:
             await self._bring_back(requests, answers)
+        if self.port is None and self._others[-1].returncode is not None:
+            await self._start_router()
         return ""
 
     async def _bring_back(self, requests: dict[int, asyncio.Task[Any]], answers: dict[int, Any]) -> None:
@@ -270,26 +301,24 @@ class RankServers:
 
     def _give_up(self, rank: int, why: str) -> None:
         """Ends the newest server of a lost rank, which is tried again after a pause unless it has been too often."""
-        kill(self.servers[rank].process)
+        self.servers[rank].kill()
         self._newcomer = self._joined = self._compared = None
         self._pause_until_s = time.monotonic() + PAUSE_S
         self.say(f"{self._name(rank)} {why}; it is {'tried again' if self._tries[rank] < TRIES else 'left out'}")
 
     def kill(self) -> None:
         """Kills all processes at once."""
-        for process in self._processes():
-            kill(process)
-
-    def _processes(self) -> list[asyncio.subprocess.Process]:
-        return [server.process for server in self.servers.values()] + ([self._keeper] if self._keeper else [])
+        for process in [server.process for server in self.servers.values()] + self._others:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     async def end(self) -> None:
         """Ends all processes, after they have written their records, and waits for their end."""
         self.changes.serving.clear()
-        processes = self._processes()
+        processes = [server.process for server in self.servers.values()] + self._others
         for process in processes:
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM if process is self._keeper else signal.SIGINT)
+                process.send_signal(signal.SIGTERM if process in self._others else signal.SIGINT)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), ENDED_S)
         self.kill()
@@ -298,11 +327,11 @@ class RankServers:
         while process_groups().keys() & {process.pid for process in processes}:
             await asyncio.sleep(0.05)
         self.servers.clear()
-        self._keeper = None
+        self._others.clear()
 
     def urls(self) -> dict[int, str]:
-        """Returns the URLs of the serving ranks' servers by rank, without one that is about to join."""
-        return {rank: self.servers[rank].url for rank in self._ranks_now.alive if rank in self.servers and rank != self._joined}
+        """Returns the URLs of the serving ranks' servers by rank."""
+        return {rank: self.servers[rank].url for rank in self._ranks_now.alive}
 
     def _name(self, *ranks: int) -> str:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self.port is None else "vLLM"
@@ -332,11 +361,27 @@ class RankServers:
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
         keeper = await self._run(words, self.folder / "keeper.log", dict(os.environ), **pipes)
         self._keeper = keeper
+        self._others.append(keeper)
         assert keeper.stdout is not None
         line = await keeper.stdout.readline()
         if not line:
-            raise RankFailed(f"the keeper of the ranks' store ended: {reason(self.folder / 'keeper.log')}")
+            raise self._keeper_ended()
         return str(json.loads(line)["store"])
+
+    def _keeper_ended(self) -> RankFailed:
+        return RankFailed(f"the keeper of the ranks' store ended: {reason(self.folder / 'keeper.log')}")
+
+    async def _start_router(self) -> None:
+        port, metrics = free_ports(2)
+        self.router = f"http://127.0.0.1:{port}"
+        words = [sys.executable, "-P", "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+        words += ["--worker-urls", *self.urls().values(), "--policy", "round_robin", "--prometheus-port", str(metrics)]
+        words += ["--worker-startup-check-interval", "1"]
+        self._others.append(await self._run(words, self.folder / "router.log", dict(os.environ)))
+        while self._others[-1].returncode is None and await self._ask("GET", f"{self.router}/health", 1.0) is None:
+            await asyncio.sleep(LOOK_S)
+        if self._others[-1].returncode is not None:
+            raise RankFailed(f"vllm-router ended: {reason(self.folder / 'router.log')}")
 
     async def _status(self, rank: int) -> Any:
         path = "/fault_tolerance/status" if self.survive else "/health"
@@ -364,7 +409,7 @@ class RankServers:
             return None
 
     async def _begin_change(self, lost: list[int]) -> None:
-        """Tells all survivors that ranks are lost."""
+        """Tells the router and all survivors that ranks are lost."""
         ranks = self._ranks_now
         if lost or self.changes.serving.is_set():
             self._change_s = time.monotonic()
@@ -375,8 +420,9 @@ class RankServers:
         params = {"change": ranks.change, "dead": sorted(ranks.dead), "alive": ranks.alive, "within_s": WITHIN_S}
         params |= {"changed": changed} if (changed := self.files.touched()) else {}
         body = {"instruction": "change_ranks", "secret": self._secret, "params": params}
-        urls = [f"{self.servers[rank].url}/fault_tolerance/apply" for rank in ranks.alive]
-        answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url in urls))
+        posts: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
+        posts += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]
+        answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url, body in posts))
         self._asked = {str(answer["request_id"]) for answer in answers if answer and "request_id" in answer}
 
     def _refused(self, looks: dict[int, Look]) -> list[int]:
@@ -395,12 +441,6 @@ class RankServers:
             return f"rank {refused[0]} refused it, see {self.servers[refused[0]].log}"
         late = time.monotonic() - self._told_s > WITHIN_S + self.hang_s
         return f"no answer within {WITHIN_S + self.hang_s:g} s" if late else ""
-
-
-def kill(process: asyncio.subprocess.Process) -> None:
-    """Kills the process group of which a process is the first."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def free_ports(number: int) -> list[int]:

@@ -208,6 +208,8 @@ def prepare(
         say(f"cluster: {len(whole)} {whole.gpus[0].kind} at {whole.gpus[0].out_Bps:.3g} bytes/s, {rests}, not measured")
     if survive and (size == 1 or local != size):
         raise BadInput("`survive`: expected several data-parallel ranks, all on this host")
+    if size > 1 and find_spec("vllm_router") is None:
+        raise MissingDependency('vllm-router is needed for data-parallel ranks: pip install "aurora-moe[vllm]"')
     slug = re.sub(r"[^\w.-]+", "-", served).strip("-.")[-80:]
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (state or base / "aurora-vllm" / f"{slug}-{size}x{tensor}").resolve()
@@ -354,7 +356,8 @@ async def serve(
                 await servers.start()
                 if command.size > 1 and front is None:
                     context = await _context_tokens(session, servers.servers[command.ranks[0]].url, command.api_key)
-                    proxy = ResumingProxy(servers.urls, session, servers.changes, context)
+                    by_tokens = command.given.additional_config["aurora"].get("requests", "stock") != "stock"
+                    proxy = ResumingProxy(lambda: servers.router, session, servers.changes, context, servers.urls, by_tokens)
                     front = web.AppRunner(proxy.app(), shutdown_timeout=1.0)
                     await front.setup()
                     await web.TCPSite(front, host, port).start()

@@ -1,4 +1,4 @@
-"""HTTP proxy in front of the ranks' servers: deals requests to them, and resumes answers that a lost rank interrupted."""
+"""HTTP proxy in front of vllm-router: resumes answers that were interrupted by a lost rank, so that clients get all of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from aiohttp import ClientConnectionError, ClientError, ClientSession, ClientTimeout, StreamReader, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, web
 
 from aurora_vllm.client_paths import only_client_paths
+from aurora_vllm.request_ranks import chosen_rank
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RANK = "X-data-parallel-rank"  # header with which the user chooses the rank
@@ -18,8 +19,9 @@ CHARACTERS = 4  # of a token of text, about
 DEFAULT_TOKENS = 16  # vLLM's max_tokens of completions
 DONE = b"data: [DONE]\n\n"
 NO_REASON: dict[str, Any] = {}  # vLLM ends the stream of a request that it aborts before the first token without a chunk
-NOT_PASSED = {  # headers of a hop alone, and that which chooses among ranks
-    RANK.lower(), "host", "content-length", "connection", "transfer-encoding", "accept-encoding", "keep-alive", "upgrade",
+HOP_BY_HOP = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding", "keep-alive", "upgrade"}
+KEY_DROPPED = {  # paths on which vllm-router 0.1.17 drops the client's key
+    "/v1/responses", "/v1/messages", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations",
 }  # fmt: skip
 LARGEST_BODY = 1 << 29
 SAMPLING = (  # fields of a request that a resumed one keeps
@@ -64,7 +66,7 @@ class ServingChanges:
 
 
 class ResumedStream:
-    """Answer stream of one client. After each fault it continues with a new request to a rank ("upstream").
+    """Answer stream of one client. After each fault it continues with a new request to the router ("upstream").
 
     Requests for several answers, and those with an option in NOT_RESUMED, are passed on unchanged and never resumed.
 
@@ -201,19 +203,23 @@ class ResumedStream:
 
 
 class ResumingProxy:
-    """Forwards requests to ranks, and repeats or resumes completions and chats that a lost rank interrupted.
+    """Forwards requests to the router, and repeats or resumes completions and chats that a lost rank interrupted.
 
     Args:
-        ranks: returns the URLs of the serving ranks' servers by rank.
+        upstream: returns the URL of the router.
         session: the HTTP client.
         changes: the changes of the serving ranks.
         context_tokens: largest number of tokens of a prompt plus its answer.
+        ranks: returns the URLs of the ranks' servers by rank; only needed where the proxy chooses a request's rank.
+        by_tokens: True: the proxy chooses the rank of each completion and chat, by prompt tokens; False: the router does.
     """
 
     def __init__(
-        self, ranks: Callable[[], dict[int, str]], session: ClientSession, changes: ServingChanges, context_tokens: int
-    ) -> None:
-        self._ranks, self._session, self._changes, self._context, self._sent = ranks, session, changes, context_tokens, 0
+        self, upstream: Callable[[], str], session: ClientSession, changes: ServingChanges, context_tokens: int,
+        ranks: Callable[[], dict[int, str]] = dict, by_tokens: bool = False,
+    ) -> None:  # fmt: skip
+        self._upstream, self._session, self._changes, self._context = upstream, session, changes, context_tokens
+        self._ranks, self._by_tokens, self._sent = ranks, by_tokens, 0
         self._prompts: dict[int, tuple[str, int]] = {}  # URL and tokens of prompts that are not computed, by id of the request
 
     def app(self) -> web.Application:
@@ -225,21 +231,20 @@ class ResumingProxy:
         return app
 
     def _send(self, request: web.Request, path: str, **options: Any) -> Any:
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in NOT_PASSED}
-        if not (urls := self._ranks()):
-            raise ClientConnectionError("no rank serves")
-        url = next(iter(urls.values()))  # of what is the same on all ranks
-        if request.method != "GET":
-            tokens = prompt_tokens(options["json"]) if "json" in options else len(options["data"]) // CHARACTERS
-            url = self._url_of_rank(urls, tokens, request)
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+        url = self._upstream()
+        if (self._by_tokens and "json" in options) or (request.path in KEY_DROPPED and "Authorization" in request.headers):
+            url = self._url_of_rank(self._ranks(), prompt_tokens(options["json"]) if "json" in options else 0, request)
+            headers = {name: value for name, value in headers.items() if name.lower() != RANK.lower()}  # a server has one
         return self._session.request(request.method, url + path, headers=headers, timeout=ClientTimeout(total=None), **options)
 
     def _url_of_rank(self, urls: dict[int, str], tokens: int, request: web.Request) -> str:
         """Returns the URL of the rank that the user gave, or else of the one with the fewest prompt tokens to compute."""
-        tokens_of = {url: sum(count for at, count in self._prompts.values() if at == url) for url in urls.values()}
-        fewest = min(urls, key=lambda rank: (tokens_of[urls[rank]], (rank - self._sent) % (max(urls) + 1)))
+        places = {url: place for place, url in enumerate(urls.values())}
+        prompts = [(places[url], count) for url, count in self._prompts.values() if url in places]
+        chosen = list(urls)[chosen_rank(prompts, [(0, 0, 0.0)] * len(urls), 1, self._sent)]
         given = request.headers.get(RANK, "")
-        rank = int(given) if given in map(str, urls) else fewest
+        rank = int(given) if given in map(str, urls) else chosen
         self._prompts[id(request)], self._sent = (urls[rank], tokens), self._sent + 1
         return urls[rank]
 
@@ -254,7 +259,7 @@ class ResumingProxy:
                     await response.write(part)
                 return response
         except ClientError as error:
-            return failure(502, f"no rank answers: {error}")
+            return failure(502, f"the router does not answer: {error}")
         finally:
             self._prompts.pop(id(request), None)
 

@@ -13,4 +13,4 @@ mkdir -p "$meta"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$meta/METADATA"
 echo install.sh > "$meta/INSTALLER"
 : > "$meta/RECORD"
-$pip --editable . pytest pytest-timeout hypothesis psutil
+$pip --editable . pytest pytest-timeout hypothesis psutil 'vllm-router>=0.1.17,<0.2'

@@ -58,8 +58,8 @@ def test_strangers_reach_clients_paths_alone():
     async def run():
         upstream = web.Application()
         upstream.router.add_route("*", "/{path:.*}", answer)
-        async with TestServer(upstream) as rank, ClientSession() as session:
-            proxy = ResumingProxy(lambda: {0: str(rank.make_url("")).rstrip("/")}, session, ServingChanges(0.1), 64)
+        async with TestServer(upstream) as router, ClientSession() as session:
+            proxy = ResumingProxy(lambda: str(router.make_url("")).rstrip("/"), session, ServingChanges(0.1), 64)
             async with TestServer(proxy.app()) as front:
                 for path in (*ADMIN, *TRICKS):
                     for method in ("GET", "POST", "DELETE"):

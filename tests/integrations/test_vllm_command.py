@@ -20,7 +20,7 @@ from tests.integrations.survivors import start
 
 pytestmark = [
     pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
+        not all(map(importlib.util.find_spec, ("vllm", "vllm_router"))),
         reason="vllm is not installed here; make test-vllm installs it",
     ),
     pytest.mark.timeout(3600),

@@ -3,6 +3,7 @@
 `make test-vllm` runs it.
 """
 
+import importlib.util
 import json
 import os
 import random
@@ -24,7 +25,9 @@ ON_ALL_RANKS = {"num_redundant_experts": 24, "step_interval": 10**12}  # of eigh
 HANG_S = "60"  # a busy machine is no lost rank
 pytestmark = [
     *needs_vllm,
-    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+    pytest.mark.skipif(
+        sys.platform != "linux" or importlib.util.find_spec("vllm_router") is None, reason="needs Linux and vllm-router"
+    ),
 ]
 
 READ_ANEW = """

@@ -1,4 +1,4 @@
-"""Streams that a lost rank ends, in front of a stand-in for a rank: clients see them whole, or an error."""
+"""Streams that a lost rank ends, in front of a stand-in for the router: clients see them whole, or an error."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def next_token(ids):
 
 
 class Engine:
-    """Stands in for vLLM: a model of 26 tokens, some of which bring their text one token late, and faults as asked.
+    """Stands in for router and vLLM: a model of 26 tokens, some of which bring their text one token late, and faults as asked.
 
     Args:
         faults: for each request in sequence, the number of tokens after which it ends by a fault, and how; None: no fault.
@@ -98,9 +98,9 @@ def ask(engine, path="/v1/completions", **body):
         upstream = web.Application()
         upstream.router.add_post("/v1/completions", engine.answer)
         upstream.router.add_post("/v1/chat/completions", engine.answer)
-        async with TestServer(upstream) as rank, ClientSession() as session:
-            url = str(rank.make_url("")).rstrip("/")
-            proxy = ResumingProxy(lambda: {0: url}, session, engine.changes, CONTEXT)
+        async with TestServer(upstream) as router, ClientSession() as session:
+            url = str(router.make_url("")).rstrip("/")
+            proxy = ResumingProxy(lambda: url, session, engine.changes, CONTEXT)
             async with (
                 TestServer(proxy.app()) as front,
                 session.post(front.make_url(path), json={"model": "m", **body}) as answer,
@@ -259,7 +259,7 @@ def test_the_proxy_sends_requests_to_the_rank_with_the_fewest_prompt_tokens():
             await servers[-1].start_server()
         urls = {rank: str(server.make_url("")).rstrip("/") for rank, server in enumerate(servers)}
         async with ClientSession() as session:
-            front = TestServer(ResumingProxy(lambda: urls, session, Engine().changes, CONTEXT).app())
+            front = TestServer(ResumingProxy(lambda: "", session, Engine().changes, CONTEXT, lambda: urls, True).app())
             await front.start_server()
             sent = []
             for tokens in (30, 4, 30, 4, 3):
@@ -275,3 +275,34 @@ def test_the_proxy_sends_requests_to_the_rank_with_the_fewest_prompt_tokens():
         return asked
 
     assert asyncio.run(go()) == [[(30, None), (4, None)], [(4, None), (30, None), (3, None)]]
+
+
+def test_requests_whose_key_the_router_drops_go_to_a_rank():
+    asked = []
+
+    def server(name):
+        async def answer(request):
+            asked.append((name, request.path, request.headers.get("Authorization")))
+            return web.json_response({})
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        return TestServer(app)
+
+    async def go():
+        async with server("router") as router, server("rank") as rank, ClientSession() as session:
+            urls = [str(each.make_url("")).rstrip("/") for each in (router, rank)]
+            proxy = ResumingProxy(lambda: urls[0], session, Engine().changes, CONTEXT, lambda: {0: urls[1]})
+            async with TestServer(proxy.app()) as front:
+                for path in ("/v1/responses", "/v1/embeddings"):
+                    for headers in ({"Authorization": "Bearer k"}, {}):
+                        async with session.post(front.make_url(path), json={}, headers=headers) as answer:
+                            assert answer.status == 200
+
+    asyncio.run(go())
+    assert asked == [
+        ("rank", "/v1/responses", "Bearer k"),
+        ("router", "/v1/responses", None),
+        ("router", "/v1/embeddings", "Bearer k"),
+        ("router", "/v1/embeddings", None),
+    ]
