@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from aurora.cli.inputs import check_folder
 from aurora.cli.options import verb
-from aurora.cli.output import show, terminal
+from aurora.cli.output import need_models, show, terminal
 from aurora.errors import need
 from aurora.io import load_cluster, write_text
 from aurora.io.files import make_folder
@@ -53,7 +53,7 @@ def demo(*, output: Path = Path("demo"), as_json: bool = False) -> None:
         output: folder for profiles, plans, traces and the report.
     """
     check_folder(output)
-    need("torch", "transformers")
+    need_models()
     need("jinja2", extra="report")
     make_folder(output)
     ranks = load_cluster(CLUSTER)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from aurora.cli.inputs import check_model, check_output
 from aurora.cli.options import verb
-from aurora.cli.output import progress_bars, show
+from aurora.cli.output import need_models, progress_bars, show, working
 from aurora.errors import BadInput, need
 from aurora.io import load, load_curves, save, save_cluster
 from aurora.types import Cluster, ComputeCurves, Profile, ProfileOptions
@@ -37,7 +37,8 @@ def links(
     from aurora.profiler.link_timing import measure_links
     from aurora.reports.plan_tables import links_table
 
-    measured = measure_links(ranks, transport)
+    with working("measuring links"):
+        measured = measure_links(ranks, transport)
     if measured is None:
         return  # under torchrun rank 0 speaks
     rate_Bps_GG, startup_s_GG = measured.links.rate_Bps_GG, measured.links.startup_s_GG
@@ -102,11 +103,12 @@ def devices(*, output: Path = Path("cluster.toml"), as_json: bool = False) -> No
 
 
 def _measured(model: str, batch: int) -> ComputeCurves:
-    need("torch", "transformers")
+    need_models()
     from aurora.profiler.compute_timing import measure_curves
 
     tokens = ProfileOptions.prompt_tokens
-    return measure_curves(model, max_tokens=2 * batch * tokens, sequence_tokens=tokens, processes=ProfileOptions.share)
+    with working("measuring compute times"):
+        return measure_curves(model, max_tokens=2 * batch * tokens, sequence_tokens=tokens, processes=ProfileOptions.share)
 
 
 def _write(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from aurora.errors import need
 from aurora.reports.formatting import MOST_COLUMNS
 
 if TYPE_CHECKING:
@@ -67,6 +68,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Context manager that shows what a command does, and for how long, on a terminal; nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bars.add_task(what, total=None)
+        yield
+
+
+def need_models() -> None:
+    """Check that torch and transformers can be imported, and import them, which takes seconds."""
+    with working("importing torch and transformers"):
+        need("torch", "transformers")
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from cyclopts import Parameter
 import aurora
 from aurora.cli.inputs import check_model, check_output
 from aurora.cli.options import verb
-from aurora.cli.output import WORST, progress_bars, show
-from aurora.errors import BadInput, need
+from aurora.cli.output import WORST, need_models, progress_bars, show
+from aurora.errors import BadInput
 from aurora.io import load_gpus, load_profile, save
 from aurora.types import Profile, ProfileOptions, SyntheticOptions
 from aurora.types.options import Seconds
@@ -36,7 +36,7 @@ def profile(
     """
     check_output(output=output)
     check_model(model)
-    need("torch", "transformers")
+    need_models()
     begun = None
     with suppress(BadInput):  # no profile, which is written over
         begun = load_profile(output) if output.exists() else None

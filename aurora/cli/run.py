@@ -13,8 +13,8 @@ from cyclopts import Parameter
 import aurora
 from aurora.cli.inputs import check_model, check_output, profiles_of
 from aurora.cli.options import verb
-from aurora.cli.output import WORST, show
-from aurora.errors import AuroraError, BadInput, need, plural
+from aurora.cli.output import WORST, need_models, show, working
+from aurora.errors import AuroraError, BadInput, plural
 from aurora.io import load_plan, save, write_text
 from aurora.io.prompts import load_arriving
 from aurora.reports.formatting import Columns, distinct, seconds, table_of, text
@@ -85,7 +85,7 @@ def run(
     arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
     for path in model:
         check_model(path)
-    need("torch", "transformers")
+    need_models()
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
     from aurora.runtime.run import verify as differing
@@ -93,7 +93,8 @@ def run(
     tokenizers = [load_tokenizer(path) for path in model]
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
     arrivals = arrivals if any(map(any, arrivals)) else []
-    result = aurora.run(loaded, model, requests, chosen, arrivals=arrivals)
+    with working("serving"):
+        result = aurora.run(loaded, model, requests, chosen, arrivals=arrivals)
     if result is None:
         return  # under torchrun rank 0 speaks
     if output is not None:
@@ -103,7 +104,8 @@ def run(
     if compare:
         expected = _predicted(loaded, result, profiles, options.interleave)
         save(expected, beside)
-    differences = differing(result, model, requests, chosen) if verify else None
+    with working("comparing answers"):
+        differences = differing(result, model, requests, chosen) if verify else None
     _show(as_json, loaded, result, expected, differences, {"trace": target, "answers": output})
     if differences:
         raise AuroraError(f"outputs differ from the plain model's in {len(differences)} places, first: {differences[0]}")

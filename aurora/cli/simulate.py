@@ -10,7 +10,7 @@ import aurora
 from aurora.algorithms.check.fit import check_traffic, without_proof
 from aurora.cli.inputs import check_output, profiles_of
 from aurora.cli.options import refuse_given, verb
-from aurora.cli.output import WORST, progress_bars, show
+from aurora.cli.output import WORST, progress_bars, show, working
 from aurora.errors import BadInput
 from aurora.io import load_plan, load_requests, save
 from aurora.io.requests import TRACE_FORMATS
@@ -85,7 +85,8 @@ def simulate(
         check_traffic(loaded, traffic)
         loaded = with_micro_batches(loaded, traffic, micro_batches)
     loaded = with_preemption(loaded, traffic)
-    predicted = aurora.simulate(loaded, traffic, interleave=interleave, **how)
+    with working("simulating"):
+        predicted = aurora.simulate(loaded, traffic, interleave=interleave, **how)
     estimated = rows_estimated([model.hierarchy for model in loaded.models], traffic)
     save(predicted, target)
     summary, apart = summarise(predicted, loaded.cluster), None

@@ -14,8 +14,8 @@ import aurora
 from aurora.algorithms.gradient_codes import SCHEMES
 from aurora.cli.inputs import check_folder, check_model
 from aurora.cli.options import verb
-from aurora.cli.output import show
-from aurora.errors import need, plural
+from aurora.cli.output import need_models, show, working
+from aurora.errors import plural
 from aurora.reports.formatting import seconds, table_of
 from aurora.types import TrainOptions
 
@@ -49,8 +49,9 @@ def train(
     """
     check_model(model)
     check_folder(output, "model")
-    need("torch", "transformers")
-    result = aurora.train(model, text, options, output=output)
+    need_models()
+    with working("training"):
+        result = aurora.train(model, text, options, output=output)
     if result is None:
         return  # under torchrun rank 0 speaks
     show(
