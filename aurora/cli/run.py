@@ -19,7 +19,7 @@ from aurora.io import load_plan, save, write_text
 from aurora.io.prompts import load_arriving
 from aurora.reports.formatting import Columns, distinct, seconds, table_of, text
 from aurora.types import PRIORITIES, Plan, Profile, RunOptions, Trace
-from aurora.types.options import MOST_MICRO_BATCHES, Limits
+from aurora.types.options import Limits
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,6 @@ def run(
     trace: Path | None = None,
     options: RunOptions = RunOptions(),
     priorities: Annotated[tuple[str, ...], Limits(one_of=PRIORITIES)] = (),
-    micro_batches: Annotated[int | None, Limits(above=0, most=MOST_MICRO_BATCHES)] = None,
     verify: bool = False,
     compare: bool = False,
     profile: list[Path] | None = None,
@@ -56,7 +55,6 @@ def run(
         output: the answers to write (JSON lines).
         trace: the measured trace to write (npz); default: beside the plan.
         priorities: one per model, interactive or batch; default: the plan's.
-        micro_batches: parts of each batch; default: the plan's.
         verify: compare the answers with those of the unmodified model in one process.
         compare: compare each phase with a simulation of the same traffic.
         profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
@@ -66,8 +64,6 @@ def run(
     loaded = with_priorities(load_plan(plan), priorities, shared=options.colocate is not None)
     if priorities and (known := _profiles_left(loaded, plan)):
         loaded = with_preemption(loaded, known)
-    if micro_batches is not None:
-        loaded = _with_micro_batches(loaded, plan, profile, micro_batches)
     _check_counts(loaded, plan, model, prompts)
     if profile and not compare:
         raise BadInput("run: --profile goes with --compare")
@@ -125,14 +121,6 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
         return profiles_of(plan, path, None)
     except AuroraError:
         return []
-
-
-def _with_micro_batches(plan: Plan, path: Path, files: list[Path] | None, parts: int) -> Plan:
-    """The plan with as many micro-batches; without the profiles that it was made from its time slice is not chosen anew."""
-    from aurora.planner.choice import with_micro_batches
-
-    profiles = profiles_of(plan, path, files) if files else _profiles_left(plan, path)
-    return with_micro_batches(plan, profiles, parts) if profiles else plan.with_micro_batches(parts)
 
 
 def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], interleave: str) -> Trace:

@@ -14,11 +14,11 @@ from aurora.cli.output import WORST, progress_bars, show, working
 from aurora.errors import BadInput
 from aurora.io import load_plan, load_requests, save
 from aurora.io.requests import TRACE_FORMATS
-from aurora.types import BARRIERS, PRIORITIES, RequestOptions
-from aurora.types.options import MOST_MICRO_BATCHES, SIMULATED_ORDERS, Limits
+from aurora.types import BARRIERS, RequestOptions
+from aurora.types.options import SIMULATED_ORDERS, Limits
 from aurora.types.run_options import INTERLEAVE
 
-TRACED = ("interleave", "priorities", "micro_batches", "output")  # that go without requests
+TRACED = ("interleave", "output")  # that go without requests
 
 
 @verb(trace_format=Parameter(choices=tuple(TRACE_FORMATS)), seed=None)
@@ -32,8 +32,6 @@ def simulate(
     barriers: Annotated[str, Limits(one_of=BARRIERS)] = "gpu",
     orders: Annotated[str, Limits(one_of=SIMULATED_ORDERS)] = "plan",
     staged: bool = False,
-    priorities: Annotated[tuple[str, ...], Limits(one_of=PRIORITIES)] = (),
-    micro_batches: Annotated[int | None, Limits(above=0, most=MOST_MICRO_BATCHES)] = None,
     requests: Path | None = None,
     trace_format: str | None = None,
     request: RequestOptions | None = None,
@@ -52,8 +50,6 @@ def simulate(
             reduce-scatter instead of all-to-alls, as in vLLM without aurora.
         interleave: run several models at the same time (on) or one after the other (off).
         staged: run transfers in stages, as NCCL's grouped calls do, instead of one by one.
-        priorities: one per model, interactive or batch; default: the plan's.
-        micro_batches: parts of each batch; default: the plan's.
         requests: serve the requests of a trace instead, and compare with the engine's default and with even ranks (.csv or JSON
             lines with arrival_s,input_tokens,output_tokens, or another of the trace formats).
         trace_format: format of the trace; default: the one that has its columns.
@@ -65,25 +61,22 @@ def simulate(
         return
     refuse_given(("trace_format",), "with `requests`")
     from aurora.advisor.sharing import apart_seconds
-    from aurora.planner.choice import with_micro_batches
-    from aurora.planner.options import with_preemption, with_priorities
+    from aurora.planner.options import with_preemption
     from aurora.planner.scenarios.scenario import rows_estimated
     from aurora.reports.advice import sharing_line
     from aurora.reports.json_objects import models_json, summary_json
     from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 
-    loaded = with_priorities(load_plan(plan), priorities)
-    others = {"interleave": interleave != "on", "orders": orders != "plan", "barriers": barriers != "gpu"}
+    loaded, others = (
+        load_plan(plan),
+        {"interleave": interleave != "on", "orders": orders != "plan", "barriers": barriers != "gpu"},
+    )
     chosen = [f"{name}-{value}" for name, value in {"interleave": interleave, **how}.items() if others.get(name)]
-    chosen += ["staged"] * staged + [f"micro-batches-{micro_batches}"] * (micro_batches is not None)
-    chosen += ["-".join(("priority", *priorities))] if priorities else []
+    chosen += ["staged"] * staged
     target = output or plan.with_suffix("".join(f".{part}" for part in [*chosen, "predicted.npz"]))
     check_output(output=target)
     traffic = profiles_of(loaded, plan, profile)
-    if micro_batches is not None:
-        check_traffic(loaded, traffic)
-        loaded = with_micro_batches(loaded, traffic, micro_batches)
     loaded = with_preemption(loaded, traffic)
     with working("simulating"):
         predicted = aurora.simulate(loaded, traffic, interleave=interleave, **how)

@@ -111,21 +111,6 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     return min(sliced, key=lambda choice: simulate_plan(choice, first).seconds)
 
 
-def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int) -> Plan:
-    """Returns the plan with `parts` micro-batches, and with the faster time slice if its options leave that open.
-
-    Args:
-        plan: the plan.
-        profiles: one profile per model.
-        parts: the number of micro-batches.
-
-    Raises:
-        BadInput: if a number above one is asked for in a plan of several models.
-    """
-    cut = plan.with_micro_batches(parts)
-    return with_time_slice(cut, profiles) if parts > 1 and cut.options.time_slice == "auto" else cut
-
-
 def all_to_alls(
     options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
 ) -> dict[str, PlanOptions]:

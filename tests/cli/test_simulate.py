@@ -56,29 +56,21 @@ def test_each_of_several_models_has_its_steps(aurora, plan):
     assert sum(each["seconds"] for each in found["off"]["models"]) == pytest.approx(found["off"]["seconds"], rel=0.05)
 
 
-def test_micro_batches_in_place_of_the_plans(aurora, plan):
-    """A plan with one and with two; the report shows them, and tables name them."""
-    found = {}
-    for parts in ("1", "2"):
-        code, out, _ = aurora("simulate", plan, "--micro-batches", parts, "--json")
-        assert code == 0
-        found[parts] = json.loads(out)
-    assert [found[parts]["micro_batches"] for parts in ("1", "2")] == [1, 2]
-    model = load_plan(plan).models[0].model
-    assert {layer["model"] for layer in found["2"]["layers"]} == {f"{model}/0", f"{model}/1"}
-    folder = plan.parent
-    traces = [plan.with_suffix(f".micro-batches-{parts}.predicted.npz") for parts in ("1", "2")]
-    assert all(trace.exists() for trace in traces)  # each beside the others, and beside that of the plan as it is
+def test_micro_batches_are_named(aurora, plan):
+    folder, model = plan.parent, load_plan(plan).models[0].model
     cut = folder / "cut.json"
     code, out, _ = aurora(
         "plan", "--cluster", CLUSTER, "--profile", folder / "a.npz", "--micro-batches", "3", "-o", cut, "--json"
     )
     assert code == 0
     assert json.loads(out)["strategies"]["micro_batches"] == "3"
-    assert aurora("simulate", cut)[0] == 0
+    found = json.loads(aurora("simulate", cut, "--json")[1])
+    assert found["micro_batches"] == 3
+    assert {layer["model"] for layer in found["layers"]} == {f"{model}/{part}" for part in range(3)}
     assert aurora("report", cut, folder / "cut.predicted.npz", "--format", "perfetto", "-o", folder / "r.json")[0] == 0
     assert f'"name":"{model}/2"' in (folder / "r.json").read_text()
-    refused(aurora("simulate", plan, "--micro-batches", "5"), "--micro-batches: expected at most 4, found 5")
+    one = "--profile", folder / "a.npz"
+    refused(aurora("plan", "--cluster", CLUSTER, *one, "--micro-batches", "5"), "--micro-batches: expected at most 4, found 5")
     profiles = "--profile", folder / "a.npz", "--profile", folder / "a.npz"
     refused(aurora("plan", "--cluster", CLUSTER, *profiles, "--micro-batches", "2", "-o", cut),
             "--micro-batches: cut the batches of a single model, expected 1, found 2 models")  # fmt: skip
@@ -136,7 +128,7 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     refused(aurora("simulate", plan, "--requests", tmp_path / "none.csv"), "none.csv: no such file")
     refused(aurora("simulate", plan, "--isl", 2), "expected --rate and --osl too, to draw requests, or --requests")
     refused(aurora("simulate", plan, "--rate", 2), "expected --isl and --osl too, to draw requests, or --requests")
-    refused(aurora("simulate", plan, "--rate", 2, "--micro-batches", 2), "--micro-batches: expected without --requests")
+    refused(aurora("simulate", plan, "--rate", 2, "--interleave", "off"), "--interleave: expected without --requests")
     refused(aurora("simulate", plan, "--rate", 0, "--isl", 2, "--osl", 2), "--rate: expected more than zero, found 0")
     ways = ("simulate", plan, "--requests", trace, "--duration", 0.5, "--dispatch")
     named = [json.loads(aurora(*ways, way, "--json")[1]) for way in ("requests", "cadence")]
@@ -144,7 +136,7 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     assert named[0]["even"]["busiest"] == 1 < named[0]["plan"]["busiest"]
     refused(aurora(*ways, "aligned:-1"), "--dispatch: expected aligned:N with a whole number N from 0 on, found 'aligned:-1'")
     refused(aurora(*ways, "requests", "--ttft", 1), "--ttft: expected with --dispatch cadence, found requests")
-    refused(aurora("simulate", plan, "--rate", 2, "--trace-format", "azure"), "expected --isl and --osl too")
+    refused(aurora("simulate", plan, "--rate", 2, "--trace-format", "azure"), "--trace-format: expected with --requests")
     refused(aurora("simulate", plan, "--requests", trace, "--trace-format", "azure"), "expected the columns TIMESTAMP")
     few = ("--rate", 2, "--isl", 2, "--osl", 2, "--max-num-seqs", 9, "--max-num-batched-tokens", 8)
     refused(aurora("simulate", plan, *few), "--max-num-seqs: expected at most the 8 of --max-num-batched-tokens")

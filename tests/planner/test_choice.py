@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.choice import with_micro_batches, with_time_slice
+from aurora.planner.choice import with_time_slice
 from aurora.planner.plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Curve, PlanOptions
@@ -37,7 +37,6 @@ def test_turns_on_one_gpu():
 def test_a_single_model_alone_has_micro_batches():
     sources = [profile([[[[0, 4], [4, 0]]]], name=name) for name in "ab"]
     pair = make_plan(cluster(1.0, 1.0), sources)
-    assert with_micro_batches(pair, sources, 1) == pair
     for refused in (
         lambda: pair.with_micro_batches(2),
         lambda: make_plan(cluster(1.0, 1.0), sources, PlanOptions(micro_batches=2)),
@@ -54,8 +53,7 @@ def test_micro_batches_take_the_faster_time_slice():
     line = Curve(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
     plain = profile([[[[20, 20], [20, 20]]] * 3])
     shared = replace(plain, curves={"reference": {**plain.curves["reference"], "expert": line}})
-    plan = make_plan(cluster(1.0, 1.0), [shared])
-    chosen = with_micro_batches(plan, [shared], 2)
+    plan, chosen = (aurora.plan(cluster(1.0, 1.0), shared, PlanOptions(micro_batches=parts)) for parts in (1, 2))
     by_slice_s = [
         simulate_plan(replace(chosen, options=replace(chosen.options, time_slice=time_slice)), [shared]).seconds
         for time_slice in AUTO_TIME_SLICES
