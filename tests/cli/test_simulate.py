@@ -80,7 +80,7 @@ def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
     text = CLUSTER.read_text().replace("schema = 1", "schema = 1\nincast = {}")
     for value, said in (
         ("1.5", "incast must lie between 0 and 1, found 1.5"),
-        ('"much"', "incast must be a number, found 'much'"),
+        ('"much"', "incast: expected a number, found 'much'"),
     ):
         (tmp_path / "c.toml").write_text(text.format(value))
         refused(aurora("plan", "--cluster", tmp_path / "c.toml", "--profile", "x.npz", "-o", tmp_path / "p.json"), said)
@@ -137,6 +137,6 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     refused(aurora(*ways, "aligned:-1"), "--dispatch: expected aligned:N with a whole number N from 0 on, found 'aligned:-1'")
     refused(aurora(*ways, "requests", "--ttft", 1), "--ttft: expected with --dispatch cadence, found requests")
     refused(aurora("simulate", plan, "--rate", 2, "--trace-format", "azure"), "--trace-format: expected with --requests")
-    refused(aurora("simulate", plan, "--requests", trace, "--trace-format", "azure"), "expected the columns TIMESTAMP")
+    refused(aurora("simulate", plan, "--requests", trace, "--trace-format", "azure"), "line 2: 'ContextTokens' is missing")
     few = ("--rate", 2, "--isl", 2, "--osl", 2, "--max-num-seqs", 9, "--max-num-batched-tokens", 8)
     refused(aurora("simulate", plan, *few), "--max-num-seqs: expected at most the 8 of --max-num-batched-tokens")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput
 from aurora.planner.choice import with_time_slice
 from aurora.planner.plan import make_plan
+from aurora.planner.plan import plan as plan_of
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Curve, PlanOptions
 from aurora.types.program import AUTO_TIME_SLICES
@@ -53,7 +54,7 @@ def test_micro_batches_take_the_faster_time_slice():
     line = Curve(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
     plain = profile([[[[20, 20], [20, 20]]] * 3])
     shared = replace(plain, curves={"reference": {**plain.curves["reference"], "expert": line}})
-    plan, chosen = (aurora.plan(cluster(1.0, 1.0), shared, PlanOptions(micro_batches=parts)) for parts in (1, 2))
+    plan, chosen = (plan_of(cluster(1.0, 1.0), shared, PlanOptions(micro_batches=parts)) for parts in (1, 2))
     by_slice_s = [
         simulate_plan(replace(chosen, options=replace(chosen.options, time_slice=time_slice)), [shared]).seconds
         for time_slice in AUTO_TIME_SLICES
