@@ -17,6 +17,7 @@ from aurora.advisor.gpu_memory import most
 from aurora.advisor.ratio_errors import ratio_error
 from aurora.advisor.served_ways import ComparedWay, compare_ways_of_serving
 from aurora.advisor.serving_case import BATCHED_TOKENS, Service, ServingCase
+from aurora.advisor.step_time import SchedulerStep
 from aurora.advisor.without_records import without_records
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.attention import kv_bytes_per_sequence, kv_bytes_per_token
@@ -68,6 +69,7 @@ class Disaggregation:
         pools: the way of serving of each pool, by STAGES.
         rates: rates at the mean balance.
         gain: tokens per second apart / together.
+        attention: result of `attention_apart` on all GPUs, by the engine's default.
         low, high: ends of the gain's interval, which covers the balance of experts and the error of computed steps.
     """
 
@@ -77,6 +79,12 @@ class Disaggregation:
     gain: float
     low: float
     high: float
+    attention: tuple[int, float] = (0, 1.0)
+
+    @property
+    def at_most(self) -> str:
+        """The bound on attention and experts on GPUs of their own, in words."""
+        return f"attention on {self.attention[0]} GPUs, experts on the others: {self.attention[1]:.2f}x in answers at most"
 
     @property
     def worth(self) -> bool:
@@ -184,6 +192,29 @@ def pool_rates(
     return PoolRates(prefill_per_s, transfer_per_s, decode_per_s, requests, kv_bytes, transfer_s, service)
 
 
+def attention_apart(case: ServingCase, way: ServingWay) -> tuple[int, float]:
+    """Returns the GPUs for attention that balance those for experts in steps of answers, and a bound on the gain that brings.
+
+    All requests stay in flight, attention's on fewer GPUs and experts on the others, in two batches that take turns; exchanges,
+    logits and the host are counted as nothing. So no way of serving attention and experts apart gains more.
+
+    Args:
+        case: the model and the requests on all GPUs.
+        way: a way of serving with data-parallel attention on every GPU.
+
+    Source: MegaScale-Infer, arXiv:2504.02263; the balance, of the computed seconds here.
+    """
+    gpus, requests = way.layout.data, case.requests(way.layout)
+    kv, best = case.load.isl + case.load.osl // 2, (0, 1.0)
+    whole = case.step_parts(way, SchedulerStep(decode_requests=requests, kv_tokens=requests * kv))
+    for attention in range(1, gpus):
+        many = requests * gpus // attention
+        layers = case.step_parts(way, SchedulerStep(decode_requests=many, kv_tokens=many * kv))
+        took_s = max(layers.attention_s + layers.dense_s, whole.experts_s * gpus / (gpus - attention))
+        best = max(best, (attention, whole.total / took_s), key=lambda each: each[1])
+    return best
+
+
 def compare_disaggregated(
     profile: Profile,
     case: ServingCase,
@@ -262,7 +293,8 @@ def compare_disaggregated(
             base = case.service(together.way, together.ratios[end])
         gains.append(rates(ways, end).service.tokens_per_s / base.tokens_per_s)
     factor, of_pools = ratio_error(case.kind, frozenset({"attention"})), dict(zip(STAGES, ways, strict=True))
-    return Disaggregation(together, of_pools, rates(ways, 0), gains[0], min(gains) / factor, max(gains) * factor)
+    bound = attention_apart(case, described(engine)[0].default(sum(splits[0]), case.per_server, profile.experts, nvlink))
+    return Disaggregation(together, of_pools, rates(ways, 0), gains[0], min(gains) / factor, max(gains) * factor, bound)
 
 
 def of_stage(profile: Profile, stage: str) -> Profile:

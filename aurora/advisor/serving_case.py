@@ -17,7 +17,7 @@ from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.gpu_memory import MemoryFit, memory_fit
 from aurora.advisor.served_sizes import ServedSizes
 from aurora.advisor.step_constants import DEFAULT
-from aurora.advisor.step_time import SchedulerStep, step_seconds
+from aurora.advisor.step_time import SchedulerStep, StepSeconds, step_seconds
 from aurora.types import GpuKind, RequestLoad
 
 BATCHED_TOKENS = 8192  # of a rank in a step of prompts, engines' default or near it
@@ -161,15 +161,29 @@ class ServingCase:
 
     def _step_s(self, way: ServingWay, step: SchedulerStep, ratio: float, phase: int, pace: int) -> float:
         """Seconds of a step of prompts (phase 0) or answers (1), in all stages, each as long as that with the most layers."""
+        stages = way.layout.pipeline
+        return self.step_parts(way, step, ratio, phase, pace).total * self._sizes.largest_stage(stages) * stages
+
+    def step_parts(
+        self, way: ServingWay, step: SchedulerStep, ratio: float = 1.0, phase: int = 1, pace: int = MEDIAN
+    ) -> StepSeconds:
+        """Returns the seconds of a step, divided into its parts.
+
+        Args:
+            way: the way.
+            step: the work of a data-parallel rank.
+            ratio: seconds of the slowest GPU's experts / seconds with perfect balance.
+            phase: 0: a step of prompts; 1: of answers.
+            pace: as for `service`.
+        """
         cut = way.overlap and step.tokens >= SERVING_ENGINES[way.engine].halves_from[phase]
         sent = EXCHANGES[way.exchange]
         sent = EXCHANGES[sent.decode] if phase and sent.decode else sent
-        computed = step_seconds(
+        return step_seconds(
             self._sizes, self.kind, way.layout, step, overlap=cut,
             nic_Bps=self.nic_Bps, per_server=self.domain_gpus or self.per_server, ratio=ratio,
             pace=sent.paces[phase][pace], **way.exchanging,
         )  # fmt: skip
-        return computed.total * self._sizes.largest_stage(way.layout.pipeline) * way.layout.pipeline
 
     @cached_property
     def _sizes(self) -> ServedSizes:

@@ -145,9 +145,9 @@ def disaggregation_line(apart: Disaggregation, joined_by: str) -> str:
     base, service = apart.together.service, apart.rates.service
     first, second = (pool.way.layout.gpus for pool in apart.pools.values() if pool.way)
     brings = (
-        f"{first} GPUs for prompts and {second} for answers bring {apart.gain:.2f}x the tokens per second "
-        f"({apart.low:.2f}x to {apart.high:.2f}x) of {apart.together.name}; TTFT {seconds(service.ttft_s)} after "
-        f"{seconds(base.ttft_s)}, TPOT {seconds(service.tpot_s)} after {seconds(base.tpot_s)}; the limit is {apart.rates.limit}"
+        f"{first} GPUs for prompts and {second} for answers bring {apart.gain:.2f}x the tokens per second ({apart.low:.2f}x to "
+        f"{apart.high:.2f}x) of {apart.together.name}; TTFT {seconds(service.ttft_s)} after {seconds(base.ttft_s)}, TPOT "
+        f"{seconds(service.tpot_s)} after {seconds(base.tpot_s)}; the limit is {apart.rates.limit}; {apart.at_most}"
     )
     if not apart.worth:
         unless = ", unless you need its TPOT" * (service.tpot_s * apart.gain < base.tpot_s * apart.low)

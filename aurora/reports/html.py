@@ -48,7 +48,7 @@ class Tile:
 def tiles(report: ReportNumbers) -> list[Tile]:
     """Returns the tiles for tokens processed per second, seconds per step, speed-up, prediction error, and gap."""
     plan = report.of.plan
-    told = next((note.removeprefix(SERVED) for note in plan.notes if note.startswith(SERVED)), "")
+    told = "".join(note.removeprefix(SERVED) for note in plan.notes if note.startswith(SERVED))
     first = [Tile("Tokens generated per second, by recommend", told.split()[0], told)] if told else []
     worth = [tile for tile in _worth(report) if not (told and tile.title.startswith("Tokens processed"))]  # of MoE layers
     return [*first, *worth, _prediction_error(report), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]

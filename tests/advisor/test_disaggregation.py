@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from aurora.advisor.disaggregation import of_stage, pool_rates, prompt_kv_bytes, splits_of
+from aurora.advisor.disaggregation import attention_apart, of_stage, pool_rates, prompt_kv_bytes, splits_of
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import Layout
 from aurora.advisor.gpu_memory import memory_bytes
@@ -68,6 +68,15 @@ def test_the_best_split_is_found_and_each_pool_gets_its_files(tmp_path):
     command = SERVING_ENGINES["vllm"].command(way, "M", tmp_path / "plan.json")
     for words in ("CUDA_VISIBLE_DEVICES=4,5,6,7 ", "SIDE_CHANNEL_PORT=5604 ", '"kv_role": "kv_consumer"', "--port 8004"):
         assert words in command
+
+
+def test_attention_apart_from_experts_by_hand():
+    """2 GPUs with 16 requests each: one computes attention of 32, the other all experts, twice what each has; the longer counts."""
+    way = SERVING_ENGINES["vllm"].default(2, 8, 16)
+    one, both = (step_seconds(CONFIG, H100, way.layout, SchedulerStep(decode_requests=many, kv_tokens=many * 544), ratio=1.0)
+                 for many in (16, 32))  # fmt: skip
+    slowest_s = max(both.attention_s + both.dense_s, 2 * one.experts_s)
+    assert attention_apart(ONE_SERVER, way) == (1, pytest.approx(one.total / slowest_s))
 
 
 @pytest.mark.parametrize(
