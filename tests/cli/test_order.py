@@ -64,12 +64,6 @@ def test_csv_npy_and_profile_agree(aurora, tmp_path):
     assert by_profile == schedule(aurora, tmp_path / "m.npy") == schedule(aurora, tmp_path / "m.csv")
 
 
-def test_a_cluster_gives_the_ports(aurora, tmp_path):
-    np.save(tmp_path / "m.npy", np.ones((8, 8), dtype=int) * 10**6)
-    found = schedule(aurora, tmp_path / "m.npy", "--cluster", shipped("clusters/paper-mixed-8.toml"))
-    assert found["fluid_bound_s"] == pytest.approx(7e6 / 5e9)
-
-
 def test_over_leaves_the_binding_nic_is_named(aurora, tmp_path):
     """A node of four sends 4 x 12 x 1 MB over its two uplinks of 12.5 GB/s: longer than its ports need."""
     np.save(tmp_path / "m.npy", np.ones((16, 16), dtype=int) * 10**6)
@@ -84,12 +78,6 @@ def test_over_leaves_the_binding_nic_is_named(aurora, tmp_path):
     assert "cut bound" in out
     assert "bound by " in out
     assert "48000000 bytes must cross, 1.92 ms at least" in out
-
-
-def test_nothing_to_send_is_a_valid_empty_order(aurora, tmp_path):
-    (tmp_path / "m.csv").write_text("0,0\n0,0")
-    found = schedule(aurora, tmp_path / "m.csv")
-    assert (found["n"], found["makespan_s"], found["gap"], found["transfers"]) == (2, 0, 0, [])
 
 
 def test_all_methods_in_one_table(aurora, csv):

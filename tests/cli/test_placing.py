@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.io import load_plan, load_profile, save, shipped
+from aurora.io import load_plan, save, shipped
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 from tests.io.engine_readers import READERS
-from tests.planner.scenarios.test_exclusive import priced
 
 pytestmark = pytest.mark.full
 
@@ -50,27 +49,6 @@ def planned(aurora, folder):
     return call
 
 
-@pytest.mark.parametrize("place", ["equal-split", "eplb"])
-def test_replicas_in_a_plan_are_simulated(aurora, planned, folder, place):
-    plan, printed = planned("--place", place, "--slots-per-gpu", 3)
-    assert f"place {place}" in printed
-    assert plan.models[0].placement.split_LG is not None
-    assert plan.objective_s == pytest.approx(priced(plan, load_profile(folder / "p0.npz")))
-    code, printed, _ = aurora("simulate", folder / "plan.json")
-    assert code == 0
-    assert "predicted" in printed
-
-
-def test_a_plan_on_other_traffic(aurora, planned, folder):
-    planned(cluster=MIXED)
-    code, printed, err = aurora("evaluate", folder / "plan.json", "--profile", folder / "p0.npz")
-    assert (code, err) == (0, "")
-    assert "slowdown 0.0%" in printed
-    code, printed, _ = aurora("evaluate", folder / "plan.json", "--profile", folder / "p1.npz")
-    assert code == 0
-    assert "slowdown 0.0%" not in printed
-
-
 def test_one_gap_is_printed_and_the_others_with_explain(planned, folder):
     for args, lacks in (
         (("--slots-per-gpu", "memory"), ""),
@@ -86,31 +64,6 @@ def test_one_gap_is_printed_and_the_others_with_explain(planned, folder):
         assert all(words in printed for words in ("fluid bound", "one-to-one bound", "objective is over"))
         assert ("these groups of experts below" in printed) == (plan.assignment_bound_s is not None)
         assert "on the longest path" in printed if not lacks else "no terms of layers: expected" in printed and lacks in printed
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--slots-per-gpu", 0], "--slots-per-gpu: expected auto, memory or a whole number above zero, found '0'"),
-        (["--slots-per-gpu", "2.5"], "--slots-per-gpu: expected auto, memory or a whole number above zero, found '2.5'"),
-        (["--slots-per-gpu", 3, "--kv-tokens", 9], "--kv-tokens: is for a plan of one model that chooses --slots-per-gpu"),
-    ],
-)
-def test_options_that_are_refused(aurora, planned, folder, args, message):
-    planned(name="old.json")
-    planned(name="mixed.json", cluster=MIXED)
-    given = [str(arg).format(folder=folder) for arg in args]
-    refused(aurora("plan", "--cluster", EQUAL, "--profile", folder / "p0.npz", *given, "-o", folder / "plan.json"), message)
-    assert not (folder / "plan.json").exists()
-
-
-def test_an_evaluation_needs_a_plan_and_its_profiles(aurora, planned, folder):
-    planned()
-    (folder / "x.json").write_text("{}")
-    first, second = (["--profile", folder / f"p{seed}.npz"] for seed in range(2))
-    for name, message in (("x.json", "expected an aurora plan"), ("none.json", "no such file")):
-        refused(aurora("evaluate", folder / name, *first), message)
-    refused(aurora("evaluate", folder / "plan.json", *first, *second), "expected 1 profiles as in the plan, found 2")
 
 
 @pytest.mark.parametrize("form", sorted(READERS))

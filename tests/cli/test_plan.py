@@ -23,22 +23,6 @@ def pair(tmp_path):
     return given
 
 
-def test_the_plan_says_by_what_it_was_chosen_and_how_far_it_is_from_its_bounds(aurora, pair, tmp_path):
-    for objective in ("causal", "paper"):
-        out = tmp_path / "plan.json"
-        code, printed, err = aurora(
-            "plan", "--cluster", MIXED, *pair, "--colocate", "local-search", "--objective", objective, "-o", out
-        )
-        assert (code, err) == (0, "")
-        assert f"{objective} objective" in printed
-        assert "planned in" in printed
-        found = json.loads(out.read_text())
-        assert found["objective"] == objective
-        assert found["options"]["colocate"] == "local-search"
-        assert found["bound_s"] <= found["objective_s"]
-        assert found["gap"] == pytest.approx(found["objective_s"] / found["bound_s"] - 1)
-
-
 @pytest.mark.full
 def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pair, tmp_path):
     out, third = tmp_path / "plan.json", tmp_path / "c.npz"
@@ -82,27 +66,6 @@ def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
     for word in ("expert + combine", "most of that bound is"):
         assert word in " ".join(printed.split())
     assert load_plan(out).objective == "exclusive"
-
-
-SERVERS = """
-schema = 1
-name = "servers"
-fabric = {{ kind = "servers", nic_Bps = 1e6 }}
-{}
-"""
-GPU = '[[gpu]]\nname = "g{0}"\nkind = "k"\nnode = {1}\nout_Bps = 1e9\nin_Bps = 1e9\nmemory_bytes = 1_000_000_000\n'
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--preemption", 0], r"--preemption: expected 1e-06 or more, found 0\.0"),
-        (["--preemption", "nan"], "--preemption: expected a number, found 'nan'"),
-    ],
-)
-def test_options_that_are_refused(aurora, pair, tmp_path, args, message):
-    refused(aurora("plan", "--cluster", MIXED, *pair, *args, "-o", tmp_path / "plan.json"), message)
-    assert not (tmp_path / "plan.json").exists()
 
 
 @pytest.mark.parametrize("option", [("--colocate", "matching"), ("--objective", "causal"), ("--objective", "busiest-resource")])
