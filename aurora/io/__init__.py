@@ -7,7 +7,7 @@
 | plan, placement (.json) | plans |
 | trace of a run (.npz) | traces |
 | requests that an engine was sent (.csv, .jsonl) | requests |
-| an engine's placement; its recorded routing | engine_placements; routing_dumps |
+| an engine's placement; its recorded routing | engine_placements, engine_rows; routing_dumps |
 | records of aurora's vLLM plugin, one file per rank (.npz) | plugin_records |
 | traffic matrix of an all-to-all, tokens of each expert (.csv, .npy) | matrices |
 | a model's config.json | model_configs |

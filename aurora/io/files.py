@@ -9,7 +9,7 @@ import secrets
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
@@ -116,15 +116,18 @@ def numbered_lines(path: Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
 
 
+def check_once(keys: Sequence[str]) -> None:
+    """Raises BadInput if a key comes twice."""
+    if len(set(keys)) < len(keys):
+        raise BadInput(f"expected each key once, found {shown(next(key for key in keys if keys.count(key) > 1))} twice")
+
+
 def json_value(text: str) -> Any:
     """Returns the JSON value of a text. Raises BadInput for other text, and if an object has a key twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            keys = [key for key, _ in pairs]
-            raise BadInput(f"expected each key once, found {shown(next(key for key in keys if keys.count(key) > 1))} twice")
-        return table
+        check_once([key for key, _ in pairs])
+        return dict(pairs)
 
     try:
         return json.loads(text, object_pairs_hook=once)
@@ -168,6 +171,8 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
+        with naming(path):
+            check_once(reader.fieldnames or ())
         for row in reader:
             given = [*row.values()]
             if None in row or None in given:
@@ -204,9 +209,10 @@ def load_npy(path: Path) -> NDArray[Any]:
 
 
 def check_archive(path: Path) -> None:
-    """Raises BadInput if an archive unpacks to more than MOST_BYTES, by its directory. Nothing is unpacked."""
+    """Raises BadInput if an archive unpacks to more than MOST_BYTES, or has a file twice, by its directory; unpacks nothing."""
     with zipfile.ZipFile(path) as archive:
         check_size("the archive", sum(info.file_size for info in archive.infolist()))
+        check_once(archive.namelist())
 
 
 def read_npz(path: Path, what: str = "an .npz archive") -> Arrays:

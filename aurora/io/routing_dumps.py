@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import (
-    MALFORMED,
     check_archive,
     check_size,
     csv_rows,
@@ -33,7 +32,6 @@ from aurora.io.files import (
     load_npy,
     naming,
     read_npz,
-    reason,
 )
 from aurora.io.schema import Table, converted
 from aurora.types.arrays import BoolArray, IntArray, as_array, counts
@@ -101,16 +99,11 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
     Raises:
         BadInput: if the file has another format, is from a model of another shape, or holds no token.
     """
-    with naming(path):
-        check_one_of("format", form, ROUTING_FORMATS)
-        if where and form != "csv":
-            raise BadInput("`where` is for the columns of csv")
-        try:
-            routing = ROUTING_FORMATS[form].read(path, shape, where)
-        except UnicodeDecodeError:
-            raise
-        except MALFORMED as error:  # torch raises RuntimeError, too
-            raise BadInput(f"not of {form}: {reason(error)}") from None
+    check_one_of("format", form, ROUTING_FORMATS)
+    if where and form != "csv":
+        raise BadInput(f"{path}: `where` is for the columns of csv")
+    with naming(path, f"routing of {form}"):
+        routing = ROUTING_FORMATS[form].read(path, shape, where)
         if routing.rank is None and not routing.counts_TLE.any():
             raise BadInput("expected tokens, found none")
         check_counts(routing.counts_TLE.sum(axis=0), shape.top_k)
