@@ -230,7 +230,7 @@ LINES = {
         ("RUN --trace .", r"\.: cannot be written: it is a folder"),
         ("simulate cut.json", r"cut\.json: not JSON"),
         ("run plan.json --model MIXTRAL --prompts blank.txt", r"blank\.txt: expected a prompt on each line"),
-        ("run plan.json --model MIXTRAL --prompts bad.jsonl", r'bad\.jsonl: line 3: unknown text; expected at_s, prompt'),
+        ("run plan.json --model MIXTRAL --prompts bad.jsonl", r"bad\.jsonl: line 3: unknown text; expected at_s, prompt"),
         (
             "TRAIN --elastic --lighthouse 10.0.0.1 -o out",
             "--lighthouse: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'",

@@ -138,7 +138,7 @@ def test_files_of_all_ranks_make_a_profile_that_can_be_saved(tmp_path):
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
-    one, two = recordings(2)
+    one, _ = recordings(2)
     one.count(0, [0], load([0, 1])[None])
     with pytest.raises(BadInput, match=r"expected a record of each of 2 ranks, found \[0\]"):
         merged([one.record()])
@@ -146,11 +146,4 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     with pytest.raises(BadInput, match="found model 'another' on rank 1, 'tiny' on rank 0"):
         merged([one.record(), other.record()])
     with pytest.raises(BadInput, match=r"expected files rank-0.npz, ..., found none"):
-        load_records(tmp_path)
-    path = save_record(two.record(), tmp_path)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(
-        BadInput,
-        match=r"rank-1.npz: expected an aurora record, found another file, or a damaged one",
-    ):
         load_records(tmp_path)

@@ -111,9 +111,7 @@ OURS = "arrival_s,input_tokens,output_tokens"
     ("text", "said"),
     [
         (f"{OURS}\n2,1,1\n1,1,1\n", "line 3: expected times that never fall, found 1 after a later one"),
-        (f"{OURS}\n2,1,1,5\n", "line 2: expected 3 fields, found more"),
         ("", "expected requests, found none"),
-        ("arrival_s,input_tokens,output_tokens\n", "expected requests, found none"),
         ("a,b\n1,2\n", "line 2: expected the columns arrival_s,input_tokens,output_tokens or TIMESTAMP,.*, found 'a,b'"),
         (f"{OURS}\n1,2\n", "line 2: expected 3 fields, found 2"),
         (f"{OURS}\n1,0,3\n", "line 2: input_tokens: expected a whole number >= 1, found '0'"),
@@ -127,9 +125,7 @@ OURS = "arrival_s,input_tokens,output_tokens"
             "arrival_s,input_tokens,output_tokens\n1,2,99999999999\n",
             "line 2: output_tokens: expected a whole number <= 1073741824, found",
         ),
-        ('{"arrival_s": 1, "input_tokens": 2, "output_tokens": 3}\n[1]\n', "line 2: expected a JSON object"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,2,3\n", "line 2: TIMESTAMP: .*, found 'yesterday'"),
-        ('arrival_s,input_tokens,output_tokens\n"1,2,3\n', "line 1: not CSV"),
     ],
 )
 def test_refusals(tmp_path, text, said):

@@ -59,31 +59,6 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert made.models[0].dense_layers == (0, 2)
 
 
-def test_plans_with_links_become_plans_for_servers_and_ports(tmp_path):
-    """Plans that were made for a graph of links, or with measured curves, name both."""
-    source = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8))
-    made = make_plan(replace(cluster(4.0, 4.0, 4.0, 4.0), servers=Servers.of("aabb", 4.0, shared_nic=True)), [source])
-    save(made, tmp_path / "plan.json")
-    table = json.loads((tmp_path / "plan.json").read_text())
-    ends = [(gpu, f"leaf-{gpu // 2}", 4.0) for gpu in range(4)] + [
-        (f"leaf-{leaf}", f"spine-{spine}", 2.0) for leaf in (0, 1) for spine in (0, 1)
-    ]
-    links = [{"from": src, "to": dst, "Bps": Bps} for a, b, Bps in ends for src, dst in ((a, b), (b, a))]
-    table["cluster"]["fabric"] = {"kind": "graph", "links": links}
-    (tmp_path / "plan.json").write_text(json.dumps(table | {"digest": _digest(table)}))
-    back = load_plan(tmp_path / "plan.json")
-    assert replace(back.cluster.servers, narrowest_cut="") == made.cluster.servers
-    assert back.cluster.servers.narrowest_cut == "leaf-0 -> spine-0, leaf-0 -> spine-1, for 2 of 4 GPUs"
-    assert back.models == made.models
-    table["cluster"]["fabric"]["links"] = [
-        {"from": src, "to": dst, "Bps": 4.0} for gpu in range(4) for src, dst in ((gpu, "hub"), ("hub", gpu))
-    ]
-    (tmp_path / "plan.json").write_text(json.dumps(table | {"digest": _digest(table)}))
-    back = load_plan(tmp_path / "plan.json")
-    assert (back.cluster.servers, back.models[0].cut_L) == (None, ())
-    assert [(gpu.out_Bps, gpu.startup_s) for gpu in back.cluster.gpus] == [(4.0, 0.0)] * 4
-
-
 @pytest.mark.parametrize("tiers", [1, 3])
 @pytest.mark.parametrize("method", ORDER)
 def test_orders_come_back_with_their_parts_and_tiers(tmp_path, plan, method, tiers):
@@ -149,8 +124,6 @@ def test_the_papers_mixed_cluster():
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("schema = 1\n", "c.toml: 'gpu' is missing$"),
-        ("schema = 2\n" + GPU, "expected schema = 1, found 2"),
         ("schema = 1\nfoo = 3\n" + GPU, "unknown foo; expected fabric, gpu, incast, name, schema$"),
         ("schema = 1\n" + GPU + "colour = 'red'\n", r"gpu\[0\]: unknown colour; expected count, failure_rate, in_Bps, kind, "),
         (
@@ -165,8 +138,6 @@ def test_the_papers_mixed_cluster():
         ("schema = 1\n" + GPU + "count = 1000000000\n", r"gpu\[0\]\.count: expected a whole number <= 4096, found 1000000000"),
         ("schema = 1\n" + 2 * (GPU + "count = 4000\n"), "expected at most 4096 GPUs, found 8000"),
         ('schema = 1\nname = "a\\u001b[31m"\n' + GPU, r"name must be text without control characters, found 'a\\x1b\[31m'"),
-        ("schema = [", "not TOML"),
-        ("schema = 1\n" + GPU.replace("1000", "1" + "0" * 400), "memory_bytes must lie between"),
         ("schema = 1\n" + GPU.replace("1e9", "1" + "0" * 400), r"gpu\[0\]\.out_Bps: number out of range, found 1000"),
     ],
 )
@@ -208,7 +179,6 @@ def test_the_shipped_leaves_are_two_to_one():
         ("", "", "fabric: 'kind' is missing, expected one of 'servers', 'nvidia-smi', 'graph', 'leaf-spine'"),
         ("torus", "", r"fabric\.kind: expected one of 'servers', .*, found 'torus'"),
         ("leaf-spine", "spines = 0\nuplink_Bps = 1", r"fabric\.spines: expected a whole number >= 1, found 0"),
-        ("leaf-spine", "spines = 1\nuplink_Bps = nan", "Bps must be a number above zero, found nan"),
         (
             "servers",
             "nic_Bps = 1\nnic_of_gpu = [0]",
@@ -217,7 +187,6 @@ def test_the_shipped_leaves_are_two_to_one():
         ("servers", "nic_Bps = 1\nnic_of_gpu = [0, 1]\nshared_nic = true", "shared_nic or nic_of_gpu, found both"),
         ("servers", "nic_Bps = 1\nnic_of_gpu = [0, 0]\nserver_of_gpu = [0, 1]", "each NIC in one server, found one in several"),
         ("graph", "links = [{from='g', to='s', Bps=1, both=1}]", r"fabric\.links\[0\]\.both: expected true or false, found 1"),
-        ("graph", "links = [{from='g', to='s', Bps=0}]", "link rank 0 -> s: expected two ends, and Bps above zero, found 0"),
         ("graph", "links = [{from='g', to=7, Bps=1}]", "expected ranks 0 to 1, found 7"),
         ("graph", "links = [{from='g', to='s', Bps=1}]", "found none from 0 to 1"),
     ],
@@ -274,11 +243,8 @@ def gpu(plan):
     ("edit", "error", "message"),
     [
         (lambda p: p.update(schema=1), BadInput, "expected schema = 5, found 1; make it anew with aurora plan"),
-        (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
-        (lambda p: p.pop("models"), BadInput, "'models' is missing"),
         (lambda p: model(p).update(top_k="2"), BadInput, r"p\.json: models\[0\]\.top_k: expected a whole number, found '2'"),
         (lambda p: layer(p).update(slots=[[0], [1]]), BadInput, "expected experts 0..1 once|expected experts"),
-        (lambda p: gpu(p).update(out_Bps=0), BadInput, "out_Bps must be a number above zero"),
         (lambda p: p["cluster"]["gpu"].pop(), BadInput, "expected a placement on 1 GPUs, found one on 2"),
         (lambda p: layer(p)["dispatch"].update(pairs="0>1 0>1"), BrokenPlan, "ordered pairs once"),
         (
@@ -288,13 +254,9 @@ def gpu(plan):
         ),
         (lambda p: layer(p).update(combine="backwards"), BadInput, "combine: expected one of 'reversed', found 'backwards'"),
         (lambda p: p.update(objective_s=0.0), BrokenPlan, "below its bound"),
-        (lambda p: p.update(objective_s=float("nan")), BadInput, "objective_s: expected a number >= 0.0, found nan"),
         (lambda p: model(p).update(model="a\x1b[2J"), BadInput, "model and fingerprint must be text without control"),
-        (lambda p: model(p).update(dense_layers=[2, 1]), BadInput, "dense_layers: expected ascending layer numbers below"),
-        (lambda p: layer(p).update(load=[1]), BadInput, "load_LE: expected rows of one length"),
         (lambda p: p.update(objective_s=2 * p["objective_s"]), BrokenPlan, "was changed after it was made"),
         (lambda p: p.update(gap=0.5, digest=""), BrokenPlan, "was changed after it was made"),
-        (lambda p: model(p).update(top_k=9), BadInput, "expected top_k from 1 to 8"),
         (
             lambda p: model(p).update(hierarchy={"servers": [0, 1.5], "chunks": 1}),
             BadInput,
@@ -313,15 +275,6 @@ def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message
         load_plan(tmp_path / "p.json")
 
 
-def test_options_that_decided_nothing_are_read(tmp_path, plan):
-    save(plan, tmp_path / "p.json")
-    found = json.loads((tmp_path / "p.json").read_text())
-    found["options"] |= {"coactivation": False, "time_limit_s": 60.0}
-    found["digest"] = _digest(found)
-    (tmp_path / "p.json").write_text(json.dumps(found))
-    assert load_plan(tmp_path / "p.json") == plan
-
-
 def test_a_combine_is_written_only_if_it_is_not_the_dispatch_backwards(tmp_path, plan):
     save(plan, tmp_path / "p.json")
     found = json.loads((tmp_path / "p.json").read_text())
@@ -337,10 +290,8 @@ def test_a_combine_is_written_only_if_it_is_not_the_dispatch_backwards(tmp_path,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens_TLSE": np.full((1, 1, 1, 1), 0.5)}, "expected integers, found float64"),
         ({"tokens_TLSE": np.full((1, 1, 1, 1), -1)}, "zero or more"),
         ({"curve_0_gate": np.array([[1.0], [5e294]])}, "expected tokens and seconds up to 1e[+]12, found 5e[+]294"),
-        ({"about": np.array("{}")}, "bad.npz: expected an aurora profile, found format none"),
         (
             {"tokens_TLSE": np.array([object()], dtype=object)},
             "bad.npz: expected an aurora profile, found another file, .*: Object arrays",

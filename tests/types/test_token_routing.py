@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
-from aurora.io import load_model_config, load_profile, save
-from aurora.types import SyntheticOptions, TokenRouting
+from aurora.io import load_profile, save
+from aurora.types import TokenRouting
 from tests.strategies import routed_profiles
 
 ROUTED = st.integers(1, 3).flatmap(lambda n: routed_profiles(n))
@@ -89,18 +88,3 @@ def test_choices_that_disagree_with_the_counts(profile):
             replace(profile, routing=replace(profile.routing, **{name: np.full(len(profile.routing.source_U), 10**12)}))
     with pytest.raises(BadInput, match="choices of a token in each of"):
         replace(profile, routing=replace(profile.routing, experts_ULK=profile.routing.experts_ULK.repeat(2, axis=1)))
-
-
-def test_a_file_with_half_of_them(tmp_path):
-    options = SyntheticOptions(sources=2, window_tokens=32, windows=2, token_level=True)
-    profile = draw_profile("zipf:1", load_model_config("mixtral-topics"), options)
-    save(profile, tmp_path / "p.npz")
-    with np.load(tmp_path / "p.npz") as file:
-        arrays = {name: file[name] for name in file.files}
-    for name in ("experts_ULK", "source_U", "window_U"):
-        np.savez(tmp_path / "bad.npz", **{key: value for key, value in arrays.items() if key != name})
-        with pytest.raises(BadInput, match=r"bad\.npz: not a whole aurora profile"):
-            load_profile(tmp_path / "bad.npz")
-    np.savez(tmp_path / "bad.npz", **(arrays | {"experts_ULK": arrays["experts_ULK"][::-1]}))
-    with pytest.raises(BadInput, match=r"bad\.npz: profile of .*in experts_ULK"):
-        load_profile(tmp_path / "bad.npz")
