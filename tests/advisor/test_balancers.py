@@ -1,13 +1,15 @@
 """Methods against imbalance: what they may know, their order, and figures by brute force."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from aurora.advisor.balancers import BALANCERS, BalancingCase, reach, recorded_range
+from aurora.advisor.balancers import BALANCERS, RECORDED_RANGE, BalancingCase, reach, recorded_range
 from aurora.advisor.ceiling import TOKENS, RankCurve, ServedTraffic
 from aurora.errors import BadInput
+from aurora.io.files import shipped
 from tests.advisor.test_ceiling import SKEWED, profile
 
 SEE_BATCH = ("lplb", "exact")  # methods that need the batch's counts
@@ -114,6 +116,15 @@ def test_bad_arguments_are_named(drifting, arguments, message):
         reach(drifting, 4, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "slots", "step_tokens"), [(16, 1, None), (16, 2, 64), (1, None, 64), (8, 8, 1.0), (5, 3, 1e9)]
+)
+def test_any_number_of_gpus_slots_and_tokens_is_served(drifting, gpus, slots, step_tokens):
+    for each in reach(drifting, gpus, slots, step_tokens=step_tokens, curve=RankCurve(1.0, 2.0, 3.0), every=2, lag=1):
+        assert np.isfinite([each.ratio, each.share, each.worst, each.moved_bytes]).all()
+        assert each.ratio >= 1 - 1e-9
+
+
 def test_the_range_over_recorded_models_is_that_of_the_nearest_recordings():
     found = recorded_range(8, 2048)
     assert len(found.models) >= 3
@@ -126,3 +137,11 @@ def test_the_range_over_recorded_models_is_that_of_the_nearest_recordings():
     assert few[1] > many[1]
     assert recorded_range(8).parts["whole"][1] >= found.parts["whole"][1]
     assert recorded_range(1000, 1.0).gpus == recorded_range(64, 100).gpus
+
+
+def test_shipped_ranges_add_up():
+    for row in json.loads(shipped(RECORDED_RANGE).read_text())["recordings"]:
+        parts = row["parts"]
+        assert parts["stable"] + parts["drifting"] + parts["per_step"] == pytest.approx(parts["whole"], abs=3e-4)
+        assert set(row["ratios"]) <= set(BALANCERS)
+        assert min(row["ratios"].values()) >= 1

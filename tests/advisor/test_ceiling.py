@@ -16,6 +16,7 @@ from aurora.advisor.ceiling import (
     map_seconds,
     perfect_seconds,
     planned_map,
+    ratio_interval,
     serving_steps,
 )
 from aurora.algorithms.workload.model_config import Shape
@@ -65,6 +66,16 @@ def test_steps_take_every_token_once_at_most_and_have_the_asked_number(loads_TE,
     windows = np.count_nonzero(load_TLE.any(axis=(1, 2)))
     assert abs(steps.load_DLE.sum(axis=(1, 2)) - step_pairs).max() <= windows + 1  # each part is rounded
     assert (np.diff(steps.window_D) >= 0).all()
+
+
+def test_steps_as_long_as_windows_are_the_windows_and_longer_ones_their_sums():
+    load_TLE = np.random.default_rng(0).multinomial(60, np.full(4, 0.25), size=(6, 2))
+    rng = np.random.default_rng(1)
+    assert (serving_steps(load_TLE, 60, 9, rng).load_DLE == load_TLE).all()
+    assert (serving_steps(load_TLE, 120, 9, rng).load_DLE == load_TLE[::2] + load_TLE[1::2]).all()
+    half = serving_steps(load_TLE, 90, 9, rng).load_DLE
+    assert (half.sum(axis=2) == 90).all()
+    assert (half[0] + half[1] == load_TLE[:3].sum(axis=0)).all()
 
 
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=3), st.sampled_from([TOKENS, RankCurve(2.0, 3.0, 0.5)]))
@@ -127,6 +138,12 @@ def test_the_imbalance_of_equal_experts_is_chance_as_large_as_multinomial_counts
     assert split.drifting.value < 0.1 * chance
 
 
+def test_chance_falls_with_the_root_of_the_tokens_of_a_step():
+    traffic = profile([SKEWED] * 20, 400_000, np.random.default_rng(0))
+    few, many = (imbalance_split(traffic, 4, tokens, 4) for tokens in (64, 1024))
+    assert few.per_step.value - few.by_slots == pytest.approx(4 * (many.per_step.value - many.by_slots), rel=0.1)
+
+
 @given(st.integers(1, 12), st.sampled_from([None, 1.0, 17.5, 1e6]), st.integers(1, 10), st.integers(0, 3))
 def test_parts_add_up_for_any_number_of_gpus_steps_and_windows(gpus, step_tokens, windows, more):
     traffic = profile([SKEWED] * windows, 200, np.random.default_rng(windows))
@@ -134,6 +151,15 @@ def test_parts_add_up_for_any_number_of_gpus_steps_and_windows(gpus, step_tokens
     assert split.stable.value + split.drifting.value + split.per_step.value == pytest.approx(split.whole.value)
     assert split.drifting.value >= 0
     assert split.step_tokens <= min(step_tokens or np.inf, 100 * windows)
+
+
+def test_intervals_hold_the_ratio_in_most_samples():
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(400):
+        below_B = rng.uniform(0.5, 1.5, 5)
+        interval = ratio_interval(below_B * 0.3 + rng.normal(0, 0.02, 5), below_B)
+        held += interval.low <= 0.3 <= interval.high
+    assert 0.9 <= held / 400 <= 0.99
 
 
 def test_a_curve_is_the_line_through_a_profiles_seconds():
@@ -155,3 +181,8 @@ def test_a_curve_is_the_line_through_a_profiles_seconds():
 def test_bad_numbers_are_named(arguments, message):
     with pytest.raises(BadInput, match=message):
         imbalance_split(profile([SKEWED] * 8, 400), *arguments)
+
+
+def test_curves_without_seconds_are_refused():
+    with pytest.raises(BadInput, match="rank curve"):
+        RankCurve(1.0, 0.0, 0.0)

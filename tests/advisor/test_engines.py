@@ -247,6 +247,11 @@ def test_a_way_that_cannot_be_is_refused(changes, why):
         ServingWay(**{"engine": "vllm", "layout": Layout(data=8, expert=8), "exchange": "allgather", **changes})
 
 
+def test_eplb_needs_a_window_and_an_interval():
+    with pytest.raises(BadInput, match="from 1 step on"):
+        EplbSettings(0, 10)
+
+
 def test_an_engine_is_described_by_version():
     """MoonEP came with vLLM 0.31; the description is of 0.30 to 0.33."""
     assert ["moonep" in described(f"vllm==0.{minor}")[0].exchanges for minor in (30, 31, 33)] == [False, True, True]

@@ -102,6 +102,11 @@ def test_engines_start_the_stages_that_they_can(tmp_path):
             engine.check(ServingWay(name, Layout(data=8, expert=8, pipeline=2), "allgather"))
         with pytest.raises(BadInput, match="stages"):
             engine.check(ServingWay(name, whole, "all-reduce", placement="plan"))
+    trtllm = SERVING_ENGINES["trtllm"]
+    staged = {way.layout: way for way in trtllm.ways(16, 8, 128) if way.layout.pipeline > 1}
+    spread = staged[Layout(data=8, expert=8, pipeline=2)]
+    assert "pipeline_parallel_size: 2" in trtllm.files(spread, file)["options.yaml"]
+    assert "mpirun -n 16" in trtllm.command(spread, "M", file)
 
 
 def test_more_prompts_a_second_than_one_server_as_measured():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aurora.advisor.engines.exchanges import EXCHANGES, UNKNOWN
+from aurora.advisor.engines.exchanges import AS_COMPUTED, EXCHANGES, UNKNOWN
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
@@ -18,5 +18,8 @@ def test_paces_are_those_of_published_times():
     found = exchanges.paces()
     for name, both in found.items():
         assert EXCHANGES[name].paces == tuple(tuple(round(ratio, 1) for ratio in part) for part in both), name
+        assert EXCHANGES[name].measured
     every = [ratio for both in found.values() for part in both for ratio in part]
     assert (UNKNOWN[0], UNKNOWN[2]) == pytest.approx((min(every), max(every)), abs=0.05)
+    for name in set(EXCHANGES) - set(found) - {"deepep"}:  # which is two others
+        assert EXCHANGES[name].paces[0] == (AS_COMPUTED if EXCHANGES[name].measured else UNKNOWN), name
