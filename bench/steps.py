@@ -7,6 +7,9 @@ Nothing is timed here. Errors are |predicted / measured - 1| of clean rows (empt
 "fitted on RUN" fits all constants to that run alone, from START on: clean rows, each phase weighing alike, and sums of blocks.
 Both are judged on the other runs of the model. AISimulate is as it comes, on the same rows; its tables are of vLLM 0.24.0.
 
+DeepSeek-V4-Flash: hyper-connections, padded heads and experts at 16 bits are of engines' source and public kernels' times;
+index_share and choice_s are fitted to dsv4_tp4_dp1_ep4, and dsv4_tp1_dp1_ep1 is held out.
+
 What is not blind: the numbers of kernels and launches of a layer (KERNELS, BROKEN, PASSES, COLLECTIVE_LAUNCHES in
 `aurora/advisor/step_time.py`) are estimates by hand, and were set with all runs of this data in view. One launch less or more
 for a collective moves prefill of several ranks by 4 to 9 %.
@@ -57,7 +60,11 @@ START = StepConstants(
     grouped_share=0.4,  # the same tables: Qwen3.6's experts with 8,192 tokens and more, activations counted apart
     attention_share=0.4,
     linear_share=0.06,  # chunked gated delta rule of Qwen3.6 on B300: 34 GFLOP in 0.19 to 0.32 ms
-    index_share=0.02,  # DeepSeek-V4's context modules on B300: what grows with the square of the prompt
+    index_share=0.22,  # dsv4_tp4_dp1_ep4: prompts of more than 512 tokens, with and without earlier chunks, all else as it is
+    choice_s=2.1e-7,  # the same fit
+    hyper_s=28e-6,  # vLLM's kernels before and after half a layer, 1 to 64 tokens on one B200 (mirage-project/mirage pull 677)
+    quantised_share=0.6,  # median of eight, 0.24 to 0.80: vllm's pulls 13932 (DeepGEMM, Triton), 24700 and 53710, sglang's pull
+    # 11730, flashinfer's pull 5301, and DeepSeek-V4-Flash's steps on one and four B300
     evenness=2.0,  # recorded routing of DeepSeek-V2-Lite and OLMoE: variances of popularity 0.35 to 0.8
     kernel_s=3e-6,  # AISimulate's system file of B300: constant latency of a memory operation
     launch_s=20e-6,
@@ -77,6 +84,7 @@ TABLE_KINDS = {"a100_sxm": "NVIDIA A100-SXM4-80GB", "h100_sxm": "NVIDIA H100 80G
 MANY = 256  # tokens of a rank, from which DeepEP's host side is hidden
 ROWS = ((0, 64), (64, 1024), (1024, 1 << 30))  # of an expert
 STEP_ERROR, START_ERROR = 0.05, 0.25  # of steps, beyond which they weigh less, and of constants where a fit starts (logarithms)
+FLASH = "DeepSeek-V4-Flash"
 MODEL = "Qwen3.6-35B-A3B"  # whose configuration the shipped constants are fitted to
 KIND = "NVIDIA B300 SXM6 AC"
 SIZES = ((0, "all"), (1, "up to 512 tokens"), (2, "above 512 tokens"))
@@ -399,15 +407,20 @@ def other_gpus() -> list[list[str]]:
 
 def halves_and_doubles(rows: Sequence[Row], kind: GpuKind) -> list[str]:
     """Returns a table of the errors with half and double of each constant: of held-out steps on B300, and of published ones."""
-    table = Table(
-        "Constants, half and double",
-        "constant | value | median error of Qwen3.6: half | as it is | double | of published steps: half | as it is | double",
-    )
+    heads = ("Qwen3.6", "DeepSeek-V4-Flash", "published steps")
+    columns = " | ".join(f"median error of {of}: half | as it is | double" for of in heads)
+    table = Table("Constants, half and double", f"constant | value | {columns}")
+    name, run = FILES[FLASH]
+    flash = [row for row in rows_of(name) if row.run != run]
     for name, value in vars(DEFAULT).items():
         cells: list[str] = []
         for of in (
             lambda factor, name=name, value=value: [
                 predict(MODEL, kind, row, replace(DEFAULT, **{name: value * factor})) / row.seconds - 1 for row in rows[::7]
+            ],
+            lambda factor, name=name, value=value: [
+                predict(FLASH, kind, row, replace(StepConstants.of(kind), **{name: value * factor})) / row.seconds - 1
+                for row in flash
             ],
             lambda factor, name=name: [error for *_, error in published({name: factor})],
         ):

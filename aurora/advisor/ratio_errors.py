@@ -7,7 +7,7 @@ from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.step_constants import borrowed
 from aurora.types import GpuKind
 
-RATIO_ERRORS = {  # by what differs: the factor that intervals allow on each side, and how many of the measured ratios it holds
+RATIO_ERRORS = {  # by what differs: the factor that intervals allow on each side, and how many published ratios such ones hold
     "experts": (1.10, "10 of 11"),  # whole in place of cut, with the same kernels
     "attention": (1.30, "5 of 6"),  # data-parallel in place of tensor-parallel, or less of one for more of the other
     "exchange": (1.20, "1 of 2"),  # another exchange, beyond its published paces, or halves of a batch that overlap with it

@@ -18,7 +18,7 @@ class StepConstants:
     `of` has the shares of a kind of GPU. The other defaults are of vLLM 0.20.1 on a server of B300. Kernels, launches, the
     step, experts and linear attention are fitted to one configuration, Qwen3.6-35B-A3B on one GPU, and rounded; others are from
     AISimulate's tables of B300, from times of NCCL (shares of links) and DeepEP (of NICs) on servers of H100 in aiconfigurator
-    095f58a, or from the fits of `bench/steps.py`.
+    095f58a, or from the fits and public times of kernels that `bench/steps.py` names.
 
     Attributes:
         memory_share: memory bandwidth that kernels reach / the datasheet's.
