@@ -11,6 +11,7 @@ from aurora.advisor.best_way import best_way, installs
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EplbSettings, Layout
 from aurora.advisor.gpu_memory import memory_bytes
+from aurora.advisor.ratio_errors import RATIO_ERRORS
 from aurora.advisor.recommend import planned, recommend
 from aurora.advisor.served_ways import (
     compare_ways_of_serving,
@@ -133,7 +134,8 @@ def test_two_servers_of_a_small_model_have_copies():
     routed = next(other for other in compared.others if other.way == replace(best.way, exchange="deepep-v2"))
     for faster, taken in ((1.05, best), (1.15, routed)):
         service = replace(routed.service, tokens_per_s=faster * best.service.tokens_per_s)
-        assert best_way(replace(compared, others=(best, replace(routed, service=service, low=1.1)))).way == taken.way
+        sure = replace(best, low=1.1), replace(routed, service=service, low=1.1)
+        assert best_way(replace(compared, others=sure)).way == taken.way
     assert (compared.default.starts, best.starts) == ("at once", "at once")
     assert {other.starts.split()[0] for other in compared.others} == {"at", "with", "after"}
     assert all(other.worst >= 1 for other in compared.others)
@@ -277,7 +279,7 @@ def test_no_exchange_is_recommended_of_which_nobody_published_times(compared):
     faster = [replace(each, low=9.0, service=replace(each.service, tokens_per_s=9e9)) for each in (unknown, known)]
     assert best_way(replace(vllm, others=(faster[0],))) is None
     assert best_way(replace(vllm, others=tuple(faster))) is faster[1]
-    base = ONE_SERVER.service(vllm.default.way, vllm.default.ratios[0]).tokens_per_s / vllm.error
+    base = ONE_SERVER.service(vllm.default.way, vllm.default.ratios[0]).tokens_per_s / RATIO_ERRORS["exchange"][0]
     assert known.high == pytest.approx(ONE_SERVER.service(known.way, known.ratios[1], pace=0).tokens_per_s / base)
 
 
