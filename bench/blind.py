@@ -47,29 +47,30 @@ from aurora.planner.choice import TIE
 from aurora.types import RequestLoad
 
 NEAR = 1.15  # factor within which a published ratio is taken as predicted
+COUNTED = (  # comparisons that are counted together: name, set, only those unseen, only models with experts
+    ("First set, which was used to calibrate", 1, False, False), ("Second set", 2, False, False),
+    ("Second set, nothing seen", 2, True, False), ("Second set, models with experts", 2, False, True),
+)  # fmt: skip
 DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def way_of(comparison: Mapping[str, Any], side: Mapping[str, Any]) -> ServingWay:
     """Returns a side of a comparison as a way of serving."""
-    batched, redundant = side.get("batched_tokens", 0), side.get("redundant", 0)
-    return ServingWay(
-        comparison["engine"], Layout(**side["layout"]), side["exchange"], redundant=redundant, batched_tokens=batched
-    )
+    settings = {name: side.get(name, 0) for name in ("redundant", "batched_tokens")}
+    return ServingWay(comparison["engine"], Layout(**side["layout"]), side["exchange"], **settings)
 
 
 def error_of(comparison: Mapping[str, Any]) -> float:
     """Returns the factor of error of a comparison's ratio."""
-    first, second = comparison["first"], comparison["second"]
-    found = differences(way_of(comparison, first), way_of(comparison, second)) - {"steps"}
-    found |= {"format"} if first.get("quantization") != second.get("quantization") else set()
+    sides = comparison["first"], comparison["second"]
+    found = differences(*(way_of(comparison, side) for side in sides)) - {"steps"}
+    found |= {"format"} if len({side.get("quantization") for side in sides}) > 1 else set()
     return ratio_error(load_gpus()[comparison["gpus"]], found)
 
 
 def per_gpu(comparison: Mapping[str, Any], side: Mapping[str, Any], flight: int, bound: int) -> float:
     """Returns all tokens per second and GPU of a way with so many requests in flight, at least (0) or most (1) imbalance."""
-    way = way_of(comparison, side)
-    layout, batched, redundant = way.layout, way.batched_tokens, way.redundant
+    way, layout = way_of(comparison, side), Layout(**side["layout"])
     quantised = {"quantization_config": DATA["quantizations"][side["quantization"]]} if "quantization" in side else {}
     config, kind = DATA["models"][side["model"]] | quantised, load_gpus()[comparison["gpus"]]
     load = RequestLoad(comparison["isl"], comparison["osl"], max(1, flight // layout.gpus))
@@ -80,8 +81,8 @@ def per_gpu(comparison: Mapping[str, Any], side: Mapping[str, Any], flight: int,
 
     case = at(max(1, most(lambda concurrency: not at(concurrency).fit(way).why, load.concurrency)))
     prefill, decode = (
-        recorded_range(layout.expert, tokens).ratios["eplb" if redundant else "linear"][bound] if layout.expert > 1 else 1.0
-        for tokens in case.step_tokens(layout, batched or BATCHED_TOKENS)
+        recorded_range(layout.expert, tokens).ratios["eplb" if way.redundant else "linear"][bound] if layout.expert > 1 else 1.0
+        for tokens in case.step_tokens(layout, way.batched_tokens or BATCHED_TOKENS)
     )
     return case.service(way, (prefill, decode)).tokens_per_s / layout.gpus * (1 + load.isl / load.osl)
 
@@ -98,34 +99,28 @@ def predicted(comparison: Mapping[str, Any]) -> tuple[float, float, float, str]:
 def judged(ratio: float, low: float, high: float, published: float | str) -> tuple[bool, bool]:
     """Returns whether a prediction is right, and whether it is by the stricter rule."""
     if isinstance(published, str):
-        right = (ratio > 1) == (published == "first")
-        return right, right
+        return ((ratio > 1) == (published == "first"),) * 2
     near = low <= published <= high or 1 / NEAR <= published / ratio <= NEAR
     return low <= published <= high, near and (1 / TIE < published < TIE or (ratio > 1) == (published > 1))
 
 
 def main() -> None:
-    columns = "comparison | GPUs | engine | source | seen before | predicted | published | right | tokens/s and GPU | measured"
-    table, verdicts = Table("Predicted and published", columns), []
+    heads = "comparison | GPUs | engine | source | seen before | predicted | published | right | tokens/s and GPU | measured"
+    table, verdicts = Table("Predicted and published", heads), []
     for case in DATA["comparisons"]:
         (ratio, low, high, rates), published, verdict = predicted(case), case.get("published"), "-"
         if published is not None:
             ends = case.get("predicted", (low, high))
             right, strictly = judged(sqrt(ends[0] * ends[1]), *ends, published)
-            dense = "num_experts_per_tok" not in DATA["models"][case["first"]["model"]]
-            verdicts.append((case.get("set", 1), case["seen"] in ("no", "one side"), not dense, right, strictly))
+            experts = "num_experts_per_tok" in DATA["models"][case["first"]["model"]]
+            verdicts.append((case.get("set", 1), case["seen"] in ("no", "one side"), experts, right, strictly))
             verdict = "yes" if right and strictly else "yes, not by the stricter rule" if right else "no"
-        named = (case[key] for key in ("name", "gpus", "engine", "source", "seen"))
         said = f"{ratio:.2f} [{low:.2f}-{high:.2f}]", published or "-", verdict, rates, case.get("measured", "-")
-        table.add(*named, *said)
-    for about, number, blind, experts in (
-        ("First set, which was used to calibrate", 1, False, False), ("Second set", 2, False, False),
-        ("Second set, nothing seen", 2, True, False), ("Second set, models with experts", 2, False, True),
-    ):  # fmt: skip
+        table.add(*(case[key] for key in ("name", "gpus", "engine", "source", "seen")), *said)
+    for about, number, blind, experts in COUNTED:
         kept = [each[3:] for each in verdicts if each[0] == number and each[1] >= blind and each[2] >= experts]
-        if kept:
-            right, strictly = (sum(column) for column in zip(*kept, strict=True))
-            table.lines += ["", f"{about}: {right} of {len(kept)} right; by the stricter rule {strictly}."]
+        right, strictly = (sum(column) for column in zip(*kept, strict=True))
+        table.lines += ["", f"{about}: {right} of {len(kept)} right; by the stricter rule {strictly}."]
     write("blind", [__doc__.strip()], table.lines)
 
 

@@ -407,11 +407,9 @@ def other_gpus() -> list[list[str]]:
 
 def halves_and_doubles(rows: Sequence[Row], kind: GpuKind) -> list[str]:
     """Returns a table of the errors with half and double of each constant: of held-out steps on B300, and of published ones."""
-    heads = ("Qwen3.6", "DeepSeek-V4-Flash", "published steps")
-    columns = " | ".join(f"median error of {of}: half | as it is | double" for of in heads)
-    table = Table("Constants, half and double", f"constant | value | {columns}")
-    name, run = FILES[FLASH]
-    flash = [row for row in rows_of(name) if row.run != run]
+    heads = " | ".join(f"median error of {of}: half | as it is | double" for of in ("Qwen3.6", FLASH, "published steps"))
+    table = Table("Constants, half and double", f"constant | value | {heads}")
+    flash = [row for row in rows_of(FILES[FLASH][0]) if row.run != FILES[FLASH][1]]
     for name, value in vars(DEFAULT).items():
         cells: list[str] = []
         for of in (
