@@ -116,9 +116,3 @@ def test_profiles_of_other_models():
         drift(before, replace(before, tokens_TLSE=before.tokens_TLSE[:, :2]))
     with pytest.raises(BadInput, match="and other router weights"):
         drift(replace(before, fingerprint="a"), replace(before, fingerprint="b"))
-
-
-@pytest.mark.parametrize(("field", "value"), [("threshold", -0.1), ("hot", 0), ("seed", -1)])
-def test_options(field, value):
-    with pytest.raises(BadInput, match=f"`{field}`: expected"):
-        DriftOptions(**{field: value})

@@ -110,11 +110,6 @@ def test_what_hierarchical_all_to_alls_need(on, message):
     assert aurora.plan(on, traffic(), Options()).models[0].hierarchy is None  # by itself it stays flat
 
 
-def test_an_unknown_all_to_all_is_named():
-    with pytest.raises(BadInput, match="`all_to_all`: expected one of auto, flat, hierarchical, found 'deep'"):
-        aurora.plan(slow_nics(), traffic(), Options(all_to_all="deep"))
-
-
 def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
     known, counted, later = traffic(), traffic(routed=False), traffic(1, routed=False)
     plan = aurora.plan(slow_nics(), counted, Options())

@@ -149,12 +149,6 @@ def test_a_clusters_name_is_no_cluster():
         aurora.plan("demo-4", profile([[[[1, 1]]]]))
 
 
-@pytest.mark.parametrize("name", ["place", "assign", "colocate", "order", "objective"])
-def test_an_unknown_strategy_names_the_known_ones(name):
-    with pytest.raises(BadInput, match=f"`{name}`: expected one of .*(random|paper).*, found 'best'"):
-        make_plan(cluster(1.0, 1.0), [profile([[[[1, 1], [1, 1]]]])], replace(PlanOptions(), **{name: "best"}))
-
-
 @pytest.mark.full
 @given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), *[profiles(n, max_layers=2)] * 3)))
 def test_three_models_take_what_the_busiest_resource_does(case):

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 
@@ -181,7 +182,7 @@ def join_and_leave(folder, model, rank, ranks, barrier, slots, policy, seed, see
                 arbiter.stop_compute()
             held = index % 3 == 1 and index + 1 < exchanges
             with arbiter.exchange(held):
-                seen[rank].append((model, number))
+                seen[rank].append((model, number, held))
                 barrier.wait(TIMEOUT_S)
             number += 1
         arbiter.leave()
@@ -190,7 +191,7 @@ def join_and_leave(folder, model, rank, ranks, barrier, slots, policy, seed, see
 
 @pytest.mark.parametrize("models", [3, 5])
 def test_models_join_and_leave_while_others_exchange_in_one_sequence(models, tmp_path):
-    """Nobody waits in a circle, whoever is interactive, weighty, alone or new."""
+    """Nobody waits in a circle, whoever is interactive, weighty, alone or new, and nobody comes to a port that is held."""
     ranks, seen = 3, [[], [], []]
     with ThreadPoolExecutor(models * ranks) as pool:
         jobs = []
@@ -202,4 +203,6 @@ def test_models_join_and_leave_while_others_exchange_in_one_sequence(models, tmp
             ]
         counts = [job.result() for job in jobs][::ranks]
     assert seen[0] == seen[1] == seen[2]
-    assert sorted(seen[0]) == [(model, number) for model, count in enumerate(counts) for number in range(count)]
+    for (model, number, held), after in pairwise(seen[0]):
+        assert not held or after[:2] == (model, number + 1)
+    assert sorted(each[:2] for each in seen[0]) == [(m, number) for m, count in enumerate(counts) for number in range(count)]

@@ -122,10 +122,6 @@ def test_ranks_share_the_cores_and_take_no_more_threads_than_the_environment_all
     assert launch(count_threads, 1) == [int(os.environ["OMP_NUM_THREADS"])]
 
 
-def test_results_come_back_by_rank():
-    assert launch(identity, 3, "a", 1) == [(rank, 3, ("a", 1)) for rank in range(3)]
-
-
 def test_nobody_leaves_a_meeting_that_others_still_come_to():
     stood_s, entered_s = zip(*launch(stand, 2), strict=True)
     assert min(entered_s) >= max(stood_s)
