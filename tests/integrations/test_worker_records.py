@@ -184,5 +184,13 @@ def test_drift_is_told_each_time_the_settings_record_is_written(tmp_path):
     np.testing.assert_array_equal(told, [[0, 2, 0, 0]])
 
 
+def test_a_record_that_is_stopped_before_its_turn_ends_no_others(tmp_path, begun):
+    records = begun()
+    records.command("start", "mine")
+    folder = (tmp_path / "seen" / "mine").resolve()
+    records.command("stop", "mine")
+    assert records._write(folder) is None
+
+
 def test_a_folder_that_is_no_path_is_refused_in_one_sentence(begun):
     assert "expected a folder, found 'a\\x00b'" in begun().command("start", "a\0b")
