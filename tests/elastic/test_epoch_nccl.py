@@ -1,19 +1,22 @@
 """NCCL communicator of epochs on an emulated GPU: what waits for a lost peer is aborted, once, and the next epoch goes on."""
 
+import os
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.elastic import epoch_nccl
-from aurora.elastic.epoch_nccl import EpochCommunicator, EpochNcclTransport
+from aurora.elastic.epoch_nccl import EpochCommunicator, EpochNcclTransport, NcclGpu
 from aurora.errors import RankFailed
 from aurora.runtime.transports import nccl
 from aurora.types import Network
-from tests.elastic.emulated_gpu import EmulatedGpu, die
+from tests.elastic.emulated_gpu import EmulatedGpu, die, gloo_group
 from tests.elastic.processes import Threads
 from tests.elastic.summed_steps import SummedSteps
 
@@ -166,3 +169,28 @@ def test_a_grouped_call_that_fails_leaves_no_group_open():
     with pytest.raises(RuntimeError, match="was aborted"):
         calls.post([nccl.End(1, True, torch.zeros(1))])
     assert group.open == 0
+
+
+def test_nccl_gpus_make_groups_of_torchft(monkeypatch):
+    """With gloo's backend in the place of NCCL's, which only torch for GPUs has."""
+    made = []
+
+    def backend(store, rank, ranks, options):
+        made.append(options)
+        return gloo_group(store, rank, ranks)
+
+    backend.Options = lambda: SimpleNamespace(config=SimpleNamespace(blocking=None))
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", backend, raising=False)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: "cpu")
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "NONBLOCKING_TIMEOUT"):
+        monkeypatch.setenv(f"TORCH_NCCL_{name}", "")  # so that they are as before in the end
+        monkeypatch.delenv(f"TORCH_NCCL_{name}")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = NcclGpu("cuda:0").new_group(f"127.0.0.1:{store.port}/epoch3/nccl0", 3, 0, 1, 60.0)
+    with pytest.raises(RuntimeError, match="gloo does not implement startCoalescing"):
+        group.parent._start_coalescing(torch.device("cuda"))
+    group.abort()
+    assert [options.config.blocking for options in made] == [False]
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "60.0"

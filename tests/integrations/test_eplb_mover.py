@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from aurora_vllm import eplb_mover, plugin_status
-from aurora_vllm.eplb_mover import EplbMover, LayersPerPass, Phase
+from aurora_vllm.eplb_mover import RECENT, EplbMover, LayersPerPass, PassTimes, Phase
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
@@ -325,6 +325,17 @@ def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     assert ranks.value("heartbeat_timestamp_seconds") > 0
     assert ranks.window(ONE_LE) > 0
     assert ranks.window(ONE_LE) == 0
+
+
+def test_the_shortest_of_the_recent_passes_tells_and_those_before_are_forgotten():
+    clock = Clock()
+    times = PassTimes(clock)
+    assert times.take_shortest_s() == 0.0
+    for gap_s in (0, 0.5, *[1] * RECENT, 30):
+        clock.now_s += gap_s
+        times.add()
+    assert times.take_shortest_s() == 1.0
+    assert times.take_shortest_s() == 0.0
 
 
 def test_layers_of_a_pass_grow_to_a_tenth_of_it():

@@ -1,6 +1,8 @@
 """The all-to-all as vLLM sees it: rows that a rank needs, with weights and experts; and sums that come back."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,14 +89,15 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
 
 
 class Counted(MemoryTransport):
-    """Notes the rows of each exchange."""
+    """Notes the rows and the order of each exchange."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.sent = []
+        self.sent, self.orders = [], []
 
     def exchange(self, order, sends, recvs, observe):
         self.sent.append([len(rows) for rows in sends])
+        self.orders.append(order)
         super().exchange(order, sends, recvs, observe)
 
 
@@ -130,6 +133,29 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
     apart_RR = hierarchy.server_G[:, None] != hierarchy.server_G
     across = sent_RXR.sum(axis=1)[apart_RR].sum()
     assert across == 2 * 4 * tokens * (2 if exchanges == 1 else 1)  # there and back, to both ranks of the other server or to it
+
+
+@pytest.mark.parametrize("over_servers", [False, True])
+def test_a_batch_takes_the_way_and_the_order_that_were_measured_to_be_faster(over_servers):
+    memory, hierarchy = Memory(4, 10.0), Hierarchy(np.array([0, 1, 0, 1]), 3)
+    choice = SimpleNamespace(
+        is_hierarchical=lambda *_: over_servers, order=lambda planned, *_: replace(planned, method="measured")
+    )
+
+    def serve(rank):
+        transport = Counted(memory, rank)
+        layer = LayerAllToAll(
+            0, transport, TimeSlices(thread_port_arbiters(1)[0], False), ((0,), (1,), (2,), (3,)), None, hierarchy, None,
+            lambda *_: None, PhaseClock(False), torch.device("cpu"), choice,
+        )  # fmt: skip
+        index = torch.arange(4, dtype=torch.int32).repeat(60, 1)
+        rows, _, _, batch = layer.dispatch(torch.ones(60, 64), torch.ones(60, 4), index, slice(0, 60))
+        layer.combine(rows, batch)
+        return [order.method for order in transport.orders]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(serve, range(4)))
+    assert found == [["measured"] * 2 * (hierarchy.steps if over_servers else 1)] * 4
 
 
 def test_a_checkpoint_is_known_by_its_routers(qwen):

@@ -1,5 +1,7 @@
 """aurora.all_to_all between real processes, against torch's own collective."""
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -263,6 +265,23 @@ def test_a_handle_of_nccl_is_done_when_the_rows_have_arrived(monkeypatch):
     with calling:
         assert state.ordered(None, [torch.ones(1)], [torch.ones(1)], False) is None
     assert len(calling.queue) == 1  # it waits for the rows itself
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "found"),
+    [("cpu:gloo,cuda:nccl", "cuda", None), ("cpu:gloo,cuda:gloo", "cuda", "gloo"), ("cuda:nccl", "cpu", "nothing")],
+)
+def test_the_tensors_choose_the_back_end(monkeypatch, config, device, found):
+    """torch makes a group of both back ends by default, and calls it neither."""
+    monkeypatch.setattr(dist, "get_backend_config", lambda _group: config)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(runtime, "NcclCalls", lambda _group, device: device)
+    monkeypatch.setattr(runtime, "NcclTransport", lambda device, _control: types.SimpleNamespace(ranks=1, device=device))
+    if found is None:
+        assert runtime._GroupState(None, torch.device("cuda", 3)).transport.device == "cuda:3"
+    else:
+        with pytest.raises(BadInput, match=f"found tensors on {device} and a group with {found} for them"):
+            runtime._GroupState(None, torch.device(device))
 
 
 def test_sizes_that_do_not_fit_are_refused_by_every_rank(pair):

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aurora.algorithms.alltoall.hierarchical_order import hierarchical_order
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.launcher import launch_threads
@@ -19,7 +20,7 @@ from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.transports import ordered
 from aurora.runtime.transports.nccl import NcclTransport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.types import Network, Order
+from aurora.types import Hierarchy, Network, Order
 from tests.conftest import cluster
 from tests.runtime.transports.drawn_orders import drawn_order
 
@@ -134,6 +135,21 @@ def test_a_rank_requests_before_it_sends_bulk_behind_which_its_requests_would_wa
     )
     tier_X = None if method == "paced" else (order.pairs_X2 // 2 != order.pairs_X2[:, ::-1] // 2).any(axis=1).astype(np.int64)
     assert launch_threads(unrequested, 4, Memory(4, 20.0), replace(order, tier_X=tier_X), cluster(*[FAST_Bps] * 4)) == [0] * 4
+
+
+@pytest.mark.parametrize(("servers", "rail_pieces"), [(2, 1), (3, 4)])
+def test_rows_of_a_tier_without_a_sequence_are_sent_whole(servers, rail_pieces, monkeypatch):
+    """Two servers of two ranks: each rank has one row between them and one inside. With a third the former take turns."""
+    monkeypatch.setattr(ordered, "PIECE_BYTES", 3)
+    hierarchy, ranks = Hierarchy(np.arange(2 * servers) // 2, 1), 2 * servers
+    sizes_RR = np.full((ranks, ranks), 12) * (1 - np.eye(ranks, dtype=np.int64))
+    sizes_RR[(hierarchy.server_G[:, None] != hierarchy.server_G) & (np.arange(ranks)[:, None] % 2 != np.arange(ranks) % 2)] = 0
+    order = hierarchical_order(sizes_RR, hierarchy, Network.equal(ranks), rng=np.random.default_rng(0))
+    for transport in launch_threads(watch, ranks, Memory(ranks, 20.0), order, sizes_RR):
+        pieces = Counter((message.peer, message.tier) for message, _ in transport.posted[True])
+        inside = hierarchy.server_G[transport.rank]
+        assert {number for (peer, _), number in pieces.items() if hierarchy.server_G[peer] != inside} == {rail_pieces}
+        assert {number for (peer, _), number in pieces.items() if hierarchy.server_G[peer] == inside} == {1}
 
 
 def watch(rank_info, memory, order, sizes_RR, cluster=None):
@@ -277,3 +293,12 @@ def test_orders_that_cannot_be_held_are_refused():
     half = Order("half", order.pairs_X2, share_X2=np.array([[0.0, 0.4], [0.0, 1.0]])[np.argsort(order.pairs_X2[:, 0])])
     with pytest.raises(BadInput, match=r"order half: carries 1 of the 3 rows of 0 -> 1"):
         transport.exchange(half, full, full, lambda *_: None)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_who_posts_everything_at_once_starts_with_the_next_rank(ranks):
+    sizes = 5 * (1 - np.eye(ranks, dtype=np.int64))
+    order = ORDER["all-at-once"](sizes, Network.equal(ranks), rng=np.random.default_rng(0))
+    for transport in launch_threads(watch, ranks, Memory(ranks, 10.0), order, sizes):
+        peers = [message.peer for message, _ in transport.posted[True]]
+        assert peers == [(transport.rank + step) % ranks for step in range(1, ranks)]
