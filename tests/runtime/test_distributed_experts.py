@@ -147,11 +147,17 @@ def test_hidden_states_of_every_dtype_travel(dtype, deduplicate, hierarchy):
         index = torch.rand(tokens, 6, generator=generator).topk(top_k).indices
         given.append((hidden, index, torch.tensor([0.5, 0.25, 0.25]).expand(tokens, top_k)))
     served = launch_threads(layer_outputs, 3, Memory(3, 300.0), given, deduplicate, hierarchy)
+    back_bytes = 0
     for (hidden, *_), (out, trace) in zip(given, served, strict=True):
         assert out.dtype == dtype
         assert torch.equal(out.float(), hidden.float() * 2)  # all values and sums are exact in every dtype
         back_X = trace.bytes_X[trace.sent_X & (trace.phase_X == TRACE_PHASES.index("combine"))]
         assert not (back_X % (width * dtype.itemsize)).any()
+        back_bytes += back_X.sum()
+    if hierarchy is None:  # a row for each choice, or for each rank that has some of a token's
+        homes = [(source, row) for source, (_, index, _) in enumerate(given) for row in (index // 2).tolist()]
+        rows = [home for source, row in homes for home in (set(row) if deduplicate else row) if home != source]
+        assert back_bytes == len(rows) * width * dtype.itemsize
 
 
 def order_exchanges(rank_info, memory, given):

@@ -10,7 +10,7 @@ from aurora.algorithms.workload.step_traffic import drawn_windows
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
-from aurora.simulator.requests import StepPrices, drawn_requests, simulate_requests
+from aurora.simulator.requests import StepPrices, drawn_requests, grid, simulate_requests
 from aurora.types import Curve, PlanOptions, Profile, RequestOptions, SyntheticOptions
 from tests.conftest import cluster
 
@@ -97,6 +97,11 @@ def test_layers_that_stand_for_all_are_near_all(mixed, monkeypatch):
     whole = StepPrices(*mixed, most_tokens=64)(np.array([32, 32, 32, 32]))
     monkeypatch.setattr("aurora.simulator.requests.TRANSFERS", 2 * 2 * 12)  # two of the four layers
     assert StepPrices(*mixed, most_tokens=64)(np.array([32, 32, 32, 32])) == pytest.approx(whole, rel=0.25)
+
+
+def test_the_grid_ends_at_the_most_tokens():
+    assert grid(20).tolist() == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    assert grid(1).tolist() == [1]
 
 
 def test_drawn_steps_have_the_ranks_tokens_and_no_expert_twice():

@@ -112,6 +112,11 @@ def test_min_replicas_is_kept_and_nothing_is_below_mro(failure_domains, data):
         assert [p[k - 1] for k in failures] >= [q[k - 1] - 1e-9 for k in failures]
 
 
+def test_the_failures_that_leave_the_given_number_alive_count_first():
+    assert aim_of(2, FailureDomains.equal(5, 3)).failures == (2, 3, 4, 1)
+    assert aim_of(2, FailureDomains.equal(5, 3), alive=2).failures == (3, 2, 4, 1)
+
+
 def test_the_rarest_goes_where_failures_are_rare():
     failure_domains = FailureDomains(np.array([1, 1, 1]), np.arange(3), np.array([1.0, 1.0, 0.01]))
     found = place_for_failures(np.array([1.0, 5.0]), failure_domains, min_replicas=1)

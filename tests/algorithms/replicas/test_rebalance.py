@@ -83,6 +83,15 @@ def test_against_every_placement():
     assert np.mean(ratios) <= 1.12
 
 
+def test_min_replicas_stay_on_different_nodes():
+    """Experts 0 and 1 are busy; without a rule the replicas of the idle ones make room for them."""
+    held_LGP, domain_G = [[[0, 1], [2, 3], [0, 1], [2, 3]]], [0, 0, 1, 1]
+    free, kept = (rebalance([9, 9, 1, 1], held_LGP, enough=0.0, min_replicas=least, domain_G=domain_G) for least in (1, 2))
+    assert spread(free.held_LGP[0], domain_G, 4).min() == 1
+    assert spread(kept.held_LGP[0], domain_G, 4).min() == 2
+    assert kept.max_load_L[0] == 5.0 < kept.before_L[0]
+
+
 def drifted(layers, experts, drift):
     """Zipf loads and the same after a lognormal drift."""
     rng = np.random.default_rng(0)
