@@ -56,22 +56,10 @@ def test_a_request_that_generates_goes_on_beside_a_prompt():
     assert served.tpot_s_X.tolist() == [15.0]
 
 
-def test_ranks_step_together():
-    priced = []
-    serve(made((0, 5, 2)), 3, lambda *tokens: priced.append([tokens_G.tolist() for tokens_G in tokens]) or 1.0, limits(8))
-    assert priced == [[[5, 0, 0], [0, 0, 0]], [[0, 0, 0], [1, 0, 0]]]
-
-
 def test_requests_go_to_the_least_loaded_rank():
     """Of three at once two ranks get one each, the first the third; the second has answered its own when the fourth comes."""
     served = serve(made((0, 4, 9), (0, 4, 1), (0, 4, 1), (25, 4, 1)), 2, by_tokens, limits(4))
     assert served.rank_Q.tolist() == [0, 1, 0, 1]
-
-
-def test_no_more_requests_at_once_than_allowed():
-    """One at a time: the second begins when the first has ended, also if tokens are left of the step."""
-    served = serve(made((0, 2, 3), (0, 2, 3)), 1, by_tokens, limits(100, 1))
-    assert served.first_s_Q.tolist() == [12.0, 12 + 22 + 12]
 
 
 def test_a_service_of_fixed_length_waits_as_queueing_theory_says():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.algorithms.alltoall.matchings import matched_rounds
+from aurora.algorithms.alltoall.matchings import MOST_SPREAD, matched_rounds
 from aurora.algorithms.alltoall.open_shop import search
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.check.plans import check_schedule
@@ -42,3 +42,10 @@ def test_nearly_equal_traffic_is_within_three_thousandths_of_the_bound(n, spread
     assert order.share_X2 is None
     assert made.gap <= 0.003
     assert made.makespan_s < search(bytes_GG, 50, np.random.default_rng(0)).makespan_s
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1 / MOST_SPREAD - 0.01, MOST_SPREAD + 0.01])
+def test_uneven_traffic_is_not_tried(seconds):
+    seconds_GG = 1.0 - np.eye(5)
+    seconds_GG[1, 2] = seconds
+    assert matched_rounds(seconds_GG, 1.0, np.random.default_rng(0)) is None

@@ -84,12 +84,12 @@ def test_against_every_placement():
 
 
 def test_min_replicas_stay_on_different_nodes():
-    """Experts 0 and 1 are busy; without a rule the replicas of the idle ones make room for them."""
-    held_LGP, domain_G = [[[0, 1], [2, 3], [0, 1], [2, 3]]], [0, 0, 1, 1]
-    free, kept = (rebalance([9, 9, 1, 1], held_LGP, enough=0.0, min_replicas=least, domain_G=domain_G) for least in (1, 2))
-    assert spread(free.held_LGP[0], domain_G, 4).min() == 1
-    assert spread(kept.held_LGP[0], domain_G, 4).min() == 2
-    assert kept.max_load_L[0] == 5.0 < kept.before_L[0]
+    """Expert 1 is busy: without nodes, one more of it takes the place of expert 0's only replica on the first node."""
+    load_E, held_LGP, domain_G = [7, 15, 8, 7], [[[3, 0], [1, 3], [2, 0], [2, 0]]], [0, 0, 1, 1]
+    on_gpus, on_nodes = (rebalance(load_E, held_LGP, enough=0.0, min_replicas=2, domain_G=each) for each in (None, domain_G))
+    assert spread(on_gpus.held_LGP[0], domain_G, 4)[0] == 1
+    assert spread(on_nodes.held_LGP[0], domain_G, 4)[0] == 2
+    assert on_nodes.max_load_L[0] == 11 < on_nodes.before_L[0]
 
 
 def drifted(layers, experts, drift):
