@@ -11,8 +11,8 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from aurora.algorithms.workload.attention import shared_width
 from aurora.algorithms.workload.model_config import Shape
-from aurora.algorithms.workload.model_structure import ModelStructure, model_structure
 from aurora.errors import BadInput
 from aurora.models.loading import NOT_PLACED, load_transformers
 
@@ -45,10 +45,10 @@ TEXT = """\
 
 ## What is read of a configuration
 
-All commands that take a `config.json` read from it which layers have experts, and how large an expert is. Where transformers is
-installed and knows the `model_type`, the model is built from its configuration, without weights, and its **modules** are read:
-which layers have experts, and the shapes of their matrices. Otherwise the **names** of the configuration's entries say it. What
-they do not say is told, or the configuration is refused with the names that were looked for.
+All commands that take a `config.json` read from it which layers have experts, and how large an expert is, by the names of its
+entries; transformers need not know the `model_type`. What the entries do not say is told, or the configuration is
+refused with the names that were looked for. Tests build every type below from its configuration, without weights, and compare
+layers, experts, widths and parameters with what the names said.
 
 The table has all types of transformers {version} whose configuration speaks of experts, each with its defaults. Bytes are those
 of 16-bit weights. Bits, groups and scales of quantised ones are those of `quantization_config`, or of a `hf_quant_config.json`
@@ -81,7 +81,7 @@ def page() -> str:
     """Returns the page."""
     load_transformers()
     types = moe_types()
-    rows = ["| model type | read by | MoE layers | experts | top-k | shared | bytes of an expert |", "|---" * 7 + "|"]
+    rows = ["| model type | MoE layers | experts | top-k | shared | bytes of an expert |", "|---" * 6 + "|"]
     remarks = []
     for name in types:
         cells, remark = row(name)
@@ -122,33 +122,37 @@ def _experts_named(config: Mapping[str, Any]) -> bool:
 
 def row(name: str) -> tuple[list[str], str]:
     """Returns the cells of a model type but the first, and a remark: what was filled in, or the sentence of a refusal."""
-    defaults = _defaults(name)
-    shape, structure, refusal = _read(defaults)
-    for absent in () if structure else ({}, ABSENT):
-        more: dict[str, Any] = {}
-        filled_shape, filled_structure, _ = _read(_filled(defaults, absent, more))
-        if filled_structure is not None:
-            shape, structure = filled_shape, filled_structure
-            refusal = f"with {', '.join(f'`{key}`' for key in absent or more)}; its defaults alone make no model with experts"
-            break
+    config, shape, refusal = readable(name)
     if shape is None:
-        return ["refused", *"–––––"], refusal
+        return ["refused", *"––––"], refusal
     return [
-        "names" if structure is None else "modules",
         f"{shape.layers} of {shape.decoder_layers}",
         f"{shape.experts}",
         f"{shape.top_k}",
-        "–" if structure is None else f"{structure.shared_weights / structure.expert_weights:.3g}",
+        f"{shared_width(config, shape) / shape.inner:.3g}",
         f"{shape.expert_bytes:,}",
     ], refusal
 
 
-def _read(config: Mapping[str, Any]) -> tuple[Shape | None, ModelStructure | None, str]:
-    """Returns a config's shape and structure, or the sentence with which it is refused."""
+def readable(name: str) -> tuple[dict[str, Any], Shape | None, str]:
+    """Returns a type's default configuration, with what published ones fill in, its shape if it has one, and a remark."""
+    config = _defaults(name)
+    shape, refusal = _read(config)
+    for absent in () if shape else ({}, ABSENT):
+        more: dict[str, Any] = {}
+        filled = _filled(config, absent, more)
+        if (shape := _read(filled)[0]) is not None:
+            said = ", ".join(f"`{key}`" for key in absent or more)
+            return filled, shape, f"with {said}; its defaults alone make no model with experts"
+    return config, shape, refusal
+
+
+def _read(config: Mapping[str, Any]) -> tuple[Shape | None, str]:
+    """Returns a config's shape, or the sentence with which it is refused."""
     try:
-        return Shape.of(config), model_structure(config), ""
+        return Shape.of(config), ""
     except BadInput as error:
-        return None, None, str(error)
+        return None, str(error)
 
 
 def _filled(config: Mapping[str, Any], absent: Mapping[str, Any], more: dict[str, Any]) -> dict[str, Any]:

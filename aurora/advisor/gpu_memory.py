@@ -15,7 +15,8 @@ from typing import Any
 from aurora.advisor.engines.engine import Layout, ServingWay
 from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.advisor.served_sizes import HALF_BYTES, ServedSizes
-from aurora.algorithms.workload.attention import kv_bytes_per_sequence, kv_bytes_per_token, text_config
+from aurora.algorithms.workload.attention import kv_bytes_per_sequence, kv_bytes_per_token
+from aurora.algorithms.workload.model_structure import flat_config
 from aurora.types import GpuKind
 
 GIB = 1 << 30
@@ -164,7 +165,7 @@ def memory_bytes(
     split = sum(layers.layers * layers.split_weights for layers in sizes.attention)
     split += sizes.dense * sizes.dense_weights + sizes.moe_layers * sizes.shared_weights
     whole = sum(layers.layers * layers.whole_weights for layers in sizes.attention)
-    tied = text_config(config).get("tie_word_embeddings") or layout.pipeline > 1  # else both ends are on each GPU
+    tied = flat_config(config).get("tie_word_embeddings") or layout.pipeline > 1  # else both ends are on each GPU
     ends = (1 if tied else 2) * sizes.vocabulary * sizes.hidden * HALF_BYTES / layout.tensor
     routers = sizes.moe_layers * sizes.hidden * sizes.experts * HALF_BYTES  # whole on each rank
     cache = kv_tokens * kv_bytes_per_token(config, tensor=layout.tensor)

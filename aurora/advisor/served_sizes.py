@@ -8,10 +8,9 @@ from aurora.algorithms.workload.attention import (
     AttentionLayers,
     attention_layers,
     shared_width,
-    text_config,
 )
 from aurora.algorithms.workload.model_config import Shape, activation_bits, other_weight_bits
-from aurora.algorithms.workload.model_structure import decoder_layers, dense_layers, number
+from aurora.algorithms.workload.model_structure import decoder_layers, dense_layers, flat_config, number
 
 HALF_BYTES = 2  # of a number of activations
 DENSE_WIDTH = "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size"  # of layers without experts; the first: Llama 4
@@ -77,7 +76,7 @@ class ServedSizes:
         Raises:
             BadInput: if the content does not describe a model.
         """
-        flat = text_config(config)
+        flat = flat_config(config)
         hidden, vocabulary = number(flat, "hidden_size", "d_model", "dim"), number(flat, "vocab_size")
         number_bytes = other_weight_bits(config) / 8
         attention, streams = attention_layers(config), flat.get("hc_mult") or 1

@@ -33,7 +33,7 @@ from aurora.advisor.ratio_errors import differences, ratio_error
 from aurora.advisor.serving_case import BATCHED_TOKENS, MEDIAN, PERFECT, Service, ServingCase
 from aurora.advisor.step_constants import borrowed, computed_error
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.algorithms.workload.attention import text_config
+from aurora.algorithms.workload.model_structure import flat_config
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.choice import TIE
 from aurora.types import Gpu, Profile, RequestLoad
@@ -236,7 +236,7 @@ class _Comparison:
 
     def _short(self, way: ServingWay) -> str:
         """Why a way does not fit; empty if it does."""
-        heads = text_config(self.model.config).get("num_attention_heads")
+        heads = flat_config(self.model.config).get("num_attention_heads")
         if isinstance(heads, int) and heads % way.layout.tensor:
             return f"{heads} attention heads cannot be cut over {way.layout.tensor} GPUs"
         if way not in self.fits:

@@ -83,7 +83,7 @@ class ExpertReader:
         """Reads the weights of `experts`, which must be distinct. Returns {expert: {parameter name: weights}}.
 
         Raises:
-            BadInput: if the files cannot be read any more, have changed since the model was loaded, or lack tensors.
+            BadInput: if the files cannot be read any more, or lack tensors.
         """
         return self._files.read(self._layer, experts) if experts else {}
 
@@ -98,7 +98,6 @@ class _ExpertFiles:
         self._layers = find_moe_layers(self._skeleton)
         names = {id(parameter): name for name, parameter in self._skeleton.named_parameters()}
         self._names_L = [{names[id(weight)] for _, weight in expert_parameters(layer.experts)} for layer in self._layers]
-        self._version_of = {path: _version(path) for path in paths}
         self._path_of = {key: path for path in paths for key in _tensors(path)}
         self._sources_L = self._find_sources()
 
@@ -128,8 +127,6 @@ class _ExpertFiles:
     def load_dense(self, model: Any) -> tuple[Any, Any]:
         """Fills all of the model but its experts. Returns what transformers' function returns."""
         for number, layer in enumerate(find_moe_layers(model)):
-            if not self._names_L[number]:  # rows of all experts lie in one matrix, as in DBRX: the rank drops others' later
-                continue
             layer.experts.reader = ExpertReader(layer.count, self, number)
             hold_experts(layer.experts, [])
             layer.experts.to_empty(device=self._config.device_map[""], recurse=False)
@@ -157,9 +154,6 @@ class _ExpertFiles:
         finally:
             setattr(layer.block, layer.name, whole_experts)
         reshaped = {name for name, *_ in report.mismatched_keys}
-        for path in sorted({self._path_of[key] for keys in self._sources_L[number] for key in keys}):
-            if _version(path) != self._version_of[path]:  # after reading, so that nothing came from a file that was changed
-                raise BadInput(f"{path}: expected the file that the model was loaded from, found one that was changed since")
         if wrong := (report.missing_keys & names) | report.unexpected_keys | reshaped | set(report.conversion_errors):
             where = Path(next(iter(self._path_of.values()))).parent
             raise BadInput(f"{where}: expected the weights of {layer.count} experts, found none that fit {min(wrong)}")
@@ -202,15 +196,6 @@ class _Rows:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole, name)
-
-
-def _version(path: str) -> tuple[int, int, int, int] | None:
-    """Returns a file's version, which changes when it is replaced or written to; None if it is gone."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _tensors(path: str) -> dict[str, Any]:

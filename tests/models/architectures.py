@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from aurora.io import shipped
 from aurora.models.loading import LOADING
 
-SERVED = ("mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "llama4_text")  # by ranks in processes of their own
+SERVED = ("mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss")  # by ranks in processes of their own
 MOE_TYPES = (
     "afmoe", "aria_text", "axk1", "axk2", "bailing_hybrid", "beam", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3",
     "deepseek_v32", "deepseek_v4", "doge", "dots1", "dots3_note", "dots3_note_text", "ernie4_5_moe", "exaone_moe", "flex_olmo",
@@ -43,10 +43,6 @@ MAY_BE_NONE = ("head_dim", "n_routed_experts", "num_experts_per_tok", "n_shared_
 HYBRID = ["linear_attention", "full_attention"] * 2
 SPECIAL = {
     "bailing_hybrid": {"layer_group_size": 2},
-    "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
-        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 2},
-    },
     "dots3_note": {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
     "dots3_note_text": {
         "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 8, "swa_kv_lora_rank": 8,
@@ -61,7 +57,6 @@ SPECIAL = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 2},
     "kimi_linear": {"layer_types": HYBRID},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "llama4_text": {"num_experts_per_tok": 1, "interleave_moe_layer_step": 2},
     "mimo_v2_flash": {"num_attention_heads": 4, "head_dim": 24, "v_head_dim": 16},
     "mixtral": {"num_local_experts": 5},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "moe_latent_size": 16},

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from aurora.types import PHASES, ComputeCurves, Curve, PlanOptions, ProfileOptio
 from tests.conftest import cluster
 from tests.models.architectures import MOE_TYPES, build, load_plain, registered_moe_types
 
-PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 QUICK = ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
 
 
@@ -27,12 +25,6 @@ QUICK = ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
 def test_the_list_is_that_of_transformers():
     assert registered_moe_types() == MOE_TYPES
     assert set(NOT_PLACED) <= set(MOE_TYPES)
-
-
-def test_the_page_has_every_model_type_and_reason():
-    rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    page = {row[0].strip(" `"): row[1].strip() for row in rows if len(row) == 2}
-    assert page == {name: NOT_PLACED.get(name, "yes") for name in MOE_TYPES}
 
 
 @pytest.mark.parametrize("name", NOT_PLACED)

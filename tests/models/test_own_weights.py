@@ -176,17 +176,6 @@ def test_files_that_lack_an_expert_or_change_are_refused(tmp_path):
         layers[1].experts.reader.read([0])
 
 
-def test_files_that_were_changed_since_the_model_was_loaded_are_refused(tmp_path):
-    folder = build("mixtral", tmp_path / "model")
-    reader = load_without_experts(folder).layers[0].experts.reader
-    before = reader.read([1])[1]
-    write(folder, {key: 2 * tensor for key, tensor in as_one_file(folder).items()})
-    with pytest.raises(BadInput, match=r"safetensors: expected the file that the model was loaded from, found one .* changed"):
-        reader.read([1])
-    name, after = next(iter(load_without_experts(folder).layers[0].experts.reader.read([1])[1].items()))
-    assert torch.equal(after, 2 * before[name])
-
-
 MEASURE = """
 import re, sys
 import torch

@@ -111,11 +111,3 @@ def test_too_little_text(mixtral, tmp_path):
         profile_model(mixtral, [tmp_path / "some.txt"])
     with pytest.raises(BadInput, match="at least one text file"):
         profile_model(mixtral, [])
-
-
-@pytest.mark.parametrize(
-    "field", ["sources", "prompt_tokens", "batch", "max_new_tokens", "limit", "share", "window", "precision"]
-)
-def test_options_above_zero(field):
-    with pytest.raises(BadInput, match=f"`{field}`: expected more than zero, found 0"):
-        ProfileOptions(**{field: 0})

@@ -86,11 +86,6 @@ def test_counts_are_the_serial_sum_bit_for_bit(scheme, redundancy, batches):
     assert {worker for worker, state in enumerate(found.states) if state == "used"} <= set(found.arrived)
 
 
-def test_reals_are_the_serial_sum_but_for_rounding():
-    found = coded_sum(reals, 4, 4, 2, "balanced", like=REALS, rng=rng())
-    assert found.total == pytest.approx(serial(reals, 4), rel=1e-9, abs=1e-9)
-
-
 FATES = {
     1: ("die", "killed by signal 9"),
     2: ("exit", "exit code 3"),

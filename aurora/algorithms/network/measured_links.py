@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, above_zero, counts, numbers
+from aurora.types.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,9 @@ def fit_link(bytes_X: ArrayLike, seconds_X: ArrayLike) -> LinkFit:
     Args:
         bytes_X: (X,) int64, message sizes, rising, above zero.
         seconds_X: (X,) float64, the time of each message, above zero.
-
-    Raises:
-        BadInput: if lengths differ or are zero, sizes do not rise from above zero, or a time is not above zero.
     """
-    sent_X, took_X = above_zero("fit_link", ("bytes", "seconds"), counts("fit_link: bytes", bytes_X, 1), seconds_X)
-    if (np.diff(sent_X) <= 0).any():
-        raise BadInput("fit_link: expected bytes that rise")
+    sent_X, took_X = np.asarray(bytes_X, dtype=np.float64), np.asarray(seconds_X, dtype=np.float64)
+    assert (np.diff(sent_X, prepend=0) > 0).all(), "sizes rise from above zero"
     slope = np.polyfit(sent_X, took_X, 1)[0] if len(sent_X) > 1 else 0.0
     rate_Bps = float(1 / slope if slope > 0 else sent_X[-1] / took_X[-1])
     startup_s = max(0.0, float(took_X[0] - sent_X[0] / rate_Bps))
@@ -63,14 +58,9 @@ def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike) -> IntArray:
         rate_Bps_GG: (G, G) float64, bytes per second from rank to rank, measured one pair at a time; above zero except on the
             diagonal.
         host_G: (G,) int64, the host of each rank, numbered from zero.
-
-    Raises:
-        BadInput: if the rates are not a square, or one is not above zero.
     """
-    rates_GG, hosts_G = numbers("find_servers: rate_Bps_GG", rate_Bps_GG, 2), np.asarray(host_G, dtype=np.int64)
+    rates_GG, hosts_G = np.asarray(rate_Bps_GG), np.asarray(host_G, dtype=np.int64)
     between_GG = ~np.eye(len(rates_GG), dtype=np.bool_)
-    if rates_GG.shape != between_GG.shape or (rates_GG[between_GG] <= 0).any():
-        raise BadInput("find_servers: rate_Bps_GG: expected a square of rates above zero")
     ranks_N, inside_GG = np.bincount(hosts_G), np.equal.outer(hosts_G, hosts_G)
     if len(ranks_N) == 1 or (ranks_N == 1).any():
         return np.zeros_like(hosts_G)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aurora.algorithms.workload.model_config import Shape
-from aurora.algorithms.workload.model_structure import decoder_layers, flat_config, model_structure, number
+from aurora.algorithms.workload.model_config import SHARED_EXPERTS, Shape
+from aurora.algorithms.workload.model_structure import decoder_layers, flat_config, number
 from aurora.errors import BadInput
 
 
@@ -145,26 +145,16 @@ def attention_layers(config: Mapping[str, Any]) -> tuple[AttentionLayers, ...]:
     Raises:
         BadInput: if the config does not tell heads, or has a kind of layers that is not known.
     """
-    flat = text_config(config)
+    flat = flat_config(config)
     kinds, types = _kinds(flat), flat.get("indexer_types")
     if isinstance(types, list) and len(types) == len(kinds):
         kinds = [SHARED if (kind, of) == ("sparse", "shared") else kind for kind, of in zip(kinds, types, strict=True)]
     return tuple(_layers(flat, kind, count) for kind, count in Counter(kinds).items() if kind != "none")
 
 
-def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config's entries on the language model; with transformers' defaults of the model type, if it knows the type.
-
-    Args:
-        config: the content of a transformers config.json.
-    """
-    structure = model_structure(config)
-    return (dict(structure.text) if structure else {}) | flat_config(config)
-
-
 _WORDS = {  # of layer_types, layers_block_type and the letters of patterns
-    **dict.fromkeys(("full_attention", "attention", "full", "global", "*", "hybrid"), "full"),
-    **dict.fromkeys(("sliding_attention", "chunked_attention", "sliding", "local"), "sliding"),
+    **dict.fromkeys(("full_attention", "indexed_attention", "attention", "full", "global", "*", "hybrid"), "full"),
+    **dict.fromkeys(("sliding_attention", "chunked_attention", "hybrid_sliding", "sliding", "local"), "sliding"),
     **dict.fromkeys(("linear_attention", "mamba", "mamba2", "M", "recurrent", "conv"), "linear"),
     **dict.fromkeys(("moe", "mlp", "E", "-"), "none"),
 }
@@ -176,11 +166,13 @@ def _kinds(flat: Mapping[str, Any]) -> list[str]:
     full = "sparse" if flat.get("index_topk") else "mla" if flat.get("kv_lora_rank") else "full"
     if isinstance(ratios := flat.get("compress_ratios"), list):
         return [f"sparse:{ratio}" for ratio in ratios[: number(flat, "num_hidden_layers")]]
+    rates = flat.get("compress_rates")
+    known = _WORDS | {word: f"sparse:{rate}" for word, rate in (rates.items() if isinstance(rates, Mapping) else ())}
     for name in ("hybrid_override_pattern", "layers_block_type", "layer_types"):
         if words := flat.get(name):
-            if unknown := [str(word) for word in words if word not in _WORDS]:
-                raise BadInput(f"config: expected kinds of attention among {', '.join(_WORDS)} in {name}, found {unknown[0]}")
-            kinds = [_WORDS[word] for word in words]
+            if unknown := [str(word) for word in words if word not in known]:
+                raise BadInput(f"config: expected kinds of attention among {', '.join(known)} in {name}, found {unknown[0]}")
+            kinds = [known[word] for word in words]
             return [full if kind == "full" else kind for kind in kinds]
     linear = flat.get("linear_attn_config")
     if isinstance(linear, Mapping):
@@ -216,7 +208,7 @@ def _layers(flat: Mapping[str, Any], kind: str, layers: int) -> AttentionLayers:
     if any(type(count) is not int or count < 1 for count in (kv_heads, width)):
         raise BadInput(f"config: expected heads for keys and values, and their width, above zero, found {kv_heads}, {width}")
     queries = heads * width * (2 if flat.get("attn_output_gate") else 1)
-    window = number(flat, "sliding_window", "attention_chunk_size") if kind == "sliding" else 0
+    window = number(flat, "sliding_window", "sliding_window_size", "attention_chunk_size") if kind == "sliding" else 0
     weights = hidden * (queries + 2 * kv_heads * width + heads * width)
     cached = 2 * kv_heads * width
     return AttentionLayers(kind, layers, weights, 0, kv_heads, cached, pair_flops=4 * heads * width, window=window)
@@ -310,7 +302,12 @@ _MAMBA = ("mamba_num_heads", "mamba_n_heads")
 _CONVOLUTIONS = ("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", "conv_kernel_size")
 
 
-_SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+_SHARED_WIDTH = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "share_expert_dim",
+)
 
 
 def shared_width(config: Mapping[str, Any], shape: Shape) -> int:
@@ -323,6 +320,6 @@ def shared_width(config: Mapping[str, Any], shape: Shape) -> int:
     flat = flat_config(config)
     width = next((flat[name] for name in _SHARED_WIDTH if flat.get(name) is not None), None)
     llama4 = str(flat.get("model_type")).startswith("llama4")  # it has one, and no entry for it
-    many = flat.get("n_shared_experts", flat.get("num_shared_experts", 1 if llama4 else None))
+    many = next((flat[name] for name in SHARED_EXPERTS if flat.get(name) is not None), 1 if llama4 else None)
     width = width if width is not None else shape.inner * many if isinstance(many, int) else 0
     return width if isinstance(width, int) and width > 0 else 0

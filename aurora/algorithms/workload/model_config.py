@@ -1,8 +1,4 @@
-"""Reads a model's sizes from its transformers config.json, and makes a Profile with compute times computed from the sizes.
-
-If transformers knows the model's type, sizes are read from the model built from the config (`model_structure`); otherwise from
-the config's entries by their usual names.
-"""
+"""Reads a model's sizes from its transformers config.json, and makes a Profile with compute times computed from the sizes."""
 
 import re
 from collections import Counter
@@ -18,18 +14,18 @@ from aurora.algorithms.workload.model_structure import (
     LAYER_RULES,
     MOST_EXPERTS,
     _others,
+    check_counts,
     decoder_layers,
     dense_layers,
     entries_by_layer,
     expert_count,
     expert_groups,
     flat_config,
-    model_structure,
     moe_layers,
     number,
     top_k,
 )
-from aurora.errors import BadInput
+from aurora.errors import BadInput, shown
 from aurora.types import OVERHEAD, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import IntArray
 from aurora.types.read_numbers import whole_number
@@ -94,23 +90,20 @@ class Shape:
         Raises:
             BadInput: if the config does not describe a MoE model.
         """
-        structure, flat, remarks = model_structure(config), flat_config(config), []
-        if structure is not None:
-            flat = dict(structure.text) | flat
-            layers, experts = len(structure.moe_layers), structure.experts
-            dense = _others(structure.moe_layers, structure.decoder_layers)
-            hidden, inner = structure.hidden, structure.inner
-            dispatched, weights = structure.dispatched, structure.expert_weights
-        else:
-            dense, entries = dense_layers(config), entries_by_layer(flat)
-            _check_equal(config, entries)
-            flat = entries[0]
-            experts = expert_count(flat)
-            layers = decoder_layers(flat) - len(dense)
-            hidden, inner = number(flat, *_HIDDEN), _expert_width(flat)
-            dispatched, weights = _dispatched(flat), _expert_weights(flat)
-            if not any(flat.get(name) is not None for name in (*LAYER_RULES, *LAYER_KINDS)):
-                remarks.append(f"all {layers} layers are taken to have experts, as the config names none without")
+        if not isinstance(config.get("model_type"), str | None):
+            raise BadInput(f"config: model_type must be text, found {shown(config['model_type'])}")
+        check_counts(config)
+        dense, remarks = dense_layers(config), []
+        entries = entries_by_layer(flat_config(config))
+        _check_equal(config, entries)
+        flat = entries[0]
+        experts, layers = expert_count(flat), decoder_layers(flat) - len(dense)
+        if flat.get("expert_retrieval_size"):  # as Doge's
+            raise BadInput("config: expected experts with matrices of their own, found rows of an embedding")
+        hidden, inner = number(flat, *_HIDDEN), _expert_width(flat)
+        dispatched, weights = _dispatched(flat), _expert_weights(flat)
+        if not any(flat.get(name) is not None for name in (*LAYER_RULES, *LAYER_KINDS)):
+            remarks.append(f"all {layers} layers are taken to have experts, as the config names none without")
         chosen, bits = top_k(flat), weight_bits(config)
         if not 1 <= chosen <= experts or layers < 1:
             raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {chosen}, {experts} and {layers}")
@@ -126,7 +119,7 @@ class Shape:
         mtp = [value for key, value in flat.items() if _MTP.search(key) and type(value) is int]
         return cls(
             name, layers, dense, experts, chosen, hidden, inner, dispatched, weights, *groups, bits, tuple(remarks),
-            max(mtp, default=0), next((flat[key] for key in _SHARED if type(flat.get(key)) is int), 0),
+            max(mtp, default=0), next((flat[key] for key in SHARED_EXPERTS if type(flat.get(key)) is int), 0),
         )  # fmt: skip
 
     @property
@@ -250,7 +243,7 @@ def _check_equal(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
 _HIDDEN = ("hidden_size", "d_model", "dim")
 _EXPERT_WIDTH = re.compile(r"(moe|expert).*(intermediate|inner|inter_dim|ffn|hidden_dim)")
 _MTP = re.compile(r"(nextn|mtp).*(layers|modules|depth)")  # number of layers of multi-token prediction
-_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")  # their number
 _UNGATED = ("relu2",)  # activations of experts with two matrices
 
 SCALE_BITS = 16  # of a group's scale, where the config does not say

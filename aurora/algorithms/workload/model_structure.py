@@ -1,18 +1,10 @@
-"""Reads from a model's config.json the number of its layers, and the layers that have experts.
+"""Reads from a model's config.json the number of its layers, and the layers that have experts, by the names of its entries.
 
-If transformers knows the model's type, it builds the modules without weights, and these are inspected; otherwise the config's
-entries are read by their usual names.
+Tests compare what is read with the modules of every MoE model type of transformers.
 """
 
-import importlib
-import importlib.util
-import json
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,178 +14,23 @@ from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
 from aurora.types.read_numbers import whole_number
 
 MOST_EXPERTS = 1 << 16  # of a layer that a config describes
-DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")  # entries on the width in which tokens travel to experts
-
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-_EXPERTS = re.compile(r"(?<!shared_)experts$")
-_SHARED = re.compile(r"shared_(experts?|mlp)$")
-_ELSEWHERE = re.compile(r"mtp|attention|attn")  # modules whose experts are not those of feed-forward layers
-
-
-@dataclass(frozen=True)
-class ModelStructure:
-    """Layers and expert sizes of a model, read from the shapes of its weights.
-
-    Attributes:
-        decoder_layers: number of decoder layers, with and without experts.
-        moe_layers: indices, among all decoder layers, of the layers with experts, ascending.
-        experts: number of experts of a layer, without identity experts, which have no weights.
-        expert_weights: number of parameters of an expert, biases included.
-        hidden: width of a token between layers.
-        dispatched: width of a token on the way to its experts; `hidden` unless experts work on a projection of it.
-        inner: width between an expert's matrices.
-        shared_weights: number of parameters of a layer's shared experts.
-        text: config entries of the language model, with transformers' defaults for its type.
-    """
-
-    decoder_layers: int
-    moe_layers: tuple[int, ...]
-    experts: int
-    expert_weights: int
-    hidden: int
-    dispatched: int
-    inner: int
-    shared_weights: int
-    text: Mapping[str, Any]
+DISPATCHED = (
+    "routed_expert_hidden_size",
+    "moe_latent_size",
+    "moe_hidden_size",
+)  # entries on the width in which tokens travel to experts
 
 
-def model_structure(config: Mapping[str, Any]) -> ModelStructure | None:
-    """Returns the structure of a model, or None if transformers is absent, does not know its type or cannot build it.
-
-    Takes 0.1 to 2 s after the import of transformers; no weights are made.
-
-    Args:
-        config: the content of a transformers config.json, with all its parts.
-
-    Raises:
-        BadInput: if it has more than MOST_LAYERS layers or MOST_EXPERTS experts; or if the config names experts, but the model
-            has none in feed-forward layers, has experts of different sizes, or is an encoder with a decoder.
-    """
-    if not isinstance(config.get("model_type"), str | None):
-        raise BadInput(f"config: model_type must be text, found {shown(config['model_type'])}")
-    _check_counts(config)
-    installed = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
-    if not installed or config.get("model_type") is None or config.get("block_configs"):
-        return None
-    structure = _structure(json.dumps(config, sort_keys=True, default=str))
-    parts = (part for part in config.values() if isinstance(part, Mapping))
-    return structure or next(filter(None, map(model_structure, parts)), None)  # a part of a type that is not known
-
-
-def _check_counts(config: Mapping[str, Any]) -> None:
-    """Raises BadInput for numbers of layers or experts, in any part, that no model has: modules would be built for hours."""
+def check_counts(config: Mapping[str, Any]) -> None:
+    """Raises BadInput for numbers of layers or experts, in any part, that no model has."""
     for name, value in config.items():
         most = MOST_LAYERS if "layers" in str(name) else MOST_EXPERTS if "experts" in str(name) else None
         if isinstance(value, Mapping):
-            _check_counts(value)
+            check_counts(value)
         elif most is not None and isinstance(value, int) and value > most:
             raise BadInput(f"config: {name} must be at most {most}, found {value}")
         elif name in LAYER_RULES and type(value) is int and value < -(name == "moe_layer_end_index"):
             raise BadInput(f"config: {name} must be zero or more, found {value}")
-
-
-@lru_cache(maxsize=16)
-def _structure(config_json: str) -> ModelStructure | None:
-    import torch
-    from transformers import CONFIG_MAPPING
-
-    config = json.loads(config_json)
-    if config["model_type"] not in CONFIG_MAPPING:
-        return None
-    try:
-        with warnings.catch_warnings(), _silent_transformers():
-            warnings.simplefilter("ignore")
-            config.pop("quantization_config", None)  # its scales are no weights
-            text = CONFIG_MAPPING[config["model_type"]].from_dict(config).get_text_config()
-            with torch.device("meta"):
-                model = _model_class(type(text))._from_config(text)
-    except Exception:  # classes check little of what they are given: their errors are of every kind
-        return None
-    sizes, name = list(_expert_layers(model)), config["model_type"]
-    if not sizes and not any("experts" in key and isinstance(said, int) and said > 1 for key, said in text.to_dict().items()):
-        return None
-    if getattr(text, "is_encoder_decoder", False):
-        raise BadInput(f"config: expected a model with a decoder alone, found {name}, which has an encoder too")
-    if not sizes:
-        raise BadInput(f"config: expected experts with matrices of their own in feed-forward layers of {name}, found none")
-    layers = dict(reversed(sizes))  # the first of a layer, which are those of text
-    if len(kinds := sorted(set(layers.values()))) > 1:
-        found = " and ".join(f"{count} of {weights} weights" for count, weights, *_ in kinds[:2])
-        raise BadInput(
-            f"config: layers have unequal experts: expected one number and size in all layers of {name}, found {found}"
-        )
-    if not isinstance(hidden := getattr(text, "hidden_size", None), int):
-        return None
-    ((experts, weights, *widths),) = kinds
-    said = [width for entry in (*DISPATCHED, "moe_hidden_size") if (width := getattr(text, entry, None)) in widths] or [hidden]
-    if (dispatched := said[0]) not in widths:
-        expected = f"hidden_size or {' or '.join(DISPATCHED)} as a width of the experts of {name}"
-        raise BadInput(f"config: expected {expected}, found experts of {widths[0]} by {widths[1]}")
-    inner = widths[0] if widths[1] == dispatched else widths[1]
-    numbered = [(int(at[1]), path, module) for path, module in model.named_modules() if (at := _LAYER.search(f"{path}."))]
-    shared = [module for number, path, module in numbered if number == min(layers) and _SHARED.search(path)]
-    return ModelStructure(
-        1 + max(number for number, _, _ in numbered), tuple(sorted(layers)), experts, weights, hidden, dispatched, inner,
-        sum(parameter.numel() for module in shared for parameter in module.parameters()), text.to_dict(),
-    )  # fmt: skip
-
-
-def _expert_layers(model: Any) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Yields, for each module that holds experts of a layer, the layer's number and `_expert_sizes`."""
-    for path, module in model.named_modules():
-        at = _LAYER.search(f"{path}.")
-        if at is None or _ELSEWHERE.search(path):
-            continue
-        stacks = [child for child in module.children() if type(child).__name__.endswith("ParallelExperts")]
-        if (stacks or _EXPERTS.search(path)) and (sizes := _expert_sizes(module, stacks or [module])):
-            yield int(at[1]), sizes
-
-
-def _expert_sizes(module: Any, holders: Sequence[Any]) -> tuple[int, int, int, int] | None:
-    """Returns experts, numbers in the weights of one, and both widths of its last matrix; None if there are none.
-
-    Experts' matrices are stacked along a first axis of their own, or along that of their rows.
-
-    Args:
-        module: tells `num_experts`, where matrices are stacked along their rows.
-        holders: the modules whose parameters are the experts'.
-    """
-    arrays = [array for holder in holders for array in holder.parameters() if array.ndim > 1]
-    stacked = [array.shape for array in arrays if array.ndim == 3]
-    experts = min((shape[0] for shape in stacked), default=getattr(module, "num_experts", 0))
-    if not arrays or not experts:
-        return None
-    matrices = stacked or [(experts, rows // experts, width) for rows, width in (array.shape for array in arrays)]
-    weights = sum(array.numel() // (array.shape[0] if stacked else experts) for array in arrays if array.shape[0] >= experts)
-    return experts, weights, matrices[-1][1], matrices[-1][2]
-
-
-def _model_class(config_class: type) -> Any:
-    """Returns the decoder of a config's class: the one that AutoModel knows, or the one beside the config."""
-    from transformers import MODEL_MAPPING, PreTrainedModel
-
-    if config_class in MODEL_MAPPING:
-        return MODEL_MAPPING[config_class]
-    module = importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
-    classes = [
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, PreTrainedModel) and getattr(kind, "config_class", None) is config_class
-    ]
-    return min(classes, key=lambda kind: (not kind.__name__.endswith("Model"), len(kind.__name__)))
-
-
-@contextmanager
-def _silent_transformers() -> Iterator[None]:
-    """Context manager that keeps transformers' log quiet."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def decoder_layers(config: Mapping[str, Any]) -> int:
@@ -243,7 +80,7 @@ def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
 def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the indices, among all decoder layers, of the layers without experts, ascending.
 
-    If transformers does not know the model's type, a layer has experts unless a config entry on layers excludes it.
+    A layer has experts unless a config entry on layers excludes it.
 
     Args:
         config: the content of a transformers config.json.
@@ -251,8 +88,6 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     Raises:
         BadInput: if an entry on layers cannot be read, or is not known.
     """
-    if (structure := model_structure(config)) is not None:
-        return _others(structure.moe_layers, structure.decoder_layers)
     config = flat_config(config)
     layers = decoder_layers(config)
     if layers > MOST_LAYERS:
@@ -266,7 +101,8 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
         if rule is None and _SAYS_OF_LAYERS.search(name) and name not in _SAYS_NOTHING and type(value) in (int, str, list):
             raise BadInput(f"config: {name} is not known, so that layers with experts cannot be told; known: {_looked_for()}")
         try:
-            moe &= rule(number_L, value) if rule is not None else True
+            first = config.get("expert_layer_offset", 0) if name == "expert_layer_period" else 0
+            moe &= rule(number_L - first, value) if rule is not None else True
         except (BadInput, TypeError, ValueError, ZeroDivisionError):
             raise BadInput(f"config: {name} does not say which of {layers} layers have experts: {str(value)[:80]}") from None
     return _others(np.flatnonzero(moe).tolist(), layers)
@@ -303,10 +139,10 @@ def _from(number_L: IntArray, first: Any) -> BoolArray:
 
 
 def _types(number_L: IntArray, types: Any) -> BoolArray:
-    """Marks the layers that are "sparse", or 1, by a list with one entry per layer; a number is a step that layer 0 begins."""
+    """Marks layers by a list with an entry for each ("sparse", "moe" and 1 have experts), or by a step that layer 0 begins."""
     if type(types) is int and types > 0:
         return np.asarray(number_L % types == 0)
-    sparse_L = np.array([kind in ("sparse", 1) for kind in types])
+    sparse_L = np.array([kind in ("sparse", "moe", "hash_moe", 1) for kind in types])
     if sparse_L.shape != number_L.shape:
         raise ValueError(types)
     return sparse_L
@@ -358,13 +194,14 @@ LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
     "moe_every_n_layer": _every,
     "moe_every_n_layers": _every,
     "route_every_n": _every,
+    "expert_layer_period": lambda number_L, step: _every(number_L - 1, step),  # counted from expert_layer_offset
     "block_configs": _blocks,
 }
 LAYER_KINDS = {"layers_block_type": _kinds, "hybrid_override_pattern": _kinds}  # an entry or a letter for each layer
 _SAYS_OF_LAYERS = re.compile(
     r"(moe|sparse|dense|expert).*(layer|every|step|interval|freq|skip)|layer.*(moe|sparse|dense|expert)"
 )
-_SAYS_NOTHING = ("moe_layer_offset", "moe_layer_use_mod", "expert_layer_offset", "expert_layer_period")
+_SAYS_NOTHING = ("moe_layer_offset", "moe_layer_use_mod", "expert_layer_offset")
 _EXPERT_COUNTS = (  # names of the number of experts of a layer
     *("num_local_experts", "num_experts", "n_routed_experts"),
     *("moe_num_experts", "num_moe_experts", "num_routed_experts"),
