@@ -4,7 +4,6 @@
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
 from aurora.errors import RankFailed
-from aurora_vllm.served_metrics import MULTIPROCESS, MetricsWriter, RankMetrics
+from aurora_vllm.served_metrics import RankMetrics, vllm_collects
 from aurora_vllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,11 +42,10 @@ class PluginStatus:
         self._settings, self._reports, self._degraded = settings, reports, False
         self._metrics = RankMetrics("the plugin", model_name, rank, registry)
         try:
-            if MULTIPROCESS not in os.environ and settings.metrics_port is not None:
+            if settings.metrics_port is not None and not vllm_collects():
                 start_http_server(settings.metrics_port + rank, settings.metrics_host, registry)
         except OSError as error:  # the port is taken
             LOG.warning("aurora: no metrics: %s", error)
-        self.show = MetricsWriter(registry).write_soon
 
     def engaged(self, how: str) -> None:
         """Logs how the model is served, and sets the gauge to 1 unless `report_degraded` was called.

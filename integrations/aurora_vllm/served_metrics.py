@@ -1,7 +1,7 @@
 """The plugin's Prometheus metrics, in one table; and their way to vLLM's /metrics.
 
-If there is one API server, workers write files, which that server reads. With several API servers, vLLM itself collects the
-metrics of all processes.
+All processes share them by prometheus_client's multiprocess mode. With several API servers vLLM switches it on and collects.
+With one, the plugin switches it on in the other processes, and that server shows their metrics beside its own.
 """
 
 import atexit
@@ -9,16 +9,10 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from aurora_vllm.rank_progress import FOLDER
 
@@ -27,8 +21,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("vllm.aurora")
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
-WRITE_S = 2.0  # between two writes
-WRITER = "aurora-metrics"  # name of the thread that writes
 BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 METRICS: dict[str, dict[str, tuple[Any, ...]]] = {  # by subject, and name without "aurora_": kind, help and further labels
     "the plugin": {
@@ -86,6 +78,7 @@ class RankMetrics:
     """
 
     def __init__(self, subject: str, model_name: str, rank: int, registry: CollectorRegistry) -> None:
+        share_metrics()
         self._labels = {"model_name": model_name, "ep_rank": str(rank)}
         try:
             self._families = self._registered(subject, registry)
@@ -115,8 +108,6 @@ class PromptMetrics:
     def __init__(self, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics = RankMetrics("the requests", model_name, rank, registry)
         self._shown: dict[str, float] = {}
-        if not any(thread.name == WRITER for thread in threading.enumerate()):  # else this process is a worker, too
-            MetricsWriter(registry)
 
     def show(self, changes: "IntervalChanges") -> None:
         """Exports the present values."""
@@ -130,8 +121,12 @@ class PromptMetrics:
         self._metrics.of("prompt_interval").set(changes.plan[0])
 
 
+_creator: int | None = None  # the process that has opened the status folder, and shows the metrics of all others
+
+
 def open_status_folder() -> None:
     """Creates this server's status folder, once, and exports the metrics that child processes write there."""
+    global _creator
     if FOLDER in os.environ:
         return
     try:
@@ -139,69 +134,26 @@ def open_status_folder() -> None:
     except OSError as error:
         LOG.warning("aurora: no watchdog, and no metrics with one API server: %s", error)
         return
-    atexit.register(_remove, folder, os.getpid())
-    if MULTIPROCESS not in os.environ:
-        REGISTRY.register(WorkersMetrics(Path(folder)))
+    _creator = os.getpid()
+    atexit.register(_remove, folder, _creator)
+    if not vllm_collects():
+        MultiProcessCollector(REGISTRY, folder)
+
+
+def vllm_collects() -> bool:
+    """Returns whether vLLM itself, or the user, has chosen a folder in which all processes share their metrics."""
+    return os.environ.get(MULTIPROCESS) not in (None, os.environ.get(FOLDER))
+
+
+def share_metrics() -> None:
+    """Lets this process write the metrics that it makes from now on to the status folder, unless it shows them itself."""
+    folder = os.environ.get(FOLDER)
+    if folder is not None and MULTIPROCESS not in os.environ and _creator != os.getpid():
+        os.environ[MULTIPROCESS] = folder
+        values.ValueClass = values.MultiProcessValue()  # which is chosen when prometheus_client is imported, in the parent
 
 
 def _remove(folder: str, creator: int) -> None:
     """Removes the folder, unless this process is a fork of its creator."""
     if os.getpid() == creator:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class WorkersMetrics(Collector):  # type: ignore[misc]
-    """Prometheus collector of the metrics that other processes write to a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def describe(self) -> list[Metric]:
-        """Returns an empty list, because the metrics are not known before workers have written them."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields each metric once, with the values from all processes."""
-        families: dict[str, Metric] = {}
-        for path in sorted(self._folder.glob("*.prom")):
-            if path != metrics_file(self._folder):  # this process shows its own
-                with suppress(OSError, ValueError):
-                    for family in text_string_to_metric_families(path.read_text()):
-                        known = families.setdefault(family.name, family)
-                        known.samples += [] if known is family else family.samples
-        yield from families.values()
-
-
-class MetricsWriter:
-    """Writes this process's metrics to the status folder, in a background thread, unless vLLM collects them itself."""
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._registry, self._soon = registry, threading.Event()
-        folder = os.environ.get(FOLDER)
-        if folder is not None and MULTIPROCESS not in os.environ:
-            threading.Thread(target=self._run, args=(Path(folder),), daemon=True, name=WRITER).start()
-
-    def write_soon(self) -> None:
-        """Wakes the thread, so that it writes the metrics now."""
-        self._soon.set()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the plugin's metrics."""
-        for family in self._registry.collect():
-            if family.name.startswith("aurora_"):
-                yield family
-
-    def _run(self, folder: Path) -> None:
-        path = metrics_file(folder)
-        new = path.with_suffix(".new")
-        with suppress(OSError):  # the server has ended
-            while True:
-                new.write_bytes(generate_latest(self))
-                new.replace(path)
-                self._soon.wait(WRITE_S)
-                self._soon.clear()
-
-
-def metrics_file(folder: Path) -> Path:
-    """Returns the path in `folder` of this process's metrics file."""
-    return folder / f"metrics-{os.getpid()}.prom"

@@ -37,7 +37,6 @@ class Watchdog:
         files: reader of the progress of all ranks of this host.
         complete: True: all ranks of the server run on this host.
         model_name: a label of the metrics.
-        changed: called when a rank gets stuck, or recovers.
         registry: Prometheus registry for the metrics.
     """
 
@@ -48,10 +47,9 @@ class Watchdog:
         files: RankFiles,
         complete: bool,
         model_name: str,
-        changed: Callable[[], None] = lambda: None,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        self._rank, self._progress, self.files, self._complete, self._changed = rank, progress, files, complete, changed
+        self._rank, self._progress, self.files, self._complete = rank, progress, files, complete
         self.balancer: Callable[[], tuple[str, int]] | None = None
         self.told: StuckRank | None = None
         self._seen: list[tuple[int | None, str] | None] = []
@@ -105,7 +103,6 @@ class Watchdog:
             self._gauge(verdict).set(1)
             LOG.warning("aurora: %s", verdict)
         self.told = verdict
-        self._changed()
 
     def _gauge(self, verdict: StuckRank) -> Any:
         rank = "" if verdict.rank is None else str(verdict.rank)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,7 +26,6 @@ from aurora_vllm.settings import Settings
 from aurora_vllm.watchdog import Watchdog
 from aurora_vllm.worker_integration import WorkerIntegration
 from prometheus_client import CollectorRegistry
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from aurora.algorithms.network.port_bounds import fluid_bound
 from aurora.algorithms.workload.synthetic import draw_profile
@@ -284,46 +282,6 @@ def test_what_serves_by_what_is_one_sentence(plan_file):
         ServedPlan(Settings(order="stock"), 0, 2, None, None).summary()
         == "vLLM places the experts, all-to-alls by vLLM, no record"
     )
-
-
-RANK = """
-import sys
-import numpy as np
-from pathlib import Path
-from aurora.io import load_plan
-from aurora_vllm.metrics import Metrics
-from aurora_vllm.served_plan import ServedPlan
-from aurora_vllm.settings import Settings
-path, rank, most = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-metrics = Metrics("org/model", rank, {0: 3, 1: 4}, load_plan(path), Settings(plan=path, order="online", metrics_port=1))
-metrics.add_exchange("dispatch", 0.02, np.array([[0, 5000], [3000, 0]]))
-metrics.add_tokens(0, np.array([most, 2]))
-metrics.update_drift(np.ones((1, 2, 4), dtype=np.int64))
-metrics.refresh()
-"""
-
-
-def test_processes_of_all_ranks_are_seen_together(plan_file, tmp_path, monkeypatch, warm):
-    """Ranks keep apart. Counts of a rank that was started again add up; of its gauges the later process's hold."""
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    for rank, most in ((0, 6), (1, 6), (0, 8)):
-        subprocess.run([warm / "python", "-c", RANK, plan_file, str(rank), str(most)], check=True, timeout=300)
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(tmp_path))
-    metrics, alone = made(plan_file)
-    used(metrics)
-    assert {name for name, _ in samples(registry)} == {name for name, _ in samples(alone)}
-    assert all(
-        {"model_name", "ep_rank"} <= dict(labels).keys() and "pid" not in dict(labels) for _, labels in samples(registry)
-    )
-    for rank, starts, tokens, balancedness in (("0", 2, 14, 5 / 8), ("1", 1, 2, 4 / 6)):
-        rank_value = {"phase": "dispatch", "ep_rank": rank}
-        assert value(registry, "aurora_exchange_duration_seconds_count", **rank_value) == starts
-        assert value(registry, "aurora_exchange_seconds_total", **rank_value) == pytest.approx(starts * 0.02)
-        assert value(registry, "aurora_exchange_gap", **rank_value) == pytest.approx(0.02 / 0.005 - 1)
-        assert value(registry, "aurora_layer_tokens_total", ep_rank=rank, layer="3") == tokens
-        assert value(registry, "aurora_expert_balancedness", ep_rank=rank, layer="3") == balancedness
-        assert value(registry, "aurora_plan_timestamp_seconds", ep_rank=rank) == 1e9
 
 
 def sample_names(registry):

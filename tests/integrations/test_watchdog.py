@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from aurora_vllm import rank_progress, served_metrics, watchdog
+from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, connections, file_of, unanswering
-from aurora_vllm.served_metrics import MetricsWriter, WorkersMetrics, open_status_folder
+from aurora_vllm.served_metrics import open_status_folder
+from aurora_vllm.settings import Settings
 from aurora_vllm.stuck_rank import DISPATCH, ENDED, GONE, MOVES, STEP, STOPPED, StuckRank
 from aurora_vllm.watchdog import Watchdog
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 
 def run_pass(progress, tokens=5, layers=2):
@@ -91,8 +92,8 @@ def dog(tmp_path, monkeypatch):
     for each in ranks:
         each.serve()
     registry = CollectorRegistry()
-    made = Watchdog(0, ranks[0], RankFiles(tmp_path, [0, 1]), True, "m", lambda: made.changes.append(made.told), registry)
-    made.changes, made.registry, made.ranks = [], registry, ranks
+    made = Watchdog(0, ranks[0], RankFiles(tmp_path, [0, 1]), True, "m", registry)
+    made.registry, made.ranks = registry, ranks
     yield made
     made.end()
 
@@ -104,7 +105,6 @@ def test_two_looks_that_find_the_same_are_said_once(dog, monkeypatch, caplog):
     for verdict in (None, slow, None, slow, slow._replace(reason="is slow: 3.1 times"), slow, late, None, None, None):
         found.append(verdict)
         dog.look()
-    assert [told and told.reason for told in dog.changes] == ["is slow: 3.1 times", None]
     assert [record.message for record in caplog.records] == [
         "aurora: rank 1 is slow: 3.1 times", "aurora: rank 1 is slow: 3.1 times: that is over"
     ]  # fmt: skip
@@ -193,35 +193,21 @@ def test_connections_and_hosts_that_answer():
     assert unanswering({"127.0.0.1"}) == set()
 
 
-def test_workers_metrics_are_shown_by_another_process(tmp_path, monkeypatch):
-    for name, pid, rank in (("a", 1, 0), ("b", 2, 1)):
-        registry = CollectorRegistry()
-        Gauge("aurora_gap", "Gap", ("ep_rank",), registry=registry).labels(str(rank)).set(rank)
-        Counter("aurora_tokens", "Tokens", ("ep_rank",), registry=registry).labels(str(rank)).inc(5)
-        Gauge("vllm_own", "Own", registry=registry).set(1)
-        monkeypatch.setenv(FOLDER, str(tmp_path / name))
-        (tmp_path / f"metrics-{pid}.prom").write_bytes(generate_latest(MetricsWriter(registry)))
-    shown = generate_latest(WorkersMetrics(tmp_path)).decode()
-    assert shown.count("# TYPE aurora_gap gauge") == shown.count('aurora_gap{ep_rank="0"}') == 1
-    for line in ('aurora_gap{ep_rank="0"} 0.0', 'aurora_gap{ep_rank="1"} 1.0', 'aurora_tokens_total{ep_rank="1"} 5.0'):
-        assert line in shown
-    assert "vllm_own" not in shown
+WORKER = """
+import os, sys
+import prometheus_client  # before its mode is known, as in a child of vLLM's server
+from aurora_vllm.plugin_status import PluginStatus
+from aurora_vllm.settings import Settings
+for rank in (1, 2):
+    if os.fork() == 0:
+        PluginStatus(Settings(), "m", rank, False).engaged("")
+        os._exit(0)
+    os.wait()
+"""
 
 
-def test_a_process_writes_its_metrics_where_its_server_looks(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.delenv(served_metrics.MULTIPROCESS, raising=False)
-    registry = CollectorRegistry()
-    Gauge("aurora_gap", "Gap", registry=registry).set(3)
-    MetricsWriter(registry)
-    path = served_metrics.metrics_file(tmp_path)
-    while not path.exists():
-        time.sleep(0.01)
-    assert "aurora_gap 3.0" in path.read_text()
-    assert not list(WorkersMetrics(tmp_path).collect()), "a process shows its own metrics itself"
-
-
-def test_a_server_has_one_folder_that_only_it_reads(monkeypatch, tmp_path):
+def test_a_server_shows_the_metrics_of_its_other_processes(tmp_path, monkeypatch, warm):
+    """Those of each once, and its own by itself, from one folder that only it reads."""
     registry = CollectorRegistry()
     monkeypatch.setattr(served_metrics, "REGISTRY", registry)
     monkeypatch.delenv(FOLDER, raising=False)
@@ -231,6 +217,16 @@ def test_a_server_has_one_folder_that_only_it_reads(monkeypatch, tmp_path):
     assert os.stat(folder).st_mode & 0o777 == 0o700
     open_status_folder()
     assert os.environ[FOLDER] == folder
+    PluginStatus(Settings(), "m", 0, True, registry).engaged("")
+    assert served_metrics.MULTIPROCESS not in os.environ
+    subprocess.run([warm / "python", "-c", WORKER], check=True, timeout=300)
+    lines = generate_latest(registry).decode().splitlines()
+    assert sorted(line for line in lines if line.startswith("aurora_engaged{")) == [
+        f'aurora_engaged{{ep_rank="{rank}",model_name="m",reason=""}} 1.0' for rank in range(3)
+    ]
+    assert not served_metrics.vllm_collects()
+    monkeypatch.setenv(served_metrics.MULTIPROCESS, str(tmp_path))
+    assert served_metrics.vllm_collects()
     served_metrics._remove(folder, 1)
     assert os.path.isdir(folder)
     served_metrics._remove(folder, os.getpid())

@@ -33,7 +33,6 @@ from aurora_vllm.vllm_internals.patches import (
 if TYPE_CHECKING:
     from aurora.moe.transport import Transport
     from aurora.types import Cluster
-    from aurora_vllm.plugin_status import PluginStatus
     from aurora_vllm.pushed_alltoall import MakeMemory
     from aurora_vllm.worker_integration import WorkerIntegration
 
@@ -100,7 +99,7 @@ class WorkerStartup:
             if integration.served.order == "push":
                 integration.peers_memory = self._peers_memory(integration, group, folders)
         if folders:
-            self._watch(integration, folders, integration.status)
+            self._watch(integration, folders)
         self._patched.integration, self._patched.group = integration, group
         patch_model_runner(worker, self._patched, self._config)
         if self._settings.fault_store is not None:
@@ -121,7 +120,7 @@ class WorkerStartup:
             watchdog.end()
             integration.watchdog = None
 
-    def _watch(self, integration: WorkerIntegration, folders: Mapping[int, str], status: PluginStatus) -> None:
+    def _watch(self, integration: WorkerIntegration, folders: Mapping[int, str]) -> None:
         """Begins to watch the ranks of this host, in the folder of the first of them."""
         from aurora_vllm.watchdog import Watchdog
 
@@ -137,7 +136,7 @@ class WorkerStartup:
             return
         integration.watchdog = Watchdog(
             integration.rank, integration.progress, RankFiles(folder, ranks), len(ranks) == integration.ranks,
-            self._config.model_config.served_model_name, status.show,
+            self._config.model_config.served_model_name,
         )  # fmt: skip
 
     @property
