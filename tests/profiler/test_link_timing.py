@@ -117,17 +117,6 @@ def test_ranks_of_a_machine_share_its_host_id_and_over_sockets_their_network_nam
     assert (probing.host_id(False) != own[0], probing.host_id(True) == own[1]) == (True, True)
 
 
-def test_local_ranks_over_gloo():
-    measured = probing.measure_links(2, timeout_s=120)
-    made, links = measured.cluster, measured.links
-    assert measured.transport == "gloo"
-    assert [gpu.name.rsplit("-", 1)[1] for gpu in made.gpus] == ["0", "1"]
-    assert all(gpu.kind == "cpu" and gpu.memory_bytes > 0 for gpu in made.gpus)
-    assert made.servers is None
-    assert made.out_Bps_G.min() > 1e6
-    assert made.out_Bps_G == pytest.approx(np.maximum(links.rate_Bps_GG.max(axis=1), links.out_Bps_G))
-
-
 def test_remarks_say_how_it_was_measured():
     links = replace(SOME, error_GG=np.full((4, 4), 0.02), goodput=0.9)
     over, fit, goodput = MeasuredCluster(cluster_of(links, SERVERS), links, "gloo").remarks

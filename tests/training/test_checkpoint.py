@@ -83,15 +83,16 @@ def test_older_checkpoints_are_removed_once_two_newer_ones_are_complete(tmp_path
     assert [step for step, _ in begun_checkpoints(tmp_path)] == kept
 
 
-def test_no_checkpoint_is_removed_while_one_cannot_be_read(tmp_path, monkeypatch):
+def test_no_checkpoint_is_removed_or_passed_over_while_one_cannot_be_read(tmp_path, monkeypatch):
     def unreadable(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     for step in (1, 2, 3):
         write_checkpoint(tmp_path, step)
     monkeypatch.setattr("aurora.training.checkpoint._digest", unreadable)
-    with pytest.raises(BadInput, match="cannot be read: Permission denied"):
-        _remove_older(tmp_path)
+    for work in (_remove_older, newest_checkpoint):  # it is not taken for damaged
+        with pytest.raises(BadInput, match=r"shard-0\.safetensors: cannot be read: Permission denied"):
+            work(tmp_path)
     assert len(begun_checkpoints(tmp_path)) == 3
 
 

@@ -226,12 +226,6 @@ def test_hosts_share_a_folder_and_no_other_run_writes_there(tmp_path):
         pass
 
 
-def test_a_folder_that_another_run_writes_to_is_refused(made, tmp_path):
-    with sole_run(tmp_path), pytest.raises(BadInput, match=r"\.run: another run writes it"):
-        train(made[0], [made[1]], replace(OPTIONS, elastic=False, min_ranks=1, transport="memory"), output=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".run.lock"]
-
-
 def test_the_host_that_takes_the_log_over_writes_what_is_missing_there(tmp_path):
     step = CommittedStep(0, 2.5, 0.0, 1.0, 0.1, 2, Pause(1.0, 2, quorum_s=0.5))
     launcher = Launcher(OPTIONS, tmp_path, lambda step, pids: None)

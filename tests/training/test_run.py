@@ -1,7 +1,5 @@
 """Training runs: checkpoints, resuming on other ranks, and the trained model."""
 
-import errno
-import os
 import re
 import shutil
 from dataclasses import replace
@@ -89,11 +87,6 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl"}
 
 
-def without(shard):
-    shard.unlink()
-    return rf"{shard.parent}: shard 1 of 2 is missing"
-
-
 def with_a_flipped_byte(shard):
     kept = bytearray(shard.read_bytes())
     kept[-1] ^= 1
@@ -101,30 +94,17 @@ def with_a_flipped_byte(shard):
     return rf"{shard}: is damaged: expected the SHA-256 in shard-1.sha256"
 
 
-@pytest.mark.parametrize("damage", [without, with_a_flipped_byte])
 @pytest.mark.parametrize("change", [{}, {"transport": "gloo", "elastic": True}, {"ranks": 1, "transport": "auto"}])
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed_and_keeps_them(folder, straight, tmp_path, damage, change):
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed_and_keeps_them(folder, straight, tmp_path, change):
     output = tmp_path / "out"
     shutil.copytree(straight[1] / "out", output)
-    said = "; ".join(damage(shard) for shard in sorted(output.glob("checkpoints/*/shard-1.safetensors"), reverse=True))
+    said = "; ".join(
+        with_a_flipped_byte(shard) for shard in sorted(output.glob("checkpoints/*/shard-1.safetensors"), reverse=True)
+    )
     assert said.count(";") == 1
     before = contents(output)
     with pytest.raises(BadInput, match=f"`resume`: expected a complete checkpoint, found none: {re.escape(said)}"):
         train(folder, [straight[1] / "text.txt"], replace(OPTIONS, resume=True, steps=6, **change), output=output)
-    assert contents(output) == before
-
-
-def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(folder, straight, tmp_path, monkeypatch):
-    output = tmp_path / "out"
-    shutil.copytree(straight[1] / "out", output)
-    before = contents(output)
-
-    def unreadable(path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
-    monkeypatch.setattr("aurora.training.checkpoint._digest", unreadable)
-    with pytest.raises(BadInput, match=r"step-00000004-of-2/shard-0.safetensors: cannot be read: Input/output error"):
-        train(folder, [straight[1] / "text.txt"], replace(OPTIONS, resume=True, steps=6), output=output)
     assert contents(output) == before
 
 

@@ -63,9 +63,8 @@ def install_settings_check() -> None:
                 install_in_server(settings.fault_store)
             if settings.requests != "stock":
                 choose_ranks(settings.requests)
-            from aurora_vllm.served_metrics import (
-                open_status_folder,  # not earlier: vLLM first says where metrics are collected
-            )
+            # not earlier: vLLM first says where metrics are collected
+            from aurora_vllm.served_metrics import open_status_folder
 
             open_status_folder()
         return config

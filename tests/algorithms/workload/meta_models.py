@@ -1,13 +1,12 @@
 """Sizes of the models that transformers builds of configurations, without weights: what names of entries are compared with."""
 
-import importlib
 import json
 import re
 import warnings
 from dataclasses import dataclass
 
 import torch
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 EXPERTS, SHARED = re.compile(r"(?<!shared_)experts$"), re.compile(r"shared_(experts?|mlp)$|share_expert$")
@@ -28,13 +27,15 @@ class Sizes:
 
 
 def sizes_of(config):
-    """Builds the decoder of a configuration on the meta device; None for a model without equal experts of their own matrices."""
+    """Builds the decoder of a configuration on the meta device; None without equal experts, or a decoder that AutoModel knows."""
     config = json.loads(json.dumps(config, default=str))
     config.pop("quantization_config", None)
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         text = CONFIG_MAPPING[config["model_type"]].from_dict(config).get_text_config()
-        model = model_class(type(text))._from_config(text)
+        if type(text) not in MODEL_MAPPING:
+            return None
+        model = MODEL_MAPPING[type(text)]._from_config(text)
     numbered = [(int(at[1]), path, module) for path, module in model.named_modules() if (at := LAYER.search(f"{path}."))]
     layers = {}
     for number, path, module in numbered:
@@ -70,16 +71,3 @@ def expert_sizes(module, holders):
     matrices = stacked or [(experts, array.shape[0] // experts, array.shape[1]) for array in arrays]
     weights = sum(array.numel() // (array.shape[0] if stacked else experts) for array in arrays if array.shape[0] >= experts)
     return experts, weights, matrices[-1][1:]
-
-
-def model_class(config_class):
-    """The decoder of a config's class: the one that AutoModel knows, or the one beside the config."""
-    if config_class in MODEL_MAPPING:
-        return MODEL_MAPPING[config_class]
-    module = importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
-    classes = [
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, PreTrainedModel) and getattr(kind, "config_class", None) is config_class
-    ]
-    return min(classes, key=lambda kind: (not kind.__name__.endswith("Model"), len(kind.__name__)))

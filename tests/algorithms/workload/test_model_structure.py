@@ -129,7 +129,7 @@ def test_names_tell_what_transformers_builds_of_every_moe_type():
             told = sum(layers.layers * (layers.split_weights + layers.whole_weights) for layers in attention_layers(config))
             ratio = ROUGH.get(name, ROUGH.get(kind, 1.0))
             assert told / built.attention_weights == pytest.approx(ratio, rel=0.02), name
-    assert len(compared) > 60
+    assert len(compared) > 60, compared
 
 
 @pytest.mark.skipif(not REPORTS.exists(), reason="recorded data is not here: set AURORA_DATA")
