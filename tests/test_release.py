@@ -59,7 +59,7 @@ def test_the_wheel_plans_simulates_reports_and_serves_in_an_environment_of_its_o
 
     versions = "--constraint", ROOT / "constraints.txt"
     pip = sys.executable, "-m", "pip", "--python", bin_ / "python"
-    run(*pip, "install", "--quiet", "--disable-pip-version-check", "--no-compile", *versions, f"{wheel}[report]")
+    run(*pip, "install", "--quiet", "--disable-pip-version-check", "--no-compile", *versions, wheel)
     home = run(bin_ / "python", "-c", "import aurora, pathlib; print(pathlib.Path(aurora.__file__).parent)").strip()
     assert Path(home).is_relative_to(tmp_path)
     config = f"{home}/profiles/models/mixtral-topics/config.json"

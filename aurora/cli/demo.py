@@ -10,15 +10,13 @@ from pathlib import Path
 from shlex import join
 from typing import Any, NamedTuple
 
-from rich.table import Column, Table
-
 from aurora.cli.inputs import check_folder
 from aurora.cli.options import verb
 from aurora.cli.output import need_models, show, terminal
-from aurora.errors import need
 from aurora.io import load_cluster, write_text
 from aurora.io.files import make_folder
-from aurora.reports.formatting import percent, right, seconds
+from aurora.reports.formatting import percent, seconds
+from aurora.reports.tables import Columns, Table, text
 from aurora.types.arrays import gap
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
@@ -54,7 +52,6 @@ def demo(*, output: Path = Path("demo"), as_json: bool = False) -> None:
     """
     check_folder(output)
     need_models()
-    need("jinja2", extra="report")
     make_folder(output)
     ranks = load_cluster(CLUSTER)
     if not as_json:
@@ -100,8 +97,8 @@ def write_texts() -> None:
         "\n".join(pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics)),
         "\n".join(file.read_text(encoding="utf-8") for file in files),
     )
-    for name, text in zip(MODELS, texts, strict=True):
-        held_out = text[-int(len(text) * HELD_OUT) :].encode("ascii", "ignore").decode()
+    for name, whole in zip(MODELS, texts, strict=True):
+        held_out = whole[-int(len(whole) * HELD_OUT) :].encode("ascii", "ignore").decode()
         half = len(held_out) // 2
         write_text(Path(f"{name}.txt"), held_out[:half])
         starts = range(half, half + PROMPTS * PROMPT_TOKENS, PROMPT_TOKENS)
@@ -131,15 +128,12 @@ def _measured(way: Way, run: dict[str, Any], best_s: float) -> dict[str, Any]:
 
 def _table(ways: Sequence[dict[str, Any]]) -> Table:
     """Returns a table of the ways: predicted and measured seconds, and how much faster than the best of the first ones."""
-    table = Table(
-        Column("way", overflow="fold"), *right("predicted", "measured", "error", "speed-up"), title="the same prompts",
-        caption=f"medians of {REPEATS} runs; speed-up over the faster of serving one after the other; answers are those of the "
-        "unmodified models",
-    )  # fmt: skip
-    for way in ways:
-        times = seconds(way["predicted_s"]), seconds(way["measured_s"]), percent(way["error"])
-        table.add_row(way["way"], *times, f"{way['speedup']:.2f}x")
-    return table
+    columns: Columns = {"way": text, "predicted": seconds, "measured": seconds, "error": percent, "speed-up": "{:.2f}x".format}
+    caption = (
+        f"medians of {REPEATS} runs; speed-up over the faster of serving one after the other; answers are those of the "
+        "unmodified models"
+    )
+    return Table(columns, [tuple(way.values()) for way in ways], "the same prompts", caption)
 
 
 def _headline(ways: Sequence[dict[str, Any]]) -> str:

@@ -131,13 +131,13 @@ def doctor(*, vllm: str | None = None, as_json: bool = False) -> int:
         vllm: address of a vLLM server with the plugin, http://HOST:PORT, to check instead: whether a rank is stuck, and why.
     """
     from aurora.profiler.doctor import PLANNING, WORKS, examine, examine_server
-    from aurora.reports.formatting import table_of, text
+    from aurora.reports.tables import Table, text
 
     with progress_bars() as progress:
         findings = examine(progress) if vllm is None else examine_server(vllm)
     works = all(finding.state == WORKS for finding in findings if vllm or finding.name == PLANNING)
     rows = [(finding.name, finding.state, finding.found, finding.mend) for finding in findings]
-    table = table_of(dict.fromkeys(("part", "state", "found", "what to do"), text), rows)
+    table = Table(dict.fromkeys(("part", "state", "found", "what to do"), text), rows)
     said = f"{'the server' if vllm else 'planning'} {'works' if works else 'does not work'}"
     show(as_json, {"works": works, "findings": [asdict(finding) for finding in findings]}, table, said)
     return 0 if works else 1

@@ -9,12 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from aurora.errors import need
-from aurora.reports.formatting import MOST_COLUMNS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,15 +38,8 @@ def show(as_json: bool, result: Mapping[str, Any], *parts: RenderableType | None
         return
     console = terminal()
     for part in parts:
-        if isinstance(part, Table):
-            width = Measurement.get(console, console.options.update(width=MOST_COLUMNS), part).maximum
-            if width > console.width:
-                part.padding = (0, 0)
-            if part.title is not None and len(str(part.title)) > min(width, console.width):  # it would be cut to narrow lines
-                console.print(part.title, soft_wrap=True)
-                part.title = None
         if part is not None:
-            console.print(part, soft_wrap=isinstance(part, str))
+            console.print(part, soft_wrap=isinstance(part, str), crop=False)  # a table's title is one line
 
 
 def json_text(result: Mapping[str, Any], indent: int | None = None) -> str:

@@ -105,12 +105,12 @@ def shown_profile(profile: Profile, output: Path, as_json: bool) -> None:
     from aurora.algorithms.workload.load_statistics import contiguous_interval
     from aurora.algorithms.workload.timing_doubts import timing_doubts
     from aurora.algorithms.workload.traffic_doubts import traffic_doubts
-    from aurora.reports.json_objects import profile_json
+    from aurora.reports.json_objects import json_of
     from aurora.reports.plan_tables import profile_table
 
     about = profile.provenance
     remarks = [f"{key}: {about[key]}" for key in ("config", "left out", "interrupted") if key in about]
-    table = profile_table(profile, contiguous_interval(profile, 0), WORST)
+    table = profile_table(profile, contiguous_interval(profile, 0))
     doubts = (*traffic_doubts(profile), *timing_doubts(about))
-    result = {"output": output, **profile_json(profile), "doubts": doubts}
-    show(as_json, result, table, about.get("precision"), *remarks, *doubts, f"wrote {output}")
+    result = {"output": output, **json_of(profile), "kinds": list(profile.curves), "layers": table.objects(), "doubts": doubts}
+    show(as_json, result, table.worst(WORST, lambda row: row[2]), about.get("precision"), *remarks, *doubts, f"wrote {output}")

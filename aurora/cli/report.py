@@ -11,7 +11,7 @@ from aurora.cli.options import verb
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.io import load_plan, load_trace
-from aurora.reports.inputs import FORMS, Baseline, named_traces
+from aurora.reports.inputs import FORMS, named_traces
 
 
 @verb(form=Parameter(choices=tuple(FORMS)))
@@ -40,9 +40,7 @@ def report(
     show(as_json, {"output": target, "format": form}, f"wrote {target}")
 
 
-def report_files(
-    plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str, baseline: Baseline = Baseline()
-) -> None:
+def report_files(plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str) -> None:
     """Write the report on a plan's and traces' files; `profiles` empty: the profiles that the plan names, if unchanged."""
     from aurora.planner.evaluate import repriced
 
@@ -58,6 +56,4 @@ def report_files(
     if not profiles and traffic:
         loaded = repriced(loaded, traffic)
     with progress_bars() as progress:
-        aurora.report(
-            loaded, named, traffic, output=output, format=form, missing_profiles=missing, baseline=baseline, progress=progress
-        )
+        aurora.report(loaded, named, traffic, output=output, format=form, missing_profiles=missing, progress=progress)

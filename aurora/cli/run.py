@@ -17,13 +17,12 @@ from aurora.cli.output import WORST, need_models, show, working
 from aurora.errors import AuroraError, BadInput, plural
 from aurora.io import load_plan, save, write_text
 from aurora.io.prompts import load_arriving
-from aurora.reports.formatting import Columns, distinct, seconds, table_of, text
+from aurora.reports.formatting import distinct, seconds
+from aurora.reports.tables import Columns, Table, text
 from aurora.types import PRIORITIES, Plan, Profile, RunOptions, Trace
 from aurora.types.options import Limits
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from aurora.runtime.result import Answers, RunResult
 
 
@@ -155,7 +154,7 @@ def _show(
 ) -> None:
     """Prints a run's result: tables, and what `wrote` names by key of the JSON object."""
     import aurora.reports.trace_tables as tables
-    from aurora.reports.json_objects import comparison_json, fields_json, summary_json
+    from aurora.reports.json_objects import fields_json, json_of
     from aurora.reports.trace_times import compare, summarise
 
     summary = summarise(result.trace, plan.cluster)
@@ -165,13 +164,13 @@ def _show(
         as_json,
         {
             **wrote,
-            **summary_json(summary),
+            **json_of(summary),
             **fields_json(result, "transport start_s trace_from_s"),
             "micro_batches": len(result.trace.names_M) // len(plan.models),
             "models": [served_json(name, result, model) for model, name in enumerate(names)],
             "orders": None if result.calibration is None else str(result.calibration),
             "orders_used": [asdict(used) for used in result.orders_M],
-            "comparison": comparison_json(compared),
+            "comparison": json_of(compared),
             "differences": differences,
         },
         tables.summary_table(summary, most=WORST),
@@ -215,10 +214,10 @@ def served_table(names: Sequence[str], result: RunResult) -> Table:
     for model, (name, answers) in enumerate(zip(names, result.answers_M, strict=True)):
         rows.append((name, len(answers.tokens), result.tokens_per_second(model), *p50_p99(answers.ttft_s, answers.tpot_s)))
     columns: Columns = {"model": text, "requests": str, "output\ntokens\n/s": "{:.1f}".format}
-    return table_of(
+    return Table(
         {**columns, **dict.fromkeys(("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"), seconds)},
         rows,
-        title=f"served over {result.transport}",
-        caption=f"{with_start} output tokens/s including {result.start_s:.1f} s start-up; TTFT: from a request's arrival to "
+        f"served over {result.transport}",
+        f"{with_start} output tokens/s including {result.start_s:.1f} s start-up; TTFT: from a request's arrival to "
         "its first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
     )

@@ -64,7 +64,7 @@ def simulate(
     from aurora.planner.options import with_preemption
     from aurora.planner.scenarios.scenario import rows_estimated
     from aurora.reports.advice import sharing_line
-    from aurora.reports.json_objects import models_json, summary_json
+    from aurora.reports.json_objects import json_of
     from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 
@@ -94,8 +94,8 @@ def simulate(
             "one_after_the_other_s": apart and min(apart),
             "micro_batches": len(predicted.names_M) // len(loaded.models),
         }
-        | summary_json(summary)
-        | {"models": models_json(summary)},
+        | json_of(summary)
+        | {"models": json_of(summary.models)},
         summary_table(summary, most=WORST, from_counts=estimated),
         models_table(summary),
         None if apart is None else sharing_line(summary, apart),

@@ -16,12 +16,11 @@ from aurora.cli.inputs import check_folder, check_model
 from aurora.cli.options import verb
 from aurora.cli.output import need_models, show, working
 from aurora.errors import plural
-from aurora.reports.formatting import seconds, table_of
+from aurora.reports.formatting import seconds
+from aurora.reports.tables import Table
 from aurora.types import TrainOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from aurora.training.training_run import TrainResult
 
 SHOWN = 10  # steps in the table
@@ -91,4 +90,4 @@ def _table(result: TrainResult) -> Table:
     shown = [step for step in result.steps if step.step % every == 0 or step is result.steps[-1] or step.moved]
     numbers = dict.fromkeys(("loss", "router loss", "gradient norm"), "{:.4f}".format)
     rows = [(step.step, step.loss, step.router_loss, step.gradient_norm, step.seconds, step.moved) for step in shown]
-    return table_of({"step": str, **numbers, "time": seconds, "experts moved": str}, rows)
+    return Table({"step": str, **numbers, "time": seconds, "experts moved": str}, rows)

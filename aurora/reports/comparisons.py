@@ -1,17 +1,18 @@
 """Tables of a recommendation: ways of serving compared, what balancing takes, and simulated plans."""
 
 from dataclasses import astuple
-
-from rich.table import Column, Table
+from typing import Any
 
 from aurora.advisor.disaggregation import Disaggregation
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.request_balance import ABOVE, BELOW, BalanceOfRequests
 from aurora.advisor.served_ways import METHODS, ComparedWay, WaysOfServing
-from aurora.reports.formatting import DASH, right, seconds, size
+from aurora.reports.formatting import seconds, size
+from aurora.reports.tables import Columns, Table, text
 
 SHOWN_WAYS = 12  # of a recommendation, at most
 SHOWN_SHORT = 4  # ways that do not fit, at most
+RATE, GAIN = "{:,.0f}".format, "{:.2f}x".format  # of tokens per second, and of a way over another
 
 
 def recommendation_table(recommendation: Recommendation) -> Table:
@@ -21,21 +22,16 @@ def recommendation_table(recommendation: Recommendation) -> Table:
     if recommendation.simulated is not None:
         return _plans_table(recommendation.engine, recommendation.simulated, title)
     assert recommendation.served is not None
-    served, heads = recommendation.served, right("tokens/s", "TTFT", "TPOT", "gain", "interval", "share")
-    table = Table(Column("way", min_width=18), *heads, title=title, caption="share: of what perfect balance would save")
+    served, rows = recommendation.served, list[Any]()
     for part in ([served.default, served.ceiling], served.others[:SHOWN_WAYS]):
         for way in part:
-            table.add_row(
-                f"{recommendation.engine}'s default: {recommendation.default.layout}" if way is served.default else way.name,
-                f"{way.service.tokens_per_s:,.0f}",
-                seconds(way.service.ttft_s),
-                seconds(way.service.tpot_s),
-                f"{way.gain:.2f}x",
-                f"{way.low:.2f}-{way.high:.2f}",
-                DASH if way.share is None else f"{way.share:.0%}",
-            )
-        table.add_section()
-    return table
+            name = f"{recommendation.engine}'s default: {recommendation.default.layout}" if way is served.default else way.name
+            interval = f"{way.low:.2f}-{way.high:.2f}"
+            rows.append((name, way.service.tokens_per_s, way.service.ttft_s, way.service.tpot_s, way.gain, interval, way.share))
+        rows.append(())
+    columns: Columns = {"way": text, "tokens/s": RATE, "TTFT": seconds, "TPOT": seconds, "gain": GAIN, "interval": str}
+    caption = "share: of what perfect balance would save"
+    return Table({**columns, "share": "{:.0%}".format}, rows[:-1], title, caption)
 
 
 def disaggregation_table(apart: Disaggregation) -> Table:
@@ -45,25 +41,26 @@ def disaggregation_table(apart: Disaggregation) -> Table:
         "tokens/s: generated; of a pool the most that it can do, of both what the slower allows.\n"
         f"TTFT: with {seconds(rates.transfer_s)} for {size(rates.kv_bytes)} of KV cache of each prompt"
     )
-    heads = right("GPUs", "tokens/s", "TTFT", "TPOT")
-    table = Table(Column("pool", min_width=8), heads[0], "layout", "exchange", "experts", *heads[1:], caption=caption)
-    for (stage, pool), per_s in zip(apart.pools.items(), (rates.prefill_per_s, rates.decode_per_s), strict=True):
-        table.add_row(stage, *_way_cells(pool), f"{per_s * tokens:,.0f}", DASH, DASH)
+    rows: list[tuple[Any, ...]] = [
+        (stage, *_way_cells(pool), per_s * tokens, None, None)
+        for (stage, pool), per_s in zip(apart.pools.items(), (rates.prefill_per_s, rates.decode_per_s), strict=True)
+    ]
     both, together = (pool.way.layout.gpus for pool in apart.pools.values() if pool.way), apart.together
-    rows = ("both", (str(sum(both)), DASH, DASH, DASH), rates.service), ("together", _way_cells(together), together.service)
-    table.add_section()
-    for name, cells, service in rows:
-        times = seconds(service.ttft_s), seconds(service.tpot_s)
-        table.add_row(name, *cells, f"{service.tokens_per_s:,.0f}", *times)
-    return table
+    for name, cells, service in (
+        ("both", (sum(both), None, None, None), rates.service),
+        ("together", _way_cells(together), together.service),
+    ):
+        rows += [*([()] if name == "both" else []), (name, *cells, service.tokens_per_s, service.ttft_s, service.tpot_s)]
+    columns: Columns = {"pool": text, "GPUs": str, "layout": text, "exchange": text, "experts": text}
+    return Table({**columns, "tokens/s": RATE, "TTFT": seconds, "TPOT": seconds}, rows, caption=caption)
 
 
-def _way_cells(other: ComparedWay) -> tuple[str, str, str, str]:
+def _way_cells(other: ComparedWay) -> tuple[int, str, str, str]:
     """Number of GPUs, layout, exchange, and what places experts, of a way that the engine has."""
     assert other.way is not None
     more = next((f", {change}" for change in other.changes if change.startswith("+")), "")
     placed = METHODS.get(other.method, "cut over GPUs") + more
-    return str(other.way.layout.gpus), str(other.way.layout), other.way.exchange, placed
+    return other.way.layout.gpus, str(other.way.layout), other.way.exchange, placed
 
 
 def requests_table(spread: BalanceOfRequests) -> Table:
@@ -72,30 +69,25 @@ def requests_table(spread: BalanceOfRequests) -> Table:
         f"tokens/s: generated, with {ABOVE:.0%} of what even ranks can take arriving; the rest with {BELOW:.0%}; busiest rank: "
         "its tokens in a step over the mean"
     )
-    heads = right("tokens/s", "TTFT p95", "TPOT p50", "busiest rank")
-    table = Table(Column("requests over ranks", min_width=18), *heads, caption=caption)
-    rows = {"the engine's default": spread.default} | (spread.flags if spread.worth else {})
-    rows |= {spread.expert_way: spread.experts, "both": spread.both, f"even ranks, {spread.expert_way}": spread.even}
-    for name, row in rows.items():
-        latencies = seconds(row.ttft_p95_s), seconds(row.tpot_p50_s)
-        table.add_row(name, f"{row.tokens_per_s:,.0f}", *latencies, f"{row.busiest:.2f}")
-    return table
+    shown = {"the engine's default": spread.default} | (spread.flags if spread.worth else {})
+    shown |= {spread.expert_way: spread.experts, "both": spread.both, f"even ranks, {spread.expert_way}": spread.even}
+    rows = [(name, row.tokens_per_s, row.ttft_p95_s, row.tpot_p50_s, row.busiest) for name, row in shown.items()]
+    columns: Columns = {"requests over ranks": text, "tokens/s": RATE, "TTFT p95": seconds, "TPOT p50": seconds}
+    return Table({**columns, "busiest rank": "{:.2f}".format}, rows, caption=caption)
 
 
 def balancing_costs(served: WaysOfServing) -> Table:
     """Returns a table of the cost of the engine's balancing methods: memory, moved bytes, and start-up."""
     caption = "worst: the slowest GPU's experts over perfect balance, in the worst window"
-    heads = right("memory\nof a GPU", "weights moved\nin a step", "works", "worst")
-    table = Table(Column("balancing", min_width=18), *heads, caption=caption)
     layout = served.default.way and served.default.way.layout
     rows = {
-        (way.method, way.memory_bytes): (size(way.memory_bytes), size(way.moved_bytes), way.starts, f"{way.worst:.2f}x")
+        (way.method, way.memory_bytes): (METHODS[way.method], way.memory_bytes, way.moved_bytes, way.starts, way.worst)
         for way in (*served.others, served.default)
         if way.method and way.way is not None and way.way.layout == layout
     }
-    for (method, _), row in sorted(rows.items(), key=lambda entry: (entry[0][1], entry[1][3])):
-        table.add_row(METHODS[method], *row)
-    return table
+    columns: Columns = {"balancing": text, "memory\nof a GPU": size, "weights moved\nin a step": size, "works": str}
+    by_memory = sorted(rows.values(), key=lambda row: (row[1], row[4]))
+    return Table({**columns, "worst": GAIN}, by_memory, caption=caption)
 
 
 def memory_table(engine: str, served: WaysOfServing) -> Table:
@@ -106,24 +98,22 @@ def memory_table(engine: str, served: WaysOfServing) -> Table:
         "slots: the most for replicas that fit.\n"
         "From sources and datasheets, not measured"
     )
-    heads = right("weights", "experts", "cache", "activ.", "buffers", "EPLB", "graphs", "total", "tokens", "slots")
-    table = Table(Column("GB a GPU", min_width=10), *heads, caption=caption)
-    short = [fit for fit in served.memory if fit.why]
+    short, rows = [fit for fit in served.memory if fit.why], list[tuple[Any, ...]]()
     for group in ([fit for fit in served.memory if not fit.why], short[:SHOWN_SHORT]):
         for fit in group:
-            gigabytes = [f"{size / 1e9:.1f}" for size in (*astuple(fit.parts), fit.parts.total)]
-            tokens = str(fit.most_tokens) if fit.most_tokens < 100_000 else f"{fit.most_tokens // 1000}k"
-            table.add_row(fit.name or f"{engine}'s default", *gigabytes, tokens, str(fit.most_slots))
-        table.add_section()
-    return table
+            parts = *astuple(fit.parts), fit.parts.total
+            rows.append((fit.name or f"{engine}'s default", *(part / 1e9 for part in parts), fit.most_tokens, fit.most_slots))
+        rows.append(())
+    parts = ("weights", "experts", "cache", "activ.", "buffers", "EPLB", "graphs", "total")
+    columns: Columns = {"GB a GPU": text, **dict.fromkeys(parts, "{:.1f}".format), "tokens": "{:,}".format, "slots": str}
+    return Table(columns, rows[:-1], caption=caption)
 
 
 def _plans_table(engine: str, plans: SimulatedPlans, title: str) -> Table:
     """A table of simulated plans beside the engine's default."""
-    table = Table("plan", "step", "processed\ntokens/s", "gain", f"{CONFIDENCE:.0%} interval", title=title)
-    table.add_row(f"{engine}'s default", seconds(plans.default_s), f"{plans.tokens / plans.default_s:,.0f}", "1.00x", "")
+    rows: list[tuple[Any, ...]] = [(f"{engine}'s default", plans.default_s, plans.tokens / plans.default_s, 1.0, "")]
     for candidate in plans.candidates:
         between = "" if candidate.low is None else f"{candidate.low:.2f}x to {candidate.high:.2f}x"
-        rate = f"{plans.tokens / candidate.seconds:,.0f}"
-        table.add_row(candidate.name, seconds(candidate.seconds), rate, f"{candidate.gain:.2f}x", between)
-    return table
+        rows.append((candidate.name, candidate.seconds, plans.tokens / candidate.seconds, candidate.gain, between))
+    columns: Columns = {"plan": text, "step": seconds, "processed\ntokens/s": RATE, "gain": GAIN}
+    return Table({**columns, f"{CONFIDENCE:.0%} interval": str}, rows, title)

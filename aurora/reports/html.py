@@ -3,17 +3,17 @@
 The same inputs give the same bytes.
 """
 
+import base64
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
 from aurora.advisor.recommend import SERVED
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.reports.chart_data import Chart, Frame, Sheet, sheet
+from aurora.errors import plural
 from aurora.reports.formatting import DASH, percent, seconds, speedup
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
@@ -21,13 +21,13 @@ from aurora.reports.plan_tables import cluster_table, gap_line, gap_text
 from aurora.reports.sections import (
     experts_section,
     loads_section,
-    phase_sheets,
+    phases_figure,
     placement_section,
     schedule_section,
     timeline_section,
     traffic_section,
 )
-from aurora.reports.trace_times import TIMED_PHASES
+from aurora.reports.tables import Columns, Table, text
 
 
 @dataclass(frozen=True)
@@ -51,32 +51,26 @@ def tiles(report: ReportNumbers) -> list[Tile]:
     told = "".join(note.removeprefix(SERVED) for note in plan.notes if note.startswith(SERVED))
     first = [Tile("Tokens generated per second, by recommend", told.split()[0], told)] if told else []
     worth = [tile for tile in _worth(report) if not (told and tile.title.startswith("Tokens processed"))]  # of MoE layers
-    return [*first, *worth, _prediction_error(report), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
+    return [*first, *worth, *_prediction_error(report), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
 
 
 def _worth(numbers: ReportNumbers) -> Iterator[Tile]:
-    """Tokens processed per second, seconds per step, and the speed-up, each beside what it is compared with."""
+    """Tokens processed per second, seconds per step, and the speed-up, as far as known, beside what they are compared with."""
     served, both = numbers.serving, numbers.speedup
     if served is not None:
         before = both[0] if both is not None and both[1].by == served.by else None
         part = "" if served.by == "measured" else "; MoE layers only"
         many = f"a step of {' and '.join(numbers.of.models)}" if len(numbers.of.models) > 1 else "a step"
-        if served.tokens is None or served.tokens_per_s is None:
-            yield Tile(f"Tokens processed per second, {served.by}", DASH, numbers.of.without)
-        else:
+        if served.tokens is not None and served.tokens_per_s is not None:
             about = "" if served.exact else "about "
             against = f"against {about}{count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
             note = f"{against}{about}{served.tokens / served.steps:,.0f} tokens {many}, prompts included{part}"
             yield Tile(f"Tokens processed per second, {served.by}", f"{about}{count(served.tokens_per_s)}", note)
         against = (
-            f"against {seconds(before.step_s)}: {before.name}"
-            if before
-            else f"{served.name}, {served.steps} {'step' if served.steps == 1 else 'steps'}"
+            f"against {seconds(before.step_s)}: {before.name}" if before else f"{served.name}, {plural(served.steps, 'step')}"
         )
         yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{part}")
-    if both is None:
-        yield Tile("Speed-up", DASH, numbers.of.without)
-    else:
+    if both is not None:
         first, last = both
         note = f"{last.name}, {seconds(last.seconds)}, against {first.name}, {seconds(first.seconds)}"
         yield Tile(f"Speed-up, {last.by}", speedup(first.seconds, last.seconds), note)
@@ -87,56 +81,22 @@ def count(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _prediction_error(numbers: ReportNumbers) -> Tile:
-    title = "Prediction error"
-    if not numbers.of.traces:
-        return Tile(title, DASH, "No trace was given: aurora simulate writes a predicted one, aurora run a measured one")
-    both = numbers.comparison
-    if both is None or numbers.predicted is None or numbers.measured is None:
+def _prediction_error(numbers: ReportNumbers) -> Iterator[Tile]:
+    """The error of a prediction beside a measurement; or the time of the only kind of trace."""
+    both, why = numbers.comparison, numbers.why_incomparable
+    if both is not None:
+        took = f"{seconds(both.predicted_s)} predicted, {seconds(both.measured_s)} measured; error = predicted / measured - 1"
+        yield Tile("Prediction error", DASH if why else percent(both.error), f"Of other traffic: {why}" if why else took)
+    elif numbers.of.traces:
         name, trace = numbers.of.traces[0]
-        lacking, verb = ("predicted", "simulate") if numbers.predicted is None else ("measured", "run")
-        note = f"{name}, from start to end; no {lacking} trace was given"
-        if verb == "simulate" or len(numbers.of.models) <= 2:
-            note += f": aurora {verb} writes one"
-        return Tile(f"Time, {trace.kind}", seconds(trace.seconds), note)
-    if numbers.why_incomparable is not None:
-        return Tile(title, DASH, f"Of other traffic: {numbers.why_incomparable}")
-    names = [numbers.of.traces[i][0] for i in (numbers.predicted, numbers.measured)]
-    took = f"{seconds(both.predicted_s)} predicted ({names[0]}), {seconds(both.measured_s)} measured ({names[1]})"
-    note = f"{took}; error = predicted / measured - 1"
-    return Tile(title, percent(both.error), note)
+        lacking = "measured" if "predicted" in numbers.first else "predicted"
+        yield Tile(f"Time, {trace.kind}", seconds(trace.seconds), f"{name}, from start to end; no {lacking} trace was given")
 
 
-def phase_chart(report: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
-    """Returns a chart of a rank's seconds in each phase, one bar per trace.
-
-    Args:
-        found: the report's numbers.
-        tables: tables of the chart's numbers.
-    """
-    shown = [
-        (name, f"s{i}", run.phases) for i, ((name, _), run) in enumerate(zip(report.of.traces, report.summaries, strict=True))
-    ]
-    columns = {key: np.array([*phases.values()]) for _, key, phases in shown}
-    words = " ".join(
-        f"{name}: of {seconds(run.seconds)} a rank exchanges tokens for {seconds(run.exchanging_s)}, their counts for "
-        f"{seconds(run.phases['counts'])}, computes for {seconds(run.computing_s)} and waits for "
-        f"{seconds(run.phases['waiting'])}."
-        for (name, _), run in zip(report.of.traces, report.summaries, strict=True)
-    )
-    series = [[name, key] for name, key, _ in shown]
-    about = {"axis": "phase", "names": list(TIMED_PHASES), "series": series, "unit": "s"}
-    return Chart("phases", "bars", "Where the time goes", (), Frame(words, columns), about, tables)
-
-
-def provenance(report: ReportNumbers) -> list[Sheet]:
+def provenance(report: ReportNumbers) -> list[Table]:
     """Returns tables of the report's origins: hashes, seeds, methods, versions and dates of its inputs."""
-    plan, servers = report.of.plan, report.of.plan.cluster.servers
-    rows = [
-        ("scenario", plan.scenario),
-        ("objective", plan.objective),
-        ("seed", str(plan.options.seed)),
-    ]
+    plan, servers, about = report.of.plan, report.of.plan.cluster.servers, {"what": text, "found": text}
+    rows = [("scenario", plan.scenario), ("objective", plan.objective), ("seed", str(plan.options.seed))]
     rows += [(f"option: {option}", name) for option, name in plan.strategies.items()]
     rows += [("note", note) for note in plan.notes]
     rows.append(("aurora", version("aurora-moe")))
@@ -144,66 +104,54 @@ def provenance(report: ReportNumbers) -> list[Sheet]:
         (name, model.profile_path or "from memory", model.profile_digest, model.fingerprint.partition(".")[0] or "synthetic")
         for name, model in zip(report.of.models, plan.models, strict=True)
     ]
-    sheets = [
-        Sheet("Plan", ("what", "found"), tuple(rows)),
-        Sheet("Planned from", ("model", "profile", "sha256", "router weights"), tuple(made_from)),
-        replace(
-            sheet(cluster_table(plan.cluster)),
-            note="" if servers is None else f"{len(set(servers.server_G))} servers, {len(set(servers.nic_G))} NICs",
-        ),
+    connected = "" if servers is None else f"{len(set(servers.server_G))} servers, {len(set(servers.nic_G))} NICs"
+    tables = [
+        Table(about, rows, "Plan"),
+        Table(dict.fromkeys(("model", "profile", "sha256", "router weights"), text), made_from, "Planned from"),
+        replace(cluster_table(plan.cluster), caption=connected),
     ]
     for name, model, profile in zip(report.of.models, plan.models, report.of.profiles, strict=False):
         same = "the plan's own" if model.made_from(profile) else "other than the plan was made from"
-        about = [("sha256", profile.digest), ("traffic", same), *profile.provenance.items()]
-        sheets.append(Sheet(f"Profile of {name} (as given)", ("what", "found"), tuple((str(k), str(v)) for k, v in about)))
+        rows = [("sha256", profile.digest), ("traffic", same), *((str(k), str(v)) for k, v in profile.provenance.items())]
+        tables.append(Table(about, rows, f"Profile of {name} (as given)"))
     if report.of.traces:
-        traced = tuple((name, trace.kind, str(len(trace)), seconds(trace.seconds)) for name, trace in report.of.traces)
-        sheets.append(Sheet("Traces", ("file", "kind", "events", "from start to end"), traced))
-    return sheets
+        traced = [(name, trace.kind, len(trace), trace.seconds) for name, trace in report.of.traces]
+        columns: Columns = {"file": text, "kind": text, "events": str, "from start to end": seconds}
+        tables.append(Table(columns, traced, "Traces"))
+    return tables
 
 
-SECTIONS = (
-    experts_section,
-    traffic_section,
-    loads_section,
-    schedule_section,
-    timeline_section,
-    placement_section,
-)
-SCRIPTS = ("tools", "view", "heat", "bars", "spans", "start")
+VEGA_LITE = "6.4"  # the version of the bundle, which draws the figures
 PARTS = Path(__file__).parent / "page"
 
 
 def page(inputs: ReportInputs, progress: Progress = no_progress) -> str:
     """Returns the report as HTML. `progress` is called with (name of the work, amount done, whole amount)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from vl_convert import javascript_bundle
 
     numbers, sections = ReportNumbers(inputs, progress), []
-    for number, make in enumerate(SECTIONS):
-        progress("writing sections", number, len(SECTIONS))
+    makers = [experts_section, traffic_section, loads_section] if inputs.profiles else []
+    makers += [schedule_section, *([timeline_section] if inputs.traces else []), placement_section]
+    for number, make in enumerate(makers, 1):
         sections.append(make(numbers))
-    progress("writing sections", len(SECTIONS), len(SECTIONS))
-    shown = [section for section in sections if section is not None]
-    phases = phase_chart(numbers, phase_sheets(numbers)) if inputs.traces else None
-    charts = [*([phases] if phases else []), *(chart for section in shown for chart in section.charts)]
-    plan, models = inputs.plan, " and ".join(inputs.models)
+        progress("writing sections", number, len(makers))
+    phases = phases_figure(numbers) if inputs.traces else None
+    figures = [*([phases] if phases else []), *(figure for section in sections for figure in section.figures)]
     templates = Environment(
         loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return templates.get_template("page.html").render(
-        title=f"{models} on {plan.cluster.name}",
-        heading=models,
-        lead=f"{plan.scenario[:1].upper()}{plan.scenario[1:]}: {len(plan.cluster)} ranks of {plan.cluster.name}.",
+        inputs=inputs,
         tiles=tiles(numbers),
         phases=phases,
-        sections=shown,
+        sections=sections,
         provenance=provenance(numbers),
-        style=(PARTS / "page.css").read_text(encoding="utf-8"),
-        script="\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
-        packed=_json({chart.name: chart.packed() for chart in charts}),
+        library=_packed(javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)) if figures else "",
+        numbers=_packed(json.dumps({figure.name: figure.as_json() for figure in figures}, separators=(",", ":"))),
     )
 
 
-def _json(value: object) -> str:
-    """Returns JSON that cannot end the script element which holds it."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+def _packed(value: str) -> str:
+    """Returns text deflated and in base64: smaller, and nothing in it ends the script element that holds it."""
+    return base64.b64encode(zlib.compress(value.encode(), 9)).decode()

@@ -1,7 +1,7 @@
 """Inputs of a report: a plan, traces of it, and the traffic that it serves."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,19 +15,6 @@ FORMS = {"html": "report.html", "perfetto": "report.perfetto.json.gz"}  # and th
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """Baseline for a plan's traces: another way of serving the same requests.
-
-    Attributes:
-        name: name of that way.
-        seconds: its seconds, by kind of trace ("predicted" or "measured").
-    """
-
-    name: str = ""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ReportInputs:
     """Inputs of a report: a plan, its traces and its traffic.
 
@@ -36,7 +23,6 @@ class ReportInputs:
         traces: (name, trace) pairs; all are compared with the first.
         profiles: the traffic, one profile for each model of the plan; or empty.
         without: for a report without profiles, a sentence on how to provide them.
-        baseline: another way of serving; the last trace is compared with it instead of with the first trace.
 
     Raises:
         BadInput: if a trace or a profile belongs to another plan.
@@ -46,7 +32,6 @@ class ReportInputs:
     traces: tuple[tuple[str, Trace], ...] = ()
     profiles: tuple[Profile, ...] = ()
     without: str = "Pass --profile once per model."
-    baseline: Baseline = Baseline()
 
     def __post_init__(self) -> None:
         for name, trace in self.traces:

@@ -7,12 +7,13 @@ import numpy as np
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.network.port_bounds import nics_of, port_seconds, spread
+from aurora.algorithms.network.switch import timed_steps
 from aurora.algorithms.placement.cost_model import SUMMED, layer_costs
 from aurora.algorithms.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.planner.plan import layer_seconds
 from aurora.reports.formatting import size
 from aurora.reports.inputs import ReportInputs
-from aurora.reports.spans import TransferSpans, planned
+from aurora.reports.spans import TransferSpans, whole
 from aurora.reports.trace_times import EXCHANGES, Bars, Comparison, Summary, bars, compare, summarise
 from aurora.types import TRACE_PHASES, Cluster, ModelPlan, Placement, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray
@@ -175,7 +176,8 @@ class ReportNumbers:
             for layer, (dispatch, combine) in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
                 rows_SGG = planned_rows(profile, layer, model, model.placement)
                 there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, way, model.deduplicated) for way in EXCHANGES)
-                layers.append((planned(dispatch, there_SGG, cluster), planned(combine, back_SGG, cluster)))
+                times = timed_steps(dispatch, there_SGG, cluster.network), timed_steps(combine, back_SGG, cluster.network)
+                layers.append((whole(times[0]), whole(times[1])))
             transfers_M.append(tuple(layers))
         return tuple(transfers_M)
 
@@ -192,9 +194,8 @@ class ReportNumbers:
     @cached_property
     def comparison(self) -> Comparison | None:
         """Comparison of the first predicted with the first measured trace; None unless both exist."""
-        if self.predicted is None or self.measured is None:
-            return None
-        return compare(self.of.traces[self.predicted][1], self.of.traces[self.measured][1])
+        both = len(self.first) == 2
+        return compare(self.first["predicted"][1], self.first["measured"][1]) if both else None
 
     @cached_property
     def serving(self) -> Serving | None:
@@ -206,15 +207,13 @@ class ReportNumbers:
 
     @cached_property
     def speedup(self) -> tuple[Serving, Serving] | None:
-        """Speeds to compare, (before, after): the baseline or the first run, and the last run; None if unknown.
+        """Speeds to compare, (before, after): the first run and the last run; None if unknown.
 
         Measured runs are taken if there are two, else predicted ones, else the objective without and with the plan. Compared
         runs serve the same requests, so they have the same tokens.
         """
         for kind in ("measured", "predicted"):
-            runs, baseline = [run for run in self._runs if run.by == kind], self.of.baseline
-            if runs and kind in baseline.seconds:
-                runs.insert(0, replace(runs[-1], name=baseline.name, seconds=baseline.seconds[kind]))
+            runs = [run for run in self._runs if run.by == kind]
             if len(runs) > 1:
                 return replace(runs[0], tokens=runs[-1].tokens, exact=runs[-1].exact), runs[-1]
         return self._ways
@@ -251,18 +250,10 @@ class ReportNumbers:
         steps = len(np.unique(trace.step_X))
         return Serving(trace.kind, name, trace.seconds, steps, tokens if self.traffic_M else None, exact)
 
-    @property
-    def predicted(self) -> int | None:
-        """Index of the first predicted trace; None without one."""
-        return self._first("predicted")
-
-    @property
-    def measured(self) -> int | None:
-        """Index of the first measured trace; None without one."""
-        return self._first("measured")
-
-    def _first(self, kind: str) -> int | None:
-        return next((i for i, (_, trace) in enumerate(self.of.traces) if trace.kind == kind), None)
+    @cached_property
+    def first(self) -> dict[str, tuple[str, Trace]]:
+        """The first trace of each kind, "predicted" and "measured", with its name."""
+        return {trace.kind: (name, trace) for name, trace in reversed(self.of.traces)}
 
     @cached_property
     def why_incomparable(self) -> str | None:
@@ -270,9 +261,9 @@ class ReportNumbers:
 
         None if they can be compared.
         """
-        if self.predicted is None or self.measured is None:
+        if len(self.first) < 2:
             return None
-        (first, predicted), (other, measured) = (self.of.traces[number] for number in (self.predicted, self.measured))
+        (first, predicted), (other, measured) = self.first["predicted"], self.first["measured"]
         sent, run = (_dispatched_bytes(trace) for trace in (predicted, measured))
         if sent <= ALIKE * run and run <= ALIKE * sent:
             return None

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.table import Table
 
 from aurora.advisor.ceiling import TOKENS, map_seconds, planned_map
 from aurora.algorithms.placement.explain import LayerExplanation
@@ -12,7 +11,8 @@ from aurora.algorithms.placement.objective import letters
 from aurora.algorithms.workload.load_statistics import LEVEL
 from aurora.errors import plural
 from aurora.io.engine_placements import Export
-from aurora.reports.formatting import DASH, Columns, distinct, percent, right, seconds, size, table_of, text
+from aurora.reports.formatting import DASH, distinct, percent, seconds, size
+from aurora.reports.tables import Columns, Table, text
 from aurora.types import PHASES, Cluster, Cut, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import FloatArray, IntArray, gap
 from aurora.types.placement import TINY
@@ -77,21 +77,17 @@ def hierarchical(plan: Plan) -> bool:
     return any(model.hierarchy is not None for model in plan.models)
 
 
-def expectation_lines(plan: Plan) -> list[str]:
-    """Returns lines on a plan's expected time on traffic other than its profile, and on the gain of one more slot per GPU."""
-    lines = []
+def expectation_lines(plan: Plan) -> Iterator[str]:
+    """Yields lines on a plan's expected time on traffic other than its profile, and on the gain of one more slot per GPU."""
     if plan.unseen_s is not None and plan.unseen_loss is not None:
         longer = f"{percent(abs(plan.unseen_loss))} {'longer' if plan.unseen_loss >= 0 else 'shorter'}"
-        lines.append(
-            f"on unseen windows of its own profiles: expected {seconds(plan.unseen_s)}, {longer} than on the recorded ones"
-        )
+        yield f"on unseen windows of its own profiles: expected {seconds(plan.unseen_s)}, {longer} than on the recorded ones"
     if plan.slot_gain is not None:
         model = plan.models[0]
         slot = f"one more slot per GPU ({size(model.expert_bytes * len(model.dispatch_L))}, fits)"
         gain = percent(plan.slot_gain) if plan.slot_gain >= LEAST_GAIN else "nothing"
         chosen = any("`slots_per_gpu`: " in note for note in plan.notes)  # by aurora, in the simulator
-        lines.append(f"{slot} would save {gain} of {'a simulated step' if chosen else 'the time expected on unseen windows'}")
-    return lines
+        yield f"{slot} would save {gain} of {'a simulated step' if chosen else 'the time expected on unseen windows'}"
 
 
 def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Table:
@@ -115,8 +111,7 @@ def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Ta
             bounds_s = model.fluid_bound_s_L[layer], model.one_to_one_bound_s_L[layer], cut_s
             above = (gap(took_s, float(model.bound_s_L[layer])),) if explain else ()
             rows.append((name, layer, took_s, *bounds_s[: len(bounds)], *above))
-    title = f"{plan.scenario}: {strategies}"
-    return table_of(columns, rows, title=title, worst=lambda row: row[-1], most=most)
+    return Table(columns, rows, f"{plan.scenario}: {strategies}").worst(most, lambda row: row[-1])
 
 
 def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = None) -> Table:
@@ -134,14 +129,12 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
         for name, own_model, dispatch_s_L in zip(_names(plan), replanned.models, evaluation.dispatch_s_ML, strict=True)
         for layer, took in enumerate(dispatch_s_L)
     ]
-    return table_of(
-        {"model": text, "layer": str, **dict.fromkeys(times, seconds)},
-        rows,
-        title=f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.estimated)}; a plan of its own takes "
-        f"{seconds(replanned.objective_s)}{estimated(replanned.estimated)}: slowdown {percent(evaluation.slowdown)}",
-        worst=lambda row: row[2],
-        most=most,
+    title = (
+        f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.estimated)}; a plan of its own takes "
+        f"{seconds(replanned.objective_s)}{estimated(replanned.estimated)}: slowdown {percent(evaluation.slowdown)}"
     )
+    table = Table({"model": text, "layer": str, **dict.fromkeys(times, seconds)}, rows, title)
+    return table.worst(most, lambda row: row[2])
 
 
 def order_table(schedules: Sequence[Schedule]) -> Table:
@@ -152,9 +145,7 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
     for order in schedules:
         bounds_s = (order.fluid_bound_s, order.one_to_one_bound_s, order.cut.bound_s if order.cut else None)[: len(bounds)]
         rows += [(order.method, order.makespan_s, *bounds_s, order.gap, len(order.src_X), "yes" if order.one_to_one else "no")]
-    table = table_of({"method": text, **times, "gap": percent, "rows": str, "one to one": str}, rows)
-    table.columns[0].no_wrap = True
-    return table
+    return Table({"method": text, **times, "gap": percent, "rows": str, "one to one": str}, rows)
 
 
 def cut_line(cut: Cut) -> str:
@@ -189,7 +180,7 @@ def layout_table(layout: ReplicaPlacement) -> Table:
             zip(layout.max_load_L, layout.mean_load_L, layout.bound_L, layout.gap_L, layout.placement.slots_LG, strict=True)
         )
     ]
-    return table_of(columns, rows, title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
+    return Table(columns, rows, f"{layout.method}: {seconds(layout.seconds)} for all layers")
 
 
 def survive_lines(
@@ -265,7 +256,7 @@ def survival_table(placement: ResilientPlacement) -> Table:
         for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1)
     ]
     title = f"{placement.method}: at least {placement.min_replicas} replicas each, placed in {seconds(placement.seconds)}"
-    return table_of({"layer": str, "failures": str, "survives": str, "at most": "{:.6f}".format}, rows, title=title)
+    return Table({"layer": str, "failures": str, "survives": str, "at most": "{:.6f}".format}, rows, title)
 
 
 def _names(plan: Plan) -> tuple[str, ...]:
@@ -296,7 +287,7 @@ def profile_table(profile: Profile, fullest: "Interval", most: int | None = None
         f"interval of {LEVEL:.0%}, {fullest.drawn} drawn again"
     )
     title = f"{profile.model}: {plural(profile.windows, 'window')}, {plural(profile.sources, 'source')}, top-{profile.top_k}"
-    return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
+    return Table(columns, rows, title, caption, ("", "pairs", "skew", "hottest")).worst(most, lambda row: row[2])
 
 
 def drift_table(drift: "Drift", most: int | None = None) -> Table:
@@ -311,7 +302,7 @@ def drift_table(drift: "Drift", most: int | None = None) -> Table:
     rows = [(layer, *row) for layer, row in enumerate(layers)]
     title = f"slowdown {percent(drift.slowdown)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}"
     columns: Columns = {"MoE layer": str, **dict.fromkeys(parts, percent)}
-    return table_of(columns, rows, title=title, worst=lambda row: row[1], most=most)
+    return Table(columns, rows, title, keys=("", "variation", "by_chance", "hot_overlap")).worst(most, lambda row: row[1])
 
 
 def cluster_table(cluster: Cluster) -> Table:
@@ -326,7 +317,7 @@ def cluster_table(cluster: Cluster) -> Table:
         for rank, gpu in enumerate(cluster.gpus)
     ]
     title = f"{cluster.name}: {plural(len(cluster), 'GPU')}" + (f", incast {percent(cluster.incast)}" if cluster.incast else "")
-    return table_of({**columns, "speed": "{:.3g}".format, "start-up": seconds}, rows, title=title)
+    return Table({**columns, "speed": "{:.3g}".format, "start-up": seconds}, rows, title)
 
 
 def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
@@ -336,12 +327,12 @@ def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
         rate_Bps_GG: (G, G) float64, bytes per second from each rank to each.
         startup_s_GG: (G, G) float64, start-up seconds of a message from each rank to each.
     """
-    heads = right("rank", *map(str, range(len(rate_Bps_GG))))
-    table = Table(*heads, title="messages from row to column, one at a time: GB/s, start-up")
+    rows = []
     for rank, (rates, startups) in enumerate(zip(rate_Bps_GG.tolist(), startup_s_GG.tolist(), strict=True)):
         pairs = [f"{rate / 1e9:.3g}, {seconds(wait)}" for rate, wait in zip(rates, startups, strict=True)]
-        table.add_row(str(rank), *(pair if peer != rank else "-" for peer, pair in enumerate(pairs)))
-    return table
+        rows.append((rank, *(pair if peer != rank else None for peer, pair in enumerate(pairs))))
+    columns = dict.fromkeys(("rank", *map(str, range(len(rate_Bps_GG)))), str)
+    return Table(columns, rows, "messages from row to column, one at a time: GB/s, start-up")
 
 
 def curves_table(model: str, kinds: CurvesByKind) -> Table:
@@ -357,7 +348,7 @@ def curves_table(model: str, kinds: CurvesByKind) -> Table:
         for power in range(0, int(max(phases[phase].tokens_X[-1] for phase in PHASES)).bit_length(), 3)
     ]
     columns: Columns = {"kind": text, "tokens": str, **dict.fromkeys(PHASES, seconds)}
-    return table_of(columns, rows, title=f"{model}: compute times")
+    return Table(columns, rows, f"{model}: compute times")
 
 
 def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Table]:
@@ -371,7 +362,7 @@ def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Ta
 
 
 def _terms(plan: Plan, layer: LayerExplanation) -> Table:
-    bound_s, caption = layer.assignment_bound_s, None
+    bound_s, caption = layer.assignment_bound_s, ""
     if bound_s is not None:
         above = percent(gap(layer.value_s, bound_s))
         caption = f"no assignment of these groups of experts below {seconds(bound_s)}, gap {above}"
@@ -380,12 +371,8 @@ def _terms(plan: Plan, layer: LayerExplanation) -> Table:
         (name, value, ("no", "yes", "twice")[times], plan.cluster.gpus[gpu].name)
         for name, value, gpu, times in zip(layer.terms, layer.seconds_X, layer.gpu_X, layer.times_X, strict=True)
     ]
-    return table_of(
-        {"term": text, "slowest GPU takes": seconds, "on the longest path": str, "GPU": str},
-        rows,
-        title=f"layer {layer.layer}, {plan.objective}, all windows as one: {seconds(layer.value_s)}",
-        caption=caption,
-    )
+    title = f"layer {layer.layer}, {plan.objective}, all windows as one: {seconds(layer.value_s)}"
+    return Table({"term": text, "slowest GPU takes": seconds, "on the longest path": str, "GPU": str}, rows, title, caption)
 
 
 def _gpus(plan: Plan, layer: LayerExplanation) -> Table:
@@ -399,10 +386,8 @@ def _gpus(plan: Plan, layer: LayerExplanation) -> Table:
         for gpu in sorted(set(layer.gpu_X.tolist()))
         for (letter, model), phases_YG in zip(named, layer.phases_MYG, strict=True)
     ]
-    title, caption = f"layer {layer.layer}: the GPUs that are slowest in a term", [f"{x}: {model.model}" for x, model in named]
-    table = table_of({**columns, "experts": text}, rows, title=title, caption=", ".join(caption))
-    table.columns[0].no_wrap = True
-    return table
+    title = f"layer {layer.layer}: the GPUs that are slowest in a term"
+    return Table({**columns, "experts": text}, rows, title, ", ".join(f"{letter}: {model.model}" for letter, model in named))
 
 
 def padding_line(export: Export, added_bytes_G: IntArray | None) -> str:

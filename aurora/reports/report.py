@@ -1,14 +1,13 @@
 """Writes reports on plans to files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.errors import BadInput, check_one_of, need
+from aurora.errors import BadInput, check_one_of
 from aurora.io.files import write_bytes, write_text
 from aurora.reports.html import page
-from aurora.reports.inputs import FORMS, Baseline, ReportInputs
+from aurora.reports.inputs import FORMS, ReportInputs
 from aurora.reports.perfetto import perfetto
 from aurora.types import Plan, Profile, Trace
 
@@ -21,7 +20,6 @@ def report(
     output: str | Path,
     format: str = "html",
     missing_profiles: str = "",
-    baseline: Baseline = Baseline(),
     progress: Progress = no_progress,
 ) -> None:
     """Writes a report on a plan: its speed-up and its times.
@@ -33,13 +31,11 @@ def report(
         output: the file to write.
         format: "html" (one page) or "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz).
         missing_profiles: sentence to show if there are no profiles, on how to provide them.
-        baseline: as in `ReportInputs`.
         progress: called with (name of the work, amount done, whole amount).
 
     Raises:
         BadInput: if a trace or profile does not belong to the plan, the format is unknown or needs a trace, or the output
             cannot be written.
-        MissingDependency: if a module that the format needs is not installed.
 
     Example:
         >>> import aurora, tempfile, pathlib
@@ -52,13 +48,11 @@ def report(
     """
     if len(profiles) not in (0, many := len(plan.models)):
         raise BadInput(f"`profile`: expected {many}, found {len(profiles)}")
-    inputs = ReportInputs(plan, tuple((traces or {}).items()), tuple(profiles), baseline=baseline)
-    if missing_profiles:
-        inputs = replace(inputs, without=f"{missing_profiles}.")
+    without = {"without": f"{missing_profiles}."} if missing_profiles else {}
+    inputs = ReportInputs(plan, tuple((traces or {}).items()), tuple(profiles), **without)
     check_one_of("format", format, FORMS)
     target = Path(output)
     if format == "html":
-        need("jinja2", extra="report")
         write_text(target, page(inputs, progress))
     else:
         write_bytes(target, perfetto(inputs, packed=target.suffix == ".gz"))

@@ -1,32 +1,57 @@
-"""Sections of a report's page: charts and tables of traffic, times, placement and decisions."""
+"""Sections of a report's page: figures and tables of traffic, times, placement and decisions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from aurora.reports.chart_data import Chart, Frame, Section, Selector, Sheet, sheet, ticks
+from aurora.reports.figures import Figure, View, grouped_bars, heat_map, spans
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers, relative_loads
 from aurora.reports.plan_tables import plan_table
 from aurora.reports.spans import TransferSpans, interval_colouring
+from aurora.reports.tables import Columns, Table, text
 from aurora.reports.trace_tables import comparison_table, summary_table
 from aurora.reports.trace_times import COMPUTE_INDICES, EXCHANGES, TIMED_PHASES, Bars
 from aurora.types.arrays import FloatArray, IntArray
 
 SIDES = ("before", "after")
-EXPERT_SCALE = 0.01  # of a layer's mean: what one step of a packed load stands for
+BEFORE, AFTER = "before: experts in index order", "after: as planned"
+BY_LAYER: Columns = {"model": text, "layer": str}
+MOST_BARS = 60_000  # of all timelines
+MOST_TRANSFERS = 40_000  # of all schedules, above which those of the busiest ports alone are drawn
+MOST_CELLS = 200_000  # of maps of traffic, above which tokens are rounded to two digits
+FEWEST_PORTS, FEW_PORTS = 6, 16  # that are shown at once, at least and at most
+HEAT_PX = 440  # height of a heat map with many rows
+TICKS, FEW_TICKS = 1 << 16, 1 << 12  # parts of the whole to which times of bars are rounded
+
+
+@dataclass(frozen=True)
+class Section:
+    """Section of the page.
+
+    Attributes:
+        name: the section's anchor.
+        title, text: heading and text above the figures.
+        figures, tables: the figures and tables in it.
+    """
+
+    name: str
+    title: str
+    text: str
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
 
 
 def experts_section(report: ReportNumbers) -> Section:
     """Returns the section with heat maps over all layers: load of each expert, and of each GPU without and with the plan."""
-    text = (
+    about = (
         "The first map shows the tokens of each expert in every layer. The other two show the time of each GPU for the "
         "dispatch and its experts: with experts in index order, and as planned. Colours show the load relative"
         " to the mean of the layer. A balanced layer has one colour."
     )
-    if not report.traffic_M:
-        return Section("experts", "Load per expert and GPU", text, missing=report.of.without)
-    frames, rows = [], []
+    views, rows = [], []
     for model, flows, profile in zip(report.of.models, report.traffic_M, report.of.profiles, strict=False):
         parts = relative_loads(flows, profile)
         most_L, before_L, after_L = (part_LX.max(axis=1) for part_LX in parts)
@@ -34,147 +59,211 @@ def experts_section(report: ReportNumbers) -> Section:
             f"{model}: the hottest expert has {most_L.max():.2f} times its layer's mean; the busiest GPU "
             f"{before_L.max():.2f} times before, {after_L.max():.2f} times after."
         )
-        columns = {
-            name: np.rint(part_LX.T.ravel() / EXPERT_SCALE).astype(np.int64)
-            for name, part_LX in zip(("experts", *SIDES), parts, strict=True)
-        }
-        columns["rows"] = np.array([part_LX.shape[1] for part_LX in parts])
-        frames.append(Frame(words, columns, scale=EXPERT_SCALE))
+        views.append(View(words, tuple({"value": part_LX.T.ravel().round(2), "across": profile.layers} for part_LX in parts)))
         for layer in range(profile.layers):
-            cells = [(str(part_LX[layer].argmax()), f"{part_LX[layer].max():.2f}") for part_LX in parts]
-            rows.append((model, str(layer), *(cell for pair in cells for cell in pair)))
-    heads = ("model", "layer", "hottest expert", "times", "busiest GPU before", "times", "busiest GPU after", "times")
-    maps = [["Tokens of experts", "experts", "expert", "layer"]]
-    maps += [["GPUs before: index order", "before", "GPU", "layer"], ["GPUs after: as planned", "after", "GPU", "layer"]]
-    about = {"maps": maps, "relative": True, "square": False}
-    tables = (Sheet("Largest loads by layer, relative to the mean", heads, tuple(rows)),)
-    models = Selector("model", report.of.models)
-    chart = Chart("expert-map", "heat", "Load by expert and layer", (models,), frames, about, tables)
-    return Section("experts", "Load per expert and GPU", text, (chart,))
+            tops = [(int(part_LX[layer].argmax()), float(part_LX[layer].max())) for part_LX in parts]
+            rows.append((model, layer, *(cell for top in tops for cell in top)))
+    columns: dict[str, Any] = {**BY_LAYER}
+    for head in ("hottest expert", "busiest GPU before", "busiest GPU after"):
+        columns |= {head: str, f"{head}: times the mean": "{:.2f}".format}
+    layers = max(profile.layers for profile in report.of.profiles)
+    maps = [("Tokens of experts", "expert", max(profile.experts for profile in report.of.profiles))]
+    maps += [(f"GPUs {side}", "GPU", len(report.of.gpus)) for side in (BEFORE, AFTER)]
+    height = max(min(26 * many, max(3 * many, HEAT_PX)) for _, _, many in maps)
+    specs = [heat_map(title, (row, "layer"), many, layers, height, relative=True) for title, row, many in maps]
+    tables = (Table(columns, rows, "Largest loads by layer, relative to the mean"),)
+    figure = Figure("expert-map", "Load by expert and layer", tuple(specs), {"model": report.of.models}, views, tables)
+    return Section("experts", "Load per expert and GPU", about, (figure,))
 
 
 def traffic_section(report: ReportNumbers) -> Section:
-    """Returns the section with heat maps of every layer's dispatch."""
-    text = (
+    """Returns the section with heat maps of every layer's dispatch, and the tokens of each port."""
+    about = (
         "The maps show the tokens from each GPU (rows) to each GPU (columns) in the dispatch of one layer, over the whole "
         "profile: with experts in index order, and as planned. Tokens that stay on their GPU are left out. The"
-        " bars beside the maps show all tokens that a port sends or receives."
+        " bars below show all tokens that a port sends or receives."
     )
-    if not report.traffic_M:
-        return Section("traffic", "Traffic before and after", text, missing=report.of.without)
-    frames, rows = [], []
+    views, rows, gpus = [], [], len(report.of.gpus)
+    shown = _coarse if sum(flows.tokens_BLGG.size for flows in report.traffic_M) > MOST_CELLS else np.ravel
     for model, flows in zip(report.of.models, report.traffic_M, strict=True):
         layers = []
         for layer in range(flows.tokens_BLGG.shape[1]):
             sides_BGG = flows.tokens_BLGG[:, layer]
-            columns: dict[str, IntArray] = {"rows": np.array([len(report.of.gpus)] * 2)}
-            for side, tokens_GG in zip(SIDES, sides_BGG, strict=True):
-                columns |= {side: tokens_GG.ravel(), f"{side}-out": tokens_GG.sum(axis=1), f"{side}-in": tokens_GG.sum(axis=0)}
             tops = [_busiest(flows.port_s_BLG[side, layer]) for side in (0, 1)]
-            travel = [str(int(tokens_GG.sum())) for tokens_GG in sides_BGG]
+            travel = [int(tokens_GG.sum()) for tokens_GG in sides_BGG]
             words = (
                 f"{model}, layer {layer}. Busiest port before: {tops[0]}; after: {tops[1]}. "
                 f"Tokens that travel: {travel[0]} before, {travel[1]} after."
             )
-            layers.append(Frame(words, columns, scale=float(flows.row_bytes)))
-            rows.append((model, str(layer), *travel, *tops))
-        frames.append(layers)
-    heads = ("model", "layer", "tokens before", "tokens after", "busiest port before", "busiest port after")
-    choices = Selector("model", report.of.models), Selector("layer")
-    tables = (Sheet("Traffic by layer", heads, tuple(rows)),)
-    maps = [["Before: experts in index order", "before", "GPU", "GPU"], ["After: as planned", "after", "GPU", "GPU"]]
-    about = {"maps": maps, "relative": False, "square": True}
-    chart = Chart("traffic-map", "heat", "Tokens between GPUs", choices, frames, about, tables)
-    return Section("traffic", "Traffic before and after", text, (chart,))
+            about_map = {"across": gpus, "most": int(sides_BGG.max(initial=1)), "row_bytes": flows.row_bytes}
+            maps = [{"value": shown(tokens_GG), **about_map} for tokens_GG in sides_BGG]
+            ports = [_long(range(gpus), dict(zip(SIDES, sides_BGG.sum(axis=axis), strict=True))) for axis in (2, 1)]
+            layers.append(View(words, (*maps, *ports)))
+            rows.append((model, layer, *travel, *tops))
+        views.append(layers)
+    heads = ("tokens before", "tokens after", "busiest port before", "busiest port after")
+    tables = (Table({**BY_LAYER, **dict.fromkeys(heads, str)}, rows, "Traffic by layer"),)
+    specs = [heat_map(title.capitalize(), ("GPU", "GPU"), gpus, gpus, relative=False) for title in (BEFORE, AFTER)]
+    specs += [grouped_bars(f"Tokens that a port {way}", "GPU", SIDES, "tokens") for way in ("sends", "receives")]
+    choices = {"model": report.of.models, "layer": ()}
+    figure = Figure("traffic-map", "Tokens between GPUs", tuple(specs), choices, views, tables)
+    rounded = " In the maps of so large a plan, tokens are rounded to two digits." if shown is _coarse else ""
+    return Section("traffic", "Traffic before and after", about + rounded, (figure,))
 
 
 def loads_section(report: ReportNumbers) -> Section:
     """Returns the section on the busiest port and the slowest GPU of each layer, beside their bounds."""
-    text = (
+    about = (
         "The charts show the time of each layer's busiest port and of its slowest GPU's experts, for the whole profile. No "
         "order of the dispatch is faster than its bound, no placement makes the slowest GPU's experts faster than theirs."
     )
-    if not report.traffic_M:
-        return Section("loads", "Loads by layer", text, missing=report.of.without)
     ports_M, experts_M = [], []
     for flows, planned_LW in zip(report.traffic_M, report.planned_MLW, strict=True):
         ordered_L, bound_L = (np.array([getattr(there, name) for there, _ in planned_LW]) for name in ("seconds", "bound_s"))
-        ports_M.append(_sides(flows.port_s_BLG) | {"after, in the planned order": ordered_L, "bound of any order": bound_L})
-        experts_M.append(_sides(flows.expert_s_BLG) | {"bound of any placement": flows.expert_bound_s_L})
-    ports = _by_layer(report, "port-loads", "Busiest port: seconds of the dispatch", ports_M)
-    experts = _by_layer(report, "expert-loads", "Slowest GPU: seconds of its experts", experts_M)
-    return Section("loads", "Loads by layer", text, (ports, experts))
+        loads = flows.port_s_BLG, flows.expert_s_BLG
+        ports, experts = (dict(zip(SIDES, load_BLG.max(axis=2), strict=True)) for load_BLG in loads)
+        ports_M.append(ports | {"in the planned order": ordered_L, "bound of any order": bound_L})
+        experts_M.append(experts | {"bound of any placement": flows.expert_bound_s_L})
+    busiest = _by_layer(report, "port-loads", "Busiest port: seconds of the dispatch", ports_M)
+    slowest = _by_layer(report, "expert-loads", "Slowest GPU: seconds of its experts", experts_M)
+    return Section("loads", "Loads by layer", about, (busiest, slowest))
 
 
-def _sides(load_BLG: FloatArray) -> dict[str, FloatArray]:
-    """The largest load of each layer, before and after."""
-    return dict(zip(SIDES, load_BLG.max(axis=2), strict=True))
-
-
-def _by_layer(numbers: ReportNumbers, name: str, title: str, seconds_ML: Sequence[Mapping[str, FloatArray]]) -> Chart:
-    """A chart of every layer's seconds, given by model and label."""
-    frames, rows = [], []
+def _by_layer(numbers: ReportNumbers, name: str, title: str, seconds_ML: Sequence[Mapping[str, FloatArray]]) -> Figure:
+    """A figure of every layer's seconds, given by model and label."""
+    views, rows = [], []
     for model, seconds_L in zip(numbers.of.models, seconds_ML, strict=True):
         sums = "; ".join(f"{label} {seconds(float(value_L.sum()))}" for label, value_L in seconds_L.items())
-        frames.append(Frame(f"{model}, all layers: {sums}.", seconds_L))
-        rows += [(model, str(layer), *map(seconds, row)) for layer, row in enumerate(zip(*seconds_L.values(), strict=True))]
-    labels, models = list(seconds_ML[0]), Selector("model", numbers.of.models)
-    about = {"axis": "layer", "names": None, "series": [[label, label] for label in labels], "unit": "s"}
-    table = Sheet(title, ("model", "layer", *labels), tuple(rows))
-    return Chart(name, "bars", title, (models,), frames, about, (table,))
+        views.append(View(f"{model}, all layers: {sums}.", (_long(range(len(seconds_L["before"])), seconds_L),)))
+        rows += [(model, layer, *row) for layer, row in enumerate(zip(*seconds_L.values(), strict=True))]
+    table = Table({**BY_LAYER, **dict.fromkeys(seconds_ML[0], seconds)}, rows, title)
+    spec = grouped_bars("", "layer", tuple(seconds_ML[0]), "seconds")
+    return Figure(name, title, (spec,), {"model": numbers.of.models}, views, (table,))
 
 
 def _busiest(load_G: FloatArray) -> str:
     return f"GPU {int(load_G.argmax())}, {seconds(float(load_G.max()))}"
 
 
-MOST_BARS = 60_000
-EXCHANGE_BITS, TIMELINE_BITS = 16, 26
+def _long(at: Sequence[Any], values: Mapping[str, Sequence[float] | FloatArray | IntArray]) -> dict[str, Any]:
+    """Columns of a bar for each series at each point."""
+    return {
+        "at": np.tile(np.array(at), len(values)),
+        "series": np.repeat(list(values), len(at)),
+        "value": np.concatenate([np.asarray(column) for column in values.values()]),
+    }
+
+
+def _coarse(tokens: IntArray) -> IntArray:
+    """Tokens, rounded to two digits."""
+    unit: IntArray = 10 ** np.maximum(np.floor(np.log10(np.maximum(tokens.ravel(), 1))).astype(np.int64) - 1, 0)
+    return (tokens.ravel() + unit // 2) // unit * unit
+
+
+def phases_figure(report: ReportNumbers) -> Figure:
+    """Returns a figure of a rank's seconds in each phase, one bar per trace."""
+    runs = [(name, run) for (name, _), run in zip(report.of.traces, report.summaries, strict=True)]
+    words = " ".join(
+        f"{name}: of {seconds(run.seconds)} a rank exchanges tokens for {seconds(run.exchanging_s)}, their counts for "
+        f"{seconds(run.phases['counts'])}, computes for {seconds(run.computing_s)} and waits for "
+        f"{seconds(run.phases['waiting'])}."
+        for name, run in runs
+    )
+    view = View(words, (_long(TIMED_PHASES, {name: [*run.phases.values()] for name, run in runs}),))
+    spec = grouped_bars("", "phase", [name for name, _ in runs], "seconds", lying=True)
+    return Figure("phases", "Where the time goes", (spec,), {}, view, phase_tables(report))
 
 
 def schedule_section(report: ReportNumbers) -> Section:
     """Returns the section on each port's transfers in the plan's orders, over the whole profile."""
-    text = (
+    about = (
         "The chart shows the transfers of one all-to-all over time, as planned for the whole profile. Colours and numbers name "
         "the other end of a transfer."
     )
-    own_table, gpus = sheet(plan_table(report.of.plan, explain=True)), report.of.gpus
+    own_table, gpus = plan_table(report.of.plan, explain=True), len(report.of.gpus)
     if not report.planned_MLW:
-        return Section("schedule", "Schedule", text, sheets=(own_table,), missing=report.of.without)
-    frames: list[list[list[Frame]]] = []
-    rows = []
+        return Section("schedule", "Schedule", "The table shows the predicted time of each dispatch.", tables=(own_table,))
+    everything = [transfers for layers in report.planned_MLW for both in layers for transfers in both]
+    most = None if sum(len(each.src_X) for each in everything) <= MOST_TRANSFERS else MOST_TRANSFERS // len(everything)
+    views: list[list[list[View]]] = []
+    rows, large = [], gpus > FEW_PORTS
     for model, planned_LW in zip(report.of.models, report.planned_MLW, strict=True):
-        frames.append([])
+        views.append([])
         for layer, planned_W in enumerate(planned_LW):
-            frames[-1].append([])
+            views[-1].append([])
             for phase, transfers in zip(EXCHANGES, planned_W, strict=True):
-                took, busiest, bound = map(seconds, (transfers.seconds, transfers.busiest_s, transfers.bound_s))
+                times = transfers.seconds, transfers.busiest_s, transfers.bound_s
+                took, busiest, bound = map(seconds, times)
                 words = f"{model}, layer {layer}, {phase}: {took} from start to end, busiest port {busiest}, bound {bound}."
-                frames[-1][-1].append(_gantt(words, transfers, len(gpus)))
-                rows.append((model, str(layer), phase, took, busiest, bound, str(len(transfers.src_X))))
-    choices = Selector("model", report.of.models), Selector("layer"), Selector("phase", EXCHANGES)
-    about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": [], **_machine(report, 1)}
-    heads = ("model", "layer", "phase", "start to end", "busiest port", "bound", "transfers")
-    tables = (Sheet("All-to-alls", heads, tuple(rows)), own_table)
-    chart = Chart("gantt", "spans", "Transfers by port", choices, frames, about, tables)
-    return Section("schedule", "Schedule", text, (chart,))
+                panels = (_ports(transfers, gpus, most), *([_starts(transfers, gpus)] if large else []))
+                views[-1][-1].append(View(words, panels))
+                rows.append((model, layer, phase, *times, len(transfers.src_X)))
+    heads = dict.fromkeys(("start to end", "busiest port", "bound"), seconds)
+    columns: Columns = {**BY_LAYER, "phase": text, **heads, "transfers": str}
+    names = [f"{gpu} {way}" for gpu in report.of.gpus for way in ("sends", "receives")]
+    told = {"from GPU": "floor(datum.track / 2)", "to GPU": "floor(datum.track2 / 2)"}
+    other = "floor(datum.other / 2)"
+    specs = [spans("port", names, told, range(8), name=f"{other} % 8", label=other)]
+    if large:
+        specs.append(
+            heat_map("When each pair begins, in parts of the whole", ("GPU", "GPU"), gpus, gpus, relative=False, told="%")
+        )
+        about += (
+            f" Of {gpus} GPUs it shows the busiest ports. The map below it shows when each GPU (row) begins to send to each "
+            "GPU (column), in percent of the whole: in an order that works well, each row and each column has all shades."
+        )
+    shown: dict[str, list[int] | None] = {"busiest ports": None} if large else {}
+    if most is None:
+        shown |= {"all that send": list(range(0, 2 * gpus, 2)), "all that receive": list(range(1, 2 * gpus, 2))}
+        shown |= _by_node(report)
+    choices = {"model": report.of.models, "layer": (), "phase": EXCHANGES}
+    tables = (Table(columns, rows, "All-to-alls"), own_table)
+    figure = Figure("gantt", "Transfers by port", tuple(specs), choices, views, tables, shown)
+    return Section("schedule", "Schedule", about, (figure,))
 
 
-def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
-    columns, tick_s = ticks(transfers.start_s_X, transfers.end_s_X, EXCHANGE_BITS)
-    for view, track_X in enumerate((transfers.src_X, transfers.dst_X)):
-        columns |= _tracks(view, track_X, transfers.start_s_X, transfers.end_s_X, gpus)
-    return Frame(words, {**columns, "bytes": transfers.bytes_X.astype(np.float32)}, scale=tick_s)
+def _ports(transfers: TransferSpans, gpus: int, most: int | None) -> dict[str, Any]:
+    """Transfers on the tracks of both their ports, of which there are two per GPU; `most`: of the busiest ports alone."""
+    port_2X = np.stack([transfers.src_X * 2, transfers.dst_X * 2 + 1])
+    busy_P = np.bincount(port_2X.ravel(), np.tile(transfers.end_s_X - transfers.start_s_X, 2), minlength=2 * gpus)
+    chosen = np.argsort(-busy_P, kind="stable")[:FEW_PORTS]
+    ticks, kept_X = TICKS, transfers.bytes_X >= 0
+    if most is not None:
+        counts = np.bincount(port_2X.ravel(), minlength=2 * gpus)[chosen].cumsum()
+        chosen = chosen[: max(FEWEST_PORTS, int((counts <= most).sum()))]
+        ticks, kept_X = FEW_TICKS, np.isin(port_2X[0], chosen) | np.isin(port_2X[1], chosen)
+    drawn = _bars(transfers.start_s_X, transfers.end_s_X, port_2X, 2 * gpus, ticks) | {"bytes": transfers.bytes_X}
+    kept = {name: value[kept_X] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
+    return {**kept, "tracks": chosen.tolist()}
+
+
+def _bars(start_s_X: FloatArray, end_s_X: FloatArray, track_KX: IntArray, tracks: int, ticks: int = TICKS) -> dict[str, Any]:
+    """Bars, each on K tracks: starts and lengths in ticks, rounded so that what is adjacent stays so; levels on each track,
+    and their numbers; the whole in seconds and in ticks."""
+    total_s, depth_T = float(end_s_X.max(initial=0.0)) or 1.0, np.ones(tracks, dtype=np.int64)
+    start_X, end_X = (np.rint(column / total_s * ticks).astype(np.int64) for column in (start_s_X, end_s_X))
+    drawn: dict[str, Any] = {"start": start_X, "length": end_X - start_X, "total": total_s, "ticks": ticks}
+    for side, track_X in zip(("", "2"), track_KX, strict=False):
+        level_X = interval_colouring(track_X, start_s_X, end_s_X)
+        np.maximum.at(depth_T, track_X, level_X + 1)
+        drawn |= {f"track{side}": track_X, f"level{side}": level_X}
+    return drawn | {"depths": depth_T.tolist()}
+
+
+def _starts(transfers: TransferSpans, gpus: int) -> dict[str, Any]:
+    """A map of the time at which each pair's first transfer begins, in percent of the whole."""
+    start_GG = np.full((gpus, gpus), np.inf)
+    np.minimum.at(start_GG, (transfers.src_X, transfers.dst_X), transfers.start_s_X)
+    seen_GG = np.isfinite(start_GG)
+    share_GG = np.round(25 * np.where(seen_GG, start_GG, 0) / max(transfers.seconds, 1e-30)).astype(np.int64) * 4
+    return {"value": np.where(seen_GG, share_GG, -1).ravel(), "across": gpus, "most": 100, "row_bytes": 0}
 
 
 def timeline_section(report: ReportNumbers) -> Section:
     """Returns the section with timelines of each rank's compute and exchanges: one view per trace, measured traces first."""
     title = "Interleaving" if len(report.of.traced) > 1 else "Timeline"
-    text = "The chart shows when each rank computes, exchanges and waits. A bar is a part of one phase of one layer."
-    if not report.of.traces:
-        missing = "Give traces: aurora simulate PLAN writes a predicted trace, aurora run PLAN a measured one."
-        return Section("timeline", title, text, missing=missing)
-    frames = []
+    about = "The chart shows when each rank computes, exchanges and waits. A bar is a part of one phase of one layer."
+    views = []
     most = MOST_BARS // len(report.bars)
     runs = sorted(zip(report.of.traces, report.bars, report.summaries, strict=True), key=lambda run: run[2].kind != "measured")
     for (name, trace), whole, summary in runs:
@@ -183,57 +272,43 @@ def timeline_section(report: ReportNumbers) -> Section:
         words = f"{name} ({trace.kind}): {seconds(summary.seconds)}, utilisation {percent(summary.utilisation)}; " + (
             f"all steps, {of}." if steps == of else f"steps 0 to {steps - 1} of {of}."
         )
-        frames.append(_ranks(words, shown, len(report.of.gpus)))
+        views.append(View(words, (_ranks(shown, len(report.of.gpus)),)))
     names = [f"{rank} {part}" for rank in report.of.gpus for part in ("computes", "network")]
-    fields = [["model", list(report.of.traced)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
-    about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(report)}
-    about |= _machine(report, 2)
-    tables = *phase_sheets(report), *(sheet(summary_table(summary)) for summary in report.summaries)
-    traces = Selector("trace", tuple(name for (name, _), _, _ in runs))
-    chart = Chart("timeline-chart", "spans", "Ranks over time", (traces,), frames, about, tables)
-    return Section("timeline", title, text, (chart,))
+    tables = *phase_tables(report), *(summary_table(summary) for summary in report.summaries)
+    traces, tracks = {"trace": [name for (name, _), _, _ in runs]}, list(range(2 * len(report.of.gpus)))
+    hues = [f"{model}: {phase}" if title == "Interleaving" else phase for model in report.of.traced for phase in TIMED_PHASES]
+    told = {"model": "models[datum.model]", "step": "datum.step", "layer": "datum.layer", "phase": "phases[datum.phase]"}
+    lists = {"models": report.of.traced, "phases": TIMED_PHASES}
+    spec = spans("rank", names, told, hues, name="colours[datum.hue]", label="phases[datum.phase]", **lists)
+    shown_tracks = {"all ranks": tracks} | _by_node(report)
+    figure = Figure("timeline-chart", "Ranks over time", (spec,), traces, views, tables, shown_tracks)
+    return Section("timeline", title, about, (figure,))
 
 
-def _machine(numbers: ReportNumbers, tracks: int) -> dict[str, list[int]]:
-    """The rank of each track, of which every rank has `tracks`, and the node of each rank."""
-    cluster = numbers.of.plan.cluster
-    return {"ranks": np.repeat(range(len(cluster)), tracks).tolist(), "nodes": [gpu.node for gpu in cluster.gpus]}
+def _by_node(numbers: ReportNumbers) -> dict[str, list[int]]:
+    """The tracks of each node, if there are several, and of each rank, of which each has two."""
+    found: dict[str, list[int]] = {}
+    nodes = [gpu.node for gpu in numbers.of.plan.cluster.gpus]
+    for rank, node in enumerate(nodes if len(set(nodes)) > 1 else ()):
+        found.setdefault(f"node {node}", []).extend([2 * rank, 2 * rank + 1])
+    return found | {f"rank {rank}": [2 * rank, 2 * rank + 1] for rank in range(len(nodes))}
 
 
-def _legend(numbers: ReportNumbers) -> list[list[object]]:
-    """Legend entries: each model's name without a colour, followed by its phases with theirs."""
-    entries: list[list[object]] = []
-    for number, model in enumerate(numbers.of.traced):
-        entries += [[model, None], *([phase, number * len(TIMED_PHASES) + i] for i, phase in enumerate(TIMED_PHASES))]
-    return entries
-
-
-def _ranks(words: str, shown: Bars, ranks: int) -> Frame:
-    columns, tick_s = ticks(shown.start_s_X, shown.end_s_X, TIMELINE_BITS)
+def _ranks(shown: Bars, ranks: int) -> dict[str, Any]:
+    """A timeline's bars: each rank has a track for what it computes, and one for its network and for waiting."""
     track_X = shown.rank_X * 2 + ~np.isin(shown.phase_X, COMPUTE_INDICES)
-    columns |= _tracks(0, track_X, shown.start_s_X, shown.end_s_X, ranks * 2)
-    columns |= {"hue": shown.model_X * len(TIMED_PHASES) + shown.phase_X, "bytes": shown.bytes_X.astype(np.float32)}
-    columns |= {"field0": shown.model_X, "field1": shown.step_X, "field2": shown.layer_X, "field3": shown.phase_X}
-    return Frame(words, columns, scale=tick_s)
+    columns = {name: getattr(shown, f"{name}_X") for name in ("model", "step", "layer", "phase", "bytes")}
+    hue_X = shown.model_X * len(TIMED_PHASES) + shown.phase_X
+    return {**_bars(shown.start_s_X, shown.end_s_X, track_X[None], 2 * ranks), **columns, "hue": hue_X}
 
 
-def _tracks(view: int, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, tracks: int) -> dict[str, IntArray]:
-    """The columns of a view: each interval's track, its level there, and how many levels each track has."""
-    level_X = interval_colouring(track_X, start_s_X, end_s_X)
-    depth = np.ones(tracks, dtype=np.int64)
-    np.maximum.at(depth, track_X, level_X + 1)
-    return {f"track{view}": track_X, f"level{view}": level_X, f"depth{view}": depth}
-
-
-def phase_sheets(report: ReportNumbers) -> tuple[Sheet, ...]:
+def phase_tables(report: ReportNumbers) -> tuple[Table, ...]:
     """Returns tables of a rank's seconds by phase and trace and, if both exist, of prediction against measurement."""
-    heads = ("phase", *(name for name, _ in report.of.traces))
-    rows = [(phase, *(seconds(summary.phases[phase]) for summary in report.summaries)) for phase in TIMED_PHASES]
-    rows.append(("start to end", *(seconds(summary.seconds) for summary in report.summaries)))
-    means = Sheet(
-        "Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases overlap where several models share a rank."
-    )
-    return (means,) if report.comparison is None else (means, sheet(comparison_table(report.comparison)))
+    rows = [(phase, *(summary.phases[phase] for summary in report.summaries)) for phase in TIMED_PHASES]
+    rows.append(("start to end", *(summary.seconds for summary in report.summaries)))
+    columns: Columns = {"phase": text, **dict.fromkeys([name for name, _ in report.of.traces], seconds)}
+    means = Table(columns, rows, "Seconds by phase, the mean over ranks", "Phases overlap where several models share a rank.")
+    return (means,) if report.comparison is None else (means, comparison_table(report.comparison))
 
 
 def placement_section(report: ReportNumbers) -> Section:
@@ -244,30 +319,23 @@ def placement_section(report: ReportNumbers) -> Section:
         for layer, slots in enumerate(model.placement.slots_LG):
             shares = (None,) * len(slots) if model.placement.split_LG is None else model.placement.split_LG[layer]
             held_G = zip(report.of.gpus, slots, shares, strict=True)
-            rows.append((name, str(layer), "; ".join(f"GPU {gpu}: {_held(experts, share)}" for gpu, experts, share in held_G)))
-    table = Sheet(
-        "Experts by GPU",
-        ("model", "layer", "experts of each GPU"),
-        tuple(rows),
-        "Part of an expert's load in brackets." if any(m.placement.split_LG for m in plan.models) else "",
-    )
-    copies_M = [report.copies_LE(number) for number in range(len(plan.models))]
-    if not any((copies_LE > 1).any() for copies_LE in copies_M):
-        return Section(
-            "placement", "Placement", "The table shows where the plan puts experts. None has replicas.", sheets=(table,)
-        )
+            rows.append((name, layer, "; ".join(f"GPU {gpu}: {_held(experts, share)}" for gpu, experts, share in held_G)))
+    note = "Part of an expert's load in brackets." if any(m.placement.split_LG for m in plan.models) else ""
+    table = Table({**BY_LAYER, "experts of each GPU": text}, rows, "Experts by GPU", note)
     fewest = []
-    for name, copies_LE in zip(report.of.models, copies_M, strict=True):
-        for layer, copies_E in enumerate(copies_LE):
+    for number, name in enumerate(report.of.models):
+        for layer, copies_E in enumerate(report.copies_LE(number)):
             few, rarest = int(copies_E.min()), int((copies_E == copies_E.min()).sum())
-            fewest.append((name, str(layer), str(copies_E.sum()), str(few), str(rarest), str(few - 1)))
-    heads = ("model", "layer", "slots", "fewest copies", "experts with so few", "GPUs that may be lost, whichever")
-    text = (
-        "The tables show where the plan puts experts and their replicas. If the rarest expert of a layer has N copies, the "
-        "layer survives the loss of any N - 1 GPUs."
-    )
-    survival = Sheet("Copies and survival", heads, tuple(fewest))
-    return Section("placement", "Replicas and survival", text, sheets=(survival, table))
+            fewest.append((name, layer, int(copies_E.sum()), few, rarest, few - 1))
+    heads = ("slots", "fewest copies", "experts with so few", "GPUs that may be lost, whichever")
+    survival = Table({**BY_LAYER, **dict.fromkeys(heads, str)}, fewest, "Copies and survival")
+    about = "The tables show where the plan puts experts and their replicas. If the rarest expert of a layer has N copies, the "
+    about += "layer survives the loss of any N - 1 GPUs."
+    if all((report.copies_LE(number) == 1).all() for number in range(len(plan.models))):
+        return Section(
+            "placement", "Placement", "The table shows where the plan puts experts. None has replicas.", tables=(table,)
+        )
+    return Section("placement", "Replicas and survival", about, tables=(survival, table))
 
 
 def _held(experts: tuple[int, ...], share: tuple[float, ...] | None) -> str:

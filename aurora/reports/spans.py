@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.algorithms.network.switch import timed_steps
-from aurora.types import Cluster, Order, Schedule
+from aurora.types import Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
 TOUCHING = 1e-9  # of the whole: what begins so soon after another's end touches it
@@ -40,17 +39,6 @@ class TransferSpans:
         ports = np.concatenate([self.src_X * 2, self.dst_X * 2 + 1])
         row_X, first, start_s, end_s = union(ports, np.tile(self.start_s_X, 2), np.tile(self.end_s_X, 2))
         return float(np.bincount(ports[row_X][first], weights=end_s - start_s).max(initial=0.0))
-
-
-def planned(order: Order, bytes_SGG: IntArray, cluster: Cluster) -> TransferSpans:
-    """Returns the predicted transfers of an order, with all ranks starting at the same time.
-
-    Args:
-        order: the order of the all-to-all.
-        bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
-        cluster: the GPUs and their network.
-    """
-    return whole(timed_steps(order, bytes_SGG, cluster.network))
 
 
 def whole(schedule: Schedule) -> TransferSpans:

@@ -1,12 +1,13 @@
 """Tables and lines on simulated and measured runs: traces, comparisons, requests, control, workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from rich.table import Table
 
-from aurora.reports.formatting import DASH, Columns, percent, right, seconds, speedup, table_of, text
+from aurora.reports.formatting import percent, seconds, speedup
 from aurora.reports.plan_tables import estimated
+from aurora.reports.tables import Columns, Table, text
 from aurora.reports.trace_times import CaseErrors, Comparison, Summary
 from aurora.types import Cluster
 from aurora.types.arrays import FloatArray
@@ -36,35 +37,31 @@ def requests_table(simulations: Mapping[str, RequestSimulation]) -> Table:
     inputs, outputs = (int(tokens_Q.sum()) for tokens_Q in (requests.input_tokens_Q, requests.output_tokens_Q))
     served = [*(simulation.served for simulation in simulations.values()), first.even]
     both = len(simulations) == 2
-    table = Table(
-        "",
-        *right(*simulations, "even ranks", *(["speed-up"] if both else [])),
-        title=f"{len(requests)} requests in {seconds(float(requests.arrival_s_Q[-1]))}: {inputs} tokens in, {outputs} out",
-        caption="output tokens/s: from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
+    title = f"{len(requests)} requests in {seconds(float(requests.arrival_s_Q[-1]))}: {inputs} tokens in, {outputs} out"
+    caption = (
+        "output tokens/s: from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
         "output token after it; percentiles of requests; busiest rank: its tokens in a step over the mean of the ranks, mean "
-        "and p99 of the time; even ranks: under the plan, if ranks shared every step's tokens evenly",
+        "and p99 of the time; even ranks: under the plan, if ranks shared every step's tokens evenly"
     )
+    rows: list[tuple[str | None, ...]] = []
 
-    def add(name: str, values: Sequence[float | None], cells: Sequence[str], larger_is_better: bool = False) -> None:
-        factor = []
-        if both:
-            above, below = values[:2] if larger_is_better else values[1::-1]
-            factor = [DASH if above is None or below is None else speedup(above, below)]
-        table.add_row(name, *cells, *factor)
+    def add(name: str, cells: Iterable[str | None], gain: str | None = "") -> None:
+        rows.append((name, *cells, *([gain] if both else [])))
 
     rates = [run.tokens_per_s for run in served]
-    add("output tokens/s", rates, [f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates], larger_is_better=True)
+    add("output tokens/s", (f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates), speedup(*rates[:2]))
     ttfts, tpots = ([percentiles(run.ttft_s_Q) for run in served], [percentiles(run.tpot_s_X) for run in served])
     for metric, times in (("TTFT", ttfts), ("TPOT", tpots)):
         for name in times[0]:
-            values = [quantiles[name] for quantiles in times]
-            add(f"{metric} {name}", values, [DASH if value is None else seconds(value) for value in values])
-    blank = [""] if both else []
-    table.add_row("busiest rank", *(f"{run.busiest:.2f}, {run.busiest_p99:.2f}" for run in served), *blank)
-    table.add_row("steps", *(str(run.steps) for run in served), *blank)
+            after, before, *_ = values = [quantiles[name] for quantiles in times]
+            gain = None if after is None or before is None else speedup(before, after)
+            add(f"{metric} {name}", (None if value is None else seconds(value) for value in values), gain)
+    add("busiest rank", (f"{run.busiest:.2f}, {run.busiest_p99:.2f}" for run in served))
+    add("steps", (str(run.steps) for run in served))
     if requests.blocks_Q:
-        table.add_row("in prefix cache", *(percent(run.cached_tokens / inputs) for run in served), *blank)
-    return table
+        add("in prefix cache", (percent(run.cached_tokens / inputs) for run in served))
+    heads = (*simulations, "even ranks", *(["speed-up"] if both else []))
+    return Table({"": text, **dict.fromkeys(heads, str)}, rows, title, caption)
 
 
 def request_lines(simulations: Mapping[str, RequestSimulation]) -> Sequence[str]:
@@ -120,7 +117,7 @@ def summary_table(summary: Summary, most: int | None = None, from_counts: bool =
         for row in summary.layers
     ]
     title = f"{summary.kind}: {seconds(summary.seconds)}{estimated(from_counts)}"
-    return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
+    return Table(columns, rows, title, caption).worst(most, lambda row: row[2])
 
 
 def models_table(summary: Summary) -> Table | None:
@@ -131,18 +128,16 @@ def models_table(summary: Summary) -> Table | None:
     """
     if len(summary.models) == 1:
         return None
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (part.model, len(part.step_s_T), part.seconds, *p50_p99(part.step_s_T, part.between_s_X)) for part in summary.models
     ]
     times = ("time", "step p50", "step p99", "TPOT p50", "TPOT p99")
-    table = table_of(
-        {"model": text, "steps": str, **dict.fromkeys(times, seconds)},
-        rows,
-        caption="time: from the start of a model's first step to the end of its last; TPOT: from the end of a step to the end "
-        "of the next, for which a request that generates waits",
+    caption = (
+        "time: from the start of a model's first step to the end of its last; TPOT: from the end of a step to the end "
+        "of the next, for which a request that generates waits"
     )
-    table.add_row("all", "", seconds(summary.seconds), *[""] * 4)
-    return table
+    rows.append(("all", None, summary.seconds, *[None] * 4))
+    return Table({"model": text, "steps": str, **dict.fromkeys(times, seconds)}, rows, caption=caption)
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -152,11 +147,11 @@ def comparison_table(comparison: Comparison) -> Table:
     if comparison.unmatched:
         caption += f"; {comparison.unmatched} cases are in only one trace"
     rows = [(row.model, row.phase, row.predicted_s, row.measured_s, row.error) for row in comparison.phases]
-    return table_of(
+    return Table(
         {"model": text, "phase": text, "predicted": seconds, "measured": seconds, "error": percent},
         [*rows, ("whole run", "", comparison.predicted_s, comparison.measured_s, comparison.error)],
-        title=f"prediction error {percent(comparison.error)}",
-        caption=f"a rank's seconds, the mean; {caption}",
+        f"prediction error {percent(comparison.error)}",
+        f"a rank's seconds, the mean; {caption}",
     )
 
 

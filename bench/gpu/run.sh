@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All of ours that needs a GPU, on one: `bash bench/gpu/run.sh [--dry] [--list] [-o FOLDER] [STEP...]`, in an environment with `aurora-moe[run,report]`.
+# All of ours that needs a GPU, on one: `bash bench/gpu/run.sh [--dry] [--list] [-o FOLDER] [STEP...]`, in an environment with `aurora-moe[run]`.
 #
 # Everything is made here: models, profiles, clusters, plans. FOLDER (gpu-DATE) has a log of each step and results.json. --dry runs the
 # same steps on CPUs, with gloo for NCCL, Triton's interpreter for kernels, and a stand-in for vLLM.

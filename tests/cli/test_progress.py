@@ -7,7 +7,7 @@ import pytest
 import aurora
 from aurora.advisor.two_models import recommend_for_two
 from aurora.cli import output
-from aurora.reports.formatting import table_of, text
+from aurora.reports.tables import Table, text
 
 
 def test_tables_have_all_they_say_in_80_columns_and_titles_in_one_line(monkeypatch, capsys):
@@ -16,7 +16,7 @@ def test_tables_have_all_they_say_in_80_columns_and_titles_in_one_line(monkeypat
     title = "exclusive, equal GPUs: place swap-search, assign exact, order openshop, all-to-all flat, aim mean"
     columns = {"method": text, **dict.fromkeys(heads, str)}
     row = ("openshop-best", "12.7 ms", "8.13 ms", "8.13 ms", "11.7 ms", "8.5%", "614", "yes")
-    output.show(False, {}, table_of(columns, [row], title=title))
+    output.show(False, {}, Table(columns, [row], title))
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == title
     assert [tuple(map(str.strip, line.strip("│").split("│"))) for line in lines if "openshop" in line] == [row]
@@ -26,7 +26,6 @@ def test_tables_have_all_they_say_in_80_columns_and_titles_in_one_line(monkeypat
 
 @pytest.mark.full
 def test_recommending_and_reporting_tell_how_far_they_are(tmp_path):
-    pytest.importorskip("jinja2")
     told = []
     drawn = aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(windows=4))
     traffic, cluster = replace(drawn, provenance={"tool": "recorder"}), aurora.load("demo-4")

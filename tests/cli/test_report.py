@@ -26,7 +26,6 @@ def folder(tmp_path):
 
 
 def test_a_page_finds_the_plans_own_profile(aurora, folder):
-    pytest.importorskip("jinja2")
     written = []
     for name in ("one.html", "two.html"):
         code, out, err = aurora("report", folder / "p.json", folder / "t.npz", "-o", folder / name)
@@ -52,7 +51,6 @@ def test_other_forms(aurora, folder):
 
 
 def test_refusals(aurora, folder):
-    pytest.importorskip("jinja2")
     plan = folder / "p.json"
     refused(aurora("report", plan, "--format", "gif"), "--format: expected one of html, perfetto, found 'gif'")
     twice = ("--profile", folder / "a.npz") * 2

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("jinja2")
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 
 from playwright import sync_api
@@ -20,7 +19,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
 ]
-LIMIT_MS = 120_000  # of the browser's start and of each wait; a busy machine needs a part of it
+LIMIT_MS = 60_000  # of the browser's start and of each wait; a busy machine needs a part of it
 
 
 @pytest.fixture(scope="module")
@@ -57,42 +56,51 @@ def chart(tab, name):
     figure = tab.locator(f"[data-chart={name}]")
     figure.scroll_into_view_if_needed()
     tab.wait_for_selector(f"[data-chart={name}][data-drawn]")
-    return figure, figure.locator("canvas")
+    return figure, figure.locator("canvas").first
 
 
 def picture(canvas):
     return canvas.evaluate("canvas => canvas.toDataURL()")
 
 
-def test_hover_tells_what_is_under_the_pointer(opened):
+SAME = "([name, whole]) => document.querySelector(`[data-chart=${name}] canvas`).toDataURL() === whole"
+CHANGED = SAME.replace("===", "!==")
+
+
+def told(tab):
+    return tab.locator("#vg-tooltip-element.visible").inner_text()
+
+
+@pytest.mark.parametrize(("name", "words"), [("traffic-map", "from GPU"), ("gantt", "from GPU"), ("phases", "phase")])
+def test_hover_tells_what_is_under_the_pointer(opened, name, words):
     tab = opened(viewport={"width": 1200, "height": 800})
-    for name, words in (("traffic-map", "GPU 0 to GPU"), ("gantt", "from GPU 0"), ("phases", "phase gate")):
-        _, canvas = chart(tab, name)
-        box = canvas.bounding_box()
-        x, y = {"traffic-map": (140, 60), "gantt": (60, 34), "phases": (100, 150)}[name]
-        tab.mouse.move(box["x"] + x, box["y"] + y)
-        tab.wait_for_selector("#tip:not([hidden])")
-        assert words in tab.locator("#tip").inner_text()
-        tab.mouse.move(2, 2)
-        tab.wait_for_selector("#tip", state="hidden")
+    _, canvas = chart(tab, name)
+    box, shown = canvas.bounding_box(), tab.locator("#vg-tooltip-element.visible")
+    for step in range(20, 90):  # down a diagonal, until something is under the pointer
+        tab.mouse.move(box["x"] + box["width"] * step / 200, box["y"] + box["height"] * step / 100)
+        if shown.count():
+            break
+    assert words in told(tab)
+    tab.mouse.move(2, 2)
+    tab.wait_for_selector("#vg-tooltip-element:not(.visible)", state="attached")
 
 
 def test_keys_walk_and_zoom(opened):
     tab = opened(viewport={"width": 1200, "height": 800})
-    _, canvas = chart(tab, "gantt")
+    figure, canvas = chart(tab, "gantt")
     whole = picture(canvas)
-    canvas.focus()
+    figure.locator(".drawing").focus()
     tab.keyboard.press("+")
-    assert picture(canvas) != whole
+    tab.wait_for_function(CHANGED, arg=("gantt", whole))
     tab.keyboard.press("0")
-    assert picture(canvas) == whole
+    tab.wait_for_function(SAME, arg=("gantt", whole))
     tab.keyboard.press("ArrowRight")
-    first = tab.locator("#tip").inner_text()
+    first = told(tab)
     tab.keyboard.press("ArrowDown")
-    assert tab.locator("#tip").inner_text() != first
-    assert tab.locator("#live").inner_text().split() == tab.locator("#tip").inner_text().split()
+    assert told(tab) != first
+    assert re.findall(r"[\w.]+", tab.locator("#live").inner_text()) == re.findall(r"[\w.]+", told(tab))
     tab.keyboard.press("Escape")
-    assert tab.locator("#tip").is_hidden()
+    assert tab.locator("#vg-tooltip-element.visible").count() == 0
 
 
 def test_wheel_drag_and_buttons_zoom_and_pan(opened):
@@ -101,22 +109,18 @@ def test_wheel_drag_and_buttons_zoom_and_pan(opened):
     whole = picture(canvas)
     canvas.click(position={"x": 400, "y": 60})
     tab.mouse.wheel(0, -300)
-    tab.wait_for_function(
-        "whole => document.querySelector('[data-chart=timeline-chart] canvas').toDataURL() !== whole", arg=whole
-    )
+    tab.wait_for_function(CHANGED, arg=("timeline-chart", whole))
     near = picture(canvas)
     box = canvas.bounding_box()
     tab.mouse.move(box["x"] + 500, box["y"] + 60)
     tab.mouse.down()
     tab.mouse.move(box["x"] + 300, box["y"] + 60, steps=4)
     tab.mouse.up()
-    assert picture(canvas) != near
+    tab.wait_for_function(CHANGED, arg=("timeline-chart", near))
     figure.get_by_role("button", name="show all").click()
     tab.mouse.move(2, 2)
     figure.get_by_role("button", name="zoom in").focus()
-    tab.wait_for_function(
-        "whole => document.querySelector('[data-chart=timeline-chart] canvas').toDataURL() === whole", arg=whole
-    )
+    tab.wait_for_function(SAME, arg=("timeline-chart", whole))
 
 
 def test_a_choice_moves_all_charts_that_offer_it(opened):
@@ -136,8 +140,8 @@ def test_the_view_as_text(opened):
     for name, rows in (("traffic-map", 12), ("port-loads", 2), ("gantt", 1)):
         figure, _ = chart(tab, name)
         figure.locator("summary").click()
-        tab.wait_for_selector(f"[data-chart={name}] .view tbody tr")
-        assert figure.locator(".view tbody tr").count() >= rows
+        tab.wait_for_selector(f"[data-chart={name}] .view td")
+        assert figure.locator(".view tr").count() > rows
 
 
 def test_themes(opened):
@@ -217,27 +221,28 @@ def test_the_timeline_opens_on_the_measurement_and_shows_one_rank(opened, alone)
     whole = canvas.bounding_box()["height"]
     figure.get_by_label("show", exact=True).select_option("rank 2")
     assert canvas.bounding_box()["height"] < whole / 2
-    canvas.focus()
+    figure.locator(".drawing").focus()
     tab.keyboard.press("ArrowRight")
-    assert "rank 2 computes" in tab.locator("#tip").inner_text()
+    assert "2 computes" in told(tab)
 
 
 def test_nodes_are_offered_where_there_are_several(opened, alone):
     nodes = tuple(replace(gpu, node=rank // 2) for rank, gpu in enumerate(alone.plan.cluster.gpus))
     two = replace(alone, plan=replace(alone.plan, cluster=replace(alone.plan.cluster, gpus=nodes)))
     tab = opened(inputs=two, viewport={"width": 1200, "height": 800})
-    figure, canvas = chart(tab, "gantt")
+    figure, _ = chart(tab, "gantt")
     ranks = [f"rank {rank}" for rank in range(4)]
     assert figure.get_by_label("show", exact=True).locator("option").all_inner_texts() == [
-        "all ranks",
+        "all that send",
+        "all that receive",
         "node 0",
         "node 1",
         *ranks,
     ]
     figure.get_by_label("show", exact=True).select_option("node 1")
-    canvas.focus()
+    figure.locator(".drawing").focus()
     tab.keyboard.press("ArrowRight")
-    assert "from GPU 2" in tab.locator("#tip").inner_text() or "from GPU 3" in tab.locator("#tip").inner_text()
+    assert re.search(r"port\s+[23] ", told(tab))
 
 
 def test_a_large_plan_fits_a_phone(opened, large):

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from aurora.reports.formatting import distinct, percent, seconds, size, table_of
-from aurora.reports.formatting import text as as_it_is
+from aurora.reports.formatting import distinct, percent, seconds, size
+from aurora.reports.tables import Table
+from aurora.reports.tables import text as as_it_is
 from tests.reports.as_text import as_text
 
 
@@ -44,7 +45,7 @@ def test_names_of_models_stay_whole(width):
         **dict.fromkeys(("layer", "time", "dispatch", "combine", "waiting", "fluid bound", "gap"), str),
     }
     rows = [(name, *["647 ms"] * 7) for name in names]
-    lines = as_text([table_of(columns, rows, title="predicted", caption="below")], width).splitlines()
+    lines = as_text([Table(columns, rows, "predicted", "below")], width).splitlines()
     assert max(map(len, lines)) <= width
     assert [sum(name in line for line in lines) for name in names] == [1, 1]
     assert sum(line.count("647 ms") for line in lines) == 14

@@ -18,7 +18,7 @@ from aurora.planner.evaluate import evaluate
 from aurora.planner.plan import make_plan
 from aurora.reports.formatting import DASH
 from aurora.reports.plan_tables import evaluation_table, plan_table, profile_table
-from aurora.reports.spans import interval_colouring, planned, union, whole
+from aurora.reports.spans import interval_colouring, union, whole
 from aurora.reports.trace_tables import comparison_table, models_table, summary_table
 from aurora.reports.trace_times import TIMED_PHASES, CaseErrors, PhaseError, bars, compare, phase_seconds, summarise
 from aurora.simulator.interpreter import simulate_plan
@@ -164,7 +164,7 @@ def test_an_evaluation_shows_its_slowest_layers():
     plan = make_plan(cluster(1e6, 1e6), [planned_for])
     found = evaluate(plan, [served])
     slowest = sorted(np.argsort(-found.served_s_L)[:2].tolist())
-    assert list(evaluation_table(plan, found, most=2).columns[1].cells) == [str(layer) for layer in slowest]
+    assert [row[1] for row in evaluation_table(plan, found, most=2).cells] == [str(layer) for layer in slowest]
 
 
 def test_tables_bound_predictions_alone_and_tell_which_times_do_not_add_up():
@@ -202,7 +202,7 @@ def test_pieces_that_touch_are_one_transfer():
 def test_planned_transfers_carry_all_bytes_and_end_with_the_schedule(bytes_GG, method):
     ports = cluster(*[2.0] * len(bytes_GG))
     order = ORDER[method](bytes_GG, ports.network, rng=np.random.default_rng(0))
-    found = planned(order, bytes_GG[None], ports)
+    found = whole(timed(order, bytes_GG, ports.network))
     carried = np.zeros_like(bytes_GG)
     np.add.at(carried, (found.src_X, found.dst_X), found.bytes_X)
     assert np.array_equal(carried, bytes_GG)

@@ -6,14 +6,13 @@ import json
 import pytest
 
 import aurora
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput
 from aurora.reports.html import page
 from aurora.reports.inputs import FORMS
 from aurora.reports.perfetto import perfetto
 
 
 def test_the_public_function_writes_what_each_form_gives(alone, tmp_path):
-    pytest.importorskip("jinja2")
     for form, content in (("html", page(alone).encode()), ("perfetto", perfetto(alone, packed=True))):
         output = tmp_path / FORMS[form]
         aurora.report(alone.plan, dict(alone.traces), alone.profiles, output=output, format=form)
@@ -29,7 +28,6 @@ def test_a_name_that_ends_in_gz_is_packed(alone, tmp_path):
 
 
 def test_a_report_without_profiles_says_why(alone, tmp_path):
-    pytest.importorskip("jinja2")
     aurora.report(alone.plan, output=tmp_path / "r.html", missing_profiles="a.npz: gone; pass --profile")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert ("a.npz: gone; pass --profile.<" in text, "profile..<" in text) == (True, False)
@@ -42,13 +40,3 @@ def test_what_is_refused(alone, tmp_path, monkeypatch):
         aurora.report(alone.plan, {}, alone.profiles * 3, output=tmp_path / "x.html")
     with pytest.raises(BadInput, match="expected a trace, found none"):
         aurora.report(alone.plan, output=tmp_path / "x.json", format="perfetto")
-
-
-def test_a_missing_dependency_is_named_before_anything_is_written(alone, tmp_path, monkeypatch):
-    def absent(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr("aurora.errors.importlib.import_module", absent)
-    with pytest.raises(MissingDependency, match=r'jinja2 is needed: pip install "aurora-moe\[report\]"'):
-        aurora.report(alone.plan, output=tmp_path / "x.html")
-    assert list(tmp_path.iterdir()) == []
