@@ -102,7 +102,7 @@ def _said(message: str, value: Any, where: str, kind: Any) -> str:
         choices = ", ".join(shown(choice) for known, each in members if known == name for choice in _choices(each))
         what = f"'{name}' is missing" + (f", expected one of {choices}" if choices else "")
     elif what.startswith("Object contains unknown"):
-        what = f"unknown {name}; expected {', '.join(sorted({known for known, _ in members}))}"
+        what = f"unknown {shown(name)[1:-1]}; expected {', '.join(sorted({known for known, _ in members}))}"
     elif what.startswith("Invalid"):
         choices = ", ".join(shown(choice) for each in here for choice in _choices(each))
         what = f"expected one of {choices}, found {shown(value)}"
