@@ -343,7 +343,7 @@ def published(changed: Mapping[str, float] = {}) -> list[tuple[str, float, float
     for name, kind, config, layout, step, (exchange, overlap), rate in PUBLISHED:
         constants = StepConstants.of(load_gpus()[kind])
         constants = replace(constants, **{key: getattr(constants, key) * factor for key, factor in changed.items()})
-        how = {"exchange": exchange, "overlap": overlap, "nic_Bps": 50e9, "constants": constants}
+        how = {"exchange": exchange, "overlap": overlap, "nic_Bps": 50e9, "constants": constants, "fused": not overlap}
         seconds = step_seconds(config, load_gpus()[kind], layout, step, **how).total
         found.append((name, step.tokens / rate, seconds / (step.tokens / rate) - 1))
     return found

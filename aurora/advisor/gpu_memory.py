@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from aurora.advisor.engines.engine import Layout, ServingWay
-from aurora.advisor.engines.exchanges import EXCHANGES
+from aurora.advisor.engines.exchanges import EXCHANGES, LOW_LATENCY
 from aurora.advisor.served_sizes import HALF_BYTES, ServedSizes
 from aurora.algorithms.workload.attention import kv_bytes_per_sequence, kv_bytes_per_token
 from aurora.algorithms.workload.model_structure import flat_config
@@ -21,7 +21,6 @@ from aurora.types import GpuKind
 
 GIB = 1 << 30
 LOW_LATENCY_LIMIT = (1 << 35) - 16  # bytes: DeepEP asserts that a buffer's 16-byte words are fewer than 2^31 - 1 (buffer.hpp)
-LOW_LATENCY = ("deepep-ll", "uccl-ll", "nixl", "nccl-ep")  # exchanges with slots for the most tokens of all; sizes are DeepEP's
 DISPATCHED = 128  # tokens of a rank for which low-latency buffers that only decode uses are made at least (SGLang's default)
 PADDED = ("nvlink-one-sided", "nvlink-two-sided")  # exchanges whose experts work on slots for the most tokens of all ranks
 DEEPEP_BYTES = GIB  # of a DeepEP buffer for each path, NVLink and RDMA: vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB

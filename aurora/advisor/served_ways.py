@@ -26,9 +26,9 @@ from aurora.advisor.ceiling import (
 )
 from aurora.advisor.engines import described
 from aurora.advisor.engines.engine import EplbSettings, Layout, ServingWay
-from aurora.advisor.engines.exchanges import EXCHANGES, EngineExchange
+from aurora.advisor.engines.exchanges import EXCHANGES, LOW_LATENCY, EngineExchange
 from aurora.advisor.eplb_pays import SPREAD, EplbAnswer, rearrangement_s
-from aurora.advisor.gpu_memory import LOW_LATENCY, MemoryFit
+from aurora.advisor.gpu_memory import MemoryFit
 from aurora.advisor.ratio_errors import differences, ratio_error
 from aurora.advisor.serving_case import BATCHED_TOKENS, MEDIAN, PERFECT, Service, ServingCase
 from aurora.advisor.step_constants import borrowed, computed_error

@@ -24,7 +24,7 @@ class StepConstants:
         memory_share: memory bandwidth that kernels reach / the datasheet's.
         flops_share: operations per second that matrix products reach / the datasheet's.
         grouped_share, grouped_fp8_share: the same for grouped matrix products of experts, at half precision and at fp8.
-        fused_fp8_share: the same at fp8 for Triton's kernels, where no exchange routes tokens to their experts.
+        fused_fp8_share: the same at fp8 for Triton's fused kernels.
         quantised_share: memory bandwidth that grouped products of weights below 16 bits reach / the datasheet's.
         attention_share: operations per second that attention over many pairs of tokens reaches / the datasheet's.
         linear_share: the same for linear attention in prefill.

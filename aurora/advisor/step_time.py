@@ -179,6 +179,7 @@ def step_seconds(
     per_server: int = 8,
     ratio: float | None = None,
     quantised: bool = True,
+    fused: bool = True,
     pace: float | None = None,
 ) -> StepSeconds:
     """Returns the seconds of one scheduler step of a served model, divided into its parts.
@@ -199,6 +200,7 @@ def step_seconds(
             None: not used.
         pace: published seconds of the exchange / those that are computed without it; None: the median, in EXCHANGES.
         quantised: whether tokens travel to their experts in the experts' number format, as `ServedSizes.row_bytes` has it.
+        fused: whether experts at fp8 run in Triton's fused kernels, and not in DeepGEMM's or the like.
 
     Raises:
         BadInput: if the layout spans servers and `nic_Bps` is None, or an argument is out of range.
@@ -227,7 +229,7 @@ def step_seconds(
     )
     attention_s = sum(_attention_s(sizes, kind_layers, gpu, layout, part, tokens) for kind_layers in sizes.attention)
     dense_s = _dense_s(sizes, gpu, layout, tokens)
-    experts_s = _experts_s(sizes, gpu, layout, tokens, imbalance, ratio is None, sent.sends == "route") * (ratio or 1.0)
+    experts_s = _experts_s(sizes, gpu, layout, tokens, imbalance, ratio is None, fused) * (ratio or 1.0)
     head_weights = sizes.vocabulary * sizes.hidden / layout.tensor
     rows = step.decode_requests + (step.prefill_requests if step.prefill_tokens else 0)
     head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
@@ -326,12 +328,9 @@ def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int) -> floa
 
 
 def _experts_s(
-    sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbalance: float, chance: bool, routed: bool
+    sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbalance: float, chance: bool, fused: bool
 ) -> float:
-    """Seconds of routers and routed experts on the busiest rank; experts to which an exchange routes run in other kernels.
-
-    Source: SGLang, layers/quantization/fp8.py (DeepGEMM beside DeepEP, else Triton); vLLM's pull 29346 (Triton).
-    """
+    """Seconds of routers and routed experts on the busiest rank."""
     if not sizes.moe_layers:
         return 0.0
     ranks = layout.stage_gpus
@@ -351,7 +350,7 @@ def _experts_s(
     if sizes.expert_bytes < HALF_BYTES * sizes.expert_weights:
         read_bytes *= gpu.constants.memory_share / gpu.constants.quantised_share
     if gpu.quantises(number_bytes):
-        share = gpu.constants.grouped_fp8_share if routed else gpu.constants.fused_fp8_share
+        share = gpu.constants.fused_fp8_share if fused else gpu.constants.grouped_fp8_share
         kernels += 2
         passed += QUANTISE_PASSES * (tokens * sizes.dispatched + rows * sizes.expert_weights * width / sizes.dispatched / 3)
     grouped_s = gpu.seconds(read_bytes, flops, number_bytes, share, kernels, passed)

@@ -122,8 +122,8 @@ def recommendation_lines(recommendation: Recommendation) -> list[str]:
         *lines,
         f"Requests have {load.isl} tokens and answers of {load.osl}, {load.concurrency} in flight on each GPU. Steps are "
         f"computed from datasheets. {allowed}; intervals allow {RATIO_ERRORS['experts'][0] - 1:.0%} for whole experts in place "
-        f"of cut ones, and {RATIO_ERRORS['attention'][0] - 1:.0%} for other layouts and exchanges: most measured ratios are "
-        f"within. The default has {default}",
+        f"of cut ones, {RATIO_ERRORS['attention'][0] - 1:.0%} for other layouts and {RATIO_ERRORS['exchange'][0] - 1:.0%} for "
+        f"exchanges: most measured ratios are within. The default has {default}",
     ]
 
 

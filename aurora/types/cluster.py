@@ -33,8 +33,7 @@ class GpuKind:
         dense_share: operations per second that large matrix products reached on such a GPU / the peak of their number format;
             None: no measurement is known.
         grouped_share, grouped_fp8_share: the same for grouped matrix products of experts, at half precision and at fp8.
-        fused_fp8_share: the same at fp8 for Triton's kernels, which engines take where no exchange routes tokens; None: as
-            `grouped_fp8_share`.
+        fused_fp8_share: the same at fp8 for Triton's fused kernels; None: as `grouped_fp8_share`.
         attention_share: the same for attention over prompts of 4,096 tokens and more.
         shares_source: where the shares were measured; empty without shares.
         host_gpus: GPUs of a host, such as 4 of a GB200's tray; None: as the user says.

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from aurora.advisor.engines.exchanges import EXCHANGES
+from aurora.advisor.engines.exchanges import EXCHANGES, LOW_LATENCY
 from aurora.errors import BadInput, check_one_of
 
 PLACEMENTS = {
@@ -182,14 +182,15 @@ class ServingWay:
 
     @property
     def exchanging(self) -> dict[str, Any]:
-        """Arguments of `step_seconds`: the exchange, and whether tokens travel in their experts' number format.
+        """Arguments of `step_seconds`: the exchange, whether tokens travel in their experts' number format, and kernels.
 
-        SGLang's gather (layers/dp_attention.py) is before that.
+        SGLang's gather (layers/dp_attention.py) is before tokens are quantised. Experts at fp8 run in DeepGEMM's kernels behind
+        low-latency exchanges, in SGLang behind all that route (layers/quantization/fp8.py). vLLM's others are no faster than
+        Triton's fused ones: its pull 29346, and its recipe of MiniMax-M2.
         """
-        return {
-            "exchange": self.exchange,
-            "quantised": self.engine != "sglang" or EXCHANGES[self.exchange].sends != "gather",
-        }
+        sends, sglang = EXCHANGES[self.exchange].sends, self.engine == "sglang"
+        fused = sends != "route" if sglang else self.exchange not in LOW_LATENCY
+        return {"exchange": self.exchange, "quantised": not (sglang and sends == "gather"), "fused": fused}
 
 
 @dataclass(frozen=True)

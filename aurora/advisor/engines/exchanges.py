@@ -56,6 +56,7 @@ class EngineExchange:
 
 
 # fmt: off
+LOW_LATENCY = ("deepep-ll", "uccl-ll", "nixl", "nccl-ep")  # exchanges with slots for the most tokens of all; sizes are DeepEP's
 EXCHANGES = {
     "all-reduce": EngineExchange(
         "all GPUs hold the same tokens (attention is cut by tensor parallelism); their sums are added up", "reduce",
