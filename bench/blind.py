@@ -21,7 +21,7 @@ Right is a prediction whose interval has the published ratio; where only a winne
 as counted before: the winner is the published one (within TIE of 1 there is none), and the interval, or 15 % around the
 prediction, has the ratio. Configurations are the hub's; GLM-5.2's layers that share an indexer have one each here.
 
-What the misses of the first set led to: experts of fp8 run in Triton's kernels where no exchange routes tokens, which are
+What the misses of the first set led to: experts of fp8 run in Triton's fused kernels but behind some exchanges, which are
 little faster than those of half precision on Hopper, and read less of the bandwidth; kernels quantise inputs; FlashMLA pads the
 heads of a rank to 64; SGLang reserves more memory with data-parallel attention. What is left: a burst lasts as long as its
 longest answers, and has 0.2 to 0.6 of the steady state's throughput.
