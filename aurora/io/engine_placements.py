@@ -31,7 +31,7 @@ from aurora.io.clusters import MOST_GPUS
 from aurora.io.engine_rows import EVERY_LAYER, Rows, Slots, by_gpu, divided, repeated_slots, without_shared
 from aurora.io.files import MOST_TEXT, check_size, json_lines, json_value, load_json, naming, read_text
 from aurora.io.routing_dumps import load_sglang, spoken_layers
-from aurora.io.schema import Kind, Table, converted, plain
+from aurora.io.schema import FileTable, Kind, converted, plain
 from aurora.types import Placement
 from aurora.types.arrays import MOST_LAYERS, IntArray, layer_numbers
 from aurora.types.read_numbers import whole_number
@@ -184,14 +184,14 @@ LayerRows = list[list[int]]
 Layer = Annotated[int, Meta(ge=0, lt=MOST_LAYERS)]
 
 
-class AscendDevice(Table, kw_only=True):
+class AscendDevice(FileTable, kw_only=True):
     """A device of vllm-ascend's map."""
 
     device_id: int | None = None
     device_expert: list[int]
 
 
-class AscendLayer(Table, kw_only=True):
+class AscendLayer(FileTable, kw_only=True):
     """A layer of vllm-ascend's map."""
 
     layer_id: int | None = None
@@ -199,7 +199,7 @@ class AscendLayer(Table, kw_only=True):
     device_list: list[AscendDevice]
 
 
-class Sizes(Table):
+class Sizes(FileTable):
     """Sizes that maps state, and that must be right where they do."""
 
     num_slots: int | None = None

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import AuroraError, BadInput, shown
-from aurora.io.schema import Table, converted, plain
+from aurora.io.schema import FileTable, converted, plain
 
 Arrays = dict[str, NDArray[Any]]
 _Value = TypeVar("_Value")
@@ -231,7 +231,7 @@ def read_npz(path: Path, what: str = "an .npz archive") -> Arrays:
             raise BadInput(f"expected {what}, found another file, or a damaged one: {reason(error)}") from None
 
 
-def save_npz(path: Path, form: str, header: Table, arrays: Mapping[str, Any]) -> None:
+def save_npz(path: Path, form: str, header: FileTable, arrays: Mapping[str, Any]) -> None:
     """Writes a header and arrays to a file, whole or not at all.
 
     Args:
@@ -252,7 +252,7 @@ def load_npz(path: Path, readers: Mapping[str, tuple[type[Any], Callable[[Any, A
 
     Args:
         path: the file.
-        readers: by name of each accepted format, the Table of its header, and a function (header, arrays) -> value, which takes
+        readers: by name of each accepted format, the FileTable of its header, and a function (header, arrays) -> value, which takes
             what it reads out of the arrays.
 
     Returns:

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from aurora.errors import BadInput, BrokenPlan, shown
 from aurora.io.clusters import ClusterTable, cluster_of, cluster_table
 from aurora.io.files import check_schema, load_json, naming, schema_of, write_text
-from aurora.io.schema import Table, converted, plain, shared
+from aurora.io.schema import FileTable, converted, plain, shared
 from aurora.types import Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions
 from aurora.types.arrays import FloatArray
 from aurora.types.options import know
@@ -24,7 +24,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e18)]
 Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
-class PlacedLayer(Table):
+class PlacedLayer(FileTable):
     """A layer of a placement.
 
     Attributes:
@@ -36,7 +36,7 @@ class PlacedLayer(Table):
     split: dict[int, list[tuple[int, float]]] | None = None
 
 
-class PlacementTable(Table, kw_only=True):
+class PlacementTable(FileTable, kw_only=True):
     """A placement.
 
     Attributes:
@@ -52,7 +52,7 @@ class PlacementTable(Table, kw_only=True):
     layers: Annotated[list[PlacedLayer], Meta(min_length=1)]
 
 
-class OrderTable(Table):
+class OrderTable(FileTable):
     """The order of one all-to-all.
 
     Attributes:
@@ -74,7 +74,7 @@ class OrderTable(Table):
     tiers: str | None = None
 
 
-class HierarchyTable(Table):
+class HierarchyTable(FileTable):
     """Servers of hierarchical all-to-alls.
 
     Attributes:
@@ -112,7 +112,7 @@ class PlannedLayer(PlacedLayer, kw_only=True):
     combine: OrderTable | Literal["reversed"]
 
 
-class ProfileName(Table):
+class ProfileName(FileTable):
     """The profile that a plan was made from.
 
     Attributes:
@@ -126,7 +126,7 @@ class ProfileName(Table):
     traffic_digest: str = field(name="traffic")
 
 
-class ModelTable(Table, kw_only=True):
+class ModelTable(FileTable, kw_only=True):
     """A model of a plan.
 
     Attributes:
@@ -154,7 +154,7 @@ class ModelTable(Table, kw_only=True):
     layers: Annotated[list[PlannedLayer], Meta(min_length=1)]
 
 
-class PlanTable(Table, kw_only=True):
+class PlanTable(FileTable, kw_only=True):
     """A plan.
 
     Attributes:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.io.files import json_lines, json_value, load_npy, naming, numbered_lines, open_text
-from aurora.io.schema import StrictTable, Table, converted
+from aurora.io.schema import FileTable, StrictTable, converted
 from aurora.types.options import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
@@ -41,7 +41,7 @@ class ChatMessage(TypedDict):
 Messages = list[dict[str, str]]  # a chat: role and content of each message
 
 
-class CorpusRow(Table):
+class CorpusRow(FileTable):
     """A line of a corpus: one of ROW_FIELDS."""
 
     messages: list[ChatMessage] | None = None

@@ -19,7 +19,7 @@ from msgspec import Meta, field
 
 from aurora.errors import BadInput, check_one_of, shown
 from aurora.io.files import csv_rows, json_lines, json_value, read_text
-from aurora.io.schema import Table, converted
+from aurora.io.schema import FileTable, converted
 from aurora.types.requests import MOST_REQUESTS, Requests
 
 MOST_TOKENS = 1 << 30  # of a request's input or output
@@ -57,7 +57,7 @@ TRACE_FORMATS: dict[str, TraceFormat] = {
 
 @cache
 def _row_of(form: TraceFormat) -> Any:
-    """The Table of a format's rows, whose columns are under our names."""
+    """The FileTable of a format's rows, whose columns are under our names."""
     time, inputs, outputs = form.columns
     at = datetime.datetime if form.unit == "dates" else Time
     entries = [
@@ -66,7 +66,7 @@ def _row_of(form: TraceFormat) -> Any:
         ("outputs", Annotated[int, Meta(ge=0 if form.failed else 1, le=MOST_TOKENS)], field(name=outputs)),
         *(("session_id", int | str | None, None), ("delay", Time | None, None), ("hash_ids", list[int | str] | None, None)),
     ]
-    return msgspec.defstruct("Request", entries, bases=(Table,), kw_only=True)
+    return msgspec.defstruct("Request", entries, bases=(FileTable,), kw_only=True)
 
 
 def _seconds(time: Any, form: TraceFormat) -> float:

@@ -33,7 +33,7 @@ from aurora.io.files import (
     naming,
     read_npz,
 )
-from aurora.io.schema import Table, converted
+from aurora.io.schema import FileTable, converted
 from aurora.types.arrays import BoolArray, IntArray, as_array, counts
 from aurora.types.profile import check_counts
 from aurora.types.read_numbers import whole_number
@@ -229,7 +229,7 @@ def spoken_layers(layers: Sequence[int]) -> str:
     return f"{layers[0]} to {layers[-1]} ({len(layers)})"
 
 
-class Record(Table):
+class Record(FileTable):
     """A line of vLLM's JSON lines."""
 
     record_type: str
@@ -310,7 +310,7 @@ def _check_choices(experts_ULK: NDArray[Any], experts: int) -> None:
             )
 
 
-class ExpertCount(Table):
+class ExpertCount(FileTable):
     """A row of a CSV of counts."""
 
     layer: Annotated[int, Meta(ge=0)]

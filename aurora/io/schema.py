@@ -21,11 +21,11 @@ WORDS = {
 }  # fmt: skip
 
 
-class Table(msgspec.Struct, omit_defaults=True):
+class FileTable(msgspec.Struct, omit_defaults=True):
     """A table of a file. Keys that it does not name are skipped; those with a default value are not written."""
 
 
-class StrictTable(Table, forbid_unknown_fields=True):
+class StrictTable(FileTable, forbid_unknown_fields=True):
     """A table that people write: keys that it does not name are refused."""
 
 
@@ -55,7 +55,7 @@ def converted(value: Any, kind: type[Kind], where: str = "", strict: bool = True
 
     Args:
         value: the value.
-        kind: the type, such as a Table or list[int].
+        kind: the type, such as a FileTable or list[int].
         where: name of the value in messages, before the path inside it; empty: the path alone.
         strict: False: numbers and dates may be texts, as those of a CSV are.
 
@@ -69,13 +69,13 @@ def converted(value: Any, kind: type[Kind], where: str = "", strict: bool = True
 
 
 def shared(value: Any, kind: Any, *leave: str) -> dict[str, Any]:
-    """Returns the fields of a Table or a dataclass, by name, that `kind`, another one, has too, without those to `leave`."""
+    """Returns the fields of a FileTable or a dataclass, by name, that `kind`, another one, has too, without those to `leave`."""
     names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [field.name for field in fields(kind)]
     return {name: getattr(value, name) for name in names if name not in leave and hasattr(value, name)}
 
 
 def plain(value: Any) -> Any:
-    """Converts a Table to nested dicts and lists, as JSON and TOML have them; `converted` is its inverse.
+    """Converts a FileTable to nested dicts and lists, as JSON and TOML have them; `converted` is its inverse.
 
     Arrays become lists, NumPy's numbers Python's, and types beside those of JSON text.
     """
