@@ -257,11 +257,8 @@ def test_one_model_takes_as_long_whatever_the_time_slices():
     assert simulate_plan(by_layer, [p]).seconds == pytest.approx(simulate_plan(plan, [p]).seconds)
 
 
-def test_unknown_time_slices_are_refused():
+def test_a_time_slice_is_for_models_that_share():
     p = profile([[[[0, 4], [4, 0]]]])
-    plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
-    with pytest.raises(BadInput, match="expected time_slice as one of exchange, layer, step, found 'daily'"):
-        compile_plan(replace(plan, options=replace(plan.options, time_slice="daily")))
     with pytest.raises(BadInput, match="`time_slice`: is for models or micro-batches that share"):
         make_plan(cluster(1.0, 1.0), [p], replace(KEEP, time_slice="layer"))
 
