@@ -82,3 +82,14 @@ def test_openshop_against_every_possible_list(case):
     )
     made = timed(ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0)), bytes_GG, network).makespan_s
     assert best * (1 - 1e-9) <= made <= 1.05 * best + 1e-9
+
+
+def test_more_tries_come_near_the_bound_of_nearly_equal_traffic():
+    """Rings in other sequences: on average within 1 % of the bound, where the first schedules are 4.4 % above it."""
+    over = []
+    for seed in range(6):
+        seconds_GG = np.random.default_rng(seed).uniform(0.7, 1.3, (8, 8)) * (1 - np.eye(8))
+        bound_s = max(seconds_GG.sum(axis=0).max(), seconds_GG.sum(axis=1).max())
+        over.append([search(seconds_GG, tries, np.random.default_rng(1)).makespan_s / bound_s for tries in (0, 200)])
+    first, found = np.mean(over, axis=0)
+    assert found < 1.01 < 1.04 < first
