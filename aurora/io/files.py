@@ -252,8 +252,8 @@ def load_npz(path: Path, readers: Mapping[str, tuple[type[Any], Callable[[Any, A
 
     Args:
         path: the file.
-        readers: by name of each accepted format, the FileTable of its header, and a function (header, arrays) -> value, which takes
-            what it reads out of the arrays.
+        readers: by name of each accepted format, the FileTable of its header, and a function (header, arrays) -> value, which
+            takes what it reads out of the arrays.
 
     Returns:
         The value that the reader returned.

@@ -69,7 +69,7 @@ def converted(value: Any, kind: type[Kind], where: str = "", strict: bool = True
 
 
 def shared(value: Any, kind: Any, *leave: str) -> dict[str, Any]:
-    """Returns the fields of a FileTable or a dataclass, by name, that `kind`, another one, has too, without those to `leave`."""
+    """Returns the fields of a FileTable or a dataclass, by name, that `kind`, another one, has too, but those to `leave`."""
     names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [field.name for field in fields(kind)]
     return {name: getattr(value, name) for name in names if name not in leave and hasattr(value, name)}
 
