@@ -124,7 +124,7 @@ def heat_map(
         ink, room = ON_COLOUR.format("level"), "bandwidth('x') >= 32 && bandwidth('y') >= 15 ? 1 : 0"
         shown: dict[str, Any] = {"color": alt.value(alt.ExprRef(ink)), "opacity": alt.value(alt.ExprRef(room))}
         chart += cells.transform_filter("datum.value > 0").mark_text().encode(text=alt.Text("value:Q", format=form), **shown)
-    most = columns * (46 if square and columns > 8 else 64) + 60
+    most = min(700, columns * (46 if square and columns > 8 else 64) + 60)
     return _spec(chart, title, height, {"square": square, "most": most}, across=1, most=1, row_bytes=1)
 
 
@@ -187,7 +187,7 @@ def spans(
     lanes = alt.Scale(domainMin=0, domainMax=alt.ExprRef("length(tracks)"), reverse=True, nice=False)
     ticks = alt.Axis(formatType="seconds", orient="top", tickCount=alt.ExprRef("width / 110"))
     rows = alt.Axis(
-        values=alt.ExprRef("sequence(0.5, length(tracks))"), labelExpr="names[tracks[floor(datum.value)]]",
+        values=alt.ExprRef("sequence(0.5, length(tracks))"), labelExpr="names[tracks[floor(datum.value)]]", labelOverlap=False,
         grid=False, ticks=False,
     )  # fmt: skip
     times = {"start": "seconds", "takes": "seconds", "bytes": "bytes"}

@@ -195,7 +195,7 @@ def schedule_section(report: ReportNumbers) -> Section:
                 times = transfers.seconds, transfers.busiest_s, transfers.bound_s
                 took, busiest, bound = map(seconds, times)
                 words = f"{model}, layer {layer}, {phase}: {took} from start to end, busiest port {busiest}, bound {bound}."
-                panels = (_ports(transfers, gpus, most), *([_starts(transfers, gpus)] if large else []))
+                panels = (_ports(transfers, gpus, most), *([_ends(transfers, gpus)] if large else []))
                 views[-1][-1].append(View(words, panels))
                 rows.append((model, layer, phase, *times, len(transfers.src_X)))
     heads = dict.fromkeys(("start to end", "busiest port", "bound"), seconds)
@@ -205,12 +205,10 @@ def schedule_section(report: ReportNumbers) -> Section:
     other = "floor(datum.other / 2)"
     specs = [spans("port", names, told, range(8), name=f"{other} % 8", label=other)]
     if large:
-        specs.append(
-            heat_map("When each pair begins, in parts of the whole", ("GPU", "GPU"), gpus, gpus, relative=False, told="%")
-        )
+        specs.append(heat_map("When each pair has ended", ("GPU", "GPU"), gpus, gpus, relative=False, told="%"))
         about += (
-            f" Of {gpus} GPUs it shows the busiest ports. The map below it shows when each GPU (row) begins to send to each "
-            "GPU (column), in percent of the whole: in an order that works well, each row and each column has all shades."
+            f" Of {gpus} GPUs it shows the busiest ports. The map below it shows when each GPU (row) has sent all to "
+            "each GPU (column), in percent of the whole: ports that are busy to the end have the darkest cells."
         )
     shown: dict[str, list[int] | None] = {"busiest ports": None} if large else {}
     if most is None:
@@ -250,13 +248,12 @@ def _bars(start_s_X: FloatArray, end_s_X: FloatArray, track_KX: IntArray, tracks
     return drawn | {"depths": depth_T.tolist()}
 
 
-def _starts(transfers: TransferSpans, gpus: int) -> dict[str, Any]:
-    """A map of the time at which each pair's first transfer begins, in percent of the whole."""
-    start_GG = np.full((gpus, gpus), np.inf)
-    np.minimum.at(start_GG, (transfers.src_X, transfers.dst_X), transfers.start_s_X)
-    seen_GG = np.isfinite(start_GG)
-    share_GG = np.round(25 * np.where(seen_GG, start_GG, 0) / max(transfers.seconds, 1e-30)).astype(np.int64) * 4
-    return {"value": np.where(seen_GG, share_GG, -1).ravel(), "across": gpus, "most": 100, "row_bytes": 0}
+def _ends(transfers: TransferSpans, gpus: int) -> dict[str, Any]:
+    """A map of the time at which each pair's last transfer ends, in percent of the whole."""
+    end_GG = np.zeros((gpus, gpus))
+    np.maximum.at(end_GG, (transfers.src_X, transfers.dst_X), transfers.end_s_X)
+    share_GG = np.ceil(25 * end_GG / max(transfers.seconds, 1e-30)).astype(np.int64) * 4
+    return {"value": np.where(end_GG > 0, share_GG, -1).ravel(), "across": gpus, "most": 100, "row_bytes": 0}
 
 
 def timeline_section(report: ReportNumbers) -> Section:

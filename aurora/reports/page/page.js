@@ -244,7 +244,7 @@ class Figure {
 
   /* All views on paper, one below the other. What it awaits is ready, so that a browser prints after it. */
   async print() {
-    const views = [this.views].flat(Infinity), many = views.length > 12, part = many ? this.specs.map((spec) => (spec.usermeta?.spans ? 2 : 1)) : [];
+    const views = [this.views].flat(Infinity), many = views.length > 6, part = many ? this.specs.map((spec) => (spec.usermeta?.spans ? 2 : 1)) : [];
     const widths = this.specs.map((spec, number) => (many ? (700 / part.reduce((sum, one) => sum + one)) * part[number] - 12 : this.specs.length > 1 && !spec.usermeta?.spans ? 340 : 690));
     const drawings = [];
     for (const [number, spec] of this.specs.entries()) drawings.push(await this.embed(make("div"), spec, widths[number]));
