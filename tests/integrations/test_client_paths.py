@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -20,6 +21,7 @@ from aurora_vllm import serve_command
 from aurora_vllm.client_paths import CLIENT_PATHS
 from aurora_vllm.rank_servers import free_ports
 from aurora_vllm.settings import SECRET
+from aurora_vllm.vllm_internals import local_stores
 from aurora_vllm.vllm_internals.fault_tolerance import require_secret
 from aurora_vllm.whole_streams import ResumingProxy, ServingChanges
 
@@ -225,3 +227,19 @@ def test_ctrl_c_says_what_follows_and_a_second_one_ends_it_at_once(tmp_path, mon
             f"--model m --profile {tmp_path}/profile.npz --cluster {tmp_path}/cluster.toml -o {tmp_path}/recommended"
         )
     assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(each.info["cmdline"] or [])]
+
+
+def test_stores_of_ranks_on_one_host_listen_on_loopback_alone(monkeypatch):
+    pytest.importorskip("torch")
+    from torch.distributed import rendezvous
+
+    module = sys.modules[rendezvous.__module__]
+    monkeypatch.setattr(module, "TCPStore", module.TCPStore)  # taken back at the end
+    monkeypatch.setattr(local_stores, "MAKERS", (module.__name__,))
+    local_stores.listen_on_loopback()
+    (port,) = free_ports(1)
+    store, _, _ = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, 1))
+    store.set("found", "it")
+    assert store.get("found") == b"it"
+    listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    assert [address for address, at in listening if at == port] == ["127.0.0.1"]
