@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,10 +143,10 @@ def test_each_start_draws_a_secret_that_only_servers_environments_have(tmp_path,
     assert SECRET not in os.environ
 
 
-def served(tmp_path, monkeypatch, api_key, ask, interrupted=lambda sentence: None):
+def served(tmp_path, monkeypatch, api_key, ask, again="never"):
     """Runs the whole command with stand-ins for vLLM; `ask` is called with the URL of its front port once it is ready.
 
-    `interrupted` is called with each sentence after that.
+    Returns its answer, and what is said at the end. A sentence that begins with `again` is followed by a second Ctrl-C.
     """
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2)
     (port,) = free_ports(1)
@@ -155,7 +155,7 @@ def served(tmp_path, monkeypatch, api_key, ask, interrupted=lambda sentence: Non
         ranks=range(2), size=2, survive=True,
         tensor=1, state=tmp_path, model="m", model_folder=parent.model_folder, command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
-    asked = []
+    asked, said = [], []
 
     async def client():
         try:
@@ -168,15 +168,18 @@ def served(tmp_path, monkeypatch, api_key, ask, interrupted=lambda sentence: Non
         if sentence.startswith("ready on"):
             asked.append(asyncio.get_running_loop().create_task(client()))
         elif asked:
-            interrupted(sentence)
+            said.append(sentence)
+        if sentence.startswith(again):
+            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
 
     async def advise(*_):
-        await asyncio.sleep(600 if interrupted.__name__ == "again" else 0)
-        return {}
+        await asyncio.sleep(0 if again == "never" else 600)
+        return {"advice": 1}
 
     monkeypatch.setattr(serve_command, "advise", advise)
-    asyncio.run(serve_command.serve(command, HANG_S, None, True, say))
-    return asked[-1]
+    with nullcontext() if again == "never" else pytest.raises(KeyboardInterrupt):
+        assert asyncio.run(serve_command.serve(command, HANG_S, None, True, say)) == ("", {"advice": 1})
+    return asked[-1], said
 
 
 def test_a_client_with_the_key_is_served_and_a_stranger_changes_nothing(tmp_path, monkeypatch):
@@ -193,7 +196,7 @@ def test_a_client_with_the_key_is_served_and_a_stranger_changes_nothing(tmp_path
                 found.append(answer.status)
         return found
 
-    assert served(tmp_path, monkeypatch, "k1", ask) == [401, 401, 200]
+    assert served(tmp_path, monkeypatch, "k1", ask)[0] == [401, 401, 200]
 
 
 def test_a_key_that_the_command_does_not_know_is_one_sentence(tmp_path, monkeypatch):
@@ -205,22 +208,11 @@ def test_a_key_that_the_command_does_not_know_is_one_sentence(tmp_path, monkeypa
     ]
 
 
-@pytest.mark.parametrize("when", ["ending the servers", "computing what a plan would bring"])
-def test_ctrl_c_says_what_follows_and_a_second_one_ends_it_at_once(tmp_path, monkeypatch, when):
-    said = []
-
-    async def ask(session, url):
-        pass
-
-    def again(sentence):
-        said.append(sentence)
-        if sentence.startswith(when):
-            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        served(tmp_path, monkeypatch, None, ask, again)
+@pytest.mark.parametrize("again", ["ending the servers", "computing what a plan would bring"])
+def test_ctrl_c_says_what_follows_and_a_second_one_ends_it_at_once(tmp_path, monkeypatch, again):
+    _, said = served(tmp_path, monkeypatch, None, lambda _session, _url: asyncio.sleep(0), again)
     assert said[0] == "ending the servers, which write their records; the same signal again ends all at once"
-    if when.startswith("computing"):
+    if again.startswith("computing"):
         assert said[1] == f"the servers have ended, and their record is in {tmp_path / 'seen'}"
         assert said[2].endswith(
             f"\naurora import {tmp_path}/seen --format vllm-record -o {tmp_path}/profile.npz && aurora recommend --engine vllm "

@@ -77,13 +77,8 @@ class Platform:
 
 
 def config(**given):
-    given = {
-        "back_end": "allgather_reducescatter",
-        "quantization": None,
-        "kernel": "auto",
-        "eplb": False,
-        "filter": False,
-    } | given
+    usual = {"back_end": "allgather_reducescatter", "quantization": None, "kernel": "auto", "eplb": False, "filter": False}
+    given = usual | given
     return SimpleNamespace(
         use_v2_model_runner=given.get("v2", False),
         parallel_config=SimpleNamespace(
@@ -136,29 +131,25 @@ def test_expert_maps_only_where_they_are_honoured(platform, given, found, monkey
         assert refusal(monkeypatch, platform, eplb=True, **given) is None
 
 
-def test_models_whose_ranks_read_experts_in_sequence_take_no_plan_by_expert_maps(monkeypatch):
-    said = refusal(monkeypatch, Platform("cuda"), architecture="GptOssForCausalLM")
-    assert said == "a plan needs weights that are loaded expert by expert, found a model whose ranks read theirs in sequence"
+REPLICAS = Placement((((0, 1, 2), (0, 3)), ((0, 1), (2, 3))), (((0.5, 1.0, 1.0), (0.5, 1.0)), ((1.0, 1.0), (1.0, 1.0))))
+IN_SEQUENCE = "a plan needs weights that are loaded expert by expert, found a model whose ranks read theirs in sequence"
+FORMAT = "a plan needs weights in the checkpoint's own form, found --load-format sharded_state"
+FILTER = "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
 
 
-@pytest.mark.parametrize("eplb", [False, True])
-def test_other_platforms_keep_vllms_placement(eplb, monkeypatch):
-    assert refusal(monkeypatch, Platform("rocm"), eplb=eplb) == "plan, adapt: expected CUDA GPUs or CPUs, found npu"
-
-
-def test_weights_that_do_not_pass_the_layers_are_refused(monkeypatch):
-    """A loader that restores each rank's own state, or reads only the experts of vLLM's own map, would leave wrong weights."""
-    found = "a plan needs weights in the checkpoint's own form, found --load-format sharded_state"
-    for eplb in (False, True):
-        assert refusal(monkeypatch, Platform("cuda"), load_format="sharded_state", eplb=eplb) == found
-    found = "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
-    assert refusal(monkeypatch, Platform("cuda"), filter=True) == found
-    assert refusal(monkeypatch, Platform("cuda"), filter=True, eplb=True) is None  # with EPLB vLLM does not filter
-
-
-def test_replicas_need_eplb(monkeypatch):
-    replicas = Placement((((0, 1, 2), (0, 3)), ((0, 1), (2, 3))), (((0.5, 1.0, 1.0), (0.5, 1.0)), ((1.0, 1.0), (1.0, 1.0))))
-    assert refusal(monkeypatch, Platform("cpu"), replicas) == "the plan's replicas need --enable-eplb"
+@pytest.mark.parametrize(
+    ("platform", "placement", "given", "found", "with_eplb"),
+    [
+        ("cuda", UNEVEN, {"architecture": "GptOssForCausalLM"}, IN_SEQUENCE, None),
+        ("rocm", UNEVEN, {}, *["plan, adapt: expected CUDA GPUs or CPUs, found npu"] * 2),
+        ("cuda", UNEVEN, {"load_format": "sharded_state"}, FORMAT, FORMAT),  # which restores each rank's own state
+        ("cuda", UNEVEN, {"filter": True}, FILTER, None),  # by which vLLM reads only the experts of its own map
+        ("cpu", REPLICAS, {}, "the plan's replicas need --enable-eplb", None),
+    ],
+)
+def test_a_plan_that_would_leave_wrong_weights_is_refused(platform, placement, given, found, with_eplb, monkeypatch):
+    assert refusal(monkeypatch, Platform(platform), placement, **given) == found
+    assert refusal(monkeypatch, Platform(platform), placement, eplb=True, **given) == with_eplb
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
-from aurora_vllm import rank_servers, serve_command
+from aurora_vllm import rank_servers
 from aurora_vllm.model_files import ModelFiles
 from aurora_vllm.rank_servers import RankServers, free_ports, process_groups
 from aurora_vllm.serving_ranks import Look, ServingRanks
@@ -514,25 +513,3 @@ def test_a_server_that_ends_while_it_starts_is_named_with_its_reason(tmp_path, m
     parent = Parent(tmp_path, monkeypatch, ["serves", "broken"])
     with pytest.raises(RankFailed, match="rank 1 ended while it started, exit code 1: ValueError: no such model"):
         parent.run(None)
-
-
-def test_the_command_ends_when_asked_to_and_then_says_what_a_plan_would_bring(tmp_path, monkeypatch):
-    parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, survive=False)
-    (port,) = free_ports(1)
-    command = SimpleNamespace(
-        given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}), api_key=None, ranks=range(2),
-        size=2, survive=False, state=tmp_path, tensor=1, model="m", model_folder=parent.model_folder,
-        command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
-    )  # fmt: skip
-
-    async def advise(*_):
-        return {"advice": 1}
-
-    def say(sentence):
-        parent.said.append(sentence)
-        if sentence.startswith("ready on"):
-            asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(serve_command, "advise", advise)
-    assert asyncio.run(serve_command.serve(command, HANG_S, None, True, say)) == ("", {"advice": 1})
-    assert f"ready on http://127.0.0.1:{port}" in parent.said

@@ -114,8 +114,7 @@ def engine_args(monkeypatch):
 
         def create_engine_config(self, usage_context=None, headless=False):
             self.made += 1
-            model = types.SimpleNamespace(model="", revision=None)
-            return types.SimpleNamespace(parallel_config=self.parallel, model_config=model)
+            return types.SimpleNamespace(parallel_config=self.parallel, model_config=None)
 
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
