@@ -43,7 +43,6 @@ STALLED_S = 1.0  # by which a sleep of LOOK_S is longer if this process did not 
 SILENT_S = 5.0  # after which start-up is told again
 ENDED_S = 10.0  # for servers to end by themselves, which write their records then
 WITHIN_S = 40.0  # for survivors to wait for each other in a change: one may be in its first pass
-AGAIN = 1  # times that a failed change is made again before all servers are started anew
 PAUSE_S, TRIES = 30.0, 3  # between two starts of a lost rank, and how many there are
 SLOWER, LEAST_S = 3.0, 300.0  # of its starts, than the start of all was, until it counts as stalled; and seconds at least
 PATIENCE_S = 60.0  # of a rank that could join, while streams are under way that it would end
@@ -78,11 +77,6 @@ class RankServer:
         for line in lines:
             self.phase = next((phase for text, phase in PHASES.items() if text in line), self.phase)
         return lines
-
-    def kill(self) -> None:
-        """Kills the server's whole process group."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @dataclass(eq=False)
@@ -135,30 +129,7 @@ class RankServers:
         Raises:
             RankFailed: if a server ends before it accepts requests, or the model's files change meanwhile.
         """
-        telling = asyncio.create_task(self._tell_progress())
-        try:
-            await self._start()
-        finally:
-            telling.cancel()
-
-    async def _tell_progress(self) -> None:
-        """Tells what the start waits for, when that changes and every SILENT_S seconds."""
-        began_s = told_s = time.monotonic()
-        before = ""
-        while True:
-            ranks: dict[str, list[int]] = {} if self.servers else {"starting the ranks' store": list(self.ranks)}
-            for rank, server in self.servers.items():
-                ranks.setdefault(server.phase, []).append(rank)
-            text = "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items())
-            text += ", starting the router" if list(ranks) == [SERVES] and self.port is None else ""
-            now_s = time.monotonic()
-            if text != before or now_s - told_s > SILENT_S:
-                self.say(f"{now_s - began_s:.0f} s: {text}")
-                before, told_s = text, now_s
-            await asyncio.sleep(LOOK_S)
-
-    async def _start(self) -> None:
-        began_s = time.monotonic()
+        self.say(f"starting {self._name(*self.ranks)}")
         self.files.begin()
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
         self._starts += 1  # the logs say why there is another
@@ -169,21 +140,26 @@ class RankServers:
         self._joined: int | None = None  # one that joins in the present change
         self._compared: Future[str] | None = None  # how the files that the newcomer loaded differ
         self._tries, self._pause_until_s, self._ready_s, self._late_s = dict[int, int](), 0.0, 0.0, 0.0
-        self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
-        self._failures, self._told_s = 0, 0.0
+        self._ranks_now, self._asked = ServingRanks(self.ranks, self.hang_s), set[str]()
+        self._change_s = self._told_s = 0.0
+        began_s = told_s = time.monotonic()
+        before: dict[int, str] = {}
         while any(server.phase != SERVES for server in self.servers.values()):
             await asyncio.sleep(LOOK_S)
             self._relay()
             for server in self.servers.values():
                 if server.phase != SERVES and await self._ask("GET", f"{server.url}/health", self.hang_s) is not None:
                     server.phase = SERVES
-            if self._keeper is not None and self._keeper.returncode is not None:
-                raise self._keeper_ended()
+            now_s, phases = time.monotonic(), {rank: server.phase for rank, server in self.servers.items()}
             for server in self.servers.values():
                 if (code := server.process.returncode) is not None:
                     raise RankFailed(
                         f"{self._name(server.rank)} ended while it started, {describe_exit(code)}: {reason(server.log)}"
                     )
+            if phases != before or now_s - told_s > SILENT_S:
+                ranks = {phase: [rank for rank in phases if phases[rank] == phase] for phase in phases.values()}
+                self.say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
+                before, told_s = phases, now_s
         if changed := self.files.end():
             raise RankFailed(changed)
         self._patience_s = max(LEAST_S, SLOWER * (time.monotonic() - began_s))
@@ -222,7 +198,7 @@ class RankServers:
         reasons = ranks.lost(looks, time.monotonic())
         for rank, why in reasons.items():
             self.say(f"{self._name(rank)} is lost: {why}")
-            self.servers[rank].kill()
+            kill(self.servers[rank].process)
         self._joined = None if self._joined in reasons else self._joined
         if reasons and (not self.survive or not ranks.alive):
             return "; ".join(reasons.values())
@@ -232,7 +208,7 @@ class RankServers:
             if self._joined is not None:
                 await self._ask("POST", f"{self.router}/add_worker?url={self.servers[self._joined].url}", self.hang_s)
                 self._tries.pop(self._joined)
-            self._joined, self._failures = None, 0
+            self._joined = None
             self.changes.number += 1
             self.changes.serving.set()
             self.say(f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s")
@@ -241,17 +217,11 @@ class RankServers:
                 if (stuck := self._stuck(looks)) and len(stuck) < len(ranks.alive):
                     for rank in stuck:
                         self.say(f"{self._name(rank)} is lost: it is stuck in a step, which a change does not end")
-                        self.servers[rank].kill()
+                        kill(self.servers[rank].process)
                         ranks.give_up(rank)
                     await self._begin_change(stuck)
                     return ""
-                self._failures += 1
-                if self._failures > AGAIN:
-                    return f"change {ranks.change} failed: {why}"
-                self.say(f"change {ranks.change} failed and is made again: {why}")
-                ranks.change += 1
-                await self._begin_change([])
-                return ""
+                return f"change {ranks.change} failed: {why}"
             self._give_up(joined, f"could not join: {why}")
             ranks.give_up(joined)
             await self._begin_change([joined])
@@ -301,7 +271,7 @@ class RankServers:
 
     def _give_up(self, rank: int, why: str) -> None:
         """Ends the newest server of a lost rank, which is tried again after a pause unless it has been too often."""
-        self.servers[rank].kill()
+        kill(self.servers[rank].process)
         self._newcomer = self._joined = self._compared = None
         self._pause_until_s = time.monotonic() + PAUSE_S
         self.say(f"{self._name(rank)} {why}; it is {'tried again' if self._tries[rank] < TRIES else 'left out'}")
@@ -309,8 +279,7 @@ class RankServers:
     def kill(self) -> None:
         """Kills all processes at once."""
         for process in [server.process for server in self.servers.values()] + self._others:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill(process)
 
     async def end(self) -> None:
         """Ends all processes, after they have written their records, and waits for their end."""
@@ -330,8 +299,9 @@ class RankServers:
         self._others.clear()
 
     def urls(self) -> dict[int, str]:
-        """Returns the URLs of the serving ranks' servers by rank."""
-        return {rank: self.servers[rank].url for rank in self._ranks_now.alive}
+        """Returns the URLs of the serving ranks' servers by rank, without one that is about to join; of none: the router's."""
+        alive = [rank for rank in self._ranks_now.alive if rank in self.servers and rank != self._joined]
+        return {rank: self.servers[rank].url for rank in alive} or {0: self.router}
 
     def _name(self, *ranks: int) -> str:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self.port is None else "vLLM"
@@ -365,11 +335,8 @@ class RankServers:
         assert keeper.stdout is not None
         line = await keeper.stdout.readline()
         if not line:
-            raise self._keeper_ended()
+            raise RankFailed(f"the keeper of the ranks' store ended: {reason(self.folder / 'keeper.log')}")
         return str(json.loads(line)["store"])
-
-    def _keeper_ended(self) -> RankFailed:
-        return RankFailed(f"the keeper of the ranks' store ended: {reason(self.folder / 'keeper.log')}")
 
     async def _start_router(self) -> None:
         port, metrics = free_ports(2)
@@ -441,6 +408,12 @@ class RankServers:
             return f"rank {refused[0]} refused it, see {self.servers[refused[0]].log}"
         late = time.monotonic() - self._told_s > WITHIN_S + self.hang_s
         return f"no answer within {WITHIN_S + self.hang_s:g} s" if late else ""
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """Kills the process group of which a process is the first."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def free_ports(number: int) -> list[int]:

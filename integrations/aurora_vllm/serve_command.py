@@ -79,9 +79,7 @@ class ServeCommand:
         ranks: numbers of the data-parallel ranks of this host; a single number if one server serves all ranks.
         size: number of data-parallel ranks on all hosts.
         tensor: number of GPUs of a data-parallel rank.
-        cluster: the ranks' GPUs.
         state: folder for logs, record and plan.
-        plan: file of the plan to start with; None: vLLM's own placement.
         survive: True: the other ranks continue when a rank is lost.
         cpu: True: ranks compute on CPUs.
     """
@@ -92,9 +90,7 @@ class ServeCommand:
     ranks: range
     size: int
     tensor: int
-    cluster: Cluster
     state: Path
-    plan: Path | None
     survive: bool
     cpu: bool
 
@@ -102,10 +98,6 @@ class ServeCommand:
     def api_key(self) -> str | None:
         """One of the keys that servers ask for, chosen as vLLM does: options, or else VLLM_API_KEY; None: they ask for none."""
         return next(filter(None, self.given.api_key or [os.environ.get("VLLM_API_KEY")]), None)
-
-    def model_folder(self) -> Path:
-        """Returns the folder in which vLLM finds the model now. Raises BadInput if there is none."""
-        return model_folder(self.model, self.given.revision)
 
     def command(self, rank: int, port: int, store: str, rpc_port: int) -> tuple[list[str], dict[str, str]]:
         """Returns the command line, as a list, and the environment of a rank's server.
@@ -229,7 +221,7 @@ def prepare(
         old.unlink()
     save_cluster(whole, folder / "cluster.toml", [])
     ranks = range(first, first + local) if size > 1 else range(1)
-    return ServeCommand(served, options, (*added, *words), ranks, size, tensor, whole, folder, plan, survive, cpu)
+    return ServeCommand(served, options, (*added, *words), ranks, size, tensor, folder, survive, cpu)
 
 
 def _read(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -276,8 +268,6 @@ def _cluster(machine: Cluster | None, ranks: int) -> Cluster:
     if machine is None:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
         return Cluster("cpu", tuple(Gpu(f"rank-{rank}", "cpu", 0, CPU_Bps, CPU_Bps, memory) for rank in range(ranks)))
-    if ranks > len(machine):
-        raise BadInput(f"expected {ranks} GPUs for as many ranks, found {len(machine)}; --cluster describes those of all hosts")
     return Cluster(machine.name, machine.gpus[:ranks])
 
 
@@ -346,7 +336,7 @@ async def serve(
         servers = RankServers(
             lambda rank, rank_port, store: command.command(rank, rank_port, store, rpc_port), command.ranks,
             None if command.size > 1 else port, command.state, hang_s, command.survive, session, say,
-            ModelFiles(command.model_folder), command.survive and command.tensor == 1,
+            ModelFiles(lambda: model_folder(command.model, command.given.revision)), command.survive and command.tensor == 1,
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, end)

@@ -11,7 +11,6 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, web
 
 from aurora_vllm.client_paths import only_client_paths
-from aurora_vllm.request_ranks import chosen_rank
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RANK = "X-data-parallel-rank"  # header with which the user chooses the rank
@@ -240,11 +239,10 @@ class ResumingProxy:
 
     def _url_of_rank(self, urls: dict[int, str], tokens: int, request: web.Request) -> str:
         """Returns the URL of the rank that the user gave, or else of the one with the fewest prompt tokens to compute."""
-        places = {url: place for place, url in enumerate(urls.values())}
-        prompts = [(places[url], count) for url, count in self._prompts.values() if url in places]
-        chosen = list(urls)[chosen_rank(prompts, [(0, 0, 0.0)] * len(urls), 1, self._sent)]
+        tokens_of = {url: sum(count for at, count in self._prompts.values() if at == url) for url in urls.values()}
+        fewest = min(urls, key=lambda rank: (tokens_of[urls[rank]], (rank - self._sent) % (max(urls) + 1)))
         given = request.headers.get(RANK, "")
-        rank = int(given) if given in map(str, urls) else chosen
+        rank = int(given) if given in map(str, urls) else fewest
         self._prompts[id(request)], self._sent = (urls[rank], tokens), self._sent + 1
         return urls[rank]
 

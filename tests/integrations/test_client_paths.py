@@ -151,9 +151,9 @@ def served(tmp_path, monkeypatch, api_key, ask, again="never"):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2)
     (port,) = free_ports(1)
     command = SimpleNamespace(
-        given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}), api_key=api_key,
+        given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}, revision=None), api_key=api_key,
         ranks=range(2), size=2, survive=True,
-        tensor=1, state=tmp_path, model="m", model_folder=parent.model_folder, command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
+        tensor=1, state=tmp_path, model="m", command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
     asked, said = [], []
 
@@ -177,6 +177,7 @@ def served(tmp_path, monkeypatch, api_key, ask, again="never"):
         return {"advice": 1}
 
     monkeypatch.setattr(serve_command, "advise", advise)
+    monkeypatch.setattr(serve_command, "model_folder", lambda *_: parent.model_folder())
     with nullcontext() if again == "never" else pytest.raises(KeyboardInterrupt):
         assert asyncio.run(serve_command.serve(command, HANG_S, None, True, say)) == ("", {"advice": 1})
     return asked[-1], said

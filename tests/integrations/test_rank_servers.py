@@ -328,7 +328,7 @@ def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypa
     parent.watched(course)
     assert any(said.startswith("rank 0 is lost: it is stopped for ") for said in parent.said)
     assert "rank 1 places experts" in parent.said
-    assert any(said.endswith("ranks 0, 1, 2, 3 serving, starting the router") for said in parent.said)
+    assert any(said.endswith("ranks 0, 1, 2, 3 serving") for said in parent.said)
 
 
 def test_clients_see_whole_streams_while_ranks_are_lost(tmp_path, monkeypatch):
@@ -487,10 +487,9 @@ def test_a_survivor_that_refuses_ends_the_watch(tmp_path, monkeypatch):
 
     async def course(servers, session, groups, watch):
         os.killpg(groups[0], signal.SIGKILL)
-        assert (await watch).startswith("change 2 failed: rank 2 refused it")
+        assert (await watch).startswith("change 1 failed: rank 2 refused it")
 
     parent.watched(course)
-    assert any(said.startswith("change 1 failed and is made again: rank 2 refused it") for said in parent.said)
 
 
 def test_a_rank_that_is_stuck_in_a_step_is_lost_and_the_others_serve_on(tmp_path, monkeypatch):

@@ -117,6 +117,9 @@ def engine_args(monkeypatch):
             return types.SimpleNamespace(parallel_config=self.parallel, model_config=None)
 
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
+    platform = types.SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", types.SimpleNamespace(current_platform=platform))
+    monkeypatch.setattr(hooks, "listen_on_loopback", lambda: None)
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(api_checks, "check_api", lambda *_names: None)

@@ -6,7 +6,7 @@ They depend on settings, vLLM's configuration and files alone, so that all proce
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from aurora.errors import BadInput
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals.api_checks import find, lacks
 
+PLATFORM = "vllm.platforms:current_platform"
 BACK_END = "allgather_reducescatter"  # vLLM's all-to-all that aurora replaces, and that honours every expert map
 IN_SEQUENCE = {"GptOssForCausalLM"}  # whose loaders give each rank experts that follow each other, whatever the expert map
 LOAD_FORMATS = (  # they hand each expert's weights to the layer; others restore what each rank once held
@@ -56,7 +57,7 @@ class Asked:
 
     def other_kernel(self) -> str:
         """Returns what may ignore an expert map in which a rank's experts do not follow each other, as a plan needs."""
-        platform, kernel = _platform(), self.config.kernel_config.moe_backend
+        platform, kernel = find(PLATFORM), self.config.kernel_config.moe_backend
         known = ["auto"] if platform.is_cpu() else ["triton"]
         if platform.is_cuda() and not platform.has_device_capability(100):  # vLLM prefers Triton there
             known = ["auto", "triton"]
@@ -67,15 +68,10 @@ class Asked:
         return "" if kernel in known else f"--moe-backend {kernel}"
 
 
-def _platform() -> Any:
-    return find("vllm.platforms:current_platform")
-
-
-Condition = tuple[str, Callable[[Asked], Any]]  # a sentence for what is found, and what finds it if the condition is not met
-_OWN = "; all-to-alls are vLLM's own"
+# conditions: a sentence for what is found, and what finds it if the condition is not met
 _NEEDS = f"expected expert and data parallelism by {BACK_END}, found no all-to-all to"
 # fmt: off
-SERVER: tuple[Condition, ...] = (  # without these no server starts
+SERVER: tuple[tuple[str, Any], ...] = (  # without these no server starts
     ("fault_store: expected --enable-fault-tolerance, found none", lambda a: a.fault_store and not a.enable_fault_tolerance),
     ("fault_store: expected --enable-eplb, found none", lambda a: a.fault_store and not a.enable_eplb),
     (f"fault_store: expected --all2all-backend {BACK_END} and no pipeline parallelism, found another",
@@ -92,15 +88,15 @@ SERVER: tuple[Condition, ...] = (  # without these no server starts
      lambda a: a.requests == "cadence" and a.config.scheduler_config.prefill_schedule_interval != 1
      and a.config.scheduler_config.prefill_schedule_interval),
 )
-EPLB: tuple[Condition, ...] = (
+EPLB: tuple[tuple[str, Any], ...] = (
     ("plan, adapt: expected no --enable-elastic-ep, found it", lambda a: a.moves and a.enable_eplb and a.enable_elastic_ep),
     ("{0}", lambda a: a.moves and a.enable_eplb and next(
         lacks("EPLB", f"EPLB-of-{'V2' if a.config.use_v2_model_runner else 'V1'}", *["adapt"] * a.adapt), "")),
 )
-PLUGIN: tuple[Condition, ...] = (  # without these vLLM serves without the plugin
+PLUGIN: tuple[tuple[str, Any], ...] = (  # without these vLLM serves without the plugin
     ("{0}", lambda a: a.served and a.served.load()),
     ("plan, adapt: expected CUDA GPUs or CPUs, found {0}",  # ROCm appends shared experts to the routed ones
-     lambda a: a.moves and not _platform().is_cpu() and not _platform().is_cuda() and _platform().device_name),
+     lambda a: a.moves and not find(PLATFORM).is_cpu() and not find(PLATFORM).is_cuda() and find(PLATFORM).device_name),
     ("a plan needs weights in the checkpoint's own form, found --load-format {0}",
      lambda a: a.plan and str(a.config.load_config.load_format) not in LOAD_FORMATS and a.config.load_config.load_format),
     *EPLB,
@@ -121,19 +117,19 @@ PLUGIN: tuple[Condition, ...] = (  # without these vLLM serves without the plugi
     ("record: several ranks record with --enable-expert-parallel only",
      lambda a: a.record and not a.enable_expert_parallel and a.world_size * a.data_parallel_size > 1),
 )
-ORDER: tuple[Condition, ...] = (
-    (f"order: {_NEEDS} order{_OWN}", lambda a: a.order not in ("auto", "stock") and not a.alltoall),
-    (f"order push: expected no fault_store and no --enable-dbo, found one{_OWN}",
+ORDER: tuple[tuple[str, Any], ...] = (
+    (f"order: {_NEEDS} order", lambda a: a.order not in ("auto", "stock") and not a.alltoall),
+    ("order push: expected no fault_store and no --enable-dbo, found one",
      lambda a: a.order == "push" and (a.fault_store or a.enable_dbo)),
-    (f"order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs{_OWN}",
-     lambda a: a.order == "push" and _platform().is_cpu() and os.environ.get("TRITON_INTERPRET") != "1"),
+    ("order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs",
+     lambda a: a.order == "push" and find(PLATFORM).is_cpu() and os.environ.get("TRITON_INTERPRET") != "1"),
 )
 # without these a part of the plugin is off
 PART = (*ORDER, ("adapt: expected --enable-eplb, found none", lambda a: a.adapt and not a.enable_eplb))
 # fmt: on
 
 
-def unmet(asked: Asked, *conditions: Condition) -> Iterator[str]:
+def unmet(asked: Asked, *conditions: tuple[str, Any]) -> Iterator[str]:
     """Yields a sentence for each condition that is not met. Later ones hold only if there are no earlier ones."""
     for sentence, find_unmet in conditions:
         if found := find_unmet(asked):
@@ -167,8 +163,8 @@ def expert_parallel_ranks(parallel: Any) -> int:
     """Returns the number of expert-parallel ranks in vLLM's ParallelConfig `parallel`."""
     if not parallel.enable_expert_parallel:
         return 1
-    prefill = getattr(parallel, "prefill_context_parallel_size", 1)
-    return int(parallel.tensor_parallel_size * parallel.data_parallel_size * prefill)
+    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    return int(ranks * getattr(parallel, "prefill_context_parallel_size", 1))
 
 
 def effective_order(asked: Asked) -> str:

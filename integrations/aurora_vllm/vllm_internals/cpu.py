@@ -96,18 +96,12 @@ class _Nothing:
 
 
 def accept_eplb() -> None:
-    """Patches vLLM to accept --enable-eplb on a CPU. Called before any configuration exists. Idempotent."""
+    """Patches vLLM to accept --enable-eplb on a CPU. Called before its configuration is made. Idempotent."""
     if any(lacks("EPLB-accepted-on-CPU")):
         return
     parallel = find("vllm.config.parallel:")
     if not isinstance(parallel.current_platform, _CpuWithEplb):
         parallel.current_platform = _CpuWithEplb(parallel.current_platform)
-
-
-def refuse_eplb(config: Any) -> None:
-    """Raises vLLM's error for --enable-eplb on a CPU, which `accept_eplb` suppressed; for servers without plugin settings."""
-    if config.parallel_config.enable_eplb and isinstance(find("vllm.config.parallel:current_platform"), _CpuWithEplb):
-        raise ValueError("Expert parallelism load balancing is not supported on CPUs without a setting of aurora")
 
 
 def repair_eplb() -> None:

@@ -40,8 +40,7 @@ Interface between the parent, which starts the servers and alone decides who is 
    and warms up without the others. Once its `/health` answers 200, a change has it in `alive` again, and is posted to it too.
 6. Fencing: an engine takes a change only once, and only one of a greater number than its last; one that finds itself in `dead`
    kills itself. Ranks that the parent has cut off have no connection to survivors, which have closed theirs.
-7. The last survivor serves alone. With no survivor left, the parent starts all servers anew; also where a change
-   fails, and the one after it that it makes with the same ranks.
+7. The last survivor serves alone. With no survivor left, the parent starts all servers anew; also where a change fails.
 """
 
 from __future__ import annotations

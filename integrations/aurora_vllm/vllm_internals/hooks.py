@@ -20,14 +20,13 @@ from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import find, lacks, needed
 from aurora_vllm.vllm_internals.conditions import check_conditions, expert_parallel_ranks
-from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
+from aurora_vllm.vllm_internals.cpu import accept_eplb, repair_cpu, repair_eplb
 from aurora_vllm.vllm_internals.local_stores import listen_on_loopback
 from aurora_vllm.vllm_internals.patches import within
 from aurora_vllm.vllm_internals.requests import choose_ranks
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
 
 LOG = logging.getLogger("vllm.aurora")
-CREATE_CONFIG = "vllm.engine.arg_utils:EngineArgs.create_engine_config"
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 SERVER = "OPENAI_API_SERVER"  # vLLM's name for `vllm serve`
 
@@ -37,10 +36,8 @@ def install_settings_check() -> None:
 
     Processes that do not read vLLM's options stay unchanged.
     """
-    module, _, names = CREATE_CONFIG.partition(":")
-    kind, method = names.split(".")
-    engine_args = getattr(sys.modules.get(module), kind, None)
-    original = getattr(engine_args, method, None)
+    engine_args: Any = getattr(sys.modules.get("vllm.engine.arg_utils"), "EngineArgs", None)
+    original = getattr(engine_args, "create_engine_config", None)
     if original is None or getattr(original, "_aurora", False):
         return
 
@@ -50,6 +47,8 @@ def install_settings_check() -> None:
         reports = not torchrun or os.environ.get("RANK") == "0"
         with _as_one_sentence(*args, **named):
             settings = check_settings(getattr(self, "additional_config", None), reports)
+            if settings is not None and find("vllm.platforms:current_platform").is_cpu():
+                accept_eplb()
             config = original(self, *args, **named)
             if settings is None:
                 return config
@@ -70,7 +69,7 @@ def install_settings_check() -> None:
         return config
 
     create_engine_config._aurora = True  # type: ignore[attr-defined]
-    setattr(engine_args, method, create_engine_config)
+    engine_args.create_engine_config = create_engine_config
 
 
 def check_settings(additional: Any, reports: bool) -> Settings | None:
@@ -149,8 +148,6 @@ def install_worker_hook() -> None:
 
     init_device._aurora = True  # type: ignore[attr-defined]
     wrapper.init_device = init_device
-    if find("vllm.platforms:current_platform").is_cpu():
-        accept_eplb()
 
 
 def install_dp_hook() -> None:
@@ -190,7 +187,6 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
     """
     section = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
     if (settings := read_settings(section, os.environ)) is None:
-        refuse_eplb(config)
         return None
     refusal, on_cpu = None, bool(find("vllm.platforms:current_platform").is_cpu())
     on_cpus = ("CPU", *(("EPLB-accepted-on-CPU", "EPLB-on-CPU") if config.parallel_config.enable_eplb else ()))
