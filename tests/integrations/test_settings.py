@@ -123,6 +123,7 @@ def engine_args(monkeypatch):
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(api_checks, "check_api", lambda *_names: None)
+    monkeypatch.setattr(hooks, "listen_on_loopback", lambda *_: None)
     monkeypatch.setenv("AURORA_STATUS_FOLDER", "there is one")
     hooks.install_settings_check()
     hooks.install_settings_check()
