@@ -121,8 +121,8 @@ def heat_map(
         key |= {"title": told}
     chart = cells.mark_rect().encode(color=alt.Color("level:Q", scale=scale, legend=alt.Legend(**key)))
     if small:
-        ink, room = ON_COLOUR.format("level"), "bandwidth('x') >= 32 && bandwidth('y') >= 15 ? 1 : 0"
-        shown: dict[str, Any] = {"color": alt.value(alt.ExprRef(ink)), "opacity": alt.value(alt.ExprRef(room))}
+        ink, fits = ON_COLOUR.format("level"), "bandwidth('x') >= 32 && bandwidth('y') >= 15 ? 1 : 0"
+        shown: dict[str, Any] = {"color": alt.value(alt.ExprRef(ink)), "opacity": alt.value(alt.ExprRef(fits))}
         chart += cells.transform_filter("datum.value > 0").mark_text().encode(text=alt.Text("value:Q", format=form), **shown)
     most = min(700, columns * (46 if square and columns > 8 else 64) + 60)
     return _spec(chart, title, height, {"square": square, "most": most}, across=1, most=1, row_bytes=1)
@@ -199,14 +199,14 @@ def spans(
         .transform_calculate(name=name, label=label, **calculated, **told)
         .encode(x=alt.X("start:Q", title=None, scale=time, axis=ticks), tooltip=tooltip)
     )
-    room = "scale('x', datum.end) - scale('x', datum.start) > 7 * length('' + datum.label) + 6"
-    room += " && scale('y', datum.foot) - scale('y', datum.top) >= 10 ? datum.label : ''"
+    fits = "scale('x', datum.end) - scale('x', datum.start) > 7 * length('' + datum.label) + 6"
+    fits += " && scale('y', datum.foot) - scale('y', datum.top) >= 10 ? datum.label : ''"
     colour = alt.Scale(range="ordinal" if named else "category", domain=list(colours))
     chart = bars.mark_rect(clip=True).encode(
         x2="end", y=alt.Y("top:Q", title=None, scale=lanes, axis=rows), y2="foot",
         color=alt.Color("name:N", scale=colour, legend=alt.Legend(title=None) if named else None),
     ) + bars.mark_text(clip=True, align="left", dx=3).encode(
-        y=alt.Y("mid:Q"), text=alt.value(alt.ExprRef(room)), color=alt.value(alt.ExprRef(ON_COLOUR.format("name")))
+        y=alt.Y("mid:Q"), text=alt.value(alt.ExprRef(fits)), color=alt.value(alt.ExprRef(ON_COLOUR.format("name")))
     )  # fmt: skip
     params = {"from": 0, "to": 1, "tracks": [0], "names": names, "colours": colours, **lists}
     return _spec(chart, "", 200, {"spans": True}, **params)

@@ -45,7 +45,7 @@ step_inputs() { profiles_and_plans; }
 
 step answers 60
 step_answers() {
-    run a.json --model "$trained" --verify --compare --trace phases.npz && run a.json --model "$trained" --verify --deduplicate &&
+    run a.json --model "$trained" --verify --compare --trace phases.npz &&
         aurora report a.json phases.npz --format perfetto -o phases.json
 }
 

@@ -69,7 +69,7 @@ step_vllm() {
 step answers 90
 step_answers() {
     aurora plan --cluster cluster.toml --profile a.npz --order matchings -o held.json && run held.json --model "$trained" --verify --trace held.npz &&
-        run a.json --model "$trained" --verify --deduplicate && run a.json --model "$trained" --verify --orders auto &&
+        run a.json --model "$trained" --verify --orders auto &&
         run a.json --model "$trained" --verify --compare || return
     aurora run a.json --transport push --model "$trained" --prompts prompts.txt --verify ${dry:+--max-new-tokens 2}
 }
