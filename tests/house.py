@@ -33,7 +33,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/elastic": (900, 900),
     "aurora/training": (1720, 1450),
     "aurora/advisor": (3090, 3090),
-    "aurora/reports": (2070, 1440),
+    "aurora/reports": (2066, 1440),
     "aurora/cli": (1520, 1100),
     "integrations/aurora_vllm": (5590, 4300),
     "product": (34_990, 31_370),

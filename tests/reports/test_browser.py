@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
 ]
-LIMIT_MS = 60_000  # of the browser's start and of each wait; a busy machine needs a part of it
+LIMIT_MS = 120_000  # of the browser's start and of each wait; a busy machine needs a part of it
 
 
 @pytest.fixture(scope="module")

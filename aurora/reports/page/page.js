@@ -104,7 +104,7 @@ class Figure {
       const names = options.length ? options : views.map((_, i) => String(i));
       if (select.length !== names.length) select.replaceChildren(...names.map((words) => make("option", words)));
       select.selectedIndex = at;
-      for (const part of select.closest(".step").children) select.closest(".step").hidden = names.length < 2;
+      select.closest(".step").hidden = names.length < 2;
       return views[at];
     }, this.views);
   }
@@ -203,14 +203,14 @@ class Figure {
   /* To the nearest mark that way: how far it is aside counts most. */
   walk(number, [x, y]) {
     const marks = this.marks(number), middle = ({ bounds }) => [(bounds.x1 + bounds.x2) / 2, (bounds.y1 + bounds.y2) / 2];
-    let best = this.at === undefined ? 0 : this.at, least = Infinity;
-    if (this.at >= 0 && marks[this.at]) {
+    let best = marks[this.at] ? this.at : 0, least = Infinity;
+    if (marks[this.at]) {
       const [fromX, fromY] = middle(marks[this.at]);
       marks.forEach((mark, i) => {
         const [toX, toY] = middle(mark), ahead = (toX - fromX) * x + (toY - fromY) * y, aside = Math.abs((toX - fromX) * y) + Math.abs((toY - fromY) * x);
         if (ahead > 0.1 && ahead + 50 * aside < least) [best, least] = [i, ahead + 50 * aside];
       });
-    } else best = 0;
+    }
     this.point(number, best);
   }
 
@@ -234,7 +234,11 @@ class Figure {
     place.replaceChildren(...this.specs.map((spec, number) => {
       const marks = this.marks(number), table = make("table"), box = make("div", "", { className: "scroll", tabIndex: 0 });
       table.append(make("caption", `The view above${spec.title ? ": " + spec.title : ""}${marks.length > most ? `, the first ${most} of ${marks.length} rows` : ""}`));
-      const line = (tag, cells) => table.append(Object.assign(make("tr"), { innerHTML: "" })) || table.lastChild.append(...cells.map((cell) => make(tag, cell)));
+      const line = (tag, cells) => {
+        const row = make("tr");
+        row.append(...cells.map((cell) => make(tag, cell)));
+        table.append(row);
+      };
       if (marks.length) line("th", Object.keys(marks[0].tooltip));
       marks.slice(0, most).forEach((mark) => line("td", Object.values(mark.tooltip)));
       box.append(table);
