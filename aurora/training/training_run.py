@@ -13,7 +13,7 @@ from filelock import ReadWriteLock, Timeout
 from aurora.elastic.steps import Pause, Version
 from aurora.errors import BadInput
 from aurora.io.files import read_text, write_text
-from aurora.training.checkpoint import begun_checkpoints
+from aurora.training.checkpoint import STEP, begun_checkpoints
 from aurora.types import TrainOptions
 from aurora.types.read_numbers import whole_number
 
@@ -91,6 +91,9 @@ def check_begun(output: Path, resume: bool) -> None:
     begun = begun_checkpoints(output / CHECKPOINTS)
     if begun and not resume:
         raise BadInput(f"{begun[-1][1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
+    others = [path for path in (output / CHECKPOINTS).glob("step-*") if not STEP.match(path.name)]
+    if others and not begun:
+        raise BadInput(f"{others[0]}: expected a name such as step-00000100-of-4, as checkpoints of this version have")
     if not begun and (output / MODEL).exists():
         raise BadInput(f"{output / MODEL}: is of no run that can be resumed, and would be replaced: expected another folder")
 

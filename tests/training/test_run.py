@@ -128,6 +128,13 @@ def test_checkpoints_of_an_earlier_run_are_neither_removed_nor_taken_for_those_o
     assert sorted((made / "out").rglob("*")) == before
 
 
+def test_checkpoints_of_another_version_are_named_and_kept(folder, straight, tmp_path):
+    (tmp_path / "checkpoints/step-00000004").mkdir(parents=True)
+    with pytest.raises(BadInput, match="step-00000004: expected a name such as step-00000100-of-4"):
+        train(folder, [straight[1] / "text.txt"], replace(OPTIONS, resume=True), output=tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints", "step-00000004"]
+
+
 def test_a_model_that_no_run_wrote_is_not_replaced(folder, straight, tmp_path):
     files = [straight[1] / "text.txt"]
     mine = shutil.copytree(folder, tmp_path / "model")
