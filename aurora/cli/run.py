@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 @verb(
     order=Parameter(name="--orders"), colocate=Parameter(name="--gpu-group"), keep_logits=None, predictable=None, port=None,
-    deduplicate=None,
 )  # fmt: skip
 def run(
     plan: Path,
@@ -66,9 +65,10 @@ def run(
     _check_counts(loaded, plan, model, prompts)
     if profile and not compare:
         raise BadInput("run: --profile goes with --compare")
-    if compare and (options.order != RunOptions.order or options.interleave == "processes"):
+    if compare and (options.order == "auto" or options.deduplicate or options.interleave == "processes"):
         raise BadInput(
-            "run --compare: simulates the plan alone and as planned, expected neither --orders auto nor --interleave processes"
+            "run --compare: simulates the plan alone and as planned, expected none of --orders auto, --deduplicate, "
+            "--interleave processes"
         )
     check_output(trace=trace, output=output)
     target = trace or plan.with_suffix(".measured.npz")

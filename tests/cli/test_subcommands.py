@@ -58,7 +58,7 @@ def test_every_subcommand_has_json_and_a_section_of_the_page():
         ("profile", ProfileOptions, {"seed"}),
         ("synthetic", SyntheticOptions, {"correlation", "token_level"}),
         ("plan", PlanOptions, {"seed"}),
-        ("run", RunOptions, {"keep_logits", "predictable", "port", "deduplicate"}),  # --verify and --compare set the first two
+        ("run", RunOptions, {"keep_logits", "predictable", "port"}),  # --verify and --compare set the first two
         ("simulate", RequestOptions, {"seed"}),
         ("train", TrainOptions, {"weight_decay", "max_norm", "seed", "port"}),
     ],
