@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 500  # lines of a file
 BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite a package bring it
     "aurora": (140, 120),
-    "aurora/types": (1990, 1700),
+    "aurora/types": (1935, 1700),
     "aurora/io": (1880, 1250),
     "aurora/models": (530, 500),
     "aurora/profiler": (1095, 900),
