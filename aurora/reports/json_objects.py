@@ -145,7 +145,7 @@ def schedule_json(schedule: Schedule, ranks: int) -> JsonObject:
     """Returns a schedule with its bounds and every transfer."""
     cut = {} if schedule.cut is None else {"cut_bound_s": schedule.cut.bound_s, "cut_links": schedule.cut.links}
     columns = {name: getattr(schedule, f"{name}_X") for name in ("src", "dst", "bytes", "start_s", "end_s", "rate_Bps")}
-    return {**json_of(schedule), "n": ranks, **cut, "transfers": rows_json(**columns)}
+    return {"method": schedule.method, "n": ranks, **json_of(schedule), **cut, "transfers": rows_json(**columns)}
 
 
 def cluster_json(cluster: Cluster) -> JsonObject:
