@@ -103,7 +103,9 @@ def options_of(app: App) -> list[Argument]:
 
 def as_options(message: str) -> str:
     """Returns `message` with `parameter` names in backticks replaced by the running subcommand's options and arguments."""
-    spoken = {each.field_info.name: each.name for each in options_of(RUNNING.get().app)}
+    if (running := RUNNING.get(None)) is None:  # a subcommand that could not be imported
+        return message
+    spoken = {each.field_info.name: each.name for each in options_of(running.app)}
     return re.sub(r"`([A-Za-z_]+)`", lambda match: spoken.get(match[1]) or match[0], message)
 
 

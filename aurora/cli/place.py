@@ -28,6 +28,7 @@ def place(
     slots: int | None = None,
     gpus: int | None = None,
     nodes: int | None = None,
+    groups: int = 1,
     method: str | None = None,
     survive: bool = False,
     failures: Annotated[int | None, Limits(least=0)] = None,
@@ -44,6 +45,7 @@ def place(
         slots: number of experts that fit on each GPU; with --for-failures: on each node; with --survive: the fewest.
         gpus: number of GPUs; default: one per node.
         nodes: number of nodes; each has equally many GPUs.
+        groups: number of expert groups of equal size; eplb keeps each group on one node.
         method: how experts are placed; default: equal-split, and aurora with --for-failures.
         survive: find the fewest slots with which any GPU, or with --nodes any node, may fail, and place experts in them.
         failures: with --survive: how many may fail at the same time; default: 1.
@@ -57,7 +59,7 @@ def place(
 
     chosen: dict[str, Any] = {} if method is None else {"method": method}
     if survive:
-        refuse_given(("method", "for_failures", "min_replicas"), "without `survive`")
+        refuse_given(("method", "groups", "for_failures", "min_replicas"), "without `survive`")
         if (count := gpus if gpus is not None else nodes) is None:
             raise BadInput("place --survive: expected --gpus, or --nodes of one GPU each")
         load_LE, failures = loads_of(loads), 1 if failures is None else failures
@@ -77,7 +79,7 @@ def place(
     if slots is None:
         raise BadInput("place: expected --slots")
     if for_failures:
-        refuse_given(("gpus",), "without `for_failures`, which places on `nodes`")
+        refuse_given(("gpus", "groups"), "without `for_failures`, which places on `nodes`")
         if nodes is None:
             raise BadInput("place --for-failures: expected --nodes")
         hosts = FailureDomains.equal(nodes, slots)
@@ -88,8 +90,9 @@ def place(
     refuse_given(("min_replicas",), "with `for_failures`")
     if gpus is None and nodes is None:
         raise BadInput("place: expected --gpus, or --nodes of one GPU each")
-    have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes)
+    have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
     load_LE = loads_of(loads)
     placement = aurora.place(load_LE, have, **chosen)
     check_layout(placement, load_LE, have)
-    show(as_json, placement_json(placement), layout_table(placement), slots_line(placement, load_LE, slots))
+    line = slots_line(placement, load_LE, slots) if groups == 1 else None
+    show(as_json, placement_json(placement), layout_table(placement), line)

@@ -26,6 +26,8 @@ def recommend(
     profile: list[Path] | None = None,
     load: RequestLoad = RequestLoad(),
     requests: Path | None = None,
+    nic_Bps: float = 50e9,
+    per_server: int | None = None,
     eplb_stall_s: Seconds | None = None,
     prefill_gpus: str | None = None,
     decode_gpus: int | None = None,
@@ -42,6 +44,8 @@ def recommend(
         cluster: cluster TOML, or a shipped cluster's name.
         profile: the model's recorded traffic; default: synthetic traffic; of two models: whether to split the GPUs.
         requests: a trace of requests, on which balance over data-parallel ranks is predicted.
+        nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
+        per_server: with --gpus: number of GPUs in a server; default: 8, or 4 of GB200 and GB300, whose servers share NVLink.
         eplb_stall_s: seconds for which serving waits in a rearrangement of EPLB, as the engine logs them; default: computed.
         prefill_gpus: also compare disaggregated prefill: number of GPUs for prompts, or auto for the best split.
         decode_gpus: number of GPUs for answers; default: those that are left.
@@ -63,6 +67,8 @@ def recommend(
 
     if (not gpus) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
+    if not gpus:
+        refuse_given(("nic_Bps", "per_server"), "with `gpus`")
     check_folder(
         output, "cluster.toml", "profile.npz", "0.npz", "1.npz", *{use.file for use in SERVING_ENGINES.values()}, OPTIONS
     )
@@ -72,7 +78,7 @@ def recommend(
         raise BadInput(f"recommend: expected a --profile for each --model, found {len(traffic)} and {len(models)}")
     if len(traffic) > 1:
         refuse_given(("requests", "eplb_stall_s", "prefill_gpus", "decode_gpus"), "for one model")
-        hardware = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus())
+        hardware = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus(), nic_Bps, per_server)
         kinds = [kind for name, kind in load_gpus().items() if name in {gpu.kind for gpu in hardware.gpus}]
         for number, name in enumerate(models):
             traffic[number] = with_datasheet_curves(traffic[number], load_model_config(name), kinds)
@@ -88,7 +94,7 @@ def recommend(
     with progress_bars() as progress:
         recommendation = aurora.recommend(
             machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load,
-            requests=recorded, eplb_stall_s=eplb_stall_s,
+            requests=recorded, nic_Bps=nic_Bps, per_server=per_server, eplb_stall_s=eplb_stall_s,
             prefill_gpus=int(prefill_gpus) if prefill_gpus and prefill_gpus.isdecimal() else prefill_gpus,
             decode_gpus=decode_gpus,
             progress=progress,

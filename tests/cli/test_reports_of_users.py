@@ -1,15 +1,15 @@
 """Inputs after public reports, each through the command that it was meant for: what is read, or the sentence that refuses it."""
 
+import json
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from aurora.algorithms.replicas.registry import place
-from aurora.io import load, load_cluster, load_loads
+from aurora.io import load, load_cluster
 from aurora.io.plans import load_placement, save_placement
-from aurora.types import GpuSlots, Placement
+from aurora.types import Placement
 from tests.cli.refusal import refused
 
 REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared/data")) / "reports"
@@ -141,13 +141,13 @@ def test_loads_that_are_no_numbers_are_refused(aurora):
     refused(aurora("place", REPORTS / "50-nan-loads/loads.csv", "--slots", 4, "--gpus", 4), r"loads\.csv: .*nan")
 
 
-def test_the_loads_of_eplb_give_the_slots_of_its_readme():
-    slots = GpuSlots.equal(gpus=8, slots=2, nodes=2, groups=4)
-    placement = place(load_loads(REPORTS / "53-eplb-readme/loads.csv"), slots, "eplb").placement
+def test_the_loads_of_eplb_give_the_slots_of_its_readme(aurora):
+    options = ("--method", "eplb", "--slots", 2, "--gpus", 8, "--groups", 4, "--nodes", 2, "--json")
+    _, out, _ = aurora("place", REPORTS / "53-eplb-readme/loads.csv", *options)
     phy2log = [[5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1], [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1]]
-    for held_G, row in zip(placement.slots_LG, phy2log, strict=True):
+    for layer, row in zip(json.loads(out)["layers"], phy2log, strict=True):
         node_G = [sorted(set(row[half : half + 8])) for half in (0, 8)]
-        found = [sorted({expert for held in held_G[half : half + 4] for expert in held}) for half in (0, 4)]
+        found = [sorted({expert for held in layer["slots"][half : half + 4] for expert in held}) for half in (0, 4)]
         assert found == node_G  # which experts a node has; ties inside a node are broken differently
 
 
