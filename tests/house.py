@@ -34,7 +34,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/training": (1720, 1450),
     "aurora/advisor": (3090, 3090),
     "aurora/reports": (2066, 1440),
-    "aurora/cli": (1500, 1100),
+    "aurora/cli": (1_510, 1_100),
     "integrations/aurora_vllm": (5590, 4300),
     "product": (34_990, 31_370),
     "tests": (29_580, 25_000),

@@ -1,10 +1,8 @@
 """Compiles a Plan to a Program: the operations of each rank, in order."""
 
-from aurora.errors import BadInput
 from aurora.types import (
     PREEMPTION_INTERVAL_S,
     PRIORITIES,
-    TIME_SLICES,
     Barrier,
     Compute,
     Exchange,
@@ -26,14 +24,9 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
     Args:
         plan: the plan.
         gathered: whether an allgather and a reduce-scatter replace the plan's all-to-alls.
-
-    Raises:
-        BadInput: if `time_slice` is not one of TIME_SLICES.
     """
     ops_ML = []
     time_slice = plan.options.time_slice
-    if time_slice not in (*TIME_SLICES, "auto"):
-        raise BadInput(f"plan: expected time_slice as one of {', '.join(TIME_SLICES)}, found {time_slice!r}")
     policies_M = policies(plan)
     for model, policy in zip(plan.models, policies_M, strict=True):
         holding = () if policy.yields else ("layer", "step")
