@@ -133,9 +133,10 @@ def page(inputs: ReportInputs, progress: Progress = no_progress) -> str:
     numbers, sections = ReportNumbers(inputs, progress), []
     makers = [experts_section, traffic_section, loads_section] if inputs.profiles else []
     makers += [schedule_section, *([timeline_section] if inputs.traces else []), placement_section]
-    for number, make in enumerate(makers, 1):
-        sections.append(make(numbers))
+    for number, make in enumerate(makers):
         progress("writing sections", number, len(makers))
+        sections.append(make(numbers))
+    progress("writing sections", len(makers), len(makers))
     phases = phases_figure(numbers) if inputs.traces else None
     figures = [*([phases] if phases else []), *(figure for section in sections for figure in section.figures)]
     templates = Environment(
