@@ -13,7 +13,7 @@ from aurora.cli.options import refuse_given, verb
 from aurora.cli.output import show
 from aurora.errors import BadInput
 from aurora.types import FailureDomains, GpuSlots
-from aurora.types.options import Limits
+from aurora.types.options import MOST, Limits
 
 TARGET = 0.95  # mean / largest load that --survive adds slots for
 MOST_SPARE = 8  # slots per GPU more than the fewest that --survive tries, to balance loads
@@ -28,7 +28,7 @@ def place(
     slots: int | None = None,
     gpus: int | None = None,
     nodes: int | None = None,
-    groups: int = 1,
+    groups: Annotated[int, Limits(least=1, most=MOST)] = 1,
     method: str | None = None,
     survive: bool = False,
     failures: Annotated[int | None, Limits(least=0)] = None,

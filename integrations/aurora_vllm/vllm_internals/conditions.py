@@ -41,6 +41,11 @@ class Asked:
         return getattr(self.settings, name, getattr(self.config.parallel_config, name, False))
 
     @property
+    def runner(self) -> str:
+        """Name of vLLM's model runner."""
+        return "V2" if self.config.use_v2_model_runner else "V1"
+
+    @property
     def moves(self) -> bool:
         """True if experts are not to stay where vLLM places them."""
         return self.plan is not None or (self.adapt and self.enable_eplb)
@@ -91,7 +96,7 @@ SERVER: tuple[tuple[str, Any], ...] = (  # without these no server starts
 EPLB: tuple[tuple[str, Any], ...] = (
     ("plan, adapt: expected no --enable-elastic-ep, found it", lambda a: a.moves and a.enable_eplb and a.enable_elastic_ep),
     ("{0}", lambda a: a.moves and a.enable_eplb and next(
-        lacks("EPLB", f"EPLB-of-{'V2' if a.config.use_v2_model_runner else 'V1'}", *["adapt"] * a.adapt), "")),
+        lacks("EPLB", f"EPLB-of-{a.runner}", *["adapt"] * a.adapt), "")),
 )
 PLUGIN: tuple[tuple[str, Any], ...] = (  # without these vLLM serves without the plugin
     ("{0}", lambda a: a.served and a.served.load()),
