@@ -111,13 +111,16 @@ def check_model(path: str | Path) -> None:
     load_json(folder / "config.json")
 
 
+TOLD: set[tuple[Path, str]] = set()  # files and doubts of them that were said
+
+
 def load_traffic(path: Path) -> Profile:
     """Returns the profile in a file; each doubt of its traffic and its compute times is a line on standard error."""
     from aurora.algorithms.workload.timing_doubts import timing_doubts
     from aurora.algorithms.workload.traffic_doubts import traffic_doubts
 
     profile = load_profile(path)
-    _tell(path, (*traffic_doubts(profile), *timing_doubts(profile.provenance)))
+    _tell(path, *traffic_doubts(profile), *timing_doubts(profile.provenance))
     return profile
 
 
@@ -128,13 +131,16 @@ def loads_of(path: Path) -> FloatArray:
     if path.suffix == ".npz":
         return load_traffic(path).load_LE.astype(np.float64)
     load_LE = load_loads(path)
-    _tell(path, load_doubts(load_LE))
+    _tell(path, *load_doubts(load_LE))
     return load_LE
 
 
-def _tell(path: Path, doubts: Iterable[str]) -> None:
+def _tell(path: Path, *doubts: str) -> None:
+    """Says doubts of a file on standard error, each once in a process: `aurora demo` runs many commands."""
     for doubt in doubts:
-        print(f"aurora: {path}: {doubt}", file=sys.stderr)
+        if (said := (path.resolve(), doubt)) not in TOLD:
+            TOLD.add(said)
+            print(f"aurora: {path}: {doubt}", file=sys.stderr)
 
 
 def traffic_of(paths: Iterable[Path], gpus: int) -> list[Profile]:

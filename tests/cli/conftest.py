@@ -13,6 +13,7 @@ def aurora(capsys, monkeypatch):
 
     def call(*args):
         monkeypatch.setattr(sys, "argv", ["aurora", *map(str, args)])
+        monkeypatch.setattr("aurora.cli.inputs.TOLD", set())  # as in a process of its own
         with pytest.raises(SystemExit) as exit_:
             main()
         captured = capsys.readouterr()
