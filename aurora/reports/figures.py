@@ -112,7 +112,7 @@ def heat_map(
             tooltip=[alt.Tooltip("row:O", title=row), alt.Tooltip("column:O", title=column), values, *size],
         )
     )
-    key: dict[str, Any] = {"gradientLength": alt.ExprRef("min(width, 420)"), "gradientThickness": 10}
+    key: dict[str, Any] = {"gradientLength": alt.ExprRef("min(width - 24, 420)"), "gradientThickness": 10}
     if relative:
         scale = alt.Scale(domain=[-2, 2], range="diverging", interpolate="rgb")
         key |= {"title": None, "values": [-2, -1, 0, 1, 2], "labelExpr": TIMES}
