@@ -37,7 +37,7 @@ VERBS = {  # by the words that call them: where each is defined, and what `auror
 
 def _flag(name: str) -> str:
     """Returns the option of a parameter: words with dashes, without the unit of seconds."""
-    return name.removesuffix("_s").replace("_", "-")
+    return name.removesuffix("_s").replace("_", "-").lower()
 
 
 OPTIONS = Parameter(negative=(), name_transform=_flag)

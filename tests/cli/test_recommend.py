@@ -152,6 +152,10 @@ def test_what_is_missing_or_in_the_way_is_said_before_any_work(aurora, tmp_path)
     refused(aurora(*base, "--model", "mixtral-topics"), "expected either --gpus or --cluster")
     refused(aurora(*base, "--gpus", "h20:4"), "--model: expected a config.json or folder, or --profile, found neither")
     refused(aurora(*base, "--gpus", "h20:x", "--model", "mixtral-topics"), "--gpus: expected KIND:NUMBER")
+    for option, value in (("--nic-bps", 5), ("--per-server", 4)):
+        refused(
+            aurora(*base, "--cluster", "demo-4", "--model", "mixtral-topics", option, value), f"{option}: expected with --gpus"
+        )
     refused(
         aurora(*base[:2], "tgi", *base[3:], "--gpus", "h20:4", "--model", "mixtral-topics"), "--engine: expected one of vllm"
     )
