@@ -25,3 +25,5 @@ def test_steps_that_begin_too_early_or_are_not_told_are_found():
         check_steps(early, bytes_SGG, network)
     with pytest.raises(BrokenPlan, match="expected the step of each transfer, of 2 steps"):
         check_steps(replace(made, step_X=None), bytes_SGG, network)
+    with pytest.raises(BrokenPlan, match="bytes, expected"):
+        check_steps(replace(made, step_X=np.zeros_like(made.step_X)), bytes_SGG, network)
