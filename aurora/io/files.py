@@ -183,13 +183,13 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise BadInput(f"{path}: line {reader.line_num}: not CSV: {error}") from None
 
 
-def load_csv(path: Path, dtype: type, header: bool = False) -> NDArray[Any]:
-    """Reads the numbers of a CSV, rows by columns, perhaps after a header. Raises BadInput if a cell is not of `dtype`."""
+def load_csv(path: Path, dtype: type) -> NDArray[Any]:
+    """Reads the numbers of a CSV without a header, rows by columns. Raises BadInput if a cell is not of `dtype`."""
     if not (text := read_text(path)).strip():
         raise BadInput(f"{path}: expected rows of numbers, found none")
     numbers = "whole numbers" if dtype is np.int64 else "numbers"
     try:
-        rows: NDArray[Any] = np.loadtxt(io.StringIO(text), dtype, delimiter=",", comments=None, ndmin=2, skiprows=int(header))
+        rows: NDArray[Any] = np.loadtxt(io.StringIO(text), dtype, delimiter=",", comments=None, ndmin=2)
     except ValueError as error:
         said = re.sub(r"row (\d+), column (\d+)\.", lambda at: f"row {int(at[1]) + 1}, column {at[2]}", str(error))
         raise BadInput(f"{path}: expected rows of {numbers}: {said.partition(';')[0]}") from None

@@ -4,13 +4,15 @@ Tokens of each expert are also read from a .csv with the columns layer,expert,co
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import load_csv, load_npy, naming, read_text
+from aurora.io.files import csv_rows, load_csv, load_npy, naming, read_text
+from aurora.io.schema import FileTable, converted
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 from aurora.types.placement import expert_loads
 
@@ -32,29 +34,51 @@ def load_loads(path: str | Path) -> FloatArray:
     """
     path = Path(path)
     with naming(path, "a table of loads"):
-        if path.suffix == ".csv" and read_text(path).partition("\n")[0].strip() == COUNTED:
-            return expert_loads(str(path), _counted(path))
+        if path.suffix == ".csv" and read_text(path).partition("\n")[0].strip() == ",".join(COLUMNS):
+            return expert_loads(str(path), expert_counts(path)[1])
         return expert_loads(str(path), _load_array(path, ".csv, .npy or a profile (.npz)", np.float64))
 
 
-COUNTED = "layer,expert,count"
+class ExpertCount(FileTable):
+    """A row of a CSV of counts."""
+
+    layer: Annotated[int, Meta(ge=0)]
+    expert: Annotated[int, Meta(ge=0)]
+    count: Annotated[int, Meta(ge=0, lt=10**15)]
+
+
+COLUMNS = ExpertCount.__struct_fields__
 MOST_LOADS = 1 << 24  # of all layers: a larger number of an expert is a typing error
 
 
-def _counted(path: Path) -> FloatArray:
-    """The counts of a .csv with a row for each expert of each layer that has any, layers in rising sequence."""
-    rows_X3 = load_csv(path, np.int64, header=True)
-    if rows_X3.shape[1] != 3 or (rows_X3 < 0).any():
-        raise BadInput(f"expected rows of a layer, an expert and a count of zero or more, found {rows_X3.shape[1]} columns")
-    layers, at_X = np.unique(rows_X3[:, 0], return_inverse=True)
-    experts = int(rows_X3[:, 1].max()) + 1
+def expert_counts(path: Path, columns: tuple[str, ...] = COLUMNS) -> tuple[tuple[int, ...], IntArray]:
+    """Reads a .csv with a row for each expert of each layer that has any tokens.
+
+    Args:
+        path: the file.
+        columns: its names of COLUMNS; others are ignored.
+
+    Returns:
+        The layers that it names, ascending, and (L, E) int64, their tokens of each expert up to the last that it names.
+
+    Raises:
+        BadInput: if a column is missing, a value is no such number, an expert of a layer comes twice, or there is none.
+    """
+    count_of: dict[tuple[int, int], int] = {}
+    for number, row in csv_rows(path):
+        if missing := [column for column in columns if column not in row]:
+            raise BadInput(f"expected columns {', '.join(missing)}, found {', '.join(row)[:200]}")
+        named = {name: row[column] for name, column in zip(COLUMNS, columns, strict=True)}
+        of = converted(named, ExpertCount, f"line {number}", strict=False)
+        if (of.layer, of.expert) in count_of:
+            raise BadInput(f"line {number}: expected one row of expert {of.expert} of layer {of.layer}, found two")
+        count_of[of.layer, of.expert] = of.count
+    if not count_of:
+        raise BadInput("expected rows of counts, found none")
+    layers, experts = sorted({layer for layer, _ in count_of}), 1 + max(expert for _, expert in count_of)
     if len(layers) * experts > MOST_LOADS:
         raise BadInput(f"expected at most {MOST_LOADS} experts in {len(layers)} layers, found expert {experts - 1}")
-    if twice := len(rows_X3) - len(np.unique(at_X * experts + rows_X3[:, 1])):
-        raise BadInput(f"expected one row for each expert of a layer, found {twice} repeated")
-    load_LE = np.zeros((len(layers), experts))
-    load_LE[at_X, rows_X3[:, 1]] = rows_X3[:, 2]
-    return load_LE
+    return tuple(layers), np.array([[count_of.get((layer, expert), 0) for expert in range(experts)] for layer in layers])
 
 
 def _load_array(path: Path, suffixes: str, dtype: type) -> NDArray[Any]:

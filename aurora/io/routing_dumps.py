@@ -10,35 +10,22 @@ vLLM's `expert_load_stats_path` JSON lines (`eplb_load_stats`, its pull request 
 
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, check_one_of, need
-from aurora.io.files import (
-    check_archive,
-    check_size,
-    csv_rows,
-    json_lines,
-    load_csv,
-    load_json,
-    load_npy,
-    naming,
-    read_npz,
-)
+from aurora.io.files import check_archive, check_size, json_lines, load_csv, load_json, load_npy, naming, read_npz
+from aurora.io.matrices import expert_counts
 from aurora.io.schema import FileTable, converted
 from aurora.types.arrays import BoolArray, IntArray, as_array, counts
 from aurora.types.profile import check_counts
 from aurora.types.read_numbers import whole_number
-
-Where = Mapping[str, str]  # selects rows of a CSV: the value that each column must have
 
 
 @dataclass(frozen=True)
@@ -79,38 +66,35 @@ class RoutingFormat:
     """A file format of recorded routing, with its reader.
 
     Attributes:
-        read: function (file, the model's Shape, selection of a CSV's rows) -> RecordedRouting.
+        read: function (file, the model's Shape) -> RecordedRouting.
         files: description of the files, by suffix or contents, for help texts.
     """
 
-    read: Callable[[Path, Shape, Where], RecordedRouting]
+    read: Callable[[Path, Shape], RecordedRouting]
     files: str
 
 
-def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRouting:
+def read_dump(path: Path, form: str, shape: Shape) -> RecordedRouting:
     """Read the routing that an engine recorded.
 
     Args:
         path: the file.
         form: its format, one of ROUTING_FORMATS.
         shape: the model's shape, which the file must have.
-        where: selects rows of a CSV: by column name, the value that a row must have to be read. Empty: all rows.
 
     Raises:
         BadInput: if the file has another format, is from a model of another shape, or holds no token.
     """
     check_one_of("format", form, ROUTING_FORMATS)
-    if where and form != "csv":
-        raise BadInput(f"{path}: `where` is for the columns of csv")
     with naming(path, f"routing of {form}"):
-        routing = ROUTING_FORMATS[form].read(path, shape, where)
+        routing = ROUTING_FORMATS[form].read(path, shape)
         if routing.rank is None and not routing.counts_TLE.any():
             raise BadInput("expected tokens, found none")
         check_counts(routing.counts_TLE.sum(axis=0), shape.top_k)
     return routing
 
 
-def _sglang(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+def _sglang(path: Path, shape: Shape) -> RecordedRouting:
     """SGLang's expert distribution recorder: counts of all ranks (mode stat), or one rank's passes (per_pass, per_token)."""
     match load_sglang(path):
         case {"logical_count": loads}:
@@ -174,13 +158,13 @@ def _check_sent(used_P: BoolArray, rank: int) -> None:
             )
 
 
-def _sglang_csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+def _sglang_csv(path: Path, shape: Shape) -> RecordedRouting:
     """SGLang's older recorder: expert_distribution_rank<R>_timestamp<T>.csv, the model's layer numbers."""
-    routing = _csv(path, shape, where, ("layer_id", "expert_id", "count"))
+    routing = _csv(path, shape, ("layer_id", "expert_id", "count"))
     return replace(routing, rank=_rank(path, "expert_distribution_rank<R>_timestamp<T>.csv"))
 
 
-def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+def _trtllm(path: Path, shape: Shape) -> RecordedRouting:
     """One rank's counts of TensorRT-LLM: (E,) under "<iteration>_<layer>". Layers beyond the model's, of MTP, are left out."""
     need("safetensors")
     from safetensors import SafetensorError, safe_open
@@ -242,7 +226,7 @@ class LoadStats(Record):
     p2l_map: list[list[int]]
 
 
-def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+def _vllm(path: Path, shape: Shape) -> RecordedRouting:
     """vLLM's JSON lines."""
     steps = []
     for number, line in json_lines(path):
@@ -259,13 +243,13 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     return RecordedRouting(_steps(np.array(steps), shape))
 
 
-def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+def _eplb(path: Path, shape: Shape) -> RecordedRouting:
     """A bare array of loads, as EPLB's `weight`."""
     loads = load_csv(path, np.int64) if path.suffix == ".csv" else load_npy(path)
     return RecordedRouting(_steps(loads, shape))
 
 
-def _tokens(path: Path, shape: Shape, where: Where) -> RecordedRouting:
+def _tokens(path: Path, shape: Shape) -> RecordedRouting:
     """A token-level file: the experts of every token, and the lengths of sequences."""
     arrays = read_npz(path)
     if missing := [name for name in ("experts", "seq_len") if name not in arrays]:
@@ -310,44 +294,14 @@ def _check_choices(experts_ULK: NDArray[Any], experts: int) -> None:
             )
 
 
-class ExpertCount(FileTable):
-    """A row of a CSV of counts."""
-
-    layer: Annotated[int, Meta(ge=0)]
-    expert: Annotated[int, Meta(ge=0)]
-    count: Annotated[int, Meta(ge=0, lt=10**15)]
-
-
-def _csv(path: Path, shape: Shape, where: Where, names: tuple[str, str, str] = ("layer", "expert", "count")) -> RecordedRouting:
+def _csv(path: Path, shape: Shape, columns: tuple[str, str, str] = ("layer", "expert", "count")) -> RecordedRouting:
     """A CSV of counts; the layers that it names, in rising order."""
-    moe_layers = frozenset(shape.moe_layers)
-    count_of: dict[tuple[int, int], int] = {}
-    twice = ""
-    seen: dict[str, set[str]] = {}
-    for number, row in csv_rows(path):
-        if missing := [name for name in (*names, *where) if name not in row]:
-            raise BadInput(f"expected columns {', '.join(missing)}, found {', '.join(row)[:200]}")
-        if any(row[column] != value for column, value in where.items()):
-            continue
-        for column in row.keys() - {*names}:
-            seen.setdefault(column, set()).add(row[column])
-        values = dict(zip(ExpertCount.__struct_fields__, (row[name] for name in names), strict=True))
-        layer, expert, count = msgspec.structs.astuple(converted(values, ExpertCount, f"line {number}", strict=False))
-        if expert >= shape.experts or layer not in moe_layers:
-            expected = f"experts below {shape.experts} and layers {spoken_layers(shape.moe_layers)} as in the config"
-            raise BadInput(f"line {number}: expected {expected}, found expert {expert} of layer {layer}")
-        if (layer, expert) in count_of and not twice:
-            twice = f"line {number}: expected one row of expert {expert} of layer {layer}, found two"
-        count_of[layer, expert] = count
-    if several := sorted(column for column, values in seen.items() if len(values) > 1):
-        raise BadInput(f"expected one value of {', '.join(several)}, found several; choose by `where` {several[0]}=VALUE")
-    if twice:
-        raise BadInput(twice)
-    if not count_of:
-        raise BadInput("expected rows of counts, found none" + (f" where {dict(where)}" if where else ""))
-    layers = tuple(sorted({layer for layer, _ in count_of}))
-    counts_LE = np.array([[count_of.get((layer, expert), 0) for expert in range(shape.experts)] for layer in layers])
-    return RecordedRouting(counts_LE[None], layers=layers)
+    layers, counts_LE = expert_counts(path, columns)
+    expert, beyond = counts_LE.shape[1] - 1, [layer for layer in layers if layer not in shape.moe_layers]
+    if expert >= shape.experts or beyond:
+        expected = f"experts below {shape.experts} and layers {spoken_layers(shape.moe_layers)} as in the config"
+        raise BadInput(f"expected {expected}, found {f'layer {beyond[0]}' if beyond else f'expert {expert}'}")
+    return RecordedRouting(np.pad(counts_LE, ((0, 0), (0, shape.experts - 1 - expert)))[None], layers=layers)
 
 
 ROUTING_FORMATS: dict[str, RoutingFormat] = {

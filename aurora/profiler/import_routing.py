@@ -8,7 +8,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, network_reason
 from aurora.io.files import naming
 from aurora.io.plugin_records import load_records
-from aurora.io.routing_dumps import RecordedRouting, Where, read_dump
+from aurora.io.routing_dumps import RecordedRouting, read_dump
 from aurora.types import Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
 from aurora.types.profile import deal_counts
@@ -33,13 +32,12 @@ def import_profile(
     config: Mapping[str, Any],
     sources: int | None = None,
     window: int | None = None,
-    wheres: Sequence[Where] = (),
 ) -> Profile:
     """Makes a Profile of recorded routing; compute times are estimated from the model's shape.
 
-    Files of a format with one file per rank form one recording, in which each rank is a source rank. Any other file, and each
-    selection of a CSV's rows, is a traffic domain, with its own source ranks, over which its tokens are divided evenly. If
-    there are more domains than `sources`, domains share ranks.
+    Files of a format with one file per rank form one recording, in which each rank is a source rank. Any other file
+    is a traffic domain, with its own source ranks, over which its tokens are divided evenly. If there are more domains than
+    `sources`, domains share ranks.
 
     Args:
         files: files of one format and one model.
@@ -47,7 +45,6 @@ def import_profile(
         config: the model's transformers config.json.
         sources: number of source ranks over which tokens are divided; None: as in the files, or ProfileOptions' default.
         window: number of tokens of all sources in a window; None: each recorded step is a window.
-        wheres: selections of a CSV's rows by their values in columns; empty: all rows.
 
     Raises:
         BadInput: if a file is not of the format or not of the model, files differ in their layers, a rank's file is missing,
@@ -57,7 +54,7 @@ def import_profile(
         raise BadInput("import: expected a file, found none")
     ProfileOptions(sources=1 if sources is None else sources, window=window)  # refuses what no profile has
     shape = Shape.of(config)
-    domains = [read_dump(path, form, shape, where) for path, where in product(files, wheres or ({},))]
+    domains = [read_dump(path, form, shape) for path in files]
     if len(layers := {domain.which for domain in domains}) > 1:
         raise BadInput(f"import: expected the same layers in every file, found {' and '.join(sorted(layers))}")
     if not any(domain.counts_TLE.any() for domain in domains):
@@ -74,10 +71,8 @@ def import_profile(
         "traffic": ", ".join(f"{path.name} sha256:{file_digest(path)}" for path in files),
         "sources": dealt,
     }
-    if left_out := [f"{path.name}: {domain.left_out}" for path, domain in zip(files, domains, strict=False) if domain.left_out]:
+    if left_out := [f"{path.name}: {domain.left_out}" for path, domain in zip(files, domains, strict=True) if domain.left_out]:
         about["left out"] = "; ".join(left_out)
-    if any(wheres):
-        about["where"] = "; ".join(", ".join(f"{column}={value}" for column, value in where.items()) for where in wheres)
     if domains[0].experts_ULK is None:
         counted = _counted(domains, ranks, sources, window, shape.top_k)
         return shape.profile(counted, about, recorded=domains[0].layers, kv_bytes=known_kv_bytes(config))

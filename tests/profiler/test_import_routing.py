@@ -77,21 +77,17 @@ def test_tokens(tmp_path):
 
 
 def test_csv_by_columns(tmp_path):
-    """Layers 1 and 2 were recorded; the config has one dense layer before two."""
-    rows = [(d, l, e, LOADS[l - 1, e] * f) for d, f in (("a", 1), ("b", 2)) for l in (2, 1) for e in range(4)]
+    """Layers 1 and 2 were recorded, in any sequence; the config has one dense layer before two."""
     path = tmp_path / "c.csv"
-    path.write_text("domain,layer,expert,count\n" + "".join(f"{d},{l},{e},{c}\n" for d, l, e, c in rows))
-    made = imported(path, "csv", wheres=[{"domain": "b"}])
-    assert made.load_LE.tolist() == (2 * LOADS).tolist()
-    both = imported(path, "csv", sources=3, wheres=[{"domain": "a"}, {"domain": "b"}])
-    assert both.tokens_TLSE.sum(axis=(0, 3)).tolist() == [[10, 40, 10]] * 2
-    assert both.provenance["where"] == "domain=a; domain=b"
-    with pytest.raises(BadInput, match="expected one value of domain, found several; choose by `where` domain=VALUE"):
+    rows = [f"b,{layer},{expert},{LOADS[layer - 1, expert]}\n" for layer in (2, 1) for expert in range(4)]
+    path.write_text("domain,layer,expert,count\n" + "".join(rows))
+    assert imported(path, "csv").load_LE.tolist() == LOADS.tolist()
+    path.write_text("domain,layer,expert,count\n" + "".join(rows) + "a" + rows[3][1:])
+    with pytest.raises(BadInput, match="line 10: expected one row of expert 3 of layer 2, found two"):
         imported(path, "csv")
-    with pytest.raises(BadInput, match=r"expected rows of counts, found none where {'domain': 'c'}"):
-        imported(path, "csv", wheres=[{"domain": "c"}])
-    with pytest.raises(BadInput, match="expected columns subject, found domain, layer, expert, count"):
-        imported(path, "csv", wheres=[{"subject": "c"}])
+    path.write_text("domain,layer,expert\na,1,0\n")
+    with pytest.raises(BadInput, match="expected columns count, found domain, layer, expert"):
+        imported(path, "csv")
 
 
 def test_files_are_domains(tmp_path):
@@ -153,7 +149,7 @@ def npy_bytes(value):
         ("csv", "c.csv", b"layer,expert,count\n", "expected rows of counts, found none"),
         ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: count: expected a whole number >= 0, found '-1'"),
         ("csv", "c.csv", b"layer,expert,count\n1,0,1,2\n", "line 2: expected 3 fields, found more"),
-        ("csv", "c.csv", b"layer,expert,count\n1,4,1\n", r"line 2: expected experts below 4 and layers 1 to 2 \(2\) as in the config, found expert 4"),
+        ("csv", "c.csv", b"layer,expert,count\n1,4,1\n", r"expected experts below 4 and layers 1 to 2 \(2\) as in the config, found expert 4"),
     ],
 )  # fmt: skip
 def test_files_that_lie(tmp_path, capsys, form, name, content, message):
@@ -166,8 +162,6 @@ def test_files_that_lie(tmp_path, capsys, form, name, content, message):
 
 def test_what_does_not_go_together(tmp_path):
     path = saved(tmp_path, "w.npy", lambda file: np.save(file, LOADS))
-    with pytest.raises(BadInput, match="`where` is for the columns of csv"):
-        imported(path, "eplb-load", wheres=[{"a": "b"}])
     with pytest.raises(BadInput, match="none: no such file"):
         imported(tmp_path / "none", "eplb-load")
     with pytest.raises(BadInput, match="`sources`: expected more than zero, found 0"):
@@ -182,25 +176,33 @@ WIDTHS = {"hidden_size": 2048, "intermediate_size": 1024}
 RECORDED = pytest.mark.skipif(not (RECORDS / "olmoe_mixtral_domains").is_dir(), reason="no recorded data here")
 
 
+def selected(tmp_path, path, **of):
+    """The rows of a recorded file that have these values, in a file of their own."""
+    header, *rows = path.read_text().splitlines()
+    kept = [row for row in rows if of.items() <= dict(zip(header.split(","), row.split(","), strict=True)).items()]
+    target = tmp_path / f"{'-'.join(of.values())}.csv"
+    target.write_text("\n".join([header, *kept]))
+    return target
+
+
 @RECORDED
-def test_recorded_domains_of_olmoe():
+def test_recorded_domains_of_olmoe(tmp_path):
     """208,896 tokens a domain, top-8 of 64; layers 0, 7 and 15 were recorded."""
     shape = {**WIDTHS, "num_hidden_layers": 16, "num_experts": 64, "num_experts_per_tok": 8}
-    wheres = [{"model": "olmoe-1b-7b-0924", "selection": "topk", "domain": domain} for domain in ("arxiv", "book")]
-    made = import_profile([RECORDS / "olmoe_mixtral_domains" / "counts_dev.csv"], "csv", shape, 4, wheres=wheres)
+    counts, olmoe = RECORDS / "olmoe_mixtral_domains" / "counts_dev.csv", {"model": "olmoe-1b-7b-0924", "selection": "topk"}
+    made = import_profile([selected(tmp_path, counts, **olmoe, domain=of) for of in ("arxiv", "book")], "csv", shape, 4)
     assert made.tokens_TLSE.shape == (1, 3, 4, 64)
     assert (made.tokens_TLSE.sum(axis=3) == 208896 * 8 // 2).all()
 
 
 @RECORDED
-def test_recorded_subjects_of_mixtral():
+def test_recorded_subjects_of_mixtral(tmp_path):
+    """A subject's first row has 1911 tokens of expert 0 in layer 0."""
     shape = {**WIDTHS, "num_hidden_layers": 32, "num_local_experts": 8, "num_experts_per_tok": 2}
     path = RECORDS / "mixtral_fiddler" / "counts_original.csv"
-    header, first = path.read_text().splitlines()[:2]
-    row = dict(zip(header.split(","), first.split(","), strict=True))
-    made = import_profile([path], "csv", shape, 8, wheres=[{"variant": row["variant"], "subject": row["subject"]}])
+    made = import_profile([selected(tmp_path, path, subject="college_computer_science")], "csv", shape, 8)
     assert made.load_LE.shape == (32, 8)
-    assert made.load_LE[int(row["layer"]), int(row["expert"])] == int(row["count"])
+    assert made.load_LE[0, 0] == 1911
 
 
 @pytest.mark.parametrize(
@@ -214,13 +216,6 @@ def test_recorded_subjects_of_mixtral():
 def test_routing_that_no_router_makes(tmp_path, loads, message):
     with pytest.raises(BadInput, match=message):
         imported(saved(tmp_path, "w.npy", lambda file: np.save(file, np.array(loads))), "eplb-load")
-
-
-def test_rows_that_come_twice(tmp_path):
-    rows = [f"{layer},{expert},5\n" for layer in (1, 2) for expert in range(4)]
-    (tmp_path / "c.csv").write_text("layer,expert,count\n" + "".join(rows) + rows[3])
-    with pytest.raises(BadInput, match="line 10: expected one row of expert 3 of layer 1, found two"):
-        imported(tmp_path / "c.csv", "csv")
 
 
 @pytest.mark.parametrize(("form", "name"), [("csv", "s.csv"), ("eplb-load", "s.csv"), ("vllm", "s.jsonl"), ("tokens", "s.npz")])
