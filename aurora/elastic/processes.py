@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -17,28 +17,13 @@ from aurora.runtime.distributed.launcher import RankInfo, start_process
 EXIT_S = 0.3  # to learn how a process ended
 
 
-class Outbox:
-    """Queue of outgoing messages: `replace` never waits for a slow reader; a background thread runs `write`."""
-
-    def __init__(self) -> None:
-        self._messages = SimpleQueue[Any]()  # None: no more
-
-    def replace(self, message: Any) -> None:
-        """Queues a message, which must not be None, in place of all that are queued now."""
-        with suppress(Empty):
-            while True:
-                self._messages.get_nowait()
-        self._messages.put(message)
-
-    def stop(self) -> None:
-        """Makes `write` return after the messages that are queued now."""
-        self._messages.put(None)
-
-    def write(self, write: Callable[[Any], None]) -> None:
-        """Calls `write` with each queued message, in sequence, until `stop`; returns after an OSError of `write`."""
-        with suppress(OSError):
-            while (message := self._messages.get()) is not None:
-                write(message)
+def exit_reason(process: Any) -> str:
+    """Returns how a multiprocessing process ended, for error messages; waits for its end, EXIT_S at most."""
+    process.join(EXIT_S)
+    code = process.exitcode
+    if code is None:
+        return "its process ended"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 @dataclass(frozen=True)
@@ -55,20 +40,11 @@ class RankProcess:
     rank: int
     process: Any  # its multiprocessing process
     connection: Connection
-    outbox: Outbox = field(default_factory=Outbox)
 
     @property
     def pid(self) -> int:
         """The id of its process."""
         return int(self.process.pid)
-
-    def exit_reason(self) -> str:
-        """Returns how the process ended, for error messages; waits for its end, EXIT_S at most."""
-        self.process.join(EXIT_S)
-        code = self.process.exitcode
-        if code is None:
-            return "its process ended"
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 class RankProcesses:
@@ -139,10 +115,6 @@ class RankProcesses:
             self.kill(rank)
         self._background.shutdown()
 
-    def write_to(self, member: RankProcess) -> None:
-        """Writes queued messages to a rank until its connection ends; the main function of the rank's writer thread."""
-        member.outbox.write(member.connection.send_bytes)
-
     def _start_process(self, rank_info: RankInfo) -> None:
         """Starts a process, and reads its messages until its connection ends."""
         rank = rank_info.rank
@@ -153,21 +125,14 @@ class RankProcesses:
             return
         rank_process = RankProcess(rank, process, connection)
         self.inbox.put((rank, rank_process, rank_process))
-        threading.Thread(target=self._talk, args=(rank_process,), daemon=True, name=f"aurora-from-rank-{rank}").start()
+        threading.Thread(target=self._listen, args=(rank_process,), daemon=True, name=f"aurora-from-rank-{rank}").start()
 
-    def _talk(self, member: RankProcess) -> None:
-        """Reads a rank's messages, and writes to it in another thread, until its connection ends.
-
-        Every rank has its own two threads: one that stops in the middle of a message, its own or ours, keeps no other waiting.
-        """
-        writer = threading.Thread(target=self.write_to, args=(member,), daemon=True, name=f"aurora-to-rank-{member.rank}")
-        writer.start()
+    def _listen(self, member: RankProcess) -> None:
+        """Reads a rank's messages until its connection ends. A rank that stops in the middle of one keeps no other waiting."""
         with suppress(EOFError, OSError):
             while True:
                 self.inbox.put((member.rank, member, member.connection.recv()))
-        self.inbox.put((member.rank, member, RankLoss(member.exit_reason())))
-        member.outbox.stop()
-        writer.join()
+        self.inbox.put((member.rank, member, RankLoss(exit_reason(member.process))))
         member.connection.close()
 
 

@@ -1,33 +1,35 @@
 """Coded aggregation: a sum over batches, computed by redundant workers. It does not wait for stragglers that others replace.
 
-The master is `CodedAggregator`; it keeps the answers of a round in an `AggregationRound`. A worker runs `serve_rounds`: it
-computes its batches in the newest round, and sends their sum. A pipe to each worker carries rounds, with the arguments that the
-worker does not have yet, and answers. Two threads of the master serve each pipe. So a worker that neither reads nor sends
-delays nobody, and gets the newest round when it reads again.
+The master is `CodedAggregator`; it keeps the answers of a round in an `AggregationRound`. A worker runs `serve_rounds`: it sums
+its batches, sends the sum, and takes the newest round. A pipe to each worker carries rounds, with the arguments that the worker
+does not have yet, and answers. A thread of the master serves each pipe, so a worker that neither reads nor sends delays nobody.
 Source: BCC (arXiv:1710.09990).
 """
 
-import pickle
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Generic, Self, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aurora.algorithms.gradient_codes import GradientCode
-from aurora.elastic.processes import RankLoss, RankProcess, RankProcesses
+from aurora.elastic.processes import exit_reason
 from aurora.errors import BadInput, RankFailed, first_line
-from aurora.runtime.distributed.launcher import RankInfo, describe_error
+from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
 
 Array = NDArray[Any]
 Arguments = Mapping[str, Array]
 Work = Callable[[int, Arguments], Array]  # (batch, the round's arguments) -> its result
 Delay = Callable[[int, int], float]  # (worker, round) -> seconds that it waits first: rehearses stragglers
-T = TypeVar("T")
+WORKING, USED, NOT_NEEDED, NOT_WAITED_FOR = "working", "used", "not needed", "not waited for"
+NORMAL = {USED, NOT_NEEDED, NOT_WAITED_FOR}  # states of workers at the end of a round that need no remark
 
 
 @dataclass(frozen=True)
@@ -37,93 +39,6 @@ class AggregationJob:
     work: Work
     code: GradientCode
     delay_s: Delay | None
-
-
-@dataclass(frozen=True)
-class Round(Generic[T]):
-    """Message from master to worker: a round has begun.
-
-    Attributes:
-        number: the round's number.
-        arguments: arguments of the computation, by name: arrays at a worker, pickled arrays at the master.
-    """
-
-    number: int
-    arguments: Mapping[str, T]
-
-
-def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
-    """Main function of a worker process: runs `serve_rounds`, and sends an unexpected error to the master."""
-    try:
-        serve_rounds(connection, rank_info.rank, job)
-    except BaseException as error:
-        with suppress(OSError):  # the master is gone
-            connection.send(describe_error(error))
-
-
-def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> None:
-    """Computes and sends this worker's sum for each newest round, until the process is killed.
-
-    If a newer round begins before the sum is computed, the worker abandons it, and continues with the newest round.
-
-    Args:
-        connection: pipe to the master.
-        worker: the worker's number.
-        job: the work and the code.
-
-    Raises:
-        EOFError: once the master has closed the pipe.
-    """
-    received: dict[str, Array] = {}
-    while True:
-        newest = _receive_round(connection, received)
-        delay_s = job.delay_s(worker, newest.number) if job.delay_s else 0.0
-        if connection.poll(delay_s):
-            continue
-        total, error = None, ""
-        try:
-            total = partial_sum(job.work, job.code, worker, newest.arguments, connection.poll)
-        except Exception as failure:
-            error = f"{type(failure).__name__}: {first_line(failure)}"
-        if not connection.poll() and job.code.holds_WB[worker].any():
-            connection.send(Answer(newest.number, total, error))
-
-
-def partial_sum(work: Work, code: GradientCode, worker: int, arguments: Arguments, over: Callable[[], bool]) -> Array | None:
-    """Returns the sum of a worker's batch results; None if it has no batches.
-
-    Args:
-        work: computes a batch.
-        code: assigns batches to workers.
-        worker: the worker's number.
-        arguments: arguments of the round.
-        over: returns True once the round is over; the sum is then incomplete, and must not be sent.
-
-    Raises:
-        BadInput: if batch results have different shapes.
-    """
-    total: Array | None = None
-    for batch in np.flatnonzero(code.holds_WB[worker]).tolist():
-        result = work(batch, arguments)
-        if total is not None and total.shape != result.shape:
-            raise BadInput(f"batch {batch}: expected shape {total.shape} like the batch before, found {result.shape}")
-        total = np.array(result) if total is None else total + result
-        if over():
-            break
-    return total
-
-
-def _receive_round(connection: Connection, received: dict[str, Array]) -> Round[Array]:
-    """Receives one round from `_Workers`; `received` keeps arguments, by name, for later rounds."""
-    number, names, new = connection.recv()
-    for name in new:
-        received[name] = connection.recv()
-    return Round(number, {name: received[name] for name in names})
-
-
-Watch = Callable[[Sequence[str]], None]
-WORKING, USED, NOT_NEEDED, NOT_WAITED_FOR = "working", "used", "not needed", "not waited for"
-NORMAL = (WORKING, USED, NOT_NEEDED, NOT_WAITED_FOR)  # states of workers that say nothing bad
 
 
 @dataclass(frozen=True)
@@ -141,22 +56,54 @@ class Answer:
     error: str = ""
 
 
+def serve_rounds(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
+    """Main function of a worker process: computes and sends its sum for each round that it takes, until it is killed."""
+    received: dict[str, Array] = {}
+    while True:
+        number, names, new = connection.recv()
+        received |= new
+        total, error = None, ""
+        try:
+            time.sleep(job.delay_s(rank_info.rank, number) if job.delay_s else 0.0)
+            total = partial_sum(job.work, job.code, rank_info.rank, {name: received[name] for name in names})
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {first_line(failure)}"
+        connection.send(Answer(number, total, error))
+
+
+def partial_sum(work: Work, code: GradientCode, worker: int, arguments: Arguments) -> Array | None:
+    """Returns the sum of a worker's batch results; None if it has no batches.
+
+    Args:
+        work: computes a batch.
+        code: assigns batches to workers.
+        worker: the worker's number.
+        arguments: arguments of the round.
+
+    Raises:
+        BadInput: if batch results have different shapes.
+    """
+    total: Array | None = None
+    for batch in np.flatnonzero(code.holds_WB[worker]).tolist():
+        result = work(batch, arguments)
+        if total is not None and total.shape != result.shape:
+            raise BadInput(f"batch {batch}: expected shape {total.shape} like the batch before, found {result.shape}")
+        total = np.array(result) if total is None else total + result
+    return total
+
+
 @dataclass(frozen=True)
 class AggregationResult:
     """Result of one aggregation round.
 
     Attributes:
         total: the sum over all batches, in the shape of one batch's result.
-        arrived: the workers whose messages arrived before the sum was known, in the sequence of arrival.
         states: state of each worker: "used"; "not needed" (no batches, or another worker sent the same sum before); "not waited
             for"; or a description of its failure.
-        seconds: seconds of the whole round.
     """
 
     total: Array
-    arrived: tuple[int, ...]
     states: tuple[str, ...]
-    seconds: float
 
 
 class AggregationRound:
@@ -166,15 +113,12 @@ class AggregationRound:
         number: the round's number.
         code: assigns batches to workers.
         like: an array with the sum's shape and type.
-        watch: called with the states of all workers whenever one of them changes.
     """
 
-    def __init__(self, number: int, code: GradientCode, like: Array, watch: Watch) -> None:
-        self.began_s = time.perf_counter()
-        self._number, self._code, self._like, self._watch = number, code, like, watch
+    def __init__(self, number: int, code: GradientCode, like: Array) -> None:
+        self._number, self._code, self._like = number, code, like
         self._batches_W = [tuple(np.flatnonzero(holds_B).tolist()) for holds_B in code.holds_WB]
         self._states = [WORKING if batches else NOT_NEEDED for batches in self._batches_W]
-        self._arrived: list[int] = []
         self._sums: dict[int, Array] = {}  # by worker, the sums that are used
 
     @property
@@ -183,9 +127,8 @@ class AggregationRound:
         return self._code.covered(list(self._sums))
 
     def set_state(self, worker: int, state: str) -> None:
-        """Sets the state of a worker, and calls `watch`."""
+        """Sets the state of a worker."""
         self._states[worker] = state
-        self._watch(self._states)
 
     def take(self, worker: int, answer: Answer) -> None:
         """Processes a worker's answer: uses it, ignores it as late or as a copy of a used one, or records its failure."""
@@ -195,7 +138,6 @@ class AggregationRound:
         if total is None or (refusal := self._refusal(total)):
             self.lose(worker, f"failed: {answer.error}" if total is None else refusal)
             return
-        self._arrived.append(worker)
         if self._batches_W[worker] in [self._batches_W[used] for used in self._sums]:
             self.set_state(worker, NOT_NEEDED)
             return
@@ -224,7 +166,7 @@ class AggregationRound:
         for worker in sorted(self._sums, key=self._batches_W.__getitem__):  # so that no bit depends on who was first
             total += self._sums[worker]
         states = tuple(NOT_WAITED_FOR if state == WORKING else state for state in self._states)
-        return AggregationResult(total, tuple(self._arrived), states, time.perf_counter() - self.began_s)
+        return AggregationResult(total, states)
 
     def _refusal(self, total: Array) -> str:
         """Why a worker's sum cannot be used; empty where it can."""
@@ -233,27 +175,6 @@ class AggregationRound:
         if total.dtype.kind == "f" and not np.isfinite(total).all():
             return "refused: expected finite numbers, found NaN or infinity"
         return ""
-
-
-class _Workers(RankProcesses):
-    """Worker processes, each of which is sent the newest round, with the arguments that it does not have."""
-
-    def tell(self, message: Round[bytes]) -> None:
-        """Tells all workers of a round; those that have not read of earlier rounds hear of this one alone."""
-        for worker in self.running.values():
-            worker.outbox.replace(message)
-
-    def write_to(self, member: RankProcess) -> None:
-        connection, sent = member.connection, dict[str, bytes]()
-
-        def send(message: Round[bytes]) -> None:
-            new = {name: packed for name, packed in message.arguments.items() if sent.get(name) is not packed}
-            connection.send((message.number, tuple(message.arguments), tuple(new)))
-            for packed in new.values():
-                connection.send_bytes(packed)
-            sent.update(new)
-
-        member.outbox.write(send)
 
 
 class CodedAggregator:
@@ -267,92 +188,95 @@ class CodedAggregator:
         code: assigns batches to workers.
         timeout_s: seconds without any arrival after which a round fails.
         delay_s: called with (worker, round); returns seconds by which the worker is delayed, to simulate stragglers.
-        watch: called with the states of all workers whenever one of them changes.
+
+    Attributes:
+        lost: {worker: reason as text} of the workers whose processes have ended, or did not start.
 
     Source: BCC (arXiv:1710.09990).
     """
 
-    def __init__(
-        self,
-        work: Work,
-        code: GradientCode,
-        *,
-        timeout_s: float = 300.0,
-        delay_s: Delay | None = None,
-        watch: Watch = lambda _states: None,
-    ) -> None:
-        self._job = AggregationJob(work, code, delay_s)
-        self._timeout_s, self._watch = timeout_s, watch
-        self._workers = _Workers(run_worker, (self._job,), len(code.holds_WB), ("", 0), timeout_s)
-        self._lost: dict[int, str] = {}  # how each lost worker ended
-        self._pickled: dict[str, tuple[Array, bytes]] = {}  # by name the newest version of an argument
-        self._number, self._last_arrival_s = 0, 0.0
+    def __init__(self, work: Work, code: GradientCode, *, timeout_s: float = 300.0, delay_s: Delay | None = None) -> None:
+        self._job, self._workers, self._timeout_s = AggregationJob(work, code, delay_s), len(code.holds_WB), timeout_s
+        self._processes: dict[int, tuple[Any, Connection]] = {}  # by worker
+        self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="aurora-worker")
+        self._inbox = SimpleQueue[tuple[int, Answer | str]]()  # (worker, its answer or how its process ended)
+        self._begun = threading.Condition()  # notified of a new round, and of the end
+        self._number, self._arguments, self._closed = 0, dict[str, Array](), False
+        self.lost: dict[int, str] = {}
 
     def __enter__(self) -> Self:
         try:
-            for worker in range(len(self._job.code.holds_WB)):
-                self._workers.start(worker)
-            while self._workers.starting:
-                self._handle_events(self._timeout_s)
+            for worker in range(self._workers):
+                info = RankInfo(worker, self._workers, "", 0, self._timeout_s, worker, self._workers, launched=True)
+                try:
+                    self._processes[worker] = start_process(info, serve_rounds, self._job)
+                except Exception as error:  # such as too many processes or open files
+                    self.lost[worker] = f"did not start: {first_line(error)}"
+                else:
+                    self._threads.submit(self._talk, worker)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._workers.close()
-
-    @property
-    def lost(self) -> Mapping[int, str]:
-        """{worker: reason as text} of the workers whose processes have ended."""
-        return dict(self._lost)
+        with self._begun:
+            self._closed = True
+            self._begun.notify_all()
+        for process, _ in self._processes.values():
+            process.kill()
+        self._threads.shutdown()
+        end_processes(self._processes.values())
 
     @property
     def pids(self) -> dict[int, int]:
         """{worker: process id} of the workers that were not lost."""
-        return {worker: process.pid for worker, process in self._workers.running.items()}
+        return {worker: process.pid for worker, (process, _) in self._processes.items() if worker not in self.lost}
 
     def aggregate(self, like: Array, arguments: Arguments | None = None) -> AggregationResult:
         """Runs one round: returns the sum of work(batch, arguments) over all batches, and the workers' states.
 
         Args:
             like: an array with the sum's shape and type.
-            arguments: arrays for all workers, by name; an array that is the same object as in the last round is not sent again.
+            arguments: arrays for all workers, by name, which must not be changed later; an array that is the same object as in
+                an earlier round is not sent again.
 
         Raises:
             RankFailed: if the remaining workers cannot determine the sum, or nothing arrives for timeout_s.
         """
-        self._number += 1
-        self._workers.tell(Round(self._number, self._pickle(arguments or {})))
-        current = AggregationRound(self._number, self._job.code, like, self._watch)
-        for worker, reason in self._lost.items():
+        with self._begun:
+            self._number, self._arguments = self._number + 1, dict(arguments or {})
+            self._begun.notify_all()
+        current = AggregationRound(self._number, self._job.code, like)
+        for worker, reason in self.lost.items():
             current.set_state(worker, reason)
         current.check_recoverable()
         while not current.determined:
-            left_s = max(current.began_s, self._last_arrival_s) + self._timeout_s - time.perf_counter()
-            if left_s <= 0:
-                raise RankFailed(f"aggregation: nothing came from the workers for {self._timeout_s:g} s")
-            self._handle_events(left_s, current)
+            try:
+                worker, event = self._inbox.get(timeout=self._timeout_s)
+            except Empty:
+                raise RankFailed(f"aggregation: nothing came from the workers for {self._timeout_s:g} s") from None
+            if isinstance(event, Answer):
+                current.take(worker, event)
+            else:
+                self.lost[worker] = event
+                current.lose(worker, event)
         return current.result()
 
-    def _handle_events(self, timeout_s: float, current: AggregationRound | None = None) -> None:
-        """Handles what comes from workers within timeout_s, until the round, if there is one, has its sum."""
-        for worker, event in self._workers.events(timeout_s):
-            if isinstance(event, Answer):
-                self._last_arrival_s = time.perf_counter()
-                if current is not None:
-                    current.take(worker, event)
-            elif not isinstance(event, RankProcess):
-                self._lost[worker] = event.reason if isinstance(event, RankLoss) else f"failed: {event}"
-                self._workers.kill(worker)
-                if current is not None:
-                    current.lose(worker, self._lost[worker])
-            if current is not None and current.determined:
-                return
-
-    def _pickle(self, arguments: Arguments) -> Mapping[str, bytes]:
-        """Pickles the arguments that are new. Returns all by name, those that are not new as the same objects as before."""
-        for name, array in arguments.items():
-            if name not in self._pickled or array is not self._pickled[name][0]:
-                self._pickled[name] = array, pickle.dumps(array, pickle.HIGHEST_PROTOCOL)
-        return {name: self._pickled[name][1] for name in arguments}
+    def _talk(self, worker: int) -> None:
+        """Sends the newest round to a worker, and waits for its answer, until its process or the aggregation ends."""
+        process, connection = self._processes[worker]
+        number, sent = 0, dict[str, Array]()
+        with suppress(EOFError, OSError):
+            while True:
+                with self._begun:
+                    while self._number == number and not self._closed:
+                        self._begun.wait()
+                    if self._closed:
+                        return
+                    number, arguments = self._number, self._arguments
+                new = {name: array for name, array in arguments.items() if sent.get(name) is not array}
+                sent |= new
+                connection.send((number, tuple(arguments), new))
+                self._inbox.put((worker, connection.recv()))
+        self._inbox.put((worker, exit_reason(process)))

@@ -46,10 +46,10 @@ class DrawnAggregator:
     def aggregate(self, like, arguments):
         self._rounds += 1
         job = self._job
-        current = AggregationRound(self._rounds, job.code, like, lambda _: None)
+        current = AggregationRound(self._rounds, job.code, like)
         for worker in self._rng.permutation(len(job.code.holds_WB)).tolist():
             if not current.determined and worker != self._slow:
-                total = partial_sum(job.work, job.code, worker, arguments, lambda: False)
+                total = partial_sum(job.work, job.code, worker, arguments)
                 current.take(worker, Answer(self._rounds, total))
         return current.result()
 
