@@ -8,7 +8,7 @@ import aurora
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.cli.inputs import check_output, load_traffic
 from aurora.cli.options import verb
-from aurora.cli.output import json_text, show
+from aurora.cli.output import json_text, show, working
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_matrix, write_text
 from aurora.types.arrays import IntArray
@@ -41,7 +41,8 @@ def order(
 
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
-    schedules = [aurora.order(bytes_GG, machines, name) for name in (ORDER if method == ALL else [method])]
+    with working("ordering"):
+        schedules = [aurora.order(bytes_GG, machines, name) for name in (ORDER if method == ALL else [method])]
     objects = [schedule_json(schedule, len(bytes_GG)) for schedule in schedules]
     summary = {"schedules": objects} if method == ALL else objects[0]
     if output is not None:

@@ -10,7 +10,7 @@ from aurora.algorithms.replicas.failure_resilient import SURVIVE
 from aurora.algorithms.replicas.registry import REPLICAS
 from aurora.cli.inputs import loads_of
 from aurora.cli.options import refuse_given, verb
-from aurora.cli.output import show
+from aurora.cli.output import show, working
 from aurora.errors import BadInput
 from aurora.types import FailureDomains, GpuSlots
 from aurora.types.options import MOST, Limits
@@ -72,7 +72,8 @@ def place(
             place_to_survive(load_LE, count, failures, nodes, least + spare)
             for spare in range(1, MOST_SPARE + 1 if slots is None else 1)
         )
-        lines = survive_lines(placement, alone, more, TARGET, load_LE.shape[1], failures, least, nodes, FIXED)
+        with working("placing with more slots"):
+            lines = survive_lines(placement, alone, more, TARGET, load_LE.shape[1], failures, least, nodes, FIXED)
         show(as_json, placement_json(placement) | {"fewest_slots": least}, layout_table(placement), *lines)
         return
     refuse_given(("failures",), "with `survive`, which finds the fewest slots")
@@ -92,7 +93,8 @@ def place(
         raise BadInput("place: expected --gpus, or --nodes of one GPU each")
     have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
     load_LE = loads_of(loads)
-    placement = aurora.place(load_LE, have, **chosen)
+    with working("placing"):
+        placement = aurora.place(load_LE, have, **chosen)
     check_layout(placement, load_LE, have)
     line = slots_line(placement, load_LE, slots) if groups == 1 else None
     show(as_json, placement_json(placement), layout_table(placement), line)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 import aurora
 from aurora.cli.inputs import check_model, check_output
 from aurora.cli.options import verb
-from aurora.cli.output import WORST, need_models, progress_bars, show
+from aurora.cli.output import WORST, need_models, progress_bars, show, working
 from aurora.errors import BadInput
 from aurora.io import load_gpus, load_profile, save
 from aurora.types import Profile, ProfileOptions, SyntheticOptions
@@ -69,7 +69,8 @@ def synthetic(
     """
     check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
-    drawn = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds)
+    with working("drawing traffic"):
+        drawn = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds)
     save(drawn, output)
     shown_profile(drawn, output, as_json)
 
@@ -95,7 +96,8 @@ def record(
     from aurora.profiler.import_routing import profile_vllm_server
 
     check_output(output=output)
-    recorded = profile_vllm_server(url, folder, seconds)
+    with working(f"recording for {seconds:g} s"):
+        recorded = profile_vllm_server(url, folder, seconds)
     save(recorded, output)
     shown_profile(recorded, output, as_json)
 
