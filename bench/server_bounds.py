@@ -85,7 +85,7 @@ def measured(case: tuple[int, int, int, int, int], profile: Profile) -> tuple[fl
     took_s = time.process_time() - began
     if exact_s is None:
         return None
-    relaxed_s = hierarchical_bound_s("", *([each] for each in known), True)
+    relaxed_s = hierarchical_bound_s(*([each] for each in known), True)
     made = make_plan(machines, [profile], PlanOptions(all_to_all="hierarchical", slots_per_gpu=slots, aim="own"))
     return 1 - relaxed_s / exact_s, made.objective_s / exact_s - 1, made.objective_s / relaxed_s - 1, took_s
 

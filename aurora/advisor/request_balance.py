@@ -164,9 +164,9 @@ def _between(points: list[int], value: float) -> tuple[int, float]:
     return at, (value - points[at]) / (points[at + 1] - points[at])
 
 
-def heavy_tailed(load: RequestLoad, seed: int = 0) -> Requests:
+def heavy_tailed(load: RequestLoad) -> Requests:
     """Draws requests whose lengths are log-normal about those of `load`, arriving at random (Poisson), one a second."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     spread = np.exp(rng.normal(-(DRAWN_SIGMA**2) / 2, DRAWN_SIGMA, (2, DRAWN_REQUESTS)))
     tokens = (np.maximum(1, np.rint(mean * of)).astype(np.int64) for mean, of in zip((load.isl, load.osl), spread, strict=True))
     return Requests(np.cumsum(rng.exponential(1.0, DRAWN_REQUESTS)), *tokens)

@@ -142,7 +142,6 @@ class PortSlices:
         self._yields_M = [overlapping and policy.yields for policy in policies_M]  # in which of the two sequences a model is
         several = sum(self._yields_M) > 1 or not overlapping
         self.joins_M = tuple(several and policy.yields for policy in policies_M)
-        self._weight_M = [policy.weight for policy in policies_M]
         self._base_M, self._done_M = [0.0] * models, [0] * models
         self._slices_M: list[int | None] = [None] * models
         self._next_M = [OUT if joins else 0.0 for joins in self.joins_M]
@@ -155,13 +154,12 @@ class PortSlices:
     def add(self, policy: SlicePolicy) -> int:
         """Adds a model, which is in no sequence until `join`. Returns its number."""
         self._yields_M.append(policy.yields)
-        self._weight_M.append(policy.weight)
         self._base_M.append(0.0)
         self._done_M.append(0)
         self._slices_M.append(None)
         self._next_M.append(OUT)
         self._overtaken_M.append(0)
-        return len(self._weight_M) - 1
+        return len(self._base_M) - 1
 
     def single(self, model: int) -> bool:
         """Returns whether no other model uses this model's sequence of slices."""
@@ -237,4 +235,4 @@ class PortSlices:
 
     def _time(self, model: int, slices: int) -> float:
         """The virtual time of a model's next slice once `slices` are over."""
-        return self._base_M[model] + slices / self._weight_M[model]
+        return self._base_M[model] + slices

@@ -70,12 +70,11 @@ def preemption_s(options: PlanOptions) -> float:
 
 
 def policies(plan: Plan) -> tuple[SlicePolicy, ...]:
-    """Returns one SlicePolicy per model of the plan, made from its `priorities` and `weights`."""
+    """Returns one SlicePolicy per model of the plan, made from its `priorities`."""
     options, models = plan.options, len(plan.models)
     interactive_M = [name == PRIORITIES[0] for name in options.priorities] or [False] * models
     beside = any(interactive_M) or (models == 1 and len(options.priorities) > 0)  # a single one: beside another run's
     slice_s = SLICE_INTERVALS * preemption_s(options)
     return tuple(
-        SlicePolicy(weight, interactive, slice_s if beside and not interactive else float("inf"))
-        for weight, interactive in zip(options.weights or (1,) * models, interactive_M, strict=True)
+        SlicePolicy(interactive, slice_s if beside and not interactive else float("inf")) for interactive in interactive_M
     )

@@ -77,28 +77,15 @@ class SlotRoom:
 
     @classmethod
     def of(cls, cluster: Cluster, profile: Profile, options: PlanOptions) -> Self:
-        """Computes the slots that fit beside a KV cache for `options.kv_tokens` tokens.
-
-        If `kv_tokens` is None, the cache gets nine tenths of the memory that it could have without replicas.
-
-        Raises:
-            BadInput: if `kv_tokens` is given, but the profile does not have the KV cache's bytes per token.
-        """
+        """Computes the slots that fit beside a KV cache of nine tenths of the memory that it could have without replicas."""
         memory_bytes, slot_bytes = min(gpu.memory_bytes for gpu in cluster.gpus), profile.expert_bytes * profile.layers
         pairs = int(profile.tokens_TLSE.sum(axis=3).max())
         if options.tokens_per_step is not None:
             pairs = -(-options.tokens_per_step[1] // len(cluster)) * profile.top_k
         activation_bytes = 2 * pairs * (profile.dispatch_bytes + profile.combine_bytes)
         free_bytes = int(USABLE * memory_bytes) - profile.other_bytes - activation_bytes
-        if options.kv_tokens is None:
-            least = -(-profile.experts // len(cluster)) * slot_bytes
-            cache_bytes = int(CACHE_KEPT * max(0, free_bytes - least))
-        elif profile.kv_bytes is None:
-            raise BadInput(
-                f"`kv_tokens`: expected a profile that tells a token's KV-cache bytes, found that of {profile.model!r} without"
-            )
-        else:
-            cache_bytes = round(options.kv_tokens * profile.kv_bytes)
+        least = -(-profile.experts // len(cluster)) * slot_bytes
+        cache_bytes = int(CACHE_KEPT * max(0, free_bytes - least))
         fitting = max(0, free_bytes - cache_bytes) // slot_bytes if slot_bytes else profile.experts
         tokens = int(cache_bytes / profile.kv_bytes) if profile.kv_bytes else None
         return cls(min(fitting, profile.experts), memory_bytes, activation_bytes, cache_bytes, tokens, slot_bytes)

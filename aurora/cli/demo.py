@@ -25,7 +25,7 @@ PROFILED = 3  # times as many prompts are profiled as are served
 CLUSTER = "demo-4"
 HELD_OUT = 0.1  # the models were trained on all but the last tenth of their texts
 REPEATS = 3
-NAIVE = ["--place", "contiguous", "--assign", "contiguous", "--colocate", "contiguous", "--order", "all-at-once"]
+NAIVE = ["--place", "contiguous", "--assign", "contiguous", "--order", "all-at-once"]
 
 
 class Way(NamedTuple):

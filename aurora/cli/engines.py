@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from aurora.cli.inputs import check_output, loads_of
 from aurora.cli.options import refuse_given, verb
-from aurora.cli.output import show
+from aurora.cli.output import show, working
 from aurora.cli.profile import shown_profile
 from aurora.errors import BadInput
 from aurora.io import load_json, load_model_config, save, write_text
@@ -19,7 +19,7 @@ from aurora.types.arrays import MOST_LAYERS
 from aurora.types.options import Limits
 
 RECORD = "vllm-record"
-OF_PLACEMENT, OF_ROUTING = ("gpus", "loads"), ("sources", "window")  # options of each
+OF_PLACEMENT, OF_ROUTING = ("gpus", "loads"), ("sources",)  # options of each
 
 
 @verb(form=Parameter(choices=tuple(PLACEMENT_FORMATS)))
@@ -29,17 +29,15 @@ def export(
     *,
     form: str,
     output: Path | None = None,
-    model: str | None = None,
     dense_layers: Annotated[int | None, Limits(least=0, most=MOST_LAYERS - 1)] = None,
     as_json: bool = False,
 ) -> None:
     """Write a plan's placement in the format of a serving engine. Print its cost and how to start the engine with it.
 
     Args:
-        plan: a plan, or a placement as aurora place and aurora import write it.
+        plan: a plan of one model, or a placement as aurora place and aurora import write it.
         form: the engine's format.
         output: default: print it.
-        model: for a plan of several models: the name or number (from 0) of one.
         dense_layers: number of the model's first layers without experts; the engine counts them too; default: the plan's.
     """
     from aurora.advisor.engines import command_with
@@ -52,14 +50,14 @@ def export(
     expert_bytes = None
     if load_json(plan).get("format") == PLAN_FORMAT:
         whole = load_plan(plan)
-        planned = whole.named(model)
+        if whole.colocated:
+            raise BadInput(f"{plan}: expected a plan of one model, as engines serve it, found one of {len(whole.models)}")
+        planned = whole.models[0]
         expert_bytes = planned.expert_bytes
         placement = planned.placement
         numbers = planned.dense_layers if layers is None else layers
         exported = export_placement(placement, form, numbers, planned.load_LE, whole.cluster.equal, path)
     else:
-        if model is not None:
-            raise BadInput(f"{plan}: expected no --model, which is for a plan of several models, found a placement")
         placement = load_placement(plan)
         exported = export_placement(placement, form, layers or (), path=path)
     if exported.off_by > 1e-9:
@@ -101,7 +99,6 @@ def import_(
     gpus: int | None = None,
     loads: Path | None = None,
     sources: int | None = None,
-    window: int | None = None,
     as_json: bool = False,
 ) -> None:
     """Read a serving engine's placement, in which replicas share an expert's load evenly, or routing that an engine recorded.
@@ -114,7 +111,6 @@ def import_(
         gpus: for a placement: number of GPUs, if the file does not say.
         loads: for a placement: traffic on which it is compared with none: as of aurora place, or a profile.
         sources: for recorded routing: source ranks, over which it is divided evenly; default: those of the files, or 4.
-        window: for recorded routing: tokens of all sources in a window; default: each forward pass is one window.
     """
     from aurora.io.plugin_records import load_records
     from aurora.profiler.import_routing import import_profile
@@ -133,7 +129,8 @@ def import_(
     elif shape is None:
         raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
     else:
-        profile = import_profile(file, form, load_model_config(shape), sources, window)
+        with working("reading routing"):
+            profile = import_profile(file, form, load_model_config(shape), sources)
     save(profile, target)
     shown_profile(profile, target, as_json)
 

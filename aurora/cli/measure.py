@@ -11,7 +11,7 @@ from aurora.cli.output import need_models, progress_bars, show, working
 from aurora.errors import BadInput, need
 from aurora.io import load, load_curves, save, save_cluster
 from aurora.types import Cluster, ComputeCurves, Profile, ProfileOptions
-from aurora.types.options import LINK_TRANSPORTS, MOST_PROCESSES, Limits, Tokens
+from aurora.types.options import MOST_PROCESSES, Limits, Tokens
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,15 +22,15 @@ def links(
     *,
     output: Path = Path("cluster.toml"),
     ranks: Annotated[int | None, Limits(least=2, most=MOST_PROCESSES)] = None,
-    transport: Annotated[str, Limits(one_of=LINK_TRANSPORTS)] = "auto",
     as_json: bool = False,
 ) -> None:
     """Measure the links between ranks, one pair at a time and several at once, and write a cluster file.
 
+    Messages go over NCCL if every rank has a GPU, else over gloo.
+
     Args:
         output: the cluster TOML to write.
         ranks: number of local ranks; under torchrun its ranks.
-        transport: library that carries the messages; auto: nccl if every rank has a GPU, else gloo.
     """
     check_output(output=output)
     need("torch")
@@ -38,7 +38,7 @@ def links(
     from aurora.reports.plan_tables import links_table
 
     with working("measuring links"):
-        measured = measure_links(ranks, transport)
+        measured = measure_links(ranks)
     if measured is None:
         return  # under torchrun rank 0 speaks
     rate_Bps_GG, startup_s_GG = measured.links.rate_Bps_GG, measured.links.startup_s_GG

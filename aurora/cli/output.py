@@ -42,9 +42,9 @@ def show(as_json: bool, result: Mapping[str, Any], *parts: RenderableType | None
             console.print(part, soft_wrap=isinstance(part, str), crop=False)  # a table's title is one line
 
 
-def json_text(result: Mapping[str, Any], indent: int | None = None) -> str:
+def json_text(result: Mapping[str, Any]) -> str:
     """Returns a result as a JSON object with its schema."""
-    return json.dumps(_plain({"schema": SCHEMA, **result}), allow_nan=False, indent=indent)
+    return json.dumps(_plain({"schema": SCHEMA, **result}), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

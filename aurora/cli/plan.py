@@ -11,7 +11,7 @@ import aurora
 from aurora.algorithms.check.fit import ENGINES, check_engine, without_proof
 from aurora.cli.inputs import check_output, loads_of, relative, traffic_of
 from aurora.cli.options import as_options, verb
-from aurora.cli.output import WORST, progress_bars, show
+from aurora.cli.output import WORST, progress_bars, show, working
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_json, load_plan, load_profile, save
 from aurora.io.plans import PLACEMENT_FORMAT, load_placement
@@ -45,10 +45,10 @@ def _step_tokens(_: object, tokens: Sequence[Token]) -> tuple[int, int]:
 
 
 @verb(
-    **{name: Parameter(choices=names) for name, names in strategies().items()},
+    **{name: Parameter(choices=names) for name, names in strategies().items()} | {"colocate": None},
     slots_per_gpu=Parameter(converter=_slots, metavar="N|auto|memory", show_default=lambda _: "auto"),
     tokens_per_step=Parameter(converter=_step_tokens, n_tokens=1, metavar="N|LO:HI"),
-    weights=Parameter(name="--weight"), engine=Parameter(choices=tuple(ENGINES)), seed=None,
+    engine=Parameter(choices=tuple(ENGINES)), preemption_s=None, seed=None,
 )  # fmt: skip
 def plan(
     *,
@@ -76,9 +76,6 @@ def plan(
     from aurora.reports.json_objects import explanation_json, plan_json
     from aurora.reports.plan_tables import bound_lines, expectation_lines, explain_tables, gap_line, plan_table
 
-    for name in ("colocate", "objective"):
-        if len(profile) == 1 and getattr(options, name) != "auto":
-            raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")
     machines = load_cluster(cluster)
     check_output(output=output)
     profiles, further = (traffic_of(files, len(machines)) for files in (profile, domain or []))
@@ -142,13 +139,15 @@ def evaluate(
             raise BadInput(f"`profile`: expected one with `before`, of the same model, found {len(profile)}")
         gpus = load_profile(before).sources if served is None else len(served.cluster)
         first, later = traffic_of((before, profile[0]), gpus)
-        drifted = aurora.drift(first, later, served)
+        with working("comparing traffic"):
+            drifted = aurora.drift(first, later, served)
         of = "of a plan balanced for the earlier traffic: " if served is None else ""
         show(as_json, drift_json(drifted), drift_table(drifted, WORST), of + drifted.reason)
         return
     if served is None:
         raise BadInput("`plan`: expected a file, or `before`, found neither")
     traffic = traffic_of(profile, len(served.cluster))
-    times = aurora.evaluate(served, traffic)
+    with working("planning anew for this traffic"):
+        times = aurora.evaluate(served, traffic)
     table, doubt = evaluation_table(served, times, WORST), without_proof(served, traffic) or None
     show(as_json, evaluation_json(served, times), table, doubt)

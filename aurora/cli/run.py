@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 @verb(
-    order=Parameter(name="--orders"), colocate=Parameter(name="--gpu-group"), keep_logits=None, predictable=None, port=None,
+    order=Parameter(name="--orders"), colocate=Parameter(name="--gpu-group"),
+    dtype=None, keep_logits=None, predictable=None, port=None,
 )  # fmt: skip
 def run(
     plan: Path,
@@ -41,7 +42,6 @@ def run(
     priorities: Annotated[tuple[str, ...], Limits(one_of=PRIORITIES)] = (),
     verify: bool = False,
     compare: bool = False,
-    profile: list[Path] | None = None,
     as_json: bool = False,
 ) -> None:
     """Serve prompts with the plan's models and measure every phase. Each rank is a local process; under torchrun this is one.
@@ -55,7 +55,6 @@ def run(
         priorities: one per model, interactive or batch; default: the plan's.
         verify: compare the answers with those of the unmodified model in one process.
         compare: compare each phase with a simulation of the same traffic.
-        profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
     """
     from aurora.planner.options import with_preemption, with_priorities
 
@@ -63,8 +62,6 @@ def run(
     if priorities and (known := _profiles_left(loaded, plan)):
         loaded = with_preemption(loaded, known)
     _check_counts(loaded, plan, model, prompts)
-    if profile and not compare:
-        raise BadInput("run: --profile goes with --compare")
     if compare and (options.order == "auto" or options.deduplicate or options.interleave == "processes"):
         raise BadInput(
             "run --compare: simulates the plan alone and as planned, expected none of --orders auto, --deduplicate, "
@@ -75,7 +72,7 @@ def run(
     beside = target.with_name(f"{target.stem}.predicted.npz")
     check_output(output=output, trace=target, predicted_trace=beside if compare else None)
     chosen = replace(options, keep_logits=verify, predictable=compare)
-    profiles = profiles_of(loaded, plan, profile) if compare else []
+    profiles = profiles_of(loaded, plan, None) if compare else []
     files = prompts * len(model) if len(prompts) == 1 else prompts
     arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
     for path in model:

@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-
 import aurora
 from aurora.algorithms.check.fit import check_traffic, without_proof
 from aurora.cli.inputs import check_output, profiles_of
@@ -13,7 +11,6 @@ from aurora.cli.options import refuse_given, verb
 from aurora.cli.output import WORST, progress_bars, show, working
 from aurora.errors import BadInput
 from aurora.io import load_plan, load_requests, save
-from aurora.io.requests import TRACE_FORMATS
 from aurora.types import BARRIERS, RequestOptions
 from aurora.types.options import SIMULATED_ORDERS, Limits
 from aurora.types.run_options import INTERLEAVE
@@ -21,7 +18,7 @@ from aurora.types.run_options import INTERLEAVE
 TRACED = ("interleave", "output")  # that go without requests
 
 
-@verb(trace_format=Parameter(choices=tuple(TRACE_FORMATS)), seed=None)
+@verb(seed=None)
 def simulate(
     plan: Path,
     /,
@@ -33,7 +30,6 @@ def simulate(
     orders: Annotated[str, Limits(one_of=SIMULATED_ORDERS)] = "plan",
     staged: bool = False,
     requests: Path | None = None,
-    trace_format: str | None = None,
     request: RequestOptions | None = None,
     as_json: bool = False,
 ) -> None:
@@ -51,15 +47,13 @@ def simulate(
         interleave: run several models at the same time (on) or one after the other (off).
         staged: run transfers in stages, as NCCL's grouped calls do, instead of one by one.
         requests: serve the requests of a trace instead, and compare with the engine's default and with even ranks (.csv or JSON
-            lines with arrival_s,input_tokens,output_tokens, or another of the trace formats).
-        trace_format: format of the trace; default: the one that has its columns.
+            lines with arrival_s,input_tokens,output_tokens, or another format).
     """
     how: dict[str, Any] = {"barriers": barriers, "orders": orders, "staged": staged}
     if requests is not None or request is not None:
         refuse_given(TRACED, "without `requests` and `rate`")
-        _serve(plan, profile, requests, trace_format, request or RequestOptions(), how, as_json)
+        _serve(plan, profile, requests, request or RequestOptions(), how, as_json)
         return
-    refuse_given(("trace_format",), "with `requests`")
     from aurora.advisor.sharing import apart_seconds
     from aurora.planner.options import with_preemption
     from aurora.planner.scenarios.scenario import rows_estimated
@@ -108,7 +102,6 @@ def _serve(
     path: Path,
     profile: list[Path] | None,
     trace: Path | None,
-    trace_format: str | None,
     options: RequestOptions,
     how: dict[str, Any],
     as_json: bool,
@@ -121,7 +114,6 @@ def _serve(
 
     drawn = {name: getattr(options, name) for name in ("rate", "isl", "osl")}
     if trace is None:
-        refuse_given(("trace_format",), "with `requests`")
         if missing := [f"`{name}`" for name, value in drawn.items() if value is None]:
             raise BadInput(f"simulate: expected {' and '.join(missing)} too, to draw requests, or `requests`, a trace of them")
     elif given := [f"`{name}`" for name, value in drawn.items() if value is not None]:
@@ -129,7 +121,7 @@ def _serve(
     plan = load_plan(path)
     profiles = profiles_of(plan, path, profile)
     check_traffic(plan, profiles)
-    requests = None if trace is None else load_requests(trace, trace_format)
+    requests = None if trace is None else load_requests(trace)
     plans, failed = {"plan": plan}, None
     if len(plan.models) == 1:
         try:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, field
 
-from aurora.errors import BadInput, check_one_of, shown
+from aurora.errors import BadInput, shown
 from aurora.io.files import csv_rows, json_lines, json_value, read_text
 from aurora.io.schema import FileTable, converted
 from aurora.types.requests import MOST_REQUESTS, Requests
@@ -76,15 +76,14 @@ def _seconds(time: Any, form: TraceFormat) -> float:
     return float(time) / (1e3 if form.unit == "milliseconds" else 1)
 
 
-def load_requests(path: str | Path, form: str | None = None) -> Requests:
+def load_requests(path: str | Path) -> Requests:
     """Read a request trace. Times are shifted so that the first request arrives at 0 s.
 
     Rows may also have `hash_ids`, the blocks of a prompt's prefix, and `session_id` with `delay`: a later turn, which is sent
     `delay` (in the unit of the times) after the turn before it is answered.
 
     Args:
-        path: the file. Columns or keys beyond those of its format are ignored.
-        form: a name in TRACE_FORMATS; None: the format that has the columns of the first row.
+        path: the file. Its format is the one that has the columns of the first row; further columns or keys are ignored.
 
     Raises:
         BadInput: if the file cannot be read, has other columns or no rows, a row is not a time and two numbers of tokens, or
@@ -94,8 +93,7 @@ def load_requests(path: str | Path, form: str | None = None) -> Requests:
     rows = iter(_json_rows(path) if read_text(path).lstrip()[:1] == "{" else csv_rows(path))
     if (first := next(rows, None)) is None:
         raise BadInput(f"{path}: expected requests, found none")
-    name = _recognised(path, *first) if form is None else form
-    check_one_of("trace_format", name, TRACE_FORMATS)
+    name = _recognised(path, *first)
     known, failed, last_s = TRACE_FORMATS[name], 0, 0.0
     session_of: dict[Any, tuple[int, float]] = {}  # by session_id: the session's number and first arrival
     number_of: dict[Any, int] = {}  # of a block

@@ -12,7 +12,6 @@ import numpy as np
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.gpu_slots import SlotRoom
 from aurora.algorithms.workload.step_traffic import cut_traffic, drawn_steps, set_aside
-from aurora.errors import InfeasiblePlan
 from aurora.planner.options import flat_reason, with_preemption
 from aurora.planner.slots import WorthwhileSlots, slots_open, worthwhile_slots
 from aurora.simulator.interpreter import simulate_plan, simulated_span_s
@@ -63,8 +62,6 @@ class SimulatedChoice:
             return simulated_seconds(plan, self.steps([aside.first_windows(ASIDE_WINDOWS)]))
 
         fitting = SlotRoom.of(cluster, self.profiles[0], self.options)
-        if self.options.kv_tokens is not None and not fitting.slots:
-            raise InfeasiblePlan(f"`kv_tokens`: expected fewer, which leave each GPU room for an expert, found {fitting}")
         return worthwhile_slots(fitting, cluster, self.profiles[0], aside_s, label)
 
     def fastest(self, cluster: Cluster, options: PlanOptions) -> Plan:

@@ -15,9 +15,10 @@ from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.options import remade
 from aurora.planner.plan import layer_seconds, make_plan, scenario_of_plan
 from aurora.planner.scenarios.scenario import rows_estimated
-from aurora.types import DriftOptions, ModelPlan, Plan, Profile
+from aurora.types import ModelPlan, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
 
+LOSS_KEPT = 0.05  # slowdown of a plan, as a share of its time, above which planning again pays
 JOINT = 0.01  # slowdown up to which a plan for two kinds of traffic serves both
 
 
@@ -188,14 +189,13 @@ class Drift:
         return f"{self.slowdown:.1%}" + (" (estimated from counts)" if self.estimated else "")
 
 
-def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
+def drift(before: Profile, after: Profile, plan: Plan | None = None) -> Drift:
     """Measures whether traffic has moved by more than chance explains, and whether planning again pays.
 
     Args:
         before: the traffic that was planned for.
         after: the traffic now, of the same model.
         plan: the plan made for `before`; None: the slowdown is that of groups of experts balanced for `before`.
-        options: the slowdown above which planning again pays, the number of hot experts, and the seed.
 
     Returns:
         The Drift: each layer's distance, the distance that chance explains, and the slowdown.
@@ -215,14 +215,14 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
             raise BadInput(f"profile of {profile.model!r}: expected tokens, found none")
     if plan is not None and [model.made_from(before) for model in plan.models] != [True]:
         raise BadInput(f"drift: expected a plan for the first profile, {before.model!r} alone, found one made from others")
-    hot = max(1, before.experts // 8) if options.hot is None else min(options.hot, before.experts)
+    hot = max(1, before.experts // 8)
     loads = before.load_LE, after.load_LE
     evaluation = None if plan is None else evaluate(plan, [after])
     slowdown = balance_slowdown(loads[0], loads[1], before.sources) if evaluation is None else evaluation.slowdown
     joint = None
-    if plan is not None and evaluation is not None and slowdown > options.threshold:
+    if plan is not None and evaluation is not None and slowdown > LOSS_KEPT:
         joint = _slowdown_of_joint(plan, evaluation.replanned, before, after)
-    noise_BL = _by_chance(before, after, np.random.default_rng(options.seed))
+    noise_BL = _by_chance(before, after, np.random.default_rng(0))
     return Drift(
         variation(*loads),
         np.quantile(noise_BL, LEVEL, axis=0),
@@ -230,7 +230,7 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
         overlap(loads[0], loads[1], hot),
         hot,
         slowdown,
-        options.threshold,
+        LOSS_KEPT,
         evaluation is not None and evaluation.estimated,
         joint,
     )

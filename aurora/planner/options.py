@@ -14,7 +14,6 @@ from aurora.algorithms.placement.assignment import ASSIGN
 from aurora.algorithms.placement.colocation import COLOCATE, JOINT
 from aurora.algorithms.placement.cost_model import AIMS, OWN, layer_costs
 from aurora.algorithms.placement.grouping import PLACE
-from aurora.algorithms.placement.objective import TABLE_2, objectives
 from aurora.algorithms.replicas.failure_resilient import DEFAULT, SURVIVE
 from aurora.algorithms.replicas.registry import REGISTERED, REPLICAS, of_groups
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
@@ -48,14 +47,13 @@ def choices(options: PlanOptions, models: int) -> dict[str, tuple[str, ...]]:
         "assign": tuple(ASSIGN),
         "colocate": tuple(COLOCATE),
         "order": tuple(ORDER),
-        "objective": objectives(models),
         "aim": tuple(AIMS),
     }
 
 
 def strategies() -> dict[str, list[str]]:
     """Returns the names that each strategy field of PlanOptions accepts, for any number of models and replicas."""
-    cases = ((1, None), (2, None), (3, None), (1, 2))
+    cases = ((1, None), (2, None), (1, 2))
     each = [choices(PlanOptions(min_replicas=replicas), models) for models, replicas in cases]
     return {name: list(dict.fromkeys(["auto", *(known for found in each for known in found[name])])) for name in each[0]}
 
@@ -116,9 +114,8 @@ def resolve(
     """Returns the options with the name of a strategy in place of every "auto" that has an effect.
 
     `order` stays "auto" if ports differ or the cluster has servers: each layer then takes the shorter of two orders.
-    `objective` stays "auto" for a single model, and `time_slice` for a single model without micro-batches. `all_to_all` and
-    `slots_per_gpu` are chosen by simulation elsewhere; here "auto" becomes "flat", and as many slots as memory holds. Resolving
-    twice gives the same options.
+    `time_slice` stays "auto" for a single model without micro-batches. `all_to_all` and `slots_per_gpu` are chosen by
+    simulation elsewhere; here "auto" becomes "flat", and as many slots as memory holds. Resolving twice gives the same options.
 
     Args:
         options: strategies by name or "auto".
@@ -134,7 +131,7 @@ def resolve(
     _check_scenario(options, len(profiles))
     _check_min_replicas(options, cluster)
     alike = equal and len(_servers(cluster)) > 1
-    by_index = alike and options.place == "contiguous" and options.colocate == "auto"  # neighbours stay on one server
+    by_index = alike and options.place == "contiguous"  # neighbours stay on one server
     if options.colocate in JOINT and options.assign not in ("auto", "exact"):
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
@@ -143,10 +140,9 @@ def resolve(
     known = choices(options, len(profiles))
     meant = {
         "place": place,
-        "colocate": "contiguous" if by_index else "local-search" if searches else "matching",
+        "colocate": "contiguous" if by_index or options.assign == "contiguous" else "local-search" if searches else "matching",
         "assign": "contiguous" if by_index else "exact",
         "aim": OWN if colocated else "mean",
-        "objective": known["objective"][0] if colocated else "auto",
         "time_slice": TIME_SLICES[0] if colocated or options.micro_batches > 1 else "auto",
         "all_to_all": ALL_TO_ALLS[0],
         "order": auto_orders(gpus)[0] if plain else "auto",
@@ -246,15 +242,14 @@ def _layer_s(plan: Plan, model: int, profile: Profile) -> float:
 
 
 def _check_sharing(options: PlanOptions, models: int, shared: bool = False) -> None:
-    """Raises BadInput unless priorities and weights are given for each of several models, or not at all.
+    """Raises BadInput unless priorities are given for each of several models, or not at all.
 
-    Beside other runs (`shared`) a single model may have them.
+    Beside other runs (`shared`) a single model may have one.
     """
-    for name in ("priorities", "weights"):
-        if (values := getattr(options, name)) and models == 1 and not shared:
-            raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")
-        if values and len(values) != models:
-            raise BadInput(f"`{name}`: expected one for each of {models} models, found {len(values)}")
+    if options.priorities and models == 1 and not shared:
+        raise BadInput("`priorities`: is for models that share the GPUs, found one model")
+    if options.priorities and len(options.priorities) != models:
+        raise BadInput(f"`priorities`: expected one for each of {models} models, found {len(options.priorities)}")
 
 
 def _check_scenario(options: PlanOptions, models: int) -> None:
@@ -266,11 +261,8 @@ def _check_scenario(options: PlanOptions, models: int) -> None:
         return
     if options.micro_batches > 1:
         raise BadInput(f"`micro_batches`: cut the batches of a single model, expected 1, found {models} models")
-    if options.objective in TABLE_2 and models > 2:
-        raise BadInput(f"`objective`: {options.objective} is for two models that share the GPUs, found {models} models")
     exclusive_only = {
         "slots_per_gpu": bool(options.slots_per_gpu),
-        "kv_tokens": options.kv_tokens is not None,
         "aim": options.aim not in ("auto", OWN),
         "min_replicas": options.min_replicas is not None,
     }

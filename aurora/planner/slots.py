@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from aurora.algorithms.gpu_slots import SlotRoom, memory_slots_G
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
-from aurora.errors import BadInput
 from aurora.types import Cluster, PlanOptions, Profile
 from aurora.types.options import AUTO_SLOTS
 
@@ -28,17 +27,10 @@ class WorthwhileSlots:
 
 
 def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> bool:
-    """Returns whether the planner chooses `slots_per_gpu`: if it is "auto", for one model whose placement options are "auto".
-
-    Raises:
-        BadInput: if `kv_tokens` is given although the slots are not chosen.
-    """
+    """Returns whether the planner chooses `slots_per_gpu`: "auto", for one model whose placement options are "auto", too."""
     left_open = options.place == options.assign == "auto" and options.min_replicas is None
     single = len(profiles) == 1 and not domains
-    chooses = options.slots_per_gpu == AUTO_SLOTS and left_open and single
-    if options.kv_tokens is not None and not chooses:
-        raise BadInput("`kv_tokens`: is for a plan of one model that chooses `slots_per_gpu` and placement by itself")
-    return chooses
+    return options.slots_per_gpu == AUTO_SLOTS and left_open and single
 
 
 def worthwhile_slots(

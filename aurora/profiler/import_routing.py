@@ -31,7 +31,6 @@ def import_profile(
     form: str,
     config: Mapping[str, Any],
     sources: int | None = None,
-    window: int | None = None,
 ) -> Profile:
     """Makes a Profile of recorded routing; compute times are estimated from the model's shape.
 
@@ -44,7 +43,6 @@ def import_profile(
         form: the format, one of ROUTING_FORMATS.
         config: the model's transformers config.json.
         sources: number of source ranks over which tokens are divided; None: as in the files, or ProfileOptions' default.
-        window: number of tokens of all sources in a window; None: each recorded step is a window.
 
     Raises:
         BadInput: if a file is not of the format or not of the model, files differ in their layers, a rank's file is missing,
@@ -52,7 +50,7 @@ def import_profile(
     """
     if not files:
         raise BadInput("import: expected a file, found none")
-    ProfileOptions(sources=1 if sources is None else sources, window=window)  # refuses what no profile has
+    ProfileOptions(sources=1 if sources is None else sources)  # refuses what no profile has
     shape = Shape.of(config)
     domains = [read_dump(path, form, shape) for path in files]
     if len(layers := {domain.which for domain in domains}) > 1:
@@ -74,9 +72,9 @@ def import_profile(
     if left_out := [f"{path.name}: {domain.left_out}" for path, domain in zip(files, domains, strict=True) if domain.left_out]:
         about["left out"] = "; ".join(left_out)
     if domains[0].experts_ULK is None:
-        counted = _counted(domains, ranks, sources, window, shape.top_k)
+        counted = _counted(domains, ranks, sources)
         return shape.profile(counted, about, recorded=domains[0].layers, kv_bytes=known_kv_bytes(config))
-    routing = _routing(domains, ranks, window)
+    routing = _routing(domains, ranks)
     tokens_TLSE = routing.tokens_TLSE(int(routing.window_U.max()) + 1, sources, shape.experts)
     return shape.profile(tokens_TLSE, about, routing, kv_bytes=known_kv_bytes(config))
 
@@ -105,46 +103,35 @@ def _steps_of(domains: Sequence[RecordedRouting]) -> tuple[int, list[IntArray]]:
     return len(all_T), [np.searchsorted(all_T, pass_T) for pass_T in passes]
 
 
-def _counted(
-    domains: Sequence[RecordedRouting], ranks: Sequence[IntArray], sources: int, window: int | None, top_k: int
-) -> IntArray:
+def _counted(domains: Sequence[RecordedRouting], ranks: Sequence[IntArray], sources: int) -> IntArray:
     """(T, L, S, E) int64: the domains' counts, each dealt to its own sources."""
     steps, at = _steps_of(domains)
     _, layers, experts = domains[0].counts_TLE.shape
     tokens_TLSE = np.zeros((steps, layers, sources, experts), dtype=np.int64)
     for domain, own_S, at_T in zip(domains, ranks, at, strict=True):
         tokens_TLSE[np.ix_(at_T, np.arange(layers), own_S)] += deal_counts(domain.counts_TLE, len(own_S))
-    tokens_TLSE = tokens_TLSE[tokens_TLSE.any(axis=(1, 2, 3))]
-    window_T = windows_of(tokens_TLSE.sum(axis=(2, 3)).max(axis=1) // top_k, window)
-    merged = np.zeros((int(window_T.max()) + 1, layers, sources, experts), dtype=np.int64)
-    np.add.at(merged, window_T, tokens_TLSE)
-    return merged
+    return tokens_TLSE[tokens_TLSE.any(axis=(1, 2, 3))]
 
 
-def _routing(domains: Sequence[RecordedRouting], ranks: Sequence[IntArray], window: int | None) -> TokenRouting:
-    """Token-level routing: sequences are dealt round robin; a window ends with a sequence. Without `window` there is one.
-
-    Of recorded passes, each is a window, or several are one with `window`; they do not tell sequences.
-    """
+def _routing(domains: Sequence[RecordedRouting], ranks: Sequence[IntArray]) -> TokenRouting:
+    """Token-level routing: sequences are dealt round robin, in one window. Of recorded passes, each is a window."""
     if domains[0].pass_T is not None:
-        return _routing_of_passes(domains, ranks, window)
-    experts, source, at, sequence = [], [], [], []
+        return _routing_of_passes(domains, ranks)
+    experts, source, sequence = [], [], []
     before = 0
     for domain, own_S in zip(domains, ranks, strict=True):
         assert domain.experts_ULK is not None
         assert domain.lengths_Q is not None
         sequences_Q = np.arange(len(domain.lengths_Q))
-        alike = None if window is None else -(-window // len(domains))
-        window_Q = np.zeros_like(sequences_Q) if alike is None else windows_of(domain.lengths_Q, alike)
         experts.append(domain.experts_ULK)
         source.append(np.repeat(own_S[sequences_Q % len(own_S)], domain.lengths_Q))
-        at.append(np.repeat(window_Q, domain.lengths_Q))
         sequence.append(np.repeat(before + sequences_Q, domain.lengths_Q))
         before += len(sequences_Q)
-    return TokenRouting(*(np.concatenate(parts) for parts in (experts, source, at, sequence)))
+    chosen, source_U, sequence_U = (np.concatenate(parts) for parts in (experts, source, sequence))
+    return TokenRouting(chosen, source_U, np.zeros_like(source_U), sequence_U)
 
 
-def _routing_of_passes(domains: Sequence[RecordedRouting], ranks: Sequence[IntArray], window: int | None) -> TokenRouting:
+def _routing_of_passes(domains: Sequence[RecordedRouting], ranks: Sequence[IntArray]) -> TokenRouting:
     """Token-level routing of recorded forward passes: a pass's tokens are dealt round robin to the domain's own sources."""
     steps, at = _steps_of(domains)
     lengths = [np.asarray(domain.lengths_Q) for domain in domains]
@@ -152,8 +139,6 @@ def _routing_of_passes(domains: Sequence[RecordedRouting], ranks: Sequence[IntAr
     for at_T, lengths_T in zip(at, lengths, strict=True):
         tokens_T[at_T] += lengths_T
     window_T = np.cumsum(tokens_T > 0) - 1  # passes without a token are left out
-    if window is not None:
-        window_T = windows_of(tokens_T[tokens_T > 0], window)[np.maximum(window_T, 0)]
     return TokenRouting(
         np.concatenate([domain.experts_ULK for domain in domains if domain.experts_ULK is not None]),
         np.concatenate([own_S[np.arange(sum(many)) % len(own_S)] for own_S, many in zip(ranks, lengths, strict=True)]),
@@ -223,16 +208,3 @@ def sources_of(domain: int, domains: int, sources: int) -> IntArray:
     domains share a rank.
     """
     return np.arange(domain, sources, domains) if domains <= sources else np.array([domain % sources])
-
-
-def windows_of(tokens_T: IntArray, window: int | None) -> IntArray:
-    """Assigns steps to windows of at least `window` tokens (but the last); returns (T,) window numbers. None: one step each."""
-    if window is None:
-        return np.arange(len(tokens_T))
-    window_T, number, total = np.empty(len(tokens_T), dtype=np.int64), 0, 0
-    for step, tokens in enumerate(tokens_T.tolist()):
-        if total >= window:
-            number, total = number + 1, 0
-        window_T[step] = number
-        total += tokens
-    return window_T

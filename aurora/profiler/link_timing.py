@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from aurora.algorithms.network.measured_links import find_servers, fit_link
-from aurora.errors import BadInput, check_one_of, shown
+from aurora.errors import BadInput, shown
 from aurora.moe.transport import Observe, Transport
 from aurora.profiler.devices import relative_speeds
 from aurora.runtime.distributed.launcher import RankInfo, launch
@@ -29,7 +29,6 @@ from aurora.runtime.transports.process_groups import (
 )
 from aurora.types import Cluster, Gpu, Order, Servers
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.options import LINK_TRANSPORTS
 
 NOISE = 0.03  # a smaller loss of goodput counts as none
 SHARED = 0.75  # of the rate that a server's ranks have one at a time: less than this together is a shared NIC
@@ -128,32 +127,29 @@ class MeasuredCluster:
 
 def measure_links(
     ranks: int | None = None,
-    transport: str = "auto",
     *,
     timeout_s: float = 300.0,
 ) -> MeasuredCluster | None:
-    """Measures the links between ranks and makes a Cluster of them.
+    """Measures the links between ranks, over NCCL where every rank has a GPU, else over gloo, and makes a Cluster of them.
 
     Under torchrun every rank calls this, and all but rank 0 get None. Otherwise `ranks` local processes are started.
 
     Args:
         ranks: the number of ranks; None: as many as torchrun has started.
-        transport: "gloo", "nccl", or "auto": nccl where every rank has a GPU, else gloo.
         timeout_s: seconds that a rank waits for a peer.
 
     Returns:
         The Cluster with its measurements; None on ranks of torchrun other than 0.
 
     Raises:
-        BadInput: if the transport is unknown or cannot be used, or `ranks` is below 2 or not torchrun's.
+        BadInput: if `ranks` is below 2 or not torchrun's.
         RankFailed: if a rank fails.
 
     Example:
-        >>> measured = measure_links(2, "gloo")
+        >>> measured = measure_links(2)
         >>> len(measured.cluster), measured.transport
         (2, 'gloo')
     """
-    check_one_of("transport", transport, LINK_TRANSPORTS)
     rank_info = rank_info_from_environment(timeout_s)
     count = rank_info.ranks if rank_info is not None else ranks
     if rank_info is not None and ranks not in (None, count):
@@ -161,13 +157,13 @@ def measure_links(
     if count is None or count < 2:
         raise BadInput(f"`ranks`: expected two or more, found {shown(count)}")
     if rank_info is None:
-        measured: MeasuredCluster = launch(_measure_rank, count, transport, timeout_s=timeout_s)[0]
+        measured: MeasuredCluster = launch(_measure_rank, count, timeout_s=timeout_s)[0]
         return measured
-    measured = _measure_rank(rank_info, transport)
+    measured = _measure_rank(rank_info)
     return measured if rank_info.rank == 0 else None
 
 
-def _measure_rank(rank_info: RankInfo, transport: str) -> MeasuredCluster:
+def _measure_rank(rank_info: RankInfo) -> MeasuredCluster:
     """One rank's part: returns the same on all ranks."""
     device, host = device_of(rank_info), socket.gethostname()
     kind, memory = "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // rank_info.local_ranks
@@ -176,13 +172,9 @@ def _measure_rank(rank_info: RankInfo, transport: str) -> MeasuredCluster:
         kind, memory = card.name, int(card.total_memory)
     with default_process_group(rank_info) as heartbeats:
         told_G: list[Any] = [None] * rank_info.ranks
-        dist.all_gather_object(
-            told_G, (host, rank_info.local_rank, kind, memory, host_id(transport != "gloo" and device != "cpu"))
-        )
+        dist.all_gather_object(told_G, (host, rank_info.local_rank, kind, memory, host_id(device != "cpu")))
         names_G, local_G, kind_G, memory_G, hosts_G = zip(*told_G, strict=True)
-        over = "gloo" if transport == "gloo" or "cpu" in kind_G else "nccl"
-        if transport == "nccl" != over:
-            raise BadInput("`transport` nccl: expected a GPU for each rank, found ranks without")
+        over = "gloo" if "cpu" in kind_G else "nccl"
         if over == "gloo":
             links = time_links(GlooTransport(), hosts_G)
         else:

@@ -3,7 +3,7 @@
 `python -m aurora.runtime.arbiter_process FOLDER` returns once an arbiter listens in FOLDER. The arbiter ends when its
 last client has left. Clients (`aurora.runtime.process_port_arbiter`), one for each rank of a model, send packets of JSON:
 
-- ["join", GPU, model or null, weight, interactive, name]; answer: ["joined", model], or ["refused", reason]
+- ["join", GPU, model or null, interactive, name]; answer: ["joined", model], or ["refused", reason]
 - ["compute", level], ["give_way", level] and ["exchange"]; answer, when it may begin: ["granted", models]
 - ["late", seconds]: the turn that it waits for is to be passed on if it has lasted so long; answer then: ["passed_on", whose]
 - ["computed"], ["exchanged", hold_port]: it is over
@@ -111,9 +111,9 @@ class Arbiter:
             self._tell_models()
         self._grant()
 
-    def _join(self, client: Client, gpu: int, number: int | None, weight: int, interactive: bool, name: str) -> None:
+    def _join(self, client: Client, gpu: int, number: int | None, interactive: bool, name: str) -> None:
         if number is None:
-            policy = SlicePolicy(max(int(weight), 1), bool(interactive), float("inf") if interactive else 1.0)
+            policy = SlicePolicy(bool(interactive), float("inf") if interactive else 1.0)
             self._models.append(Model(self._slices.add(policy), policy))
             number = self._models[-1].number
         model = next((model for model in self._models if model.number == number), None)
@@ -217,7 +217,7 @@ class Arbiter:
             return
         if not model.holds:
             model.start = max(self._now_K[model.policy.interactive], model.end)
-            model.end = model.start + 1 / model.policy.weight
+            model.end = model.start + 1
             self._slices.join(model.number, model.end, slices=1)
         model.waits = True
         self._slices.ask(model.number)

@@ -26,7 +26,7 @@ from aurora.types.private_folders import make_private
 from aurora.types.program import INTERACTIVE_LEVEL
 
 LOG = logging.getLogger("aurora.run")
-VERSION = 1  # of the packets
+VERSION = 2  # of the packets
 TURN_S = 5.0  # how long others wait for one use of the GPU or the port
 START_S = 60.0  # how long an arbiter process may take to start
 AGAIN_S = 0.05  # between two attempts to reach it
@@ -88,7 +88,7 @@ class ProcessPortArbiter:
         self._finish, self._interactive, self._level, self._turn_s = finish, policy.interactive, 0, turn_s
         self._models, self._urgent = 1, False  # as last heard
         self._failure: str | None = None
-        join = ("join", gpu, slot, policy.weight, policy.interactive, f"process {os.getpid()}")
+        join = ("join", gpu, slot, policy.interactive, f"process {os.getpid()}")
         until_s = time.monotonic() + START_S
         while (joined := _joined(folder, join)) is None:
             if time.monotonic() > until_s:

@@ -197,7 +197,7 @@ class _Run:
         self._sequence = 0
         ranks, policies_M = range(self.program.ranks), self.program.policies_M
         if not self._preempts:  # where all ranks wait for all, no model goes before another
-            policies_M = tuple(SlicePolicy(policy.weight) for policy in policies_M)
+            policies_M = (SlicePolicy(),) * len(policies_M)
         self._gpus = [PriorityLock() for _ in ranks]
         self._ports = [SimulatedPort(PortSlices(policies_M, not self.staged)) for _ in ranks]
         self._keeps_gpu: set[tuple[int, int]] = set()  # rank and model of who computes from one phase to the next

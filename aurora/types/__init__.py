@@ -7,7 +7,7 @@ from aurora.lazy_names import fetcher
 NAMES = {  # those that each module defines
     "cluster": "Cluster Gpu GpuKind",
     "network": "Cut Network Servers",
-    "options": "ControlOptions DriftOptions PlanOptions ProfileOptions SyntheticOptions",
+    "options": "ControlOptions PlanOptions ProfileOptions SyntheticOptions",
     "placement": "FailureDomains GpuSlots Placement Rebalanced ReplicaPlacement ResilientPlacement SurvivalProbability",
     "plan": "ModelPlan Plan",
     "profile": "OVERHEAD PHASES STAGES ComputeCurves Curve Profile",

@@ -91,11 +91,9 @@ Few = Annotated[int, Limits(above=0, most=1 << 16)]  # slots, replicas, experts
 Ranks = Annotated[int, Limits(above=0, most=4096)]
 Port = Annotated[int, Limits(least=0, most=MOST_PORT)]
 
-LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 GATHERED = "allgather"  # and reduce-scatter, instead of all-to-alls
 SIMULATED_ORDERS = ("plan", "batch", GATHERED)
 ALL_TO_ALLS = ("flat", "hierarchical")
-MOST_WEIGHT = 1000  # of a model's time slices
 LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an event for each
 LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 AUTO_SLOTS = 0  # per GPU: replicas where they pay
@@ -177,10 +175,9 @@ class PlanOptions:
     Args:
         place: how experts are placed: one by one, in one group per GPU, or with replicas.
         assign: how the groups of one model are assigned to GPUs.
-        colocate: how the groups of further models are placed on the GPUs of the first model.
+        colocate: how the groups of further models are placed on the GPUs of the first; "auto": in sequence if `assign` is.
         order: order of each all-to-all.
         seed: random seed of strategies that draw.
-        objective: formula for a layer's time with colocated models ("paper": Aurora's Table 2).
         slots_per_gpu: experts that each GPU holds, replicas included; auto (0): with replicas where these pay; memory (None):
             as memory allows, each expert once unless place or min_replicas asks for replicas.
         aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
@@ -188,11 +185,9 @@ class PlanOptions:
         time_slice: how long a model has a port: "exchange", "layer" or a forward "step"; "auto": the faster of the first two.
         all_to_all: "flat": tokens go directly to each GPU; "hierarchical": once to each server, then on; "auto": the faster.
         priorities: one per model; "interactive" models go before "batch" models, which use the time left; default: equal.
-        weights: one per model; number of time slices per slice of a model of weight 1; default: 1 each.
         preemption_s: seconds for which a batch model may keep a GPU while an interactive one waits; default: a tenth of the
             interactive one's layer.
         micro_batches: number of parts of each batch of a single model, which overlap.
-        kv_tokens: tokens that the KV cache of a GPU must hold beside replicas; default: nine tenths of those without replicas.
         tokens_per_step: tokens of all ranks in a step, N or LO:HI, as at decode; default: each window is a step.
     """
 
@@ -201,17 +196,14 @@ class PlanOptions:
     colocate: str = "auto"
     order: str = "auto"
     seed: Seed = 0
-    objective: str = "auto"
     slots_per_gpu: Annotated[int | None, Limits(least=0, most=1 << 16)] = AUTO_SLOTS
     aim: str = "auto"
     min_replicas: Few | None = None
     time_slice: Annotated[str, Limits(one_of=("auto", *TIME_SLICES))] = "auto"
     all_to_all: Annotated[str, Limits(one_of=("auto", *ALL_TO_ALLS))] = "auto"
     priorities: Annotated[tuple[str, ...], Limits(one_of=PRIORITIES)] = ()
-    weights: tuple[int, ...] = ()
     preemption_s: Annotated[float | None, Limits(least=LEAST_PREEMPTION_S, most=LONGEST_S)] = None
     micro_batches: Annotated[int, Limits(above=0, most=MOST_MICRO_BATCHES)] = 1
-    kv_tokens: Annotated[int | None, Limits(least=0, most=MOST)] = None
     tokens_per_step: Annotated[tuple[int, int] | None, Limits(above=0, most=MOST)] = None
 
     def __post_init__(self) -> None:
@@ -225,30 +217,8 @@ class PlanOptions:
         for name, known in STRATEGIES.items():
             check_one_of(name, getattr(self, name), known)
         object.__setattr__(self, "priorities", tuple(self.priorities or ()))
-        object.__setattr__(self, "weights", tuple(self.weights or ()))
         if self.priorities and self.time_slice == "step":
             raise BadInput("`priorities`: expected time slices by exchange or layer, found `time_slice` step")
-        for weight in self.weights:
-            if not 1 <= weight <= MOST_WEIGHT or weight != int(weight):
-                raise BadInput(f"`weights`: expected each a whole number from 1 to {MOST_WEIGHT}, found {weight}")
-
-
-@dataclass(frozen=True)
-class DriftOptions:
-    """Options of `aurora.drift`.
-
-    Args:
-        threshold: slowdown of the plan, as a share of its time, above which planning again pays.
-        hot: number of experts that count as hot, the most loaded ones; default: an eighth of all.
-        seed: random seed of the resampling that separates drift from chance.
-    """
-
-    threshold: Annotated[float, Limits(least=0, most=1e6)] = 0.05
-    hot: Few | None = None
-    seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True)

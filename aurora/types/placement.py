@@ -174,14 +174,6 @@ class Placement(Value):
         whole = [tuple(tuple(tuple(1.0 for _ in experts) for experts in layer) for layer in part.slots_LG) for part in parts]
         return cls(slots, tuple(layer for part, ones in zip(parts, whole, strict=True) for layer in part.split_LG or ones))
 
-    def relabelled(self, from_G: IntArray) -> "Placement":
-        """Returns the placement in which GPU g holds the experts that GPU from_G[g] holds here; from_G is (G,) int64."""
-
-        def relabelled(table: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
-            return tuple(tuple(layer[gpu] for gpu in from_G.tolist()) for layer in table)
-
-        return Placement(relabelled(self.slots_LG), self.split_LG and relabelled(self.split_LG))
-
     def fewest_replicas(self, layer: int, node_G: ArrayLike) -> tuple[int, int]:
         """Returns (GPUs, nodes): the minimum over a layer's experts of the number of GPUs, and of nodes, that hold the expert.
 

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from aurora.errors import BadInput, shown
+from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, Value, check_arrays, check_name, gap, layer_numbers
 from aurora.types.cluster import Cluster
 from aurora.types.model_identity import ModelIdentity
@@ -156,9 +156,8 @@ class Plan(Value):
             raise BadInput("plan: expected at least one model, found none")
         if self.colocated and self.options.micro_batches > 1:
             raise BadInput(f"`micro_batches`: cut the batches of a single model, expected 1, found {len(self.models)} models")
-        for name in ("priorities", "weights"):
-            if (values := getattr(self.options, name)) and len(values) != len(self.models):
-                raise BadInput(f"`{name}`: expected one for each of {len(self.models)} models, found {len(values)}")
+        if (priorities := self.options.priorities) and len(priorities) != len(self.models):
+            raise BadInput(f"`priorities`: expected one for each of {len(self.models)} models, found {len(priorities)}")
         if (self.options.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected min_replicas and survival together or neither")
         check_arrays(self, "plan, ")
@@ -173,21 +172,6 @@ class Plan(Value):
             f"Plan({self.scenario}: {models} on {self.cluster.name!r} ({len(self.cluster.gpus)}), {self.objective} objective "
             f"{self.objective_s:.4g} s, gap {self.gap:.1%})"
         )
-
-    def named(self, model: str | None = None) -> ModelPlan:
-        """Returns the ModelPlan of one model.
-
-        Args:
-            model: the model's name, or its number from 0; None: the plan's only model.
-
-        Raises:
-            BadInput: if `model` fits no model of the plan, or more than one.
-        """
-        chosen = [model_plan for number, model_plan in enumerate(self.models) if model in (None, model_plan.model, str(number))]
-        if len(chosen) != 1:
-            names = ", ".join(f"{number} ({model_plan.model})" for number, model_plan in enumerate(self.models))
-            raise BadInput(f"`model`: expected one of {names}, found {shown(model)}")
-        return chosen[0]
 
     @cached_property
     def colocated(self) -> bool:
@@ -212,8 +196,8 @@ class Plan(Value):
 
     @property
     def objective(self) -> str:
-        """Name of the formula for objective_s: "exclusive" (Eq. 1), "causal" or "paper" (Table 2), "busiest-resource"."""
-        return self.options.objective if self.colocated else "exclusive"
+        """Name of the formula for objective_s: "exclusive" (Eq. 1), "causal" (two models), "busiest-resource" (more)."""
+        return {1: "exclusive", 2: "causal"}.get(len(self.models), "busiest-resource")
 
     @property
     def strategies(self) -> dict[str, str]:
@@ -226,8 +210,6 @@ class Plan(Value):
                 values["priorities"] = ", ".join(options.priorities)
                 if options.preemption_s is not None:
                     values["preemption"] = f"{options.preemption_s:g} s"
-            if options.weights:
-                values["weights"] = ", ".join(map(str, options.weights))
         else:
             values["aim"] = options.aim
         if options.micro_batches > 1:

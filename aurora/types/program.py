@@ -46,7 +46,7 @@ class Barrier:
 class Exchange:
     """An all-to-all. On every rank it runs in the model's time slice of the port.
 
-    Models of equal weight take time slices in turn: model 0, model 1, ..., then model 0 again.
+    Models take time slices in turn: model 0, model 1, ..., then model 0 again.
 
     Args:
         phase: "dispatch" or "combine".
@@ -79,13 +79,11 @@ class SlicePolicy:
     """Rules by which a model shares its ranks' ports and GPUs with other models.
 
     Args:
-        weight: number of time slices of a port that the model gets per time slice of a model of weight 1.
         interactive: True: its computation runs before that of batch models, which yield to it at preemption points.
         slice_s: maximum seconds of one time slice of a port; a flat exchange that takes longer is cut into several slices.
             Infinity: every exchange is one slice.
     """
 
-    weight: int = 1
     interactive: bool = False
     slice_s: float = float("inf")
 
@@ -99,7 +97,7 @@ def has_next_slice(next_M: Sequence[float], model: int) -> bool:
     """Returns whether the next time slice of a port belongs to `model`.
 
     It belongs to the model whose next slice has the smallest virtual time; among equal times, to the first model. The i-th
-    slice of a model that joined at the virtual time `base` is at base + i / weight. So models of weight 1 take slices in turn.
+    slice of a model that joined at the virtual time `base` is at base + i. So models take slices in turn.
     The port arbiters of the runtime and of the simulator both use this rule.
 
     Args:

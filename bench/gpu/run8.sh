@@ -50,7 +50,7 @@ step_stages() { bench stages --ranks "$ranks" --large; }
 step inputs 120
 step_inputs() {
     profiles_and_plans && python -m torch.distributed.run --standalone --nproc-per-node "$ranks" --no-python \
-        python -m aurora measure links --transport "$transport" -o links.toml
+        python -m aurora measure links -o links.toml
 }
 
 step vllm 720

@@ -22,7 +22,7 @@ make_prompts() { printf 'import os\nThe statement\nA list is\nclass Shape:\n%.0s
 profiles_and_plans() {
     make_prompts
     if [ "$ranks" -gt 1 ]; then
-        aurora measure links --ranks "$ranks" --transport "$transport" -o cluster.toml || return
+        aurora measure links --ranks "$ranks" -o cluster.toml || return
     else
         aurora measure devices -o cluster.toml || return
     fi

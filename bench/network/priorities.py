@@ -1,6 +1,6 @@
 """An interactive model beside a batch model on real sockets: what the one waits, and what is left for the other.
 
-    python bench/network/priorities.py [--simulate] [--repetitions 3] [--preemption SECONDS] [--slower 1] [--bands]
+    python bench/network/priorities.py [--simulate] [--repetitions 3] [--slower 1] [--bands]
         [--experts wait]
 
 Root only (namespaces, token buckets); elsewhere it says why it is skipped; --simulate runs anywhere. Four hosts have ports of
@@ -110,19 +110,19 @@ def table(alone: Sequence[Trace], together: Mapping[str, Trace]) -> list[str]:
     return lines
 
 
-def ways(preemption_s: float | None, slower: float) -> dict[str, Plan]:
+def ways(slower: float) -> dict[str, Plan]:
     """The plan of both models, by way."""
     both = profiles(slower)
     alike = make_plan(cluster(slower), both)
-    options = replace(alike.options, priorities=PRIORITIES, preemption_s=preemption_s)
+    options = replace(alike.options, priorities=PRIORITIES)
     return {"both, alike": alike, PRIORITISED: with_preemption(replace(alike, options=options), both)}
 
 
-def simulated(preemption_s: float | None, slower: float) -> list[str]:
+def simulated(slower: float) -> list[str]:
     """What the simulator expects."""
     both = profiles(slower)
     alone = [simulate_plan(make_plan(cluster(slower), [each]), [each]) for each in both]
-    return table(alone, {way: simulate_plan(plan, both) for way, plan in ways(preemption_s, slower).items()})
+    return table(alone, {way: simulate_plan(plan, both) for way, plan in ways(slower).items()})
 
 
 def texts() -> list[list[list[int]]]:
@@ -133,9 +133,9 @@ def texts() -> list[list[list[int]]]:
     return [short, [ids[PROMPT * i : PROMPT * (i + 1)] for i in range(RANKS * BATCH * BATCHES)]]
 
 
-def measured(preemption_s: float | None, slower: float, repetitions: int, computes: bool, bands: bool) -> list[str]:
+def measured(slower: float, repetitions: int, computes: bool, bands: bool) -> list[str]:
     """The middle of some repetitions of each way, by the p99 of the interactive model, or by seconds."""
-    both, prompts = ways(preemption_s, slower), texts()
+    both, prompts = ways(slower), texts()
     waits = partial(served_by_model, token_s=TOKEN_S * slower, computes=computes)
     of_model = {profile.model: own for profile, own in zip(profiles(slower), OF_MODEL, strict=True)}
     paths = [str(shipped(f"models/{name}")) for name in MODELS]
@@ -164,27 +164,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulate", action="store_true", help="measure nothing")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--preemption", type=float, help="seconds")
     parser.add_argument("--slower", type=float, default=1.0, help="times that experts and ports are slower")
     parser.add_argument("--bands", action="store_true", help="ports send the interactive model's packets first")
     parser.add_argument("--experts", action="append", choices=tuple(EXPERTS), help="repeat for several; default all")
     if parser.parse_known_args()[0].simulate:
         given = parser.parse_args()
-        print("\n".join(simulated(given.preemption, given.slower)))
+        print("\n".join(simulated(given.slower)))
         return
     given = options(parser)
     results = Results("priorities", "An interactive model beside a batch model", given.out)
-    how = given.preemption, given.slower
-    preemption_s = ways(*how)[PRIORITISED].options.preemption_s
+    preemption_s = ways(given.slower)[PRIORITISED].options.preemption_s
     assert preemption_s is not None
     ports = (
         f"{RANKS} hosts with ports of {PORT_bps / 1e6 / given.slower:g} Mbit/s; experts take {TOKEN_S * 1e6 * given.slower:g} "
         f"us a row; preemption points of {preemption_s * 1e3:g} ms."
     )
     slower = "" if given.slower == 1 else f", {given.slower:g} times as slow"
-    results.add(f"Simulated{slower}", ports, "", *simulated(*how))
+    results.add(f"Simulated{slower}", ports, "", *simulated(given.slower))
     for experts in given.experts or EXPERTS:
-        lines = measured(*how, given.repetitions, experts == "compute", given.bands)
+        lines = measured(given.slower, given.repetitions, experts == "compute", given.bands)
         results.add(f"{EXPERTS[experts]}{slower}{', ports with bands' * given.bands}", ports, "", *lines)
 
 

@@ -78,7 +78,7 @@ def test_no_placement_beats_the_exact_seconds_and_one_reaches_them(data):
     known = costs, profile.top_k, slots_G
     found_s, best = exact_hierarchical_s(*known, True), best_s(costs, profile, slots_G)
     assert best * (1 - 2 * TOLERANCE) <= found_s <= best * (1 + 1e-9)
-    assert hierarchical_bound_s("", *([each] for each in known), True) <= best * (1 + 1e-9)
+    assert hierarchical_bound_s(*([each] for each in known), True) <= best * (1 + 1e-9)
     assert found_s <= exact_hierarchical_s(*known, False) * (1 + 2 * TOLERANCE)
 
 
@@ -96,7 +96,7 @@ def test_a_relaxed_bound_is_below_the_exact_seconds_and_these_below_a_plan():
     layers = [layer_costs(cluster, profile, layer, True) for layer in range(2)]
     known = [(costs, 2, np.full(4, 2)) for costs in layers]
     exact_s = sum(exact_hierarchical_s(*each, True) for each in known)
-    relaxed_s = sum(hierarchical_bound_s("", *([part] for part in each), True) for each in known)
+    relaxed_s = sum(hierarchical_bound_s(*([part] for part in each), True) for each in known)
     split_EG = [plan.models[0].placement.split_EG(layer) for layer in range(2)]
     taken_s = sum(
         exclusive_s(c.phase_times(split, plan.models[0].hierarchy)) for c, split in zip(layers, split_EG, strict=True)

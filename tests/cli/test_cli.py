@@ -153,7 +153,6 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
     for served in found["models"]:
         assert set(served["ttft_s"]) == set(served["tpot_s"]) == {"p50", "p90", "p99"}
         assert served["requests"] > 0
-    refused(aurora(*run, "--profile", folder / "a.npz"), "run: --profile goes with --compare")
     refused(aurora(*run, "--compare", "--orders", "auto"), "run --compare: simulates the plan alone and as planned")
     refused(aurora(*run, "--interleave", "maybe"), "--interleave: expected one of on, off, processes")
     refused(aurora(*run, "--gpu-group", "x"), "--gpu-group: expected with --interleave processes")
@@ -223,7 +222,6 @@ LINES = {
         ("synthetic fat MIXTRAL/config.json", "SKEW: expected uniform or zipf:EXPONENT, found 'fat'"),
         ("synthetic zipf:100 MIXTRAL/config.json", "SKEW: expected an exponent of zero or more and below 100, found 100"),
         ("PLAN -o a.npz", r"a\.npz: .* it would replace a\.npz, which this"),
-        ("PLAN --kv-tokens -1", "--kv-tokens: expected zero or more, found -1"),
         ("PLAN -o /dev/null", "/dev/null: cannot be written: not a regular file"),
         ("simulate plan.json -o plan.json", r"it would replace plan\.json"),
         ("RUN -o .", r"\.: cannot be written: it is a folder"),

@@ -88,24 +88,21 @@ def test_plans_and_placements_to_an_engine_and_back(aurora, planned, folder, for
 
 
 def test_what_an_export_costs_and_how_the_engine_is_started(aurora, planned, folder):
-    planned("--profile", folder / "p1.npz")
-    given = ["export", folder / "plan.json", "--format", "sglang", "-o", folder / "e.json", "--model"]
-    code, printed, _ = aurora(*given, 1)
+    planned("--slots-per-gpu", "memory")
+    given = ["export", folder / "plan.json", "--format", "sglang", "-o", folder / "e.json"]
+    code, printed, _ = aurora(*given)
     printed = " ".join(printed.split())
     assert code == 0
     assert f"wrote {folder / 'e.json'} 4 redundant experts a layer; 4 of them are not the plan's" in printed
     assert "they take 2.46e-05 GB of a GPU on average" in printed
     assert f"--ep-num-redundant-experts 4 --init-expert-location {folder / 'e.json'}" in printed
-    found = json.loads(aurora(*given, 0, "--json")[1])
+    found = json.loads(aurora(*given, "--json")[1])
     assert found["added_experts"] == [4, 4]
     assert sum(found["added_bytes"]) == 8 * 2 * 3 * 64 * 64
     assert (found["redundant_experts"], found["text"]) == (4, None)
-    refused(aurora(*given, "synthetic"), r"--model: expected one of 0 \(synthetic\), 1 \(synthetic\), found 'synthetic'")
-    refused(aurora(*given[:-1]), "--model: expected one of .*, found none")
-    refused(
-        aurora("export", folder / "plan.json", "--format", "sglang", "--model", 0, "-o", folder / "e"),
-        r"a name that ends in \.json",
-    )
+    refused(aurora(*given[:-1], folder / "e"), r"a name that ends in \.json")
+    planned("--profile", folder / "p1.npz")
+    refused(aurora(*given), "plan.json: expected a plan of one model, as engines serve it, found one of 2")
 
 
 def test_what_aurora_place_prints_can_be_exported_and_uneven_shares_are_told(aurora, tmp_path):

@@ -48,9 +48,6 @@ def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pai
         aurora("run", out, "--model", tmp_path, "--prompts", third), f"{out}: has 3 models, expected as many --model, found 1"
     )
     refused(aurora("plan", "--cluster", MIXED, *three, "--engine", "vllm", "-o", out), "vllm: serves one model by a plan")
-    refused(
-        aurora("plan", "--cluster", MIXED, *three, "--objective", "paper", "-o", out), "--objective: paper is for two models"
-    )
 
 
 def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
@@ -66,14 +63,6 @@ def test_explanations_name_terms_gpus_and_experts(aurora, pair, tmp_path):
     for word in ("expert + combine", "most of that bound is"):
         assert word in " ".join(printed.split())
     assert load_plan(out).objective == "exclusive"
-
-
-@pytest.mark.parametrize("option", [("--colocate", "matching"), ("--objective", "causal"), ("--objective", "busiest-resource")])
-def test_one_model_takes_no_option_of_several(aurora, pair, tmp_path, option):
-    refused(
-        aurora("plan", "--cluster", MIXED, *pair[:2], *option, "-o", tmp_path / "plan.json"),
-        f"{option[0]}: is for models that share the GPUs, found one model",
-    )
 
 
 def test_traffic_of_other_ranks_is_dealt_to_the_cluster_and_commands_agree_on_it(aurora, tmp_path):

@@ -102,7 +102,6 @@ def test_curves_of_another_model_are_refused(aurora, here, changed, says):
         (("compute",), "expected a model folder, or --add"),
         (("compute", "--add", "config.json"), "expected aurora curves"),
         (("links",), "--ranks: expected two or more, found none"),
-        (("links", "--ranks", "2", "--transport", "pigeon"), "--transport: expected one of auto, gloo, nccl"),
         (("devices", "-o", "nowhere/c.toml"), "no such folder"),
     ],
 )

@@ -136,7 +136,5 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     assert named[0]["even"]["busiest"] == 1 < named[0]["plan"]["busiest"]
     refused(aurora(*ways, "aligned:-1"), "--dispatch: expected aligned:N with a whole number N from 0 on, found 'aligned:-1'")
     refused(aurora(*ways, "requests", "--ttft", 1), "--ttft: expected with --dispatch cadence, found requests")
-    refused(aurora("simulate", plan, "--rate", 2, "--trace-format", "azure"), "--trace-format: expected with --requests")
-    refused(aurora("simulate", plan, "--requests", trace, "--trace-format", "azure"), "line 2: 'ContextTokens' is missing")
     few = ("--rate", 2, "--isl", 2, "--osl", 2, "--max-num-seqs", 9, "--max-num-batched-tokens", 8)
     refused(aurora("simulate", plan, *few), "--max-num-seqs: expected at most the 8 of --max-num-batched-tokens")

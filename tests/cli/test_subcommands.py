@@ -57,8 +57,8 @@ def test_every_subcommand_has_json_and_a_section_of_the_page():
     [
         ("profile", ProfileOptions, {"seed"}),
         ("synthetic", SyntheticOptions, {"correlation", "token_level"}),
-        ("plan", PlanOptions, {"seed"}),
-        ("run", RunOptions, {"keep_logits", "predictable", "port"}),  # --verify and --compare set the first two
+        ("plan", PlanOptions, {"colocate", "preemption_s", "seed"}),  # which plans record
+        ("run", RunOptions, {"dtype", "keep_logits", "predictable", "port"}),  # --verify and --compare set the first two
         ("simulate", RequestOptions, {"seed"}),
         ("train", TrainOptions, {"weight_decay", "max_norm", "seed", "port"}),
     ],

@@ -316,14 +316,6 @@ def test_names_in_arrays_have_no_control_characters(tmp_path, profile):
             load_profile(tmp_path / "p.npz")
 
 
-def test_one_model_of_a_plan(plan):
-    with pytest.raises(BadInput, match=r"`model`: expected one of 0 \(synthetic\), 1 \(synthetic\), found 'synthetic'"):
-        plan.named("synthetic")
-    with pytest.raises(BadInput, match=r"`model`: expected one of .*, found none"):
-        plan.named()
-    assert plan.named("1") is plan.models[1]
-
-
 def test_links_keep_pointing(tmp_path, profile):
     (tmp_path / "real").mkdir()
     (tmp_path / "link.npz").symlink_to(tmp_path / "real" / "p.npz")

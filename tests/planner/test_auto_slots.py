@@ -9,7 +9,7 @@ import aurora
 from aurora.algorithms.gpu_slots import SlotRoom
 from aurora.algorithms.workload.step_traffic import set_aside
 from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.errors import BadInput, InfeasiblePlan
+from aurora.errors import BadInput
 from aurora.io import load_profile, save
 from aurora.planner.plan import make_plan
 from aurora.planner.slots import worthwhile_slots
@@ -42,17 +42,12 @@ def test_room_is_what_memory_holds_beside_weights_activations_and_cache():
         assert (room.slot_bytes, room.activation_bytes) == (EXPERT_BYTES, activations)
         assert room.slots == 2 + spare // 10  # a tenth of the cache that fits without replicas
         assert room.cache_tokens == pytest.approx(0.9 * spare * EXPERT_BYTES / CACHED_BYTES, abs=1)
-        for tokens in (0, 100, 2000):
-            held = SlotRoom.of(on, source, PlanOptions(kv_tokens=tokens))
-            fitting = max(0, 2 * EXPERT_BYTES + spare * EXPERT_BYTES - tokens * CACHED_BYTES) // EXPERT_BYTES
-            assert held.slots == min(fitting, 8)  # each expert once
-            assert f"KV cache for {tokens:,} tokens" in str(held)
-            assert len(str(held)) < 130  # without the formula, which is in the docs
+        assert f"KV cache for {room.cache_tokens:,} tokens" in str(room)
+        assert len(str(room)) < 130  # without the formula, which is in the docs
     unknown = replace(source, kv_bytes=None)
     assert SlotRoom.of(on, unknown, PlanOptions()).slots == room.slots
     assert "KV cache (bytes of a token unknown)" in str(SlotRoom.of(on, unknown, PlanOptions()))
-    with pytest.raises(BadInput, match=r"kv_tokens.*: expected a profile that tells"):
-        SlotRoom.of(on, unknown, PlanOptions(kv_tokens=1))
+    assert SlotRoom.of(machines(10**12), source, PlanOptions()).slots == source.experts  # each once
 
 
 @pytest.mark.parametrize(
@@ -91,11 +86,6 @@ def test_a_further_slot_is_taken_while_it_saves_more_than_a_hundredth(seconds, r
     assert told in slots.notes[-1]
 
 
-def test_a_cache_beside_which_no_expert_fits_is_refused():
-    with pytest.raises(InfeasiblePlan, match=r"`kv_tokens`: expected fewer, .* found room for 0 slots"):
-        aurora.plan(machines(10**9), traffic(), PlanOptions(kv_tokens=999999999))
-
-
 def test_replicas_are_taken_where_there_is_room_and_they_pay():
     source = traffic()
     chosen = aurora.plan(machines(10**9), source)
@@ -121,9 +111,6 @@ def test_plans_stay_as_they_are_without_room_without_gain_and_where_options_deci
         found, held = aurora.plan(on, source, options), make_plan(on, [source], options)
         assert found.options.slots_per_gpu is None
         assert found == replace(held, notes=found.notes, slot_gain=found.slot_gain)
-    for options in (PlanOptions(kv_tokens=9, slots_per_gpu=3), PlanOptions(kv_tokens=9, place="contiguous")):
-        with pytest.raises(BadInput, match=r"kv_tokens.*: is for a plan of one model that chooses"):
-            aurora.plan(machines(10**9), traffic(), options)
 
 
 def test_a_profile_keeps_the_bytes_of_a_token(tmp_path):

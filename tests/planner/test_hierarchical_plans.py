@@ -123,7 +123,7 @@ def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
     assert aurora.load(tmp_path / "plan.json") == plan
     found = evaluate(plan, [later])
     assert found.estimated
-    drifted = aurora.drift(counted, later, plan, aurora.DriftOptions(threshold=0.0))
+    drifted = aurora.drift(counted, later, plan)
     assert drifted.estimated
     assert " (estimated from counts)" in replace(drifted, noise=-1.0).reason
     assert " (estimated from counts)" in gap_line(plan)

@@ -175,12 +175,6 @@ def test_three_models_take_what_the_busiest_resource_does(case):
     assert plan.assignment_bound_s is None
 
 
-def test_objectives_of_two_models_are_refused_for_three():
-    p = profile([[[[1, 1], [1, 1]]]])
-    with pytest.raises(BadInput, match="`objective`: paper is for two models that share the GPUs, found 3 models"):
-        make_plan(cluster(1.0, 1.0), [p, p, p], PlanOptions(objective="paper"))
-
-
 def test_three_models_must_fit_into_memory():
     machines = cluster(1.0, 1.0)
     small = replace(machines, gpus=tuple(replace(gpu, memory_bytes=60) for gpu in machines.gpus))

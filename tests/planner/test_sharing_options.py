@@ -1,4 +1,4 @@
-"""Priorities and weights of models that share the GPUs: options, plan files and programs."""
+"""Priorities of models that share the GPUs: options, plan files and programs."""
 
 from dataclasses import replace
 
@@ -19,14 +19,14 @@ def pair():
     return [profile([[[[0, 4], [4, 0]]]], name=name) for name in "ab"]
 
 
-def test_a_plan_keeps_priorities_and_weights(pair, tmp_path):
-    options = PlanOptions(priorities=("interactive", "batch"), weights=(3, 1), preemption_s=0.004)
+def test_a_plan_keeps_priorities(pair, tmp_path):
+    options = PlanOptions(priorities=("interactive", "batch"), preemption_s=0.004)
     plan = make_plan(cluster(1.0, 1.0), pair, options)
     save_plan(plan, tmp_path / "plan.json")
     loaded = load_plan(tmp_path / "plan.json")
     assert loaded == plan
     program = compile_plan(loaded)
-    assert program.policies_M == (SlicePolicy(3, True), SlicePolicy(1, False, SLICE_INTERVALS * 0.004))
+    assert program.policies_M == (SlicePolicy(True), SlicePolicy(False, SLICE_INTERVALS * 0.004))
     assert program.plan_model_M == (0, 1)
     assert [program.compute_level(0, "expert"), program.compute_level(1, "gate")] == [2, 0]
     assert [program.preemptive(model) for model in (0, 1)] == [False, True]
@@ -44,9 +44,7 @@ def test_other_priorities_than_the_plans(pair):
     [
         ({"priorities": ("interactive", "daily")}, "`priorities`: expected one of interactive, batch, found 'daily'"),
         ({"priorities": ("interactive",)}, "`priorities`: expected one for each of 2 models, found 1"),
-        ({"weights": (1, 0)}, "`weights`: expected each a whole number from 1 to 1000, found 0"),
         ({"priorities": ("interactive", "batch"), "time_slice": "step"}, "`priorities`: .* found `time_slice` step"),
-        ({"weights": (1, 2, 3)}, "`weights`: expected one for each of 2 models, found 3"),
     ],
 )
 def test_wrong_ones_are_refused(pair, options, message):
@@ -56,9 +54,9 @@ def test_wrong_ones_are_refused(pair, options, message):
 
 def test_one_model_has_none(pair):
     plan = make_plan(cluster(1.0, 1.0), pair[:1])
-    with pytest.raises(BadInput, match="`weights`: is for models that share the GPUs, found one model"):
-        make_plan(cluster(1.0, 1.0), pair[:1], PlanOptions(weights=(1,)))
+    with pytest.raises(BadInput, match="`priorities`: is for models that share the GPUs, found one model"):
+        make_plan(cluster(1.0, 1.0), pair[:1], PlanOptions(priorities=("batch",)))
     with pytest.raises(BadInput, match="`priorities`: is for models that share the GPUs, found one model"):
         with_priorities(plan, ["batch"])
-    with pytest.raises(BadInput, match="`weights`: expected one for each of 1 models, found 2"):
-        replace(plan, options=replace(plan.options, weights=(1, 2)))
+    with pytest.raises(BadInput, match="`priorities`: expected one for each of 1 models, found 2"):
+        replace(plan, options=replace(plan.options, priorities=("batch", "batch")))

@@ -11,7 +11,7 @@ from aurora.types.options import STRATEGIES
 
 
 def test_a_name_is_refused_when_options_are_made():
-    for name in ("place", "assign", "colocate", "order", "objective", "aim", "time_slice", "all_to_all"):
+    for name in ("place", "assign", "colocate", "order", "aim", "time_slice", "all_to_all"):
         with pytest.raises(aurora.BadInput, match=f"`{name}`: expected one of auto, .*, found 'nope'"):
             aurora.PlanOptions(**{name: "nope"})
 

@@ -40,7 +40,6 @@ def test_sglang_recorder(tmp_path):
     assert made.tokens_TLSE.sum(axis=2).tolist() == [LOADS.tolist(), (2 * LOADS).tolist()]
     assert made.tokens_TLSE.sum(axis=3).tolist() == [[[10, 10]] * 2, [[20, 20]] * 2]
     assert (made.stage_T, made.top_k, made.dispatch_bytes) == (None, 2, 16)
-    assert imported(path, "sglang-recorder", window=30).windows == 1
     assert "not measured" in made.provenance["compute"]
 
 
@@ -73,7 +72,6 @@ def test_tokens(tmp_path):
     assert made.routing.source_U.tolist() == [0, 0, 0, 0, 0, 1]
     assert made.routing.sequence_U.tolist() == [0, 0, 0, 2, 2, 1]
     assert made.routing.lengths_Q.tolist() == [3, 1, 2]
-    assert imported(path, "tokens", window=4).routing.window_U.tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def test_csv_by_columns(tmp_path):

@@ -126,18 +126,10 @@ def test_remarks_say_how_it_was_measured():
     assert goodput == "Goodput of a receiver to which 3 ranks send at once: 90%."
 
 
-@pytest.mark.parametrize(
-    ("ranks", "network", "says"),
-    [
-        (None, "auto", "`ranks`: expected two or more, found"),
-        (1, "auto", "`ranks`: expected two or more, found"),
-        (2, "pigeon", "expected one of auto, gloo, nccl, found 'pigeon'"),
-        (2, "nccl", "expected a GPU for each rank"),
-    ],
-)
-def test_what_cannot_be_measured(ranks, network, says):
-    with pytest.raises(BadInput, match=says):
-        probing.measure_links(ranks, network, timeout_s=60)
+@pytest.mark.parametrize("ranks", [None, 1])
+def test_what_cannot_be_measured(ranks):
+    with pytest.raises(BadInput, match="`ranks`: expected two or more, found"):
+        probing.measure_links(ranks, timeout_s=60)
 
 
 SOME = LinkMeasurements(

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
-from aurora.profiler.import_routing import sources_of, windows_of
+from aurora.profiler.import_routing import sources_of
 from aurora.types import SyntheticOptions, TokenRouting
 from aurora.types.profile import deal_counts
 from tests.strategies import profiles
@@ -39,11 +39,6 @@ def test_every_domain_has_sources_and_every_source_a_domain(domains, sources):
     assert sorted({s for each in own for s in each}) == list(range(sources))
     if domains <= sources:
         assert sum(map(len, own)) == sources
-
-
-def test_windows_close_when_full():
-    assert windows_of(np.array([3, 3, 3, 20, 1, 1]), 6).tolist() == [0, 0, 1, 1, 2, 2]
-    assert windows_of(np.array([3, 3]), None).tolist() == [0, 1]
 
 
 @given(st.integers(1, 6).flatmap(profiles), st.integers(1, 12))

@@ -1,4 +1,4 @@
-"""Three models and more that share GPUs through one arbiter process: priorities, weights, joining and leaving."""
+"""Three models and more that share GPUs through one arbiter process: priorities, joining and leaving."""
 
 import os
 import queue
@@ -103,10 +103,9 @@ def test_a_begun_exchange_is_finished_everywhere_before_an_interactive_models(jo
     urgent_1.stop()
 
 
-@pytest.mark.parametrize(("weights", "shares"), [((1, 1, 1), (4, 4, 4)), ((2, 1, 1), (6, 3, 3)), ((1, 1, 2), (3, 3, 6))])
-def test_ports_go_by_weights_among_models_that_always_wait(weights, shares, join):  # noqa: F811
+def test_ports_go_in_turn_among_models_that_always_wait(join):  # noqa: F811
     """Each has at most every second exchange, as it asks for the next one when its last one is over."""
-    arbiters = [join(weight=weight) for weight in weights]
+    arbiters = [join() for _ in range(3)]
     seen, has = [], Waiter("port", arbiters[0])
     waiting = {1: Waiter("port", arbiters[1]), 2: Waiter("port", arbiters[2])}
     last = 0
@@ -122,7 +121,7 @@ def test_ports_go_by_weights_among_models_that_always_wait(weights, shares, join
         each.ended.set()
     for each in [has, *waiting.values()]:
         each.stop()
-    assert tuple(seen[12:].count(model) for model in range(3)) == shares
+    assert tuple(seen[12:].count(model) for model in range(3)) == (4, 4, 4)
 
 
 def test_what_a_model_does_alone_keeps_its_place_when_another_joins(join):  # noqa: F811
@@ -191,12 +190,12 @@ def join_and_leave(folder, model, rank, ranks, barrier, slots, policy, seed, see
 
 @pytest.mark.parametrize("models", [3, 5])
 def test_models_join_and_leave_while_others_exchange_in_one_sequence(models, tmp_path):
-    """Nobody waits in a circle, whoever is interactive, weighty, alone or new, and nobody comes to a port that is held."""
+    """Nobody waits in a circle, whoever is interactive, alone or new, and nobody comes to a port that is held."""
     ranks, seen = 3, [[], [], []]
     with ThreadPoolExecutor(models * ranks) as pool:
         jobs = []
         for model in range(models):
-            shared = threading.Barrier(ranks, timeout=60), queue.Queue(), SlicePolicy(1 + model % 3, model % 2 == 1)
+            shared = threading.Barrier(ranks, timeout=60), queue.Queue(), SlicePolicy(model % 2 == 1)
             jobs += [
                 pool.submit(join_and_leave, tmp_path, model, rank, ranks, *shared, 10 * model + rank, seen)
                 for rank in range(ranks)

@@ -299,7 +299,7 @@ def test_models_that_always_wait_take_ports_and_gpus_in_the_sequence_of_threads(
         slices.ask(now)
     clients = [Client(Wire()) for _ in range(models)]
     for client in clients:
-        arbiter.receive(client, b'["join", 0, null, 1, false, "a model"]')
+        arbiter.receive(client, b'["join", 0, null, false, "a model"]')
     for begin, end in (("exchange", ["exchanged", False]), ("compute", ["computed"])):
         seen, asks = [], json.dumps([begin, 0] if begin == "compute" else [begin]).encode()
         for client in clients:

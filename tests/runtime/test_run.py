@@ -232,7 +232,7 @@ def test_three_models_of_any_priority_give_the_same_answers(mixtral, qwen, time_
     paths = [mixtral, qwen, mixtral]
     plan = plan_for(paths, 2)
     priorities = ("interactive", "batch", "batch") if time_slice == "layer" else ()
-    options = replace(plan.options, time_slice=time_slice, priorities=priorities, weights=(2, 1, 1), preemption_s=1e-5)
+    options = replace(plan.options, time_slice=time_slice, priorities=priorities, preemption_s=1e-5)
     prompts = [prompts_for(path, count, seed=seed) for seed, (path, count) in enumerate(zip(paths, (5, 2, 1), strict=True))]
     result = answered(replace(plan, options=options), paths, prompts, transport="memory", batch=2)
     for answers, requests in zip(result.answers_M, prompts, strict=True):

@@ -457,7 +457,6 @@ def test_models_of_all_policies_end_and_send_all_their_tokens(found, data):
         plan.options,
         time_slice=data.draw(st.sampled_from(TIME_SLICES[:2])),
         priorities=tuple(data.draw(st.sampled_from(PRIORITIES)) for _ in found),
-        weights=tuple(data.draw(st.integers(1, 3)) for _ in found),
         preemption_s=max(1e-6, (plain.seconds or 1.0) / data.draw(st.sampled_from([3, 20]))),
     )
     staged = data.draw(st.booleans())

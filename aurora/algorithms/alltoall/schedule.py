@@ -1,7 +1,6 @@
 """Makes orders and their checked schedules, for one all-to-all, and for dispatch and combine of a placed layer."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,7 +14,6 @@ from aurora.algorithms.network.switch import steps_seconds, timed, timed_steps
 from aurora.errors import BadInput
 from aurora.types import Cluster, Hierarchy, Network, Order, Schedule
 from aurora.types.arrays import IntArray, square_bytes
-from aurora.types.options import MOST_SEED, Limits
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
 MANY_RANKS = 48  # from here on, timing "all-at-once" takes seconds
@@ -37,8 +35,6 @@ def order(
     bytes_GG: ArrayLike,
     cluster: Cluster | None = None,
     method: str | Order | OrderStrategy = "openshop",
-    seed: int = 0,
-    startup_s: float | None = None,
 ) -> Schedule:
     """Orders one all-to-all, and returns its checked schedule on the cluster's network, with lower bounds.
 
@@ -46,8 +42,6 @@ def order(
         bytes_GG: (G, G) integers, the bytes that rank i sends to rank j; the diagonal is ignored.
         cluster: the GPUs and their network; None: equal ports of 100 Gbit/s.
         method: a name in ORDER; "auto", the shorter of two orders; a function as in ORDER; or an Order to time.
-        seed: random seed of orders that draw.
-        startup_s: fixed seconds of a message, instead of the cluster's start-ups; None: those of the cluster.
 
     Returns:
         The Schedule, with the fluid bound and the one-to-one bound.
@@ -70,13 +64,8 @@ def order(
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
     if isinstance(method, str) and method not in ORDER and method != "auto":
         raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, found {method!r}")
-    Limits(least=0, most=MOST_SEED).check("seed", seed)
-    if startup_s is not None and not 0 <= startup_s < float("inf"):
-        raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
     network = cluster.network if cluster else equal_network(n)
-    if startup_s is not None:
-        network = replace(network, startup_s_G=np.full(n, startup_s))
-    return scheduled(matrix, network, method, rng=np.random.default_rng(_seed(seed)))[1]
+    return scheduled(matrix, network, method, rng=np.random.default_rng(SEED))[1]
 
 
 class _Seed(np.random.SeedSequence):
@@ -87,7 +76,7 @@ class _Seed(np.random.SeedSequence):
         self.generate_state = cache(super().generate_state)  # type: ignore[assignment, method-assign]
 
 
-_seed = lru_cache(maxsize=64)(_Seed)
+SEED = _Seed(0)
 
 
 @lru_cache(maxsize=64)

@@ -25,13 +25,11 @@ class ColocationProblem:
         costs_M: costs of each model's groups; the first model is model a of Table 2 of Aurora (arXiv:2410.17043).
         held: dict from the index of each model that is placed already to (G,) int64, its group on each GPU.
         movable: whether the models in `held` may still move.
-        objective: name of the objective to minimise, one of `objectives`.
     """
 
     costs_M: tuple[LayerCosts, ...]
     held: Mapping[int, IntArray]
     movable: bool = True
-    objective: str = "causal"
 
     @property
     def gpus(self) -> int:
@@ -45,8 +43,8 @@ class ColocationProblem:
 
     @property
     def formula(self) -> Formula:
-        """The formula of the objective."""
-        return formula(self.objective, len(self.costs_M))
+        """The formula of the objective to minimise."""
+        return formula(len(self.costs_M))
 
     def value_s(self, group_MG: IntArray) -> float:
         """Returns the objective in seconds; group_MG (M, G) is the group of each model on each GPU."""

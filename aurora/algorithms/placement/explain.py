@@ -90,7 +90,7 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
         value_s, bound_s = float(part_XG.max(axis=1).sum()), float(best_X.sum())
         bound_term = names[int(best_X.argmax())]
     else:
-        of = formula(plan.objective, len(costs), costs[0].nics is not None)
+        of = formula(len(costs), costs[0].nics is not None)
         names, part_XG = tuple(of.parts), of.term_XG(times)
         value_s = of.seconds(times)
         times_X = of.count_ZX[int((of.count_ZX @ part_XG.max(axis=1)).argmax())]

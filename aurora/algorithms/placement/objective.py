@@ -18,31 +18,19 @@ Part = tuple[tuple[int, str], ...]  # (model, phase) pairs; a phase is named as 
 Path = tuple[str, ...]
 
 FIXED = ("gate", "aggregate")  # phases that the placement of experts does not change
-BUSIEST_RESOURCE = "busiest-resource"
-_PAPER: tuple[Path, ...] = (
-    ("gate_b", "expert_a", "expert_b", "aggregate_a"),
-    ("dispatch_a", "expert_a", "expert_b", "aggregate_a"),
-    ("dispatch_ab", "expert_b", "aggregate_a"),
-    ("dispatch_ab", "combine_a", "aggregate_a"),
-    ("dispatch_ab", "dispatch_ab"),
-)
-_CAUSAL_STARTS: tuple[Path, ...] = (
+_STARTS: tuple[Path, ...] = (
     ("dispatch_ab",),
     ("gate_b", "dispatch_b"),
     ("gate_b", "expert_a"),
     ("dispatch_a", "expert_a"),
 )
-_CAUSAL_ENDS: tuple[Path, ...] = (
+_ENDS: tuple[Path, ...] = (
     ("expert_b", "aggregate_a"),
     ("combine_a", "aggregate_a"),
     ("combine_ab",),
     ("expert_b", "combine_b"),
 )
-_ALWAYS = ("gate_a", "aggregate_b")
-TABLE_2: dict[str, tuple[Path, ...]] = {  # paths of two models; Table 2 starts with model a
-    "causal": tuple((*start, *end, *_ALWAYS) for start in _CAUSAL_STARTS for end in _CAUSAL_ENDS),
-    "paper": tuple((*path, *_ALWAYS) for path in _PAPER),
-}
+ALWAYS = ("gate_a", "aggregate_b")  # of each path of two models
 
 
 @dataclass(frozen=True)
@@ -87,24 +75,16 @@ class Formula:
         return self.longest(self.term_XG(times_M).max(axis=1, initial=0.0))
 
 
-def objectives(models: int) -> tuple[str, ...]:
-    """Returns the names of the objectives for a number of models that share the GPUs, the default first."""
-    return tuple(TABLE_2) if models <= 2 else (BUSIEST_RESOURCE,)
-
-
 @cache
-def formula(objective: str, models: int, nics: bool = False) -> Formula:
-    """Returns the Formula that an objective's name stands for.
+def formula(models: int, nics: bool = False) -> Formula:
+    """Returns the Formula of several models: Table 2, in which transfers wait, for two; the busiest resource for more.
 
-    Letters: G gate, N dispatch, F experts, C combine; a and b are the models; |x| is the duration of x.
-
-    - "paper" is Table 2 as printed. It is a lower bound rather than a timeline: C_a may end before F_a, and N_b ignores G_b.
-    - In "causal" every transfer waits for the phases that it depends on: N_b ends at max(|N_a + N_b|, G_b + |N_b|). With
-      s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b at max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is
-      as in Table 2. If combines mirror dispatches, "paper" <= "causal".
+    Letters: G gate, N dispatch, F experts, C combine; a and b are the models; |x| is the duration of x. Table 2 as printed is a
+    lower bound rather than a timeline: C_a may end before F_a, and N_b ignores G_b. Here every transfer waits for the phases
+    that it depends on: N_b ends at max(|N_a + N_b|, G_b + |N_b|). With s = max(end of N_b, end of F_a), C_a ends at s + |C_a|,
+    and C_b at max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is as in Table 2.
 
     Args:
-        objective: one of `objectives(models)`.
         models: number of models that share the GPUs, two or more.
         nics: whether the GPUs are in servers with NICs between them. Joint all-to-alls of several models then take as long as
             the busiest port or NIC, which carries the rows of all models, and at least as long as each model's alone.
@@ -112,22 +92,22 @@ def formula(objective: str, models: int, nics: bool = False) -> Formula:
     Source:
         Aurora (arXiv:2410.17043) Table 2.
     """
-    if objective == BUSIEST_RESOURCE:
+    if models > 2:
         return _busiest_resource(models, nics)
-    return Formula(_table_2(nics), TABLE_2[objective])
+    return Formula(table_2(nics), tuple((*start, *end, *ALWAYS) for start in _STARTS for end in _ENDS))
 
 
-def seconds(objective: str, times_M: Sequence[PhaseTimes], nics: bool) -> float:
+def seconds(times_M: Sequence[PhaseTimes], nics: bool) -> float:
     """Returns the predicted seconds of a layer.
 
     Of one model: max(gate + dispatch) + max(experts + combine) + max(aggregation), each over GPUs (Aurora's Eq. 1). Of several:
-    the longest path of the objective's `formula`.
+    the longest path of their `formula`.
 
     Args:
-        objective, nics: as in `formula`; not used for one model.
         times_M: the phase times of each model.
+        nics: as in `formula`; not used for one model.
     """
-    return exclusive_s(times_M[0]) if len(times_M) == 1 else formula(objective, len(times_M), nics).seconds(times_M)
+    return exclusive_s(times_M[0]) if len(times_M) == 1 else formula(len(times_M), nics).seconds(times_M)
 
 
 def letters(models: int) -> list[str]:
@@ -142,7 +122,7 @@ def _sides(way: str, nics: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ((*ports, *(f"nic_{port}" for port in ports)), (f"{mark}steps",)) if nics else (ports, ())
 
 
-def _table_2(nics: bool) -> dict[str, tuple[Part, ...]]:
+def table_2(nics: bool) -> dict[str, tuple[Part, ...]]:
     """The parts of Table 2's terms; "ab" is an all-to-all of both models, which counts its busiest port or NIC."""
     a, b = 0, 1
 

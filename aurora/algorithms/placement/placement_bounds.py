@@ -168,7 +168,6 @@ def _least_s(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float
 
 
 def hierarchical_bound_s(
-    objective: str,
     costs_M: Sequence[LayerCosts],
     top_k_M: Sequence[int],
     slots_MG: Sequence[IntArray],
@@ -181,7 +180,6 @@ def hierarchical_bound_s(
     each of the expert's tokens of other servers. The rows of several models are added.
 
     Args:
-        objective: the objective of several models; not used for one model, whose objective is Eq. 1 of Aurora.
         costs_M: the layer of each model, with deduplicated tokens, on servers with NICs.
         top_k_M: experts per token of each model.
         slots_MG: for each model (G,) int64, how many experts each GPU can hold.
@@ -190,7 +188,7 @@ def hierarchical_bound_s(
     least_M = [least_times(*model, replicas) for model in zip(costs_M, top_k_M, slots_MG, strict=True)]
     if len(least_M) == 1:
         return exclusive_s(least_M[0])
-    of = formula(objective, len(least_M), nics=True)
+    of = formula(len(least_M), nics=True)
     term_X = of.term_XG(least_M).max(axis=1)
     for number, parts in enumerate(of.parts.values()):
         if (computed_s := least_compute_s(parts, costs_M, replicas)) is not None:

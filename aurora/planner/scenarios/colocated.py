@@ -62,7 +62,7 @@ class Colocated(Scenario):
             costs_M = tuple(layers_L[at].nics_as_ports for layers_L, at in zip(layers_ML, at_M, strict=True))
             fixed = {model: held_MLG[model][at] for model, at in enumerate(at_M) if at < layer}
             start = fixed or {shortest: ASSIGN[options.assign](costs_M[shortest], rng)}
-            problem = ColocationProblem(costs_M, start, movable=not fixed, objective=options.objective)
+            problem = ColocationProblem(costs_M, start, movable=not fixed)
             for model, held_G in enumerate(COLOCATE[options.colocate](problem, rng)):
                 if model not in fixed:
                     held_MLG[model].append(held_G)
@@ -75,12 +75,12 @@ class Colocated(Scenario):
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
     ) -> tuple[float, None]:
         """Returns a lower bound on the seconds of a layer for any number of slots, and None; see `Scenario.bounds`."""
-        return colocated_bound_s(formula(self.options.objective, len(self.profiles)), costs_M, self.replicas_fit), None
+        return colocated_bound_s(formula(len(self.profiles)), costs_M, self.replicas_fit), None
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
-        """Returns the predicted seconds of a layer of all models by `options.objective`; see `Scenario.price`."""
+        """Returns the predicted seconds of a layer of all models by the `formula` of as many; see `Scenario.price`."""
         times_M = [costs.phase_times(split_EG) for costs, split_EG in zip(costs_M, split_MEG, strict=True)]
-        return seconds(self.options.objective, times_M, costs_M[0].nics is not None)
+        return seconds(times_M, costs_M[0].nics is not None)
 
     def for_placements(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
         """Returns this scenario; raises InfeasiblePlan unless equal shares of the experts fit on every GPU."""

@@ -84,17 +84,17 @@ class OverServers(Scenario):
         self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray], slots_G: IntArray | int = 0
     ) -> tuple[float, float | None]:
         """Returns lower bounds on a layer's seconds over placements within memory's slots; see `Scenario.bounds`."""
-        problem = self.options.objective, costs_M, [profile.top_k for profile in self.profiles], self._slots_MG
+        problem = costs_M, [profile.top_k for profile in self.profiles], self._slots_MG
         once = all(map(is_unreplicated, split_MEG))
         return hierarchical_bound_s(*problem, self.replicas_fit), hierarchical_bound_s(*problem, False) if once else None
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
-        """Returns the seconds of a layer by `options.objective`, with all steps of its all-to-alls; see `Scenario.price`."""
+        """Returns the seconds of a layer with all steps of its all-to-alls; see `Scenario.price`."""
         times_M = [
             costs.phase_times(split_EG, hierarchy)
             for costs, split_EG, hierarchy in zip(costs_M, split_MEG, self.hierarchy_M, strict=True)
         ]
-        return seconds(self.options.objective, times_M, nics=True)
+        return seconds(times_M, nics=True)
 
     def improve_on_servers(
         self, start_M: Sequence[Placement], hierarchy_M: Sequence[Hierarchy], progress: Progress = no_progress

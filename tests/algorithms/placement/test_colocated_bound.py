@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from aurora.algorithms.placement import placement_bounds as module
 from aurora.algorithms.placement.cost_model import layer_costs
-from aurora.algorithms.placement.objective import formula, objectives
+from aurora.algorithms.placement.objective import formula
 from aurora.algorithms.placement.placement_bounds import colocated_bound_s
 from aurora.planner.plan import make_plan
-from aurora.types import Curve, PlanOptions, Profile
+from aurora.types import Curve, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
 
@@ -38,7 +38,7 @@ def bounds(of, costs_M, replicas):
 @settings(max_examples=60, deadline=None)
 def test_no_token_split_beats_the_bound(case, seed, data):
     machines, found = case
-    of = formula(data.draw(st.sampled_from(objectives(len(found)))), len(found))
+    of = formula(len(found))
     costs_M = [layer_costs(machines, source, 0) for source in found]
     bound_s = max(bounds(of, costs_M, True))
     rng = np.random.default_rng(seed)
@@ -53,7 +53,7 @@ def test_no_token_split_beats_the_bound(case, seed, data):
 @settings(max_examples=40, deadline=None)
 def test_no_placement_without_replicas_beats_the_bound(case, data):
     machines, found = case
-    of = formula(data.draw(st.sampled_from(objectives(len(found)))), len(found))
+    of = formula(len(found))
     costs_M = [layer_costs(machines, source, 0) for source in found]
     every = [
         [
@@ -71,6 +71,6 @@ def test_the_bound_sees_what_slow_ports_must_send():
     free = {"reference": dict.fromkeys(("gate", "expert", "aggregate"), Curve(np.array([1.0]), np.array([0.0])))}
     source = Profile("m", "", np.full((1, 1, 4, 16), 10), 1, 1, 1, 1, 0, free)
     machines = cluster(100.0, 100.0, 1.0, 1.0)
-    plan = make_plan(machines, [source, source], PlanOptions(objective="paper"))
+    plan = make_plan(machines, [source, source])
     assert plan.bound_s == pytest.approx(2 * 240)  # the dispatch of both models and the combine of both
     assert plan.gap == pytest.approx(0)

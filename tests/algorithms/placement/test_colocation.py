@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from aurora.algorithms.placement.colocation import COLOCATE
 from aurora.algorithms.placement.colocation_problem import ColocationProblem
 from aurora.algorithms.placement.cost_model import LayerCosts, layer_costs
-from aurora.algorithms.placement.objective import objectives
 from aurora.algorithms.search.slot_search import slot_search
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
@@ -27,7 +26,7 @@ def problems(draw):
     sources = [draw(profiles(n, max_layers=1)) for _ in range(models)]
     costs = tuple(layer_costs(machines, source, 0).grouped(np.arange(source.experts) % n) for source in sources)
     held = {draw(st.integers(0, models - 1)): np.array(draw(st.permutations(range(n))))}
-    return ColocationProblem(costs, held, draw(st.booleans()), draw(st.sampled_from(objectives(models))))
+    return ColocationProblem(costs, held, draw(st.booleans()))
 
 
 def random_problem(seed, n):
@@ -44,7 +43,7 @@ def random_problem(seed, n):
                 gate_s_WG=1000 / speed_G[None], aggregate_s_WG=300 / speed_G[None], out_Bps=speed_G, in_Bps=speed_G,
             )
         )  # fmt: skip
-    return ColocationProblem(tuple(costs), {0: np.arange(n)}, objective="causal")
+    return ColocationProblem(tuple(costs), {0: np.arange(n)})
 
 
 def assignments(problem):
@@ -93,7 +92,7 @@ def test_of_assignments_that_one_port_decides_the_one_is_taken_whose_models_take
     busy = profile([[[[0, 0, 500], [0, 0, 500], [500, 500, 0]]]], name="a")
     others = [profile(rng.integers(0, 9, (1, 1, 3, 3))) for _ in range(2)]
     costs = tuple(layer_costs(machines, source, 0).grouped(np.arange(3)) for source in (busy, *others))
-    problem = ColocationProblem(costs, {0: np.arange(3)}, objective="busiest-resource")
+    problem = ColocationProblem(costs, {0: np.arange(3)})
     found = COLOCATE["local-search"](problem, np.random.default_rng(0))
     least = min((problem.value_s(each), problem.sequential_s(each)) for each in assignments(problem))
     own = COLOCATE["matching"](problem, np.random.default_rng(0))

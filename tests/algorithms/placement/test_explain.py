@@ -16,12 +16,11 @@ from tests.strategies import clusters, profiles
 
 
 @pytest.mark.full
-@given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n))), st.booleans(),
-       st.sampled_from(["causal", "paper"]))  # fmt: skip
-def test_layers_add_up_to_the_objective(case, both, objective):
+@given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n))), st.booleans())
+def test_layers_add_up_to_the_objective(case, both):
     machines, *sources = case
     chosen = sources if both else sources[:1]
-    plan = make_plan(machines, chosen, PlanOptions(objective=objective, aim="own"))
+    plan = make_plan(machines, chosen, PlanOptions(aim="own"))
     found = explain(plan, chosen)
     assert sum(one.value_s for one in found) == pytest.approx(plan.objective_s)
     for one in found:

@@ -70,5 +70,5 @@ def test_a_bound_from_counts_holds_for_the_tokens_that_were_counted():
         for profile in (known, replace(known, routing=None)):
             costs = layer_costs(slow_nics(), profile, 0, deduplicated=True)
             given_M = [costs], [3], [np.full(4, 2)]
-            bounds.append(hierarchical_bound_s("exclusive", *given_M, replicas=False))
+            bounds.append(hierarchical_bound_s(*given_M, replicas=False))
         assert 0 < bounds[1] <= bounds[0] * (1 + 1e-12)
