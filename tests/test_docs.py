@@ -147,7 +147,7 @@ def generate():
 
 def test_the_schema_of_options_is_what_the_dataclasses_check(generate):
     schema = json.loads(json.dumps(generate.options_schema()))["$defs"]
-    assert len(schema) == 8
+    assert len(schema) == 7
     for name, found in schema.items():
         kind = getattr(aurora.types, name)
         assert list(found["properties"]) == [field.name for field in fields(kind)]
