@@ -26,7 +26,7 @@ from aurora.training.checkpoint import (
     restore_dense,
     set_newer_aside,
 )
-from aurora.training.migration import held_by_all, send_dense
+from aurora.training.migration import held_by_all
 from aurora.training.trained_model import export_model
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks
 from aurora.training.training_run import CHECKPOINTS, LOG, MODEL, CommittedStep, FinalStep, KeptSteps, TrainResult, log_step
@@ -167,13 +167,12 @@ class MemberTraining:
         lost_L = [set(range(layer.count)).difference(*held_L) for layer, *held_L in zip(state.layers, *held_R, strict=True)]
         if any(lost_L) and version.epoch:
             raise StateLost(f"rank {epoch.rank}: no rank holds expert {min(set().union(*lost_L))}")
-        send_dense(state, holders, stale, cluster, transport)
         began_s = time.perf_counter()
         placement = trainer.planned()
         self._planning_s = time.perf_counter() - began_s
         if self.step:
             self._read_lost(lost_L, placement)
-        self._moved += trainer.place(placement)
+        self._moved += trainer.place(placement, stale)
         if not self.step:  # experts have been read from the model's files
             self._check_files()
         self._since_s = self._since_s or time.perf_counter()

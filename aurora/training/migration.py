@@ -63,38 +63,6 @@ def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int,
     return [[tuple(holds_E.nonzero()[:, 0].tolist()) for holds_E in peer_LE] for peer_LE in transport.gather(holds_LE)]
 
 
-def send_dense(
-    state: TrainState, holders: Sequence[int], takers: Sequence[int], cluster: Cluster, transport: Transport
-) -> None:
-    """Sends the states of all parameters outside experts to ranks that lack them. A collective call.
-
-    `TrainState.continue_after` must be called afterwards.
-
-    Args:
-        state: the state that this rank holds.
-        holders: the ranks that hold the parameters; each sends some.
-        takers: the ranks that lack them.
-        cluster: the ranks' GPUs and their network, for the order of the transfers.
-        transport: carries the parameters between the ranks.
-    """
-    if not takers:
-        return
-    rank, ranks = transport.rank, transport.ranks
-    dense = list(state.dense.values())
-    sent_R = [dense[holders.index(peer) :: len(holders)] if peer in holders else [] for peer in range(ranks)]
-    parts_R = [[trained.state for trained in sent] for sent in sent_R]
-    bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
-    for peer, parts in enumerate(parts_R):
-        bytes_RR[peer, list(takers)] = sum(part.nbytes for part in parts)
-    order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
-    outgoing_R = [parts_R[rank] if peer in takers else [] for peer in range(ranks)]
-    like_R = parts_R if rank in takers else [[]] * ranks
-    arrived_R = exchange_tensors(transport, order, outgoing_R, like_R, dense[0].state)
-    for sent, states in zip(sent_R, arrived_R, strict=True):
-        for trained, arrived in zip(sent, states, strict=False):
-            trained.hold(arrived.clone())
-
-
 @dataclass(frozen=True)
 class ExpertTransfer:
     """Transfer of one expert's state from rank `source` (None: from the model's files) to rank `to`."""
@@ -127,48 +95,66 @@ def expert_transfers(placement: Placement, held_R: Sequence[HeldL]) -> list[Expe
     return transfers
 
 
-def move_experts(
-    state: TrainState, held_R: Sequence[HeldL], placement: Placement, cluster: Cluster, transport: Transport
-) -> list[ExpertTransfer]:
-    """Moves experts between ranks, so that each rank holds those that `placement` gives it. A collective call.
+def move_state(
+    state: TrainState,
+    held_R: Sequence[HeldL],
+    placement: Placement,
+    cluster: Cluster,
+    transport: Transport,
+    stale: Sequence[int] = (),
+) -> tuple[int, int]:
+    """Moves state between ranks, so that each holds all parameters outside experts and the experts that `placement` gives it.
 
-    An expert that a rank lacks is sent by a rank that holds it. Before the first step, experts that no rank holds are read from
-    the model's files.
+    A collective call. An expert that a rank lacks is sent by a rank that holds it. Before the first step, experts that no rank
+    holds are read from the model's files. Stale ranks receive the parameters outside experts, some from each other rank.
 
     Args:
         state: the state that this rank holds.
         held_R: the experts of all ranks, from `held_by_all`.
         placement: the experts of each rank.
         cluster: the ranks' GPUs and their network, for the order of the transfers.
-        transport: carries the experts between the ranks.
+        transport: carries the state between the ranks.
+        stale: the ranks that lack the parameters outside experts.
 
     Returns:
-        The transfers; those whose source is None were read from files.
+        (number of experts that ranks have sent, bytes that they have sent in all).
     """
     rank, ranks = transport.rank, transport.ranks
-    transfers = expert_transfers(placement, held_R)
+    fresh, dense = [peer for peer in range(ranks) if peer not in stale], list(state.dense.values())
+    dense_R = [dense[fresh.index(peer) :: len(fresh)] if peer in fresh else [] for peer in range(ranks)]
     bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
+    for peer, sent in enumerate(dense_R):
+        bytes_RR[peer, list(stale)] = sum(trained.state.nbytes for trained in sent)
     outgoing_R, incoming_R = ([list[ExpertTransfer]() for _ in range(ranks)] for _ in range(2))
-    for move in transfers:
-        if move.source is not None:
-            bytes_RR[move.source, move.to] += state.expert_bytes
-            if move.source == rank:
-                outgoing_R[move.to].append(move)
-            if move.to == rank:
-                incoming_R[move.source].append(move)
+    moved = 0
+    for move in expert_transfers(placement, held_R):
+        if move.source is None:
+            continue
+        moved += 1
+        bytes_RR[move.source, move.to] += state.expert_bytes
+        if move.source == rank:
+            outgoing_R[move.to].append(move)
+        if move.to == rank:
+            incoming_R[move.source].append(move)
     order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
     likes_L = [state.likes(layer) for layer in range(len(state.layers))]
     sent_R = [[part for move in moves for part in state.expert(move.layer, move.expert).values()] for moves in outgoing_R]
     like_R = [[like for move in moves for like in likes_L[move.layer].values()] for moves in incoming_R]
-    arrived_R = exchange_tensors(transport, order, sent_R, like_R, next(iter(likes_L[0].values())))
+    for peer in stale:
+        sent_R[peer] += [trained.state for trained in dense_R[rank]]
+    if rank in stale:
+        like_R = [likes + [trained.state for trained in sent] for likes, sent in zip(like_R, dense_R, strict=True)]
+    arrived_R = exchange_tensors(transport, order, sent_R, like_R, dense[0].state)
     arrived_L: list[dict[int, ExpertState]] = [{} for _ in likes_L]
-    for moves, tensors in zip(incoming_R, map(iter, arrived_R), strict=True):
+    for moves, sent, tensors in zip(incoming_R, dense_R, map(iter, arrived_R), strict=True):
         for move in moves:
             arrived_L[move.layer][move.expert] = {name: next(tensors) for name in likes_L[move.layer]}
+        for trained, arrived in zip(sent, tensors, strict=False):  # none at a rank that is not stale
+            trained.hold(arrived.clone())
     for number, slots_G in enumerate(placement.slots_LG):
         state.hold(number, slots_G[rank], arrived_L[number])
     state.continue_after(state.steps)
-    return transfers
+    return moved, int(bytes_RR.sum())
 
 
 def rebalancer(

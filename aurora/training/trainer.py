@@ -20,7 +20,7 @@ from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
 from aurora.training.migration import (
     end_window,
     held_by_all,
-    move_experts,
+    move_state,
     next_placement,
     rebalancer,
     tell_placement,
@@ -89,23 +89,27 @@ class Trainer:
         everyone_RR = 1 - np.eye(transport.ranks, dtype=np.int64)
         self._gradient_order = self._order(everyone_RR)
 
-    def place(self, placement: Placement) -> int:
+    def place(self, placement: Placement, stale: Sequence[int] = ()) -> int:
         """Moves experts between ranks according to `placement`, and uses it from the next step on. A collective call.
+
+        Args:
+            placement: the experts of each rank.
+            stale: the ranks that lack the parameters outside experts, which they receive too.
 
         Returns:
             Number of experts that moved between ranks.
         """
-        moved, _ = self._move(placement)
+        moved, _ = self._move(placement, stale)
         min_replicas = self._options.min_replicas_among(self._transport.ranks)
         self._rebalancer = rebalancer(placement, self._cluster, self.state.expert_bytes, min_replicas, self._move_Bps)
         self._told_LE, self._step_s = np.zeros_like(self._tokens_LE()), list[float]()
         return moved
 
-    def _move(self, placement: Placement) -> tuple[int, float]:
+    def _move(self, placement: Placement, stale: Sequence[int] = ()) -> tuple[int, float]:
         """The same. Returns also how many seconds it took."""
         began_s = self._clock()
         held_R = held_by_all(self.state, self._transport)
-        transfers = move_experts(self.state, held_R, placement, self._cluster, self._transport)
+        moved, moved_bytes = move_state(self.state, held_R, placement, self._cluster, self._transport, stale)
         self.placement = placement
         rank, ranks = self._transport.rank, self._transport.ranks
         for number, layer in enumerate(self.state.layers):
@@ -113,9 +117,9 @@ class Trainer:
             expert_map = ExpertMap(slots_G, rank, split_EG, local_first=True).to(self._device)
             tokens_G = np.ceil((layer.tokens_E + 1) @ split_EG).astype(np.int64)
             layer.serve(slots_G, expert_map, self._order(np.tile(tokens_G, (ranks, 1))), self._transport)
-        moved, seconds = sum(move.source is not None for move in transfers), self._clock() - began_s
-        if moved and seconds:
-            self._move_Bps = moved * self.state.expert_bytes / seconds
+        seconds = self._clock() - began_s
+        if moved_bytes and seconds:
+            self._move_Bps = moved_bytes / seconds
         return moved, seconds
 
     def planned(self) -> Placement:
