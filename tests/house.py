@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 500  # lines of a file
 BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite a package bring it
     "aurora": (140, 120),
-    "aurora/types": (1935, 1700),
+    "aurora/types": (1875, 1700),
     "aurora/io": (1880, 1250),
     "aurora/models": (530, 500),
     "aurora/profiler": (1095, 900),
@@ -29,12 +29,12 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/algorithms": (7970, 7500),
     "aurora/simulator": (750, 750),
     "aurora/moe": (1050, 1050),
-    "aurora/runtime": (3210, 3000),
+    "aurora/runtime": (3235, 3000),
     "aurora/elastic": (875, 900),
     "aurora/training": (1690, 1450),
     "aurora/advisor": (3090, 3090),
     "aurora/reports": (2066, 1440),
-    "aurora/cli": (1_510, 1_100),
+    "aurora/cli": (1_500, 1_100),
     "integrations/aurora_vllm": (5590, 4300),
     "product": (34_990, 31_370),
     "tests": (29_580, 25_000),

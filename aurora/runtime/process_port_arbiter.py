@@ -21,8 +21,8 @@ from aurora.errors import BadInput, RankFailed
 from aurora.runtime import arbiter_process
 from aurora.runtime.arbiter_process import MOST_BYTES, SOCKET, peer_user
 from aurora.runtime.port_arbiter import GatherNumber
+from aurora.runtime.private_folders import make_private
 from aurora.types import SlicePolicy
-from aurora.types.private_folders import make_private
 from aurora.types.program import INTERACTIVE_LEVEL
 
 LOG = logging.getLogger("aurora.run")

@@ -79,23 +79,6 @@ def _locked_alone(array: NDArray[Any], dtype: type) -> bool:
     return not array.flags.writeable and array.base is None and array.dtype == dtype and type(array) is np.ndarray
 
 
-def above_zero(what: str, names: tuple[str, str], one_X: ArrayLike, other_X: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Returns locked float64 copies of two columns, after checking that they are of one length, not empty, and above zero.
-
-    Args:
-        what: name of the pair of columns in error messages.
-        names: name of each column in error messages.
-        one_X, other_X: (X,) the columns.
-    """
-    first, other = (numbers(f"{what}: {name}", column) for name, column in zip(names, (one_X, other_X), strict=True))
-    if first.shape != other.shape or not len(first):
-        raise BadInput(f"{what}: expected as many {names[1]} as {names[0]}, one at least, found {len(other)} and {len(first)}")
-    for name, column in zip(names, (first, other), strict=True):
-        if column.min() <= 0:
-            raise BadInput(f"{what}: {name} must be above zero, found {column.min()}")
-    return first, other
-
-
 Check = Callable[[str, ArrayLike, int], NDArray[Any]]
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
+from aurora.errors import BadInput
 from aurora.types import Curve
-from aurora.types.arrays import FloatArray, above_zero
+from aurora.types.arrays import FloatArray, numbers
 
 
 def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike) -> Curve:
@@ -30,7 +31,12 @@ def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike) -> Curve:
     Source:
         Pool adjacent violators (Ayer et al., Ann. Math. Stat. 26, 1955).
     """
-    at_X, took_X = above_zero("fit_curve", ("tokens", "seconds"), tokens_X, seconds_X)
+    at_X, took_X = numbers("fit_curve: tokens", tokens_X), numbers("fit_curve: seconds", seconds_X)
+    if at_X.shape != took_X.shape or not len(at_X):
+        raise BadInput(f"fit_curve: expected as many seconds as tokens, one at least, found {len(took_X)} and {len(at_X)}")
+    for name, column_X in (("tokens", at_X), ("seconds", took_X)):
+        if column_X.min() <= 0:
+            raise BadInput(f"fit_curve: {name} must be above zero, found {column_X.min()}")
     points_X, of_X = np.unique(at_X, return_inverse=True)
     median_X = np.array([np.median(took_X[of_X == point]) for point in range(len(points_X))])
     rising_X = np.maximum.accumulate(np.exp(isotonic_regression(np.log(median_X)).x))  # exp may round a tie apart
