@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @verb(
     order=Parameter(name="--orders"), colocate=Parameter(name="--gpu-group"),
-    dtype=None, keep_logits=None, predictable=None, port=None,
+    dtype=None, keep_logits=None, predictable=None,
 )  # fmt: skip
 def run(
     plan: Path,

@@ -15,6 +15,7 @@ from aurora.types import BARRIERS, RequestOptions
 from aurora.types.options import SIMULATED_ORDERS, Limits
 from aurora.types.run_options import INTERLEAVE
 
+USUAL = {"interleave": "on", "barriers": "gpu", "orders": "plan", "staged": False}  # which a trace's name leaves out
 TRACED = ("interleave", "output")  # that go without requests
 
 
@@ -62,12 +63,8 @@ def simulate(
     from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 
-    loaded, others = (
-        load_plan(plan),
-        {"interleave": interleave != "on", "orders": orders != "plan", "barriers": barriers != "gpu"},
-    )
-    chosen = [f"{name}-{value}" for name, value in {"interleave": interleave, **how}.items() if others.get(name)]
-    chosen += ["staged"] * staged
+    loaded, ways = load_plan(plan), {"interleave": interleave, **how}
+    chosen = [name if value is True else f"{name}-{value}" for name, value in ways.items() if value != USUAL[name]]
     target = output or plan.with_suffix("".join(f".{part}" for part in [*chosen, "predicted.npz"]))
     check_output(output=target)
     traffic = profiles_of(loaded, plan, profile)

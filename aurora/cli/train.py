@@ -28,7 +28,7 @@ SHOWN = 10  # steps in the table
 
 @verb(
     text=Parameter(consume_multiple=True), scheme=Parameter(choices=tuple(SCHEMES)), weight_decay=None, max_norm=None,
-    seed=None, port=None,
+    seed=None,
 )  # fmt: skip
 def train(
     model: Path,

@@ -1,55 +1,40 @@
 """Runs torchft's lighthouse, the rendezvous of the members of an elastic run, in a child process.
 
 It holds no state of steps: if it is restarted, members find it again and lose nothing. It trusts every process that reaches its
-port, so it listens on one address only, by default on loopback.
+port, so it listens on loopback only, at a free port.
 """
 
 import os
 import threading
-import time
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from aurora.errors import BadInput, MissingDependency, first_line
-from aurora.runtime.distributed.connections import listen
-from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
+from aurora.runtime.distributed.launcher import LOOPBACK, RankInfo, end_processes, start_process
 from aurora.types.run_options import address_text
 
 HEARTBEAT_TIMEOUT_S = 2.0  # a member that gives no sign of life for so long is left out of rounds
 START_S = 60.0
-RELEASED_S = 3.0  # in which the lighthouse of a killed run ends and gives its port back
 _TICK_S = 0.05  # between two looks at whether a round is complete
 
 
 class Lighthouse:
     """Runs torchft's lighthouse in a child process until `close`, and restarts it when it dies; a context manager.
 
-    Args:
-        host, port: the only address on which it listens; port 0 picks a free port.
-
     Attributes:
         address: the host and port on which it listens.
 
     Raises:
-        BadInput: if the address cannot be used.
+        BadInput: if it does not start.
         MissingDependency: if torchft is not installed.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self) -> None:
         check_torchft()
-        until_s = time.monotonic() + RELEASED_S
-        while True:
-            try:
-                listen(host, port).close()  # a sentence if it cannot be used
-                break
-            except BadInput as error:
-                if time.monotonic() > until_s:
-                    raise BadInput(f"the lighthouse: {error}") from None
-            time.sleep(0.1)
         self._closed = threading.Event()
-        self.address = host, port
+        self.address = LOOPBACK, 0  # until it has a port
         self._child = self._start()
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="aurora-lighthouse")
         self._keeper.start()

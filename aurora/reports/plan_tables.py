@@ -81,13 +81,13 @@ def expectation_lines(plan: Plan) -> Iterator[str]:
     """Yields lines on a plan's expected time on traffic other than its profile, and on the gain of one more slot per GPU."""
     if plan.unseen_s is not None and plan.unseen_loss is not None:
         longer = f"{percent(abs(plan.unseen_loss))} {'longer' if plan.unseen_loss >= 0 else 'shorter'}"
-        yield f"on unseen windows of its own profiles: expected {seconds(plan.unseen_s)}, {longer} than on the recorded ones"
+        yield f"on further traffic of the same kind: expected {seconds(plan.unseen_s)}, {longer} than on the recorded windows"
     if plan.slot_gain is not None:
         model = plan.models[0]
         slot = f"one more slot per GPU ({size(model.expert_bytes * len(model.dispatch_L))}, fits)"
         gain = percent(plan.slot_gain) if plan.slot_gain >= LEAST_GAIN else "nothing"
         chosen = any("`slots_per_gpu`: " in note for note in plan.notes)  # by aurora, in the simulator
-        yield f"{slot} would save {gain} of {'a simulated step' if chosen else 'the time expected on unseen windows'}"
+        yield f"{slot} would save {gain} of {'a simulated step' if chosen else 'the time expected on further traffic'}"
 
 
 def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Table:
@@ -283,8 +283,8 @@ def profile_table(profile: Profile, fullest: "Interval", most: int | None = None
         for layer, load_E in enumerate(profile.load_LE)
     ]
     caption = (
-        f"fullest of {profile.sources} ranks, experts in order: {fullest.low:.3f} to {fullest.high:.3f} times the mean; an "
-        f"interval of {LEVEL:.0%}, {fullest.drawn} drawn again"
+        f"experts in order: the busiest of {profile.sources} ranks gets {fullest.low:.3f} to {fullest.high:.3f} times the "
+        f"mean load ({LEVEL:.0%} confidence, by drawing {fullest.drawn} again)"
     )
     title = f"{profile.model}: {plural(profile.windows, 'window')}, {plural(profile.sources, 'source')}, top-{profile.top_k}"
     return Table(columns, rows, title, caption, ("", "pairs", "skew", "hottest")).worst(most, lambda row: row[2])

@@ -73,7 +73,7 @@ def run(
         memories = [Memory(ranks, options.timeout_s) for _ in plan.served_names]
         results_R = launch_threads(serve_rank, ranks, *args, memories, arrivals, timeout_s=options.timeout_s)
     elif rank_info is None:
-        results_R = launch(serve_rank, ranks, *args, (), arrivals, timeout_s=options.timeout_s, port=options.port)
+        results_R = launch(serve_rank, ranks, *args, (), arrivals, timeout_s=options.timeout_s)
     elif rank_info.ranks == ranks:
         results_R = [serve_rank(rank_info, *args, arrivals_M=arrivals)]
     else:

@@ -155,7 +155,7 @@ def train_elastic(
     with ExitStack() as stack:
         if options.lighthouse is None:
             stack.enter_context(sole_run(output))
-            address, host, mark = stack.enter_context(Lighthouse(port=options.port)).address, "rank", ""
+            address, host, mark = stack.enter_context(Lighthouse()).address, "rank", ""
         else:
             address = parse_address("lighthouse", options.lighthouse)
             host = f"{_reached_from(address)}-{token_hex(3)}"

@@ -99,7 +99,7 @@ def train(
             memory = Memory(ranks, options.timeout_s)
             results: list[TrainResult] = launch_threads(train_rank, ranks, *args, memory, timeout_s=options.timeout_s)
         elif rank_info is None:
-            results = launch(train_rank, ranks, *args, timeout_s=options.timeout_s, port=options.port)
+            results = launch(train_rank, ranks, *args, timeout_s=options.timeout_s)
         else:
             results = [train_rank(rank_info, *args)]
     if rank_info is not None and rank_info.rank != 0:

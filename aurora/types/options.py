@@ -89,7 +89,6 @@ Tokens = Annotated[int, Limits(above=0, most=MOST_TOKENS)]
 Count = Annotated[int, Limits(above=0, most=MOST)]
 Few = Annotated[int, Limits(above=0, most=1 << 16)]  # slots, replicas, experts
 Ranks = Annotated[int, Limits(above=0, most=4096)]
-Port = Annotated[int, Limits(least=0, most=MOST_PORT)]
 
 GATHERED = "allgather"  # and reduce-scatter, instead of all-to-alls
 SIMULATED_ORDERS = ("plan", "batch", GATHERED)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from aurora.errors import BadInput
-from aurora.types.options import MOST_PROCESSES, Count, Few, Limits, Port, Ranks, Seconds, Seed, Tokens, check_options
+from aurora.types.options import MOST_PROCESSES, Count, Few, Limits, Ranks, Seconds, Seed, Tokens, check_options
 
 LABEL = 63  # characters of a part of a host's name between dots
 
@@ -58,7 +58,6 @@ class RunOptions:
             on GPUs of one NVLink domain, and for tests in Triton's interpreter on CPUs.
         timeout_s: end the run if a rank waits this many seconds for a peer.
         keep_logits: return logits with the answers.
-        port: port of the ranks' rendezvous; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; default: as planned.
         order: "plan": the planned orders; "auto": the fastest for each message size, measured before serving.
         predictable: return the routing and the measured network of the run, for a simulation.
@@ -72,7 +71,6 @@ class RunOptions:
     transport: Annotated[str, Limits(one_of=TRANSPORTS)] = "auto"
     timeout_s: Seconds = 300.0
     keep_logits: bool = False
-    port: Port = 0
     deduplicate: bool | None = None
     order: Annotated[str, Limits(one_of=RUN_ORDERS)] = "plan"
     predictable: bool = False
@@ -102,7 +100,7 @@ class RunOptions:
 
 TRAIN_DTYPES = ("float32", "bfloat16", "float64")
 TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
-OF_EACH_HOST = frozenset(("ranks", "respawn", "resume", "timeout_s", "port", "lighthouse"))  # the others are the same on all
+OF_EACH_HOST = frozenset(("ranks", "respawn", "resume", "timeout_s", "lighthouse"))  # the others are the same on all
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,6 @@ class TrainOptions:
         transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; the same on all hosts.
         seed: random seed of the sequence of samples.
         timeout_s: end the run if a rank waits this many seconds for a peer.
-        port: port of the ranks' rendezvous; 0: a free one; not used with redundancy.
     """
 
     steps: Count = 100
@@ -160,7 +157,6 @@ class TrainOptions:
     transport: Annotated[str, Limits(one_of=TRAIN_TRANSPORTS)] = "auto"
     seed: Seed = 0
     timeout_s: Seconds = 300.0
-    port: Port = 0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -175,8 +171,6 @@ class TrainOptions:
             raise BadInput(f"`scheme`: is for a run with `redundancy` above 1, found {self.scheme}")
         if self.lighthouse is not None:
             parse_address("lighthouse", self.lighthouse)
-            if self.port:
-                raise BadInput(f"`port`: expected none with `lighthouse`, which has one, found {self.port}")
         elif self.min_ranks > self.ranks:
             raise BadInput(f"`min_ranks`: expected at most {self.ranks} ranks, found {self.min_ranks}")
         if self.length < 2:
@@ -193,8 +187,6 @@ class TrainOptions:
                 f"`redundancy`: a rank computes parts of a batch without the others, so it holds all experts: expected "
                 f"`min_replicas` {self.ranks}, the number of ranks, or none, found {self.min_replicas}"
             )
-        if self.port:
-            raise BadInput(f"`port`: expected none with `redundancy`, whose ranks meet at no port, found {self.port}")
         for name in ("slots_per_gpu", "rebalance_every"):
             if (value := getattr(self, name)) is not None:
                 raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {value}")

@@ -34,7 +34,7 @@ def test_interrupted_from_the_command_line(aurora, mixtral, text, tmp_path, monk
     monkeypatch.setattr(profiling, "route_round", route_round)
     code, out, _ = aurora(*command, "--precision", 0.2)
     assert code == 0
-    assert "tokens drawn again" in " ".join(out.split())
+    assert "by drawing tokens again)" in " ".join(out.split())
     assert "after 240 tokens" in out
     assert load_profile(tmp_path / "p.npz").windows == 3
     assert "interrupted" not in load_profile(tmp_path / "p.npz").provenance

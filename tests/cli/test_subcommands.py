@@ -58,9 +58,9 @@ def test_every_subcommand_has_json_and_a_section_of_the_page():
         ("profile", ProfileOptions, {"seed"}),
         ("synthetic", SyntheticOptions, {"correlation", "token_level"}),
         ("plan", PlanOptions, {"colocate", "preemption_s", "seed"}),  # which plans record
-        ("run", RunOptions, {"dtype", "keep_logits", "predictable", "port"}),  # --verify and --compare set the first two
+        ("run", RunOptions, {"dtype", "keep_logits", "predictable"}),  # --verify and --compare set the first two
         ("simulate", RequestOptions, {"seed"}),
-        ("train", TrainOptions, {"weight_decay", "max_norm", "seed", "port"}),
+        ("train", TrainOptions, {"weight_decay", "max_norm", "seed"}),
     ],
 )
 def test_options_are_fields_by_the_same_names_with_their_help_and_defaults(subcommand, kind, missing):

@@ -157,7 +157,6 @@ def test_a_gradient_that_is_not_finite_is_a_sentence(folder):
         ({"redundancy": 1, "scheme": "bcc"}, "`scheme`: is for a run with `redundancy` above 1, found bcc"),
         ({"elastic": True}, "`redundancy`: goes on with lost ranks by itself, expected 1 with `elastic`"),
         ({"transport": "gloo"}, "`redundancy`: gradients travel over pipes, expected `transport` auto, found gloo"),
-        ({"port": 29500}, "`port`: expected none with `redundancy`, whose ranks meet at no port, found 29500"),
         ({"min_replicas": 2}, "so it holds all experts: expected `min_replicas` 4, the number of ranks, or none, found 2"),
         ({"slots_per_gpu": 3}, "`slots_per_gpu`: expected none with `redundancy`, where each rank holds all experts, found 3"),
         ({"rebalance_every": 5}, "`rebalance_every`: expected none with `redundancy`, where each rank holds all experts"),

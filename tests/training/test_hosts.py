@@ -253,7 +253,6 @@ def test_ranks_of_a_host_are_on_one_node_if_there_are_several_hosts():
 
 @pytest.mark.parametrize(("change", "said"), [
     ({"elastic": False, "min_ranks": 1, "lighthouse": "a:1"}, "`lighthouse`: is for a run with `elastic`, found a:1 without"),
-    ({"lighthouse": "a:1", "port": 5}, "`port`: expected none with `lighthouse`, which has one, found 5"),
     ({"lighthouse": ""}, "`lighthouse`: expected ADDRESS:PORT"),
     ({"lighthouse": "0.0.0.0:1"}, "`lighthouse`: expected the address of one host, found 0.0.0.0"),
     ({"min_ranks": 3}, "`min_ranks`: expected at most 2 ranks, found 3"),

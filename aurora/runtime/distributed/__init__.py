@@ -1,6 +1,6 @@
 """Ranks as processes.
 
 - `launcher`: starts local ranks and collects their results
-- `connections`: sockets that listen, sockets of process groups
+- `connections`: connections that are marked urgent
 - `fork_server`: ends the process that ranks are forked from
 """

@@ -1,10 +1,9 @@
-"""Sockets that listen, or are marked urgent."""
+"""Connections that are marked urgent."""
 
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aurora.errors import BadInput
 from aurora.runtime.distributed.close_connections import connected, open_sockets
 
 URGENT_TOS = 0x10  # of IP packets, "minimise delay": Linux's queues of three bands serve them first, switches if told to
@@ -12,18 +11,6 @@ TYPE_OF_SERVICE = {
     socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TOS),
     socket.AF_INET6: (socket.IPPROTO_IPV6, socket.IPV6_TCLASS),
 }  # where it is set, by address family
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens only on the given address of this machine. Port 0 picks a free port.
-
-    Raises:
-        BadInput: if the address cannot be used.
-    """
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise BadInput(f"port {port} on {host} cannot be used: {error.strerror}") from None
 
 
 @contextmanager

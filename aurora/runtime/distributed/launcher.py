@@ -25,8 +25,7 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from aurora.errors import AuroraError, RankFailed, first_line
-from aurora.runtime.distributed.connections import listen
+from aurora.errors import AuroraError, BadInput, RankFailed, first_line
 
 # Imported once, in the process that ranks are forked from: seconds that every rank would spend by itself.
 PRELOAD = [
@@ -68,7 +67,7 @@ class RankInfo:
     launched: bool
 
 
-def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0, port: int = 0) -> list[Any]:
+def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
     """Runs the picklable `target(rank_info, *args)` in `ranks` processes on this machine, and returns when all have ended.
 
     The rendezvous store runs in this process, so it outlives every rank; it listens on loopback only.
@@ -76,7 +75,6 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
     Args:
         target, ranks, args: the function, the number of processes, and further arguments of the function.
         timeout_s: seconds that a rank waits for a peer.
-        port: port of the store; 0: any free port.
 
     Returns:
         The return value of each rank's `target`, by rank.
@@ -84,10 +82,9 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
     Raises:
         RankFailed: if a rank dies, or raises an exception other than AuroraError.
         AuroraError: if a rank raises one.
-        BadInput: if the port cannot be used.
     """
     children: list[tuple[Any, Connection]] = []
-    store, store_port = serve_store(LOOPBACK, port)
+    store, store_port = serve_store(LOOPBACK)
     try:
         for rank in range(ranks):
             rank_info = RankInfo(rank, ranks, LOOPBACK, store_port, timeout_s, rank, ranks, launched=True)
@@ -98,15 +95,18 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
         del store  # it listened until now
 
 
-def serve_store(host: str, port: int = 0) -> tuple[Any, int]:
-    """Returns a TCPStore that listens on one address of this machine, and its port. Deleting the store closes the port.
+def serve_store(host: str) -> tuple[Any, int]:
+    """Returns a TCPStore that listens on one address of this machine, at a free port, and the port, which closes with it.
 
     Raises:
         BadInput: if the address cannot be used.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    listener = listen(host, port)
+    try:
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise BadInput(f"{host}: cannot be listened on: {error.strerror}") from None
     port = listener.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()), port
 

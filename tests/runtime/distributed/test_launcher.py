@@ -19,7 +19,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.close_connections import connected, open_sockets
 from aurora.runtime.distributed.connections import URGENT_TOS
-from aurora.runtime.distributed.launcher import launch, launch_threads, start_fork_server
+from aurora.runtime.distributed.launcher import launch, launch_threads, serve_store, start_fork_server
 from aurora.runtime.transports.process_groups import default_process_group, new_process_group, rank_info_from_environment
 
 
@@ -159,11 +159,9 @@ def test_working_for_longer_than_the_timeout_is_no_failure():
     assert launch(take_long, 2, timeout_s=1.0) == [0, 1]
 
 
-def test_a_port_in_use():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(BadInput, match=f"port {port} on 127.0.0.1 cannot be used: Address already in use"):
-            launch(identity, 1, port=port)
+def test_an_address_of_another_machine_is_a_sentence():
+    with pytest.raises(BadInput, match=r"192\.0\.2\.1: cannot be listened on: Cannot assign requested address"):
+        serve_store("192.0.2.1")
 
 
 def test_torchruns_variables_make_a_rank_info(monkeypatch):
