@@ -31,7 +31,7 @@ from aurora.io.clusters import MOST_GPUS
 from aurora.io.engine_rows import EVERY_LAYER, Rows, Slots, by_gpu, divided, repeated_slots, without_shared
 from aurora.io.files import MOST_TEXT, check_size, json_lines, json_value, load_json, naming, read_text
 from aurora.io.routing_dumps import load_sglang, spoken_layers
-from aurora.io.schema import FileTable, Kind, converted, plain
+from aurora.io.schema import FileTable, converted, plain
 from aurora.types import Placement
 from aurora.types.arrays import MOST_LAYERS, IntArray, layer_numbers
 from aurora.types.read_numbers import whole_number
@@ -184,6 +184,34 @@ LayerRows = list[list[int]]
 Layer = Annotated[int, Meta(ge=0, lt=MOST_LAYERS)]
 
 
+class NumberedMap(FileTable):
+    """A map of vLLM or TensorRT-LLM: the experts of the slots by layer, and the number of slots, if it is given."""
+
+    initial_global_assignments: dict[Layer, list[int]]
+    num_slots: int | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """The rows by ascending layer."""
+        rows: Rows = dict(sorted(self.initial_global_assignments.items()))
+        if self.num_slots is not None and (found := {len(row) for row in rows.values()} - {self.num_slots}):
+            raise BadInput(f"expected num_slots = {self.num_slots} slots in every layer, found {sorted(found)}")
+        return rows
+
+
+class SglangMap(FileTable):
+    """A map of SGLang, or of a model or pipeline stage of vLLM's plug-in, which also states the number of layers."""
+
+    physical_to_logical_map: LayerRows
+    num_moe_layers: int | None = None
+
+
+class EplbMap(FileTable):
+    """The maps of EPLB, of which one has all."""
+
+    phy2log: LayerRows
+
+
 class AscendDevice(FileTable, kw_only=True):
     """A device of vllm-ascend's map."""
 
@@ -199,24 +227,11 @@ class AscendLayer(FileTable, kw_only=True):
     device_list: list[AscendDevice]
 
 
-class Sizes(FileTable):
-    """Sizes that maps state, and that must be right where they do."""
+class AscendMap(FileTable):
+    """A map of vllm-ascend."""
 
-    num_slots: int | None = None
-    num_moe_layers: int | None = None
+    layer_list: list[AscendLayer]
     moe_layer_count: int | None = None
-
-
-_ENGINE_OF_KEY = {"physical_to_logical_map": "sglang", "phy2log": "eplb", "layer_list": "vllm-ascend"}
-_ENGINE_OF_KEY |= {"initial_global_assignments": "trtllm", "model_maps": "vllm-map", "expert_to_ep_rank": "vllm-map"}
-
-
-def _entry(table: Any, key: str, kind: type[Kind]) -> Kind:
-    """Returns a map's entry, or raises BadInput that names the engine whose map it is, by the keys that it has."""
-    if isinstance(table, dict) and key not in table:
-        engines = [engine for known, engine in _ENGINE_OF_KEY.items() if known in table]
-        raise BadInput(f"'{key}' is missing" + (f": a map of {engines[0]}?" if engines else ""))
-    return converted(converted(table, dict[Any, Any])[key], kind, key)
 
 
 def _write_vllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -241,58 +256,38 @@ def _read_vllm(path: Path) -> tuple[Rows, list[str]]:
         tables = [json_value(read_text(path))]
     except BadInput:
         tables = [table for _, table in json_lines(path)]
-    records = [table for table in tables if isinstance(table, dict) and "record_type" in table]
-    if records or len(tables) > 1:
-        for record in records:
-            if record["record_type"] == "eplb_initial_mapping":
-                return _numbered(record), []
-        raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
-    match tables[0]:
-        case [*rows]:
-            return _by_layer(rows), []
-        case {"expert_to_ep_rank": rank_E}:
-            return {layer: _experts_of_ranks(row) for layer, row in _by_layer(rank_E).items()}, []
-        case {"0": _} as rows:
-            return _numbered({"initial_global_assignments": rows}), []
-        case {"model_maps": maps}:
-            return _of_one_model(converted(maps, dict[str, Any], "model_maps"))
-    return _by_layer(_entry(tables[0], "physical_to_logical_map", list[Any])), []
+    for table in tables:
+        if isinstance(table, dict) and table.get("record_type") == "eplb_initial_mapping":
+            return converted(table, NumberedMap).rows, []
+    match tables:
+        case [[[*_], *_] as rows] | [{"physical_to_logical_map": rows}]:
+            return dict(enumerate(converted(rows, LayerRows))), []
+        case [[*row]]:
+            return {EVERY_LAYER: converted(row, list[int])}, []
+        case [{"expert_to_ep_rank": rank_E}]:
+            return {EVERY_LAYER: _experts_of_ranks(converted(rank_E, list[int], "expert_to_ep_rank"))}, []
+        case [{"model_maps": maps}]:
+            return _of_one_model(converted(maps, dict[str, SglangMap], "model_maps"))
+        case [{"0": _} as rows]:
+            return converted({"initial_global_assignments": rows}, NumberedMap).rows, []
+    raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
 
 
-def _by_layer(rows: Any) -> Rows:
-    """A list per layer by layer, or one list of numbers for EVERY_LAYER."""
-    each = isinstance(rows, list) and bool(rows) and isinstance(rows[0], list)
-    return dict(enumerate(converted(rows, list[list[int]]))) if each else {EVERY_LAYER: converted(rows, list[int])}
-
-
-def _numbered(table: Any) -> Rows:
-    """The rows of `initial_global_assignments`, by layers' numbers, ascending; each has `num_slots` slots, if that is given."""
-    rows = _entry(table, "initial_global_assignments", dict[Layer, list[int]])
-    slots = converted(table, Sizes).num_slots
-    if slots is not None and any(len(row) != slots for row in rows.values()):
-        raise BadInput(f"expected num_slots = {shown(slots)} slots in every layer, found {sorted({*map(len, rows.values())})}")
-    return dict(sorted(rows.items()))
-
-
-def _experts_of_ranks(rank_E: Any) -> list[list[int]]:
+def _experts_of_ranks(rank_E: Sequence[int]) -> list[list[int]]:
     """Returns the experts of each rank by the rank of each expert: [0, 0, 1, 2] gives [[0, 1], [2], [3]]."""
-    held_G: list[list[int]] = []
-    for expert, rank in enumerate(rank_E):
-        if not 0 <= rank < MOST_GPUS:
-            raise BadInput(f"expert_to_ep_rank, expert {expert}: expected a rank below {MOST_GPUS}, found {shown(rank)}")
-        held_G += [[] for _ in range(len(held_G), rank + 1)]
-        held_G[rank].append(expert)
-    return held_G
+    if wrong := [rank for rank in rank_E if not 0 <= rank < MOST_GPUS]:
+        raise BadInput(f"expert_to_ep_rank: expected ranks below {MOST_GPUS}, found {shown(wrong[0])}")
+    return [[expert for expert, of in enumerate(rank_E) if of == rank] for rank in range(1 + max(rank_E, default=-1))]
 
 
-def _of_one_model(maps: Mapping[str, Any]) -> tuple[Rows, list[str]]:
+def _of_one_model(maps: Mapping[str, SglangMap]) -> tuple[Rows, list[str]]:
     """The rows of all pipeline stages of the one model that is not of multi-token prediction; by MODEL or MODEL#pp_rank=N."""
     stages: dict[str, dict[int, LayerRows]] = {}
     for key, entry in maps.items():
         model, _, stage = key.partition("#pp_rank=")
-        rows = _entry(entry, "physical_to_logical_map", LayerRows)
-        if (said := converted(entry, Sizes).num_moe_layers) not in (None, len(rows)):
-            raise BadInput(f"{key}: expected the {said} layers of num_moe_layers, found {len(rows)}")
+        rows = entry.physical_to_logical_map
+        if entry.num_moe_layers not in (None, len(rows)):
+            raise BadInput(f"{key}: expected the {entry.num_moe_layers} layers of num_moe_layers, found {len(rows)}")
         stages.setdefault(model, {})[whole_number(stage or "0")] = rows
     mtp = [model for model in stages if re.search("mtp|nextn", model, re.IGNORECASE)]
     if len(served := sorted({*stages} - {*mtp})) != 1:
@@ -313,11 +308,11 @@ def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 
 def _read_sglang(path: Path) -> tuple[Rows, list[str]]:
-    recording = load_sglang(path)
-    if "physical_to_logical_map" not in recording and "logical_count" in recording:
-        raise BadInput("holds loads (logical_count), not a placement")
-    rows = _entry(recording, "physical_to_logical_map", Any)
-    return dict(enumerate(converted(getattr(rows, "tolist", lambda: rows)(), LayerRows, "physical_to_logical_map"))), []
+    match load_sglang(path):
+        case {"logical_count": _, **rest} if "physical_to_logical_map" not in rest:
+            raise BadInput("holds loads (logical_count), not a placement")
+        case recording:
+            return dict(enumerate(converted(plain(recording), SglangMap).physical_to_logical_map)), []
 
 
 def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -330,7 +325,7 @@ def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 
 def _read_eplb(path: Path) -> tuple[Rows, list[str]]:
-    return dict(enumerate(_entry(load_json(path), "phy2log", LayerRows))), []
+    return dict(enumerate(converted(load_json(path), EplbMap).phy2log)), []
 
 
 def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -342,15 +337,15 @@ def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
         )
         for layer, held_G in enumerate(slots_LG)
     ]
-    return json.dumps({"moe_layer_count": len(layers), "layer_list": plain(layers)}) + "\n"
+    return json.dumps(plain(AscendMap(layers, len(layers)))) + "\n"
 
 
 def _read_ascend(path: Path) -> tuple[Rows, list[str]]:
     """Layers and devices in the sequence of their lists; their numbers, where given, must agree with it."""
-    table = load_json(path)
-    layers = _entry(table, "layer_list", list[AscendLayer])
+    table = converted(load_json(path), AscendMap)
+    layers = table.layer_list
     devices_L = [layer.device_list for layer in layers]
-    sizes = [("layers of moe_layer_count", converted(table, Sizes).moe_layer_count, len(layers))]
+    sizes = [("layers of moe_layer_count", table.moe_layer_count, len(layers))]
     sizes += [("devices of device_count", layer.device_count, len(layer.device_list)) for layer in layers]
     for what, count, found in sizes:
         if count not in (None, found):
@@ -400,7 +395,7 @@ def _read_trtllm(path: Path) -> tuple[Rows, list[str]]:
     match table:
         case {"initial_global_assignments": dict() as rows}:  # whose rows may all be aliases of a long one
             check_size("the map", 8 * sum(len(row) for row in rows.values() if isinstance(row, list)), MOST_TEXT)
-    return _numbered(table), []
+    return converted(table, NumberedMap).rows, []
 
 
 PLACEMENT_FORMATS: dict[str, PlacementFormat] = {

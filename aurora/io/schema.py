@@ -84,56 +84,50 @@ def plain(value: Any) -> Any:
 
 def _said(message: str, value: Any, where: str, kind: Any) -> str:
     """Returns msgspec's message, such as "Expected `int`, got `str` - at `$.models[0].top_k`", with what was found."""
-    what, _, at = message.partition(" - at ")
-    path = at.replace("`", "").removeprefix("key in ").removeprefix("$").removeprefix(".")
-    tokens = re.findall(r"\[(\d+|\.\.\.)\]|([^.\[\]]+)", path)
-    here: list[Any] = [inspect.type_info(kind)]
-    for index, key in tokens:
-        here = [inner for each in here for known, inner in _members(each) if known in (key, "...")]
+    name = shown(message.partition("`")[2].partition("`")[0])[1:-1]
+    what, _, at = message.replace("`", "").partition(" - at ")
+    path = at.removeprefix("key in ").removeprefix("$").removeprefix(".")
+    types: list[Any] = [inspect.type_info(kind)]
+    for index, key in re.findall(r"\[(\d+|\.\.\.)\]|([^.\[\]]+)", path):
+        types = [inner for of in types for known, inner in _inside(of) if known in (key, "...")]
         try:
             value = value[int(index)] if index else value[key]
         except (LookupError, TypeError, ValueError):
             value = ...
-    if at.startswith("`key`"):
-        path, where, value = f"a key of {where or path}", "", ...
-    name = what.partition("`")[2].strip("`")
-    members = [member for each in here for member in _members(each)]
-    if what.startswith("Object missing"):
-        choices = ", ".join(shown(choice) for known, each in members if known == name for choice in _choices(each))
-        what = f"'{name}' is missing" + (f", expected one of {choices}" if choices else "")
-    elif what.startswith("Object contains unknown"):
-        what = f"unknown {shown(name)[1:-1]}; expected {', '.join(sorted({known for known, _ in members}))}"
-    elif what.startswith("Invalid"):
-        choices = ", ".join(shown(choice) for each in here for choice in _choices(each))
-        what = f"expected one of {choices}, found {shown(value)}"
-    else:
-        expected, _, found = what.partition(", got ")
-        expected = re.sub("`([a-z |]+)`", lambda of: " or ".join(WORDS.get(k, k) for k in of[1].split(" | ")), expected)
-        found = shown(value) if value is not ... else WORDS.get(found.strip("`"), found)
-        what = expected[0].lower() + expected[1:] + (f", found {found}" if found else "")
+    expected, _, found = what.partition(", got ")
+    known = [(key, of) for each in types for key, of in _inside(each)]
+    match expected.split():
+        case ["Object", "missing", *_]:
+            choices = [shown(value) for key, of in known if key == name for value in getattr(of, "values", ())]
+            what = f"'{name}' is missing" + (f", expected one of {', '.join(choices)}" if choices else "")
+        case ["Object", "contains", *_]:
+            what = f"unknown {name}; expected {', '.join(sorted({key for key, _ in known}))}"
+        case ["Invalid", *_]:
+            what = f"expected one of {', '.join(key for key, of in known if of is None)}, found {shown(value)}"
+        case _:
+            expected = re.sub(r"\w+", lambda word: WORDS.get(word[0], word[0]), expected).replace(" | ", " or ")
+            found = WORDS.get(found, found) if value is ... or at.startswith("key in ") else shown(value)
+            what = expected[0].lower() + expected[1:] + (f", found {found}" if found else "")
+    if at.startswith("key in "):
+        path, where = f"a key of {where or path}", ""
     path = where + path if path.startswith("[") else ": ".join(filter(None, (where, path)))
     return f"{path}: {what}" if path else what
 
 
-def _members(of: Any) -> list[tuple[str, Any]]:
-    """Names and types of what values of a type hold; "..." for the entries of a list or dict."""
+def _inside(of: Any) -> list[tuple[str, Any]]:
+    """Names and types of what values of a type hold, "..." for the entries of a list or dict; values listed in the type."""
     match of:
         case inspect.UnionType():
-            return [member for each in of.types for member in _members(each)]
+            return [member for each in of.types for member in _inside(each)]
+        case inspect.LiteralType(values=values):
+            return [(shown(value), None) for value in values]
         case inspect.StructType(fields=entries, tag_field=tag_field, tag=tag):
             tagged = [(tag_field, inspect.LiteralType((tag,)))] if tag_field is not None and tag is not None else []
             return [*tagged, *((entry.encode_name, entry.type) for entry in entries)]
-        case inspect.DataclassType():
-            return [(entry.encode_name, entry.type) for entry in of.fields]
+        case inspect.DataclassType(fields=entries):
+            return [(entry.encode_name, entry.type) for entry in entries]
         case inspect.ListType() | inspect.VarTupleType():
             return [("...", of.item_type)]
         case inspect.DictType():
             return [("...", of.value_type)]
     return []
-
-
-def _choices(of: Any) -> list[Any]:
-    """The values of a type that are listed in it."""
-    if isinstance(of, inspect.UnionType):
-        return [choice for each in of.types for choice in _choices(each)]
-    return [*of.values] if isinstance(of, inspect.LiteralType) else []

@@ -40,9 +40,9 @@ def test_counts_of_experts_are_read_as_loads(tmp_path):
     assert read("1,2\n") == [[1, 2]]
     assert read("layer,expert,count\n4,2,5\n1,0,3\n") == [[3, 0, 0], [0, 0, 5]]
     for wrong, message in (
-        ("layer,expert,count\n1,0,3\n1,0,3\n", "one row for each expert"),
-        ("layer,expert,count\n1,0\n", "found 2 columns"),
-        ("layer,expert,count\n0,0,-1", "zero or more"),
+        ("layer,expert,count\n1,0,3\n1,0,3\n", "line 3: expected one row of expert 0 of layer 1, found two"),
+        ("layer,expert,count\n1,0\n", "line 2: expected 3 fields, found 2"),
+        ("layer,expert,count\n0,0,-1", "count: expected a whole number >= 0, found"),
         ("1,2\n3,nan\n", r"row 2, column 2: expected a finite number, found nan"),
     ):
         with pytest.raises(BadInput, match=rf"l\.csv: .*{message}"):
