@@ -36,8 +36,8 @@ from machine import machine  # noqa: E402
 from net import network, refusal  # noqa: E402
 
 from aurora.io import save  # noqa: E402
-from aurora.io.plugin_records import load_records  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
+from aurora.profiler.merge_records import load_records  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 NEW = 8

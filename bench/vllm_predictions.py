@@ -14,9 +14,10 @@ from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.workload.traffic import GATHERS, exchange_bytes, exchange_rows
 from aurora.io import load_cluster, load_plan, load_profile, save
-from aurora.io.plugin_records import TIMED, load_record, load_records
+from aurora.io.plugin_records import TIMED, load_record
 from aurora.models.loading import MoeModel, load_model
 from aurora.planner.plan import make_plan
+from aurora.profiler.merge_records import load_records
 from aurora.profiler.profile_model import RoutingCounts, route_round
 from aurora.simulator.interpreter import simulate
 from aurora.types import (

@@ -112,8 +112,8 @@ def import_(
         loads: for a placement: traffic on which it is compared with none: as of aurora place, or a profile.
         sources: for recorded routing: source ranks, over which it is divided evenly; default: those of the files, or 4.
     """
-    from aurora.io.plugin_records import load_records
     from aurora.profiler.import_routing import import_profile
+    from aurora.profiler.merge_records import load_records
 
     placement = form in PLACEMENT_FORMATS
     refuse_given(OF_ROUTING if placement else OF_PLACEMENT, f"for {'recorded routing' if placement else 'a placement'} only")

@@ -17,8 +17,8 @@ from aurora.algorithms.workload.attention import known_kv_bytes
 from aurora.algorithms.workload.model_config import Shape
 from aurora.errors import BadInput, network_reason
 from aurora.io.files import naming
-from aurora.io.plugin_records import load_records
 from aurora.io.routing_dumps import RecordedRouting, read_dump
+from aurora.profiler.merge_records import load_records
 from aurora.types import Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
 from aurora.types.profile import deal_counts

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.io import load_profile, save
-from aurora.io.plugin_records import load_records, merged, not_negative, save_record
+from aurora.io.plugin_records import save_record
+from aurora.profiler.merge_records import load_records, merged, not_negative
 
 FACTS = {"model": "tiny", "fingerprint": "f", "engine": "vllm 0.32", "kind": "cpu", "top_k": 2, "layers": 2, "experts": 4}
 FACTS |= {"dispatch_bytes": 256, "combine_bytes": 256, "expert_bytes": 1000, "other_bytes": 5000}

@@ -23,8 +23,8 @@ import pytest
 
 from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.io import save
-from aurora.io.plugin_records import load_records
 from aurora.planner.plan import order_model
+from aurora.profiler.merge_records import load_records
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
 from aurora.types.network import Servers

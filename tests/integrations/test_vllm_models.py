@@ -7,7 +7,7 @@ import pytest
 from aurora_vllm.served_plan import read_model
 
 from aurora.io import save
-from aurora.io.plugin_records import load_records
+from aurora.profiler.merge_records import load_records
 from tests.integrations import test_vllm
 from tests.integrations.test_vllm import (  # noqa: F401
     KEEP_STATE,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aurora.io import save
-from aurora.io.plugin_records import load_records
+from aurora.profiler.merge_records import load_records
 from tests.integrations.test_vllm import (  # noqa: F401
     KEEP_EPLB,
     KEEP_STATE,
