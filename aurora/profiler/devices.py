@@ -1,4 +1,4 @@
-"""Lists this machine's GPUs and the connections between them, by NVML."""
+"""Describes this machine's GPUs, by NVML and datasheets."""
 
 import datetime
 import os
@@ -16,17 +16,6 @@ from aurora.types.cluster import PCIE_LANE_Bps
 
 Nvml = Any  # the module pynvml, or a stand-in
 NOT_SUPPORTED = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # for features that the GPU does not have
-# by NVML's level / 10
-CONNECTIONS = ("same board", "PCIe switch", "PCIe switches", "PCIe host bridge", "NUMA node", "between sockets")
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """The GPUs of this machine that this process may use, and the connections between them."""
-
-    driver: str  # the driver's version
-    devices: tuple[Gpu, ...]  # the GPUs and MIG instances, in CUDA's sequence, with datasheets' rates and speeds
-    connections_GG: tuple[tuple[str, ...], ...]  # "NVLink", one of CONNECTIONS, or "unknown"; empty on the diagonal
 
 
 @contextmanager
@@ -64,23 +53,18 @@ def visible_gpus(nvml: Nvml) -> list[Any]:
         raise BadInput(f"CUDA_VISIBLE_DEVICES={named}: expected numbers or whole UUIDs of GPUs, found: {error}") from None
 
 
-def inventory(nvml: Nvml) -> Inventory:
-    """Reads, by NVML, the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves to this process, and returns the Inventory."""
+def visible_devices(nvml: Nvml) -> tuple[Gpu, ...]:
+    """Returns the GPUs and MIG instances that this process may use, in CUDA's sequence, with datasheets' rates and speeds."""
     try:
-        handles = visible_gpus(nvml)
-        devices = [_device(nvml, handle) for handle in handles]
-        connections_GG = tuple(tuple("" if a is b else _connection(nvml, a, b) for b in handles) for a in handles)
-        driver = str(nvml.nvmlSystemGetDriverVersion())
+        devices = [_device(nvml, handle) for handle in visible_gpus(nvml)]
     except nvml.NVMLError as error:
         raise BadInput(f"NVML: expected every GPU to answer, found: {error}") from None
     if not devices:
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        raise BadInput(
-            f"NVML: expected at least one GPU, found none{'' if named is None else f' of CUDA_VISIBLE_DEVICES={named}'}"
-        )
+        of = "" if named is None else f" of CUDA_VISIBLE_DEVICES={named}"
+        raise BadInput(f"NVML: expected at least one GPU, found none{of}")
     speeds = relative_speeds([gpu.kind for gpu in devices])
-    gpus = tuple(replace(gpu, speed=speed) for gpu, speed in zip(devices, speeds, strict=True))
-    return Inventory(driver, gpus, connections_GG)
+    return tuple(replace(gpu, speed=speed) for gpu, speed in zip(devices, speeds, strict=True))
 
 
 def _device(nvml: Nvml, handle: Any) -> Gpu:
@@ -104,15 +88,6 @@ def _device(nvml: Nvml, handle: Any) -> Gpu:
         raise BadInput(f"GPU {index} ({kind}): expected NVLink or PCIe rates, NVML tells neither")
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(f"{socket.gethostname()}-{index}", kind, 0, rate_Bps, rate_Bps, memory)
-
-
-def _connection(nvml: Nvml, gpu: Any, other: Any) -> str:
-    """Returns the connection of two GPUs, as in Inventory."""
-    status = _if_supported(nvml, nvml.nvmlDeviceGetP2PStatus, gpu, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    if status == nvml.NVML_P2P_STATUS_OK:
-        return "NVLink"
-    level = _if_supported(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, gpu, other)
-    return CONNECTIONS[min(level // 10, len(CONNECTIONS) - 1)] if level is not None else "unknown"
 
 
 def _if_supported(nvml: Nvml, ask: Any, *about: Any) -> Any:
@@ -152,23 +127,21 @@ def find_devices() -> DeviceCluster:
         'NVIDIA H100 80GB HBM3'
     """
     with open_nvml() as nvml:
-        machine = inventory(nvml)
+        devices, driver = visible_devices(nvml), nvml.nvmlSystemGetDriverVersion()
     kinds, today = load_gpus(), datetime.datetime.now(datetime.UTC).date().isoformat()
-    remarks = [f"This machine's GPUs, driver {machine.driver}, {today}. Rates and speeds are datasheets', not measured."]
-    for kind in dict.fromkeys(device.kind for device in machine.devices):
+    remarks = [f"This machine's GPUs, driver {driver}, {today}. Rates and speeds are datasheets', not measured."]
+    for kind in dict.fromkeys(device.kind for device in devices):
         unknown = "not among the known kinds: rates of its PCIe, speed 1"
         remarks.append(f"{kind}: {f'figures from {kinds[kind].source}' if kind in kinds else unknown}.")
-    connections = sorted({connection for row in machine.connections_GG for connection in row if connection})
-    if connections:
-        remarks.append(f"Between GPUs: {', '.join(connections)}.")
-    return DeviceCluster(Cluster(socket.gethostname(), machine.devices), tuple(remarks))
+    return DeviceCluster(Cluster(socket.gethostname(), devices), tuple(remarks))
 
 
 def linked_by_nvlink(uuids: Sequence[str]) -> bool:
     """Returns whether NVLink connects every pair of the GPUs with these NVML UUIDs, all on this machine."""
     with suppress(MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
         handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-        return all(_connection(nvml, gpu, other) == "NVLink" for gpu, other in combinations(handles, 2))
+        states = [nvml.nvmlDeviceGetP2PStatus(*pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK) for pair in combinations(handles, 2)]
+        return all(state == nvml.NVML_P2P_STATUS_OK for state in states)
     return False
 
 

@@ -12,7 +12,7 @@ from importlib import metadata
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.errors import BadInput, MissingDependency, first_line, need, network_reason
-from aurora.profiler.devices import inventory, open_nvml
+from aurora.profiler.devices import open_nvml, visible_devices
 from aurora.runtime.distributed.launcher import RankInfo, launch, start_fork_server
 
 WORKS, MISSING, BROKEN = "works", "missing", "broken"
@@ -132,15 +132,15 @@ def _vllm() -> str:
 def _gpus() -> str:
     """Computes with torch on a GPU. Returns the GPUs that NVML finds."""
     with open_nvml() as nvml:
-        machine = inventory(nvml)
+        devices, driver = visible_devices(nvml), nvml.nvmlSystemGetDriverVersion()
     need("torch")
     import torch
 
     if not torch.cuda.is_available():
         raise MissingDependency(f"torch {torch.__version__} finds no GPU")
     torch.ones(2, device="cuda").sum().item()
-    kinds = [device.kind for device in machine.devices]
-    return f"{', '.join(f'{kinds.count(kind)} x {kind}' for kind in dict.fromkeys(kinds))}; driver {machine.driver}"
+    kinds = [device.kind for device in devices]
+    return f"{', '.join(f'{kinds.count(kind)} x {kind}' for kind in dict.fromkeys(kinds))}; driver {driver}"
 
 
 def _ranks() -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,7 @@ from aurora.profiler.devices import relative_speeds
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import nccl_transport
-from aurora.runtime.transports.process_groups import (
-    default_process_group,
-    device_of,
-    rank_info_from_environment,
-)
+from aurora.runtime.transports.process_groups import default_process_group, device_of, rank_info_from_environment
 from aurora.types import Cluster, Gpu, Order, Servers
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -62,9 +58,14 @@ class LinkMeasurements:
         return lost / (self.senders - 1) if self.senders > 1 and lost >= NOISE else 0.0
 
     @property
+    def joint(self) -> float:
+        """Joint rate of the ranks of a server / sum of their single rates, to other servers; the median over servers."""
+        return float(np.median(self.together_Bps_N / self.apart_Bps_N)) if len(self.apart_Bps_N) else 1.0
+
+    @property
     def shared_nic(self) -> bool:
         """True if the ranks of a server share one NIC: their joint rate is clearly below the sum of their single rates."""
-        return bool(len(self.apart_Bps_N) and np.median(self.together_Bps_N / self.apart_Bps_N) < SHARED)
+        return self.joint < SHARED
 
     @property
     def nic_Bps(self) -> float:
@@ -112,16 +113,11 @@ class MeasuredCluster:
             f"Measured over {self.transport}, {len(self.cluster)} ranks, {today}. Ports: to and from several ranks at once.",
             f"Single pairs: {rate_Bps_X.min():.4g} to {rate_Bps_X.max():.4g} bytes a second; a line through message sizes "
             f"is {np.median(error_X):.1%} off (median), {error_X.max():.1%} at worst.",
-            f"Goodput of a receiver to which {links.senders} {'rank sends' if links.senders == 1 else 'ranks send at once'}: "
-            f"{links.goodput:.0%}.",
+            f"Goodput of a receiver with {links.senders} senders at once: {links.goodput:.0%}.",
         ]
         if links.server_G.any():
-            sizes, part = ", ".join(map(str, np.bincount(links.server_G))), np.median(links.together_Bps_N / links.apart_Bps_N)
             owner = "a server has one NIC" if links.shared_nic else "a rank has a NIC of its own"
-            said.append(
-                f"Servers are the hosts, of {sizes} ranks; {owner}: ranks of a server that send to others at once "
-                f"reach {part:.0%} of their rates one at a time."
-            )
+            said.append(f"Servers are the hosts; {owner}: its ranks together reach {links.joint:.0%} of their rates alone.")
         return tuple(said)
 
 
@@ -156,11 +152,11 @@ def measure_links(
         raise BadInput(f"`ranks`: expected as many as torchrun started, {count}, or none, found {ranks}")
     if count is None or count < 2:
         raise BadInput(f"`ranks`: expected two or more, found {shown(count)}")
-    if rank_info is None:
-        measured: MeasuredCluster = launch(_measure_rank, count, timeout_s=timeout_s)[0]
-        return measured
-    measured = _measure_rank(rank_info)
-    return measured if rank_info.rank == 0 else None
+    if rank_info is not None:
+        measured = _measure_rank(rank_info)
+        return measured if rank_info.rank == 0 else None
+    results: list[MeasuredCluster] = launch(_measure_rank, count, timeout_s=timeout_s)
+    return results[0]
 
 
 def _measure_rank(rank_info: RankInfo) -> MeasuredCluster:
@@ -170,23 +166,26 @@ def _measure_rank(rank_info: RankInfo) -> MeasuredCluster:
     if device != "cpu":
         card = torch.cuda.get_device_properties(device)
         kind, memory = card.name, int(card.total_memory)
+    own = Gpu(f"{host}-{rank_info.local_rank}", kind, 0, 1.0, 1.0, memory)
+    told_G: list[Any] = [None] * rank_info.ranks
     with default_process_group(rank_info) as heartbeats:
-        told_G: list[Any] = [None] * rank_info.ranks
-        dist.all_gather_object(told_G, (host, rank_info.local_rank, kind, memory, host_id(device != "cpu")))
-        names_G, local_G, kind_G, memory_G, hosts_G = zip(*told_G, strict=True)
-        over = "gloo" if "cpu" in kind_G else "nccl"
+        dist.all_gather_object(told_G, (own, host, host_id(device != "cpu")))
+        gpus, names_G, hosts_G = zip(*told_G, strict=True)
+        kinds = [gpu.kind for gpu in gpus]
+        over = "gloo" if "cpu" in kinds else "nccl"
         if over == "gloo":
             links = time_links(GlooTransport(), hosts_G)
         else:
             torch.cuda.set_device(device)
             links = time_links(nccl_transport(device, rank_info.timeout_s, heartbeats), hosts_G, device)
-    speed_G = relative_speeds(kind_G)
-    hosts = list(dict.fromkeys(names_G))
-    gpus = [
-        Gpu(f"{name}-{local}", kind, hosts.index(name), 1.0, 1.0, memory, speed)
-        for name, local, kind, memory, speed in zip(names_G, local_G, kind_G, memory_G, speed_G, strict=True)
-    ]
-    return MeasuredCluster(cluster_of(links, gpus), links, over)
+    nodes_G, speeds_G = _numbered(names_G), relative_speeds(kinds)
+    placed = [replace(gpu, node=node, speed=speed) for gpu, node, speed in zip(gpus, nodes_G, speeds_G, strict=True)]
+    return MeasuredCluster(cluster_of(links, placed), links, over)
+
+
+def _numbered(names: Sequence[str]) -> list[int]:
+    """The number of each name, from zero, by first occurrence."""
+    return [[*dict.fromkeys(names)].index(name) for name in names]
 
 
 def host_id(on_gpus: bool) -> str:
@@ -219,67 +218,53 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
         hosts_G: (G,) the host of each rank, from `host_id`; empty: all are on one.
         device: device of the messages.
     """
-    return _LinkTimer(transport, hosts_G, device).measure()
+    return _LinkTimer(transport, device).measure(np.array(_numbered(hosts_G) or [0] * transport.ranks))
 
 
 class _LinkTimer:
     """One rank's part in timing the links."""
 
-    def __init__(self, transport: Transport, hosts_G: Sequence[str], device: str) -> None:
+    def __init__(self, transport: Transport, device: str) -> None:
         self._net = transport
-        names = list(dict.fromkeys(hosts_G))
-        self._host_G = np.array([names.index(name) for name in hosts_G] or [0] * transport.ranks)
-        self._server_G = np.zeros(transport.ranks, dtype=np.int64)
         self._device, self._sizes = device, SIZES if device == "cpu" else GPU_SIZES
         self._buffer = torch.zeros(self._sizes[-1], dtype=torch.uint8, device=device)
 
-    def measure(self) -> LinkMeasurements:
-        """Times all pairs, then all ports, then the NICs."""
+    def measure(self, host_G: IntArray) -> LinkMeasurements:
+        """Times all pairs, then all ports, then the NICs, of ranks on the hosts host_G (G,)."""
         ranks = self._net.ranks
         fitted_GG3 = np.zeros((ranks, ranks, 3))
-        for src in range(ranks):
-            for dst in range(ranks):
-                if src != dst:
-                    fitted_GG3[src, dst] = self._pair(src, dst)
+        for pair in permutations(range(ranks), 2):
+            fitted_GG3[pair] = self._pair(*pair)
         startup_s_GG, rate_Bps_GG, error_GG = np.moveaxis(fitted_GG3, 2, 0)
-        self._server_G = find_servers(rate_Bps_GG, self._host_G)
-        peers_G = [self._peers(rank) for rank in range(ranks)]
-        out_Bps_G = [self._joint_Bps([(rank, to) for to in peers], rate_Bps_GG) for rank, peers in enumerate(peers_G)]
-        into_Bps_G = [self._joint_Bps([(of, rank) for of in peers], rate_Bps_GG) for rank, peers in enumerate(peers_G)]
+        server_G = find_servers(rate_Bps_GG, host_G)
+        out_Bps_G, into_Bps_G, sent_Bps_G = np.zeros((3, ranks))
+        others = [[(rank + step) % ranks for step in range(1, ranks)] for rank in range(ranks)]  # the next first
+        # A rank that is alone on its server has all others as peers.
+        peers = [[to for to in others[rank] if server_G[to] == server_G[rank]] or others[rank] for rank in range(ranks)]
+        for rank, own in enumerate(peers):
+            out_Bps_G[rank] = self._joint_Bps([(rank, peer) for peer in own], rate_Bps_GG)
+            into_Bps_G[rank] = self._joint_Bps([(peer, rank) for peer in own], rate_Bps_GG)
+            sent_Bps_G[rank] = rate_Bps_GG[own, rank].sum()
+        apart_Bps, together_Bps = [], []
+        for server in np.unique(server_G):
+            members = np.flatnonzero(server_G == server).tolist()
+            pairs = list(zip(members, [to for to in others[members[-1]] if server_G[to] != server], strict=False))
+            if len(pairs) > 1:
+                apart_Bps.append(sum(rate_Bps_GG[pair] for pair in pairs))
+                together_Bps.append(self._joint_Bps(pairs, rate_Bps_GG))
         in_Bps_G = np.maximum(into_Bps_G, rate_Bps_GG.max(axis=0))
-        sent_Bps_G = [rate_Bps_GG[peers, rank].sum() for rank, peers in enumerate(peers_G)]
         return LinkMeasurements(
             startup_s_GG,
             rate_Bps_GG,
             error_GG,
             np.maximum(out_Bps_G, rate_Bps_GG.max(axis=1)),
             in_Bps_G,
-            max(map(len, peers_G)),
+            max(map(len, peers)),
             min(float(np.median(into_Bps_G / np.minimum(in_Bps_G, sent_Bps_G))), 1.0),
-            self._server_G,
-            *self._nics(rate_Bps_GG),
+            server_G,
+            np.array(apart_Bps),
+            np.array(together_Bps),
         )
-
-    def _others(self, rank: int) -> list[int]:
-        """All ranks but this, starting with the next."""
-        return [(rank + step) % self._net.ranks for step in range(1, self._net.ranks)]
-
-    def _peers(self, rank: int) -> list[int]:
-        """The other ranks of this one's server, starting with the next; all others if it is alone there."""
-        others = self._others(rank)
-        return [other for other in others if self._server_G[other] == self._server_G[rank]] or others
-
-    def _nics(self, rate_Bps_GG: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """By server of several ranks, bytes per second to ranks of other servers, (N,) each: one at a time, and all at once."""
-        apart_Bps, together_Bps = [], []
-        for server in np.unique(self._server_G):
-            members = np.flatnonzero(self._server_G == server).tolist()
-            outside = [other for other in self._others(members[-1]) if self._server_G[other] != server]
-            pairs = list(zip(members, outside, strict=False))
-            if len(pairs) > 1:
-                apart_Bps.append(sum(rate_Bps_GG[pair] for pair in pairs))
-                together_Bps.append(self._joint_Bps(pairs, rate_Bps_GG))
-        return np.array(apart_Bps), np.array(together_Bps)
 
     def _pair(self, src: int, dst: int) -> tuple[float, float, float]:
         """Start-up, rate and error of messages from src to dst."""

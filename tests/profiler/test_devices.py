@@ -6,39 +6,35 @@ from types import SimpleNamespace
 import pytest
 
 from aurora.errors import BadInput, MissingDependency
-from aurora.profiler.devices import clocks_and_power, find_devices, inventory, open_nvml
+from aurora.profiler.devices import clocks_and_power, find_devices, open_nvml, visible_devices
 from aurora.types import Cluster
 from tests.profiler.nvml import NVMLError, Replay
 
 
 def numbers(found):
-    return [int(gpu.name.rpartition("-")[2]) for gpu in found.devices]
+    return [int(gpu.name.rpartition("-")[2]) for gpu in found]
 
 
 def test_eight_h100_have_nvlinks_ports():
-    found = inventory(Replay("h100-sxm-8"))
-    assert found.driver == "580.65.06"
+    found = visible_devices(Replay("h100-sxm-8"))
     assert numbers(found) == list(range(8))
-    assert {gpu.kind for gpu in found.devices} == {"NVIDIA H100 80GB HBM3"}
-    assert {way for row in found.connections_GG for way in row} == {"NVLink", ""}
-    made = Cluster("host", found.devices)
+    assert {gpu.kind for gpu in found} == {"NVIDIA H100 80GB HBM3"}
+    made = Cluster("host", found)
     assert made.equal
     assert made.out_Bps_G.tolist() == [450e9] * 8
 
 
 def test_without_nvlink_pcie_is_the_port():
-    found = inventory(Replay("l40s-4"))
-    assert found.connections_GG[0] == ("", "PCIe switches", "between sockets", "between sockets")
-    assert found.connections_GG[2] == ("between sockets", "between sockets", "", "PCIe switches")
-    assert [gpu.in_Bps for gpu in found.devices] == pytest.approx([31.5e9] * 4, rel=0.01)
-    assert [gpu.memory_bytes for gpu in found.devices] == [48305799168] * 4
+    found = visible_devices(Replay("l40s-4"))
+    assert [gpu.in_Bps for gpu in found] == pytest.approx([31.5e9] * 4, rel=0.01)
+    assert [gpu.memory_bytes for gpu in found] == [48305799168] * 4
 
 
 def test_speeds_are_the_datasheets(monkeypatch):
     """A kind without a datasheet, and all GPUs beside one, have speed 1."""
-    assert [gpu.speed for gpu in inventory(Replay("a100-t4")).devices] == [1.0, pytest.approx(65 / 312)]
+    assert [gpu.speed for gpu in visible_devices(Replay("a100-t4"))] == [1.0, pytest.approx(65 / 312)]
     monkeypatch.setattr("aurora.profiler.devices.load_gpus", dict)
-    assert [gpu.speed for gpu in inventory(Replay("a100-t4")).devices] == [1.0, 1.0]
+    assert [gpu.speed for gpu in visible_devices(Replay("a100-t4"))] == [1.0, 1.0]
 
 
 def test_mig_is_refused_in_a_sentence():
@@ -46,7 +42,7 @@ def test_mig_is_refused_in_a_sentence():
         BadInput,
         match=r"GPU 1 \(NVIDIA A100-SXM4-80GB\): expected a whole GPU, or its MIG instances by UUID in .* found a GPU that is split by MIG",
     ):
-        inventory(Replay("a100-mig"))
+        visible_devices(Replay("a100-mig"))
 
 
 def edited(**answers):
@@ -57,11 +53,11 @@ def edited(**answers):
 
 def test_what_is_no_machine_to_plan_for():
     with pytest.raises(BadInput, match="expected at least one GPU, found none"):
-        inventory(edited(nvmlDeviceGetCount={"": 0}))
+        visible_devices(edited(nvmlDeviceGetCount={"": 0}))
     with pytest.raises(BadInput, match="expected every GPU to answer, found: Gpu is lost"):
-        inventory(edited(nvmlDeviceGetMemoryInfo={"*": "NVML_ERROR_GPU_IS_LOST"}))
+        visible_devices(edited(nvmlDeviceGetMemoryInfo={"*": "NVML_ERROR_GPU_IS_LOST"}))
     with pytest.raises(BadInput, match="NVML tells neither"):
-        inventory(edited(nvmlDeviceGetMaxPcieLinkWidth={"*": "NVML_ERROR_NOT_SUPPORTED"}))
+        visible_devices(edited(nvmlDeviceGetMaxPcieLinkWidth={"*": "NVML_ERROR_NOT_SUPPORTED"}))
 
 
 def test_a_machine_without_nvml_says_what_it_lacks(monkeypatch):
@@ -90,10 +86,9 @@ def test_this_machines_devices_are_a_cluster_with_remarks(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", replay)
     found = find_devices()
     assert len(found.cluster) == 8
-    first, kind, connections = found.remarks
+    first, kind = found.remarks
     assert "driver 580.65.06" in first
     assert kind.startswith("NVIDIA H100 80GB HBM3: figures from ")
-    assert connections == "Between GPUs: NVLink."
     monkeypatch.setattr("aurora.profiler.devices.load_gpus", dict)
     assert "not among the known kinds" in find_devices().remarks[1]
 
@@ -101,10 +96,8 @@ def test_this_machines_devices_are_a_cluster_with_remarks(monkeypatch):
 @pytest.mark.parametrize(("named", "indices"), [("2,0", [2, 0]), (" 1 , 2", [1, 2]), ("GPU-1a-uuid,3", [1, 3])])
 def test_only_the_visible_gpus_count_in_cudas_sequence(monkeypatch, named, indices):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    found = inventory(edited(nvmlDeviceGetHandleByUUID={"GPU-1a-uuid": 1}))
+    found = visible_devices(edited(nvmlDeviceGetHandleByUUID={"GPU-1a-uuid": 1}))
     assert numbers(found) == indices
-    if indices == [2, 0]:
-        assert found.connections_GG == (("", "between sockets"), ("between sockets", ""))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +111,7 @@ def test_only_the_visible_gpus_count_in_cudas_sequence(monkeypatch, named, indic
 def test_where_no_gpu_is_visible_the_variable_is_named(monkeypatch, named, said):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     with pytest.raises(BadInput, match=said):
-        inventory(Replay("l40s-4"))
+        visible_devices(Replay("l40s-4"))
 
 
 def test_a_mig_instance_that_is_named_is_a_device(monkeypatch):
@@ -126,7 +119,7 @@ def test_a_mig_instance_that_is_named_is_a_device(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7-uuid")
     replay = Replay("a100-mig")
     replay._answers["nvmlDeviceGetMemoryInfo"]["70"] = {"total": 20 << 30, "used": 1 << 30}
-    (device,) = inventory(replay).devices
+    (device,) = visible_devices(replay)
     assert (device.name.rpartition("-")[2], device.memory_bytes) == ("1", 20 << 30)
     assert device.out_Bps == pytest.approx(16 * 1.97e9, rel=0.01), "of PCIe 4 with 16 lanes"
 

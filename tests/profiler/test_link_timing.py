@@ -77,7 +77,7 @@ class Queueing:
 
 def test_messages_of_gpus_are_queued_and_timed_by_their_events():
     """By the host's clock they would take none of this time."""
-    timer = probing._LinkTimer(net := Queueing(), (), "cpu")
+    timer = probing._LinkTimer(net := Queueing(), "cpu")
     timer._device = "cuda:0"
     assert timer._pings(0, 1, 1 << 10, 3) == [4.0, 3.0, 3.0]
     assert (net.waits, net.queued) == (1, [])
@@ -123,7 +123,7 @@ def test_remarks_say_how_it_was_measured():
     assert over.startswith("Measured over gloo, 4 ranks, ")
     assert fit.startswith("Single pairs: 100 to 100 bytes a second;")
     assert fit.endswith("is 2.0% off (median), 2.0% at worst.")
-    assert goodput == "Goodput of a receiver to which 3 ranks send at once: 90%."
+    assert goodput == "Goodput of a receiver with 3 senders at once: 90%."
 
 
 @pytest.mark.parametrize("ranks", [None, 1])
@@ -188,8 +188,7 @@ def test_ranks_that_are_slower_together_share_a_nic():
     assert made.servers is not None
     assert (made.servers.nic_Bps, made.servers.shared) == (53.0, True)
     assert MeasuredCluster(made, shared, "gloo").remarks[-1] == (
-        "Servers are the hosts, of 2, 2 ranks; a server has one NIC: ranks of a server that send to others at once reach "
-        "53% of their rates one at a time."
+        "Servers are the hosts; a server has one NIC: its ranks together reach 53% of their rates alone."
     )
 
 
