@@ -9,6 +9,7 @@ from scipy.optimize import nnls
 from aurora.errors import BadInput
 from aurora.io.files import naming
 from aurora.io.plugin_records import EngineRecord, load_record
+from aurora.io.schema import shared
 from aurora.types import OVERHEAD, PHASES, Curve, Profile
 from aurora.types.arrays import FloatArray
 
@@ -66,19 +67,9 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
     provenance = {"tool": "aurora import", "engine": first.engine, "date": max(record.date for record in records)}
     if not any(record.passes_L.any() for record in records):
         provenance["timings"] = "none: all forward passes were replayed from CUDA graphs"
-    return Profile(
-        model=first.model,
-        fingerprint=first.fingerprint,
-        tokens_TLSE=tokens_TLSE[tokens_TLSE.any(axis=(1, 2, 3))],
-        top_k=first.top_k,
-        dispatch_bytes=first.dispatch_bytes,
-        combine_bytes=first.combine_bytes,
-        expert_bytes=first.expert_bytes,
-        other_bytes=max(record.other_bytes for record in records),
-        dense_layers=first.dense_layers,
-        curves={first.kind: _curves(records)},
-        provenance=provenance,
-    )
+    about = shared(first, Profile) | {"other_bytes": max(record.other_bytes for record in records)}
+    seen_TLSE = tokens_TLSE[tokens_TLSE.any(axis=(1, 2, 3))]
+    return Profile(tokens_TLSE=seen_TLSE, curves={first.kind: _curves(records)}, provenance=provenance, **about)
 
 
 def _curves(records: Sequence[EngineRecord]) -> dict[str, Curve]:

@@ -253,16 +253,19 @@ def profile_model(
     corpus = Corpus(opened.tokenizer, opened.vocabulary, text, options.prompt_tokens)
     provenance = _provenance(opened, text, options, device)
     prompts, job = islice(corpus, options.limit), job_of(opened.fingerprint(), provenance["text"], options)
+    counts = RoutingCounts() if begun is None else RoutingCounts.of(begun, job)
+    batches = next_round(islice(prompts, counts.prompts, None), options)
     if begun is None:
-        counts, batches = RoutingCounts(), next_round(prompts, options)
         _check_enough(batches, text, options)
-        builder = _timed(model, opened, batches, options, provenance, progress)
+        progress("timing phases", 0, 1)
+        most = max(sum(map(len, of_source)) for of_source in batches)
+        timed = measure_curves(model, max_tokens=2 * most, sequence_tokens=options.prompt_tokens, processes=options.share)
+        progress("timing phases", 1, 1)
+        curves, provenance = timed.kinds, {**provenance, **timed.provenance}
     else:
-        counts = RoutingCounts.of(begun, job)
         before = {name: said for name, said in begun.provenance.items() if name not in ("interrupted", "job")}
-        builder = _Builder(opened, begun.curves, {**before, **provenance})
-        batches = next_round(islice(prompts, counts.prompts, None), options)
-    checked, about = 0.0, dict[str, str]()
+        curves, provenance = begun.curves, {**before, **provenance}
+    checked = 0.0
     try:
         while any(batches):
             passes = route_round(opened, batches, options.max_new_tokens, options.token_level)
@@ -271,60 +274,37 @@ def profile_model(
             progress("counting tokens", *fraction)
             if options.precision is not None and counts.rounds >= max(MIN_ROUNDS, checked * CHECK_AGAIN):
                 checked = counts.rounds
-                if _half_width(builder.profile(counts), options) <= options.precision:
+                if _half_width(_profile(opened, counts, curves, provenance), options) <= options.precision:
                     break
             batches = next_round(prompts, options)
     except KeyboardInterrupt:
         if not counts.prompts:
             raise
-        about |= {"interrupted": f"after {counts.prompts} prompts", "job": job}
-    about["prompts"] = f"{counts.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
-    return builder.profile(counts, **about, **_precision(builder.profile(counts), options))
+        provenance |= {"interrupted": f"after {counts.prompts} prompts", "job": job}
+    served = f"{counts.prompts} of {options.prompt_tokens} tokens at most, {options.max_new_tokens} new tokens each"
+    made = _profile(opened, counts, curves, {**provenance, "prompts": served})
+    return made if options.precision is None else replace(made, provenance={**made.provenance, **_precision(made, options)})
 
 
-@dataclass(frozen=True)
-class _Builder:
-    """Makes a Profile of counts and of everything that is known before counting."""
-
-    model: MoeModel
-    curves: CurvesByKind
-    provenance: Mapping[str, str]
-
-    def profile(self, counts: RoutingCounts, **more: str) -> Profile:
-        """The Profile of the counts, with further entries of provenance."""
-        return Profile(
-            model=self.model.name,
-            fingerprint=self.model.fingerprint(),
-            tokens_TLSE=counts.tokens_TLSE,
-            top_k=self.model.top_k,
-            dispatch_bytes=self.model.row_bytes,
-            combine_bytes=self.model.row_bytes,
-            expert_bytes=self.model.expert_bytes,
-            other_bytes=self.model.other_bytes,
-            curves=self.curves,
-            provenance={**self.provenance, **more},
-            routing=counts.routing,
-            stage_T=counts.stages,
-            dense_layers=self.model.dense_layers,
-            expert_groups=self.model.expert_groups,
-            kv_bytes=known_kv_bytes(self.model.model.config.to_dict()),
-        )
-
-
-def _timed(
-    path: str | Path,
-    model: MoeModel,
-    first: Batches,
-    options: ProfileOptions,
-    provenance: Mapping[str, str],
-    progress: Progress,
-) -> _Builder:
-    """Times the phases, up to twice the largest number of tokens of a source in the `first` round."""
-    progress("timing phases", 0, 1)
-    most = max(sum(map(len, prompts)) for prompts in first)
-    measured = measure_curves(path, max_tokens=most * 2, sequence_tokens=options.prompt_tokens, processes=options.share)
-    progress("timing phases", 1, 1)
-    return _Builder(model, measured.kinds, {**provenance, **measured.provenance})
+def _profile(model: MoeModel, counts: RoutingCounts, curves: CurvesByKind, provenance: Mapping[str, str]) -> Profile:
+    """The Profile of a model's counts."""
+    return Profile(
+        model=model.name,
+        fingerprint=model.fingerprint(),
+        tokens_TLSE=counts.tokens_TLSE,
+        top_k=model.top_k,
+        dispatch_bytes=model.row_bytes,
+        combine_bytes=model.row_bytes,
+        expert_bytes=model.expert_bytes,
+        other_bytes=model.other_bytes,
+        curves=curves,
+        provenance=provenance,
+        routing=counts.routing,
+        stage_T=counts.stages,
+        dense_layers=model.dense_layers,
+        expert_groups=model.expert_groups,
+        kv_bytes=known_kv_bytes(model.model.config.to_dict()),
+    )
 
 
 def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
@@ -339,12 +319,10 @@ def _half_width(profile: Profile, options: ProfileOptions) -> float:
 
 
 def _precision(profile: Profile, options: ProfileOptions) -> dict[str, str]:
-    """The precision, where one was asked for, as an entry of provenance."""
-    if options.precision is None:
-        return {}
+    """The precision that was reached, as an entry of provenance."""
     half_width, tokens = _half_width(profile, options), int(profile.tokens_TLSE[:, 0].sum()) // profile.top_k
     known = f"the bottleneck of experts in order on {options.sources} ranks is known within {half_width:.2%}"
-    more = "" if half_width <= options.precision else f"; {options.precision:.2%} wants more text"
+    more = "" if half_width <= (asked := options.precision or 0.0) else f"; {asked:.2%} wants more text"
     return {"precision": f"{known} at {LEVEL:.0%} after {tokens} tokens{more}"}
 
 
