@@ -30,7 +30,7 @@ def check_output(**outputs: Path | None) -> None:
     for path in outputs.values():
         if path is None:
             continue
-        where = path.resolve()
+        where = Path(os.path.realpath(path))  # also of links that go round
         if not where.parent.is_dir():
             raise BadInput(f"{path}: cannot be written: no such folder {path.parent}")
         if where.is_dir():
@@ -53,7 +53,8 @@ def check_folder(output: Path, *names: str) -> None:
     Raises:
         BadInput: if the folder cannot be created, or one of the files would replace an input.
     """
-    nearest = next(path for path in (output.resolve(), *output.resolve().parents) if path.exists())
+    target = Path(os.path.realpath(output))
+    nearest = next(path for path in (target, *target.parents) if path.exists())
     if not nearest.is_dir():
         raise BadInput(f"{output}: cannot be made a folder: {nearest} is a file")
     _check_writable(output, nearest)

@@ -223,6 +223,8 @@ LINES = {
         ("synthetic zipf:100 MIXTRAL/config.json", "SKEW: expected an exponent of zero or more and below 100, found 100"),
         ("PLAN -o a.npz", r"a\.npz: .* it would replace a\.npz, which this"),
         ("PLAN -o /dev/null", "/dev/null: cannot be written: not a regular file"),
+        ("PLAN -o round", "round: cannot be written: not a regular file"),
+        ("RUN -o round", "round: cannot be written: not a regular file"),
         ("simulate plan.json -o plan.json", r"it would replace plan\.json"),
         ("RUN -o .", r"\.: cannot be written: it is a folder"),
         ("RUN --trace .", r"\.: cannot be written: it is a folder"),
@@ -242,6 +244,8 @@ LINES = {
 def test_bad_input(aurora, folder, planned, monkeypatch, line, pattern):
     monkeypatch.chdir(folder)
     shutil.copy(planned, folder)
+    (folder / "round").unlink(missing_ok=True)
+    (folder / "round").symlink_to("round")
     (folder / "cut.json").write_text((folder / "plan.json").read_text()[:-40])
     (folder / "blank.txt").write_text("\n \n")
     (folder / "bad.jsonl").write_text('{"prompt": "fine"}\n\n{"text": "not"}\n')
