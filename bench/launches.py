@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -114,7 +115,8 @@ def counting() -> Iterator[Counted]:
     run, counted = JITFunction.run, Counted()
     JITFunction.run = lambda self, *args, grid, warmup, **named: counted.launch(self)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(), Indexed():
+        hopper = patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+        with hopper, FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(), Indexed():
             yield counted
     finally:
         JITFunction.run = run

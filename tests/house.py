@@ -28,8 +28,8 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/planner": (1550, 1550),
     "aurora/algorithms": (7970, 7500),
     "aurora/simulator": (750, 750),
-    "aurora/moe": (1050, 1050),
-    "aurora/runtime": (3235, 3000),
+    "aurora/moe": (1110, 1050),
+    "aurora/runtime": (3325, 3000),
     "aurora/elastic": (875, 900),
     "aurora/training": (1690, 1450),
     "aurora/advisor": (3090, 3090),
@@ -37,7 +37,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/cli": (1_500, 1_100),
     "integrations/aurora_vllm": (5590, 4300),
     "product": (34_990, 31_370),
-    "tests": (29_580, 25_000),
+    "tests": (29_730, 25_000),
     "bench": (8910, 8900),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")

@@ -3,35 +3,16 @@
 import datetime
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
-from aurora.errors import BadInput, MissingDependency, need
+from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_gpus
+from aurora.runtime.transports.nvlink import Nvml, if_supported, open_nvml
 from aurora.types import Cluster, Gpu
 from aurora.types.cluster import PCIE_LANE_Bps
-
-Nvml = Any  # the module pynvml, or a stand-in
-NOT_SUPPORTED = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # for features that the GPU does not have
-
-
-@contextmanager
-def open_nvml() -> Iterator[Nvml]:
-    """Context manager that yields the module pynvml, initialised; it is shut down at the end of the block."""
-    need("pynvml", extra="gpu")
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise MissingDependency(f"NVML: expected an NVIDIA driver on this machine, found none: {error}") from None
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def visible_gpus(nvml: Nvml) -> list[Any]:
@@ -69,18 +50,18 @@ def visible_devices(nvml: Nvml) -> tuple[Gpu, ...]:
 
 def _device(nvml: Nvml, handle: Any) -> Gpu:
     """One GPU, or a MIG instance. Its port has NVLink's rate if NVLink is up and the GPU's kind is known, else PCIe's."""
-    whole = _if_supported(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+    whole = if_supported(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
     board = handle if whole is None else whole
     kind, index = str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetIndex(board))
-    mig = _if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle) if whole is None else None
+    mig = if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle) if whole is None else None
     if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
         raise BadInput(
             f"GPU {index} ({kind}): expected a whole GPU, or its MIG instances by UUID in CUDA_VISIBLE_DEVICES "
             "(`nvidia-smi -L` shows them), found a GPU that is split by MIG"
         )
-    known, generation = load_gpus().get(kind), _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, board)
-    lanes = _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, board) or 0
-    links = (_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
+    known, generation = load_gpus().get(kind), if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, board)
+    lanes = if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, board) or 0
+    links = (if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
     rate_Bps = lanes * PCIE_LANE_Bps.get(generation, 0.0)
     if known is not None and known.link_Bps is not None and nvml.NVML_FEATURE_ENABLED in links:
         rate_Bps = known.link_Bps
@@ -88,16 +69,6 @@ def _device(nvml: Nvml, handle: Any) -> Gpu:
         raise BadInput(f"GPU {index} ({kind}): expected NVLink or PCIe rates, NVML tells neither")
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(f"{socket.gethostname()}-{index}", kind, 0, rate_Bps, rate_Bps, memory)
-
-
-def _if_supported(nvml: Nvml, ask: Any, *about: Any) -> Any:
-    """NVML's answer, or None for a feature that the GPU does not have."""
-    try:
-        return ask(*about)
-    except nvml.NVMLError as error:
-        if error.value in [getattr(nvml, name) for name in NOT_SUPPORTED]:
-            return None
-        raise
 
 
 def relative_speeds(kinds: Sequence[str]) -> list[float]:
@@ -134,15 +105,6 @@ def find_devices() -> DeviceCluster:
         unknown = "not among the known kinds: rates of its PCIe, speed 1"
         remarks.append(f"{kind}: {f'figures from {kinds[kind].source}' if kind in kinds else unknown}.")
     return DeviceCluster(Cluster(socket.gethostname(), devices), tuple(remarks))
-
-
-def linked_by_nvlink(uuids: Sequence[str]) -> bool:
-    """Returns whether NVLink connects every pair of the GPUs with these NVML UUIDs, all on this machine."""
-    with suppress(MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
-        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-        states = [nvml.nvmlDeviceGetP2PStatus(*pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK) for pair in combinations(handles, 2)]
-        return all(state == nvml.NVML_P2P_STATUS_OK for state in states)
-    return False
 
 
 def clocks_and_power(uuid: str) -> str:

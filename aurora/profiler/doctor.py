@@ -12,8 +12,9 @@ from importlib import metadata
 
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.errors import BadInput, MissingDependency, first_line, need, network_reason
-from aurora.profiler.devices import open_nvml, visible_devices
+from aurora.profiler.devices import visible_devices
 from aurora.runtime.distributed.launcher import RankInfo, launch, start_fork_server
+from aurora.runtime.transports.nvlink import open_nvml
 
 WORKS, MISSING, BROKEN = "works", "missing", "broken"
 ALLOW = "where VLLM_PLUGINS is set, add aurora to it"

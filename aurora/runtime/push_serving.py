@@ -1,21 +1,19 @@
 """Ordered push of `aurora run`: allocates its buffers for a plan and its prompts, and compiles its kernels before serving."""
 
 import os
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from aurora.errors import BadInput, first_line, need
+from aurora.errors import BadInput, need
 from aurora.models.loading import MoeModel
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
 from aurora.moe.transport import Transport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.transports.process_groups import new_process_group
-from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, processes_memory
+from aurora.runtime.transports.symmetric_memory import memory_of_peers
 from aurora.types import Order, Placement, Plan, RunOptions
 
 if TYPE_CHECKING:
@@ -46,9 +44,10 @@ def make_push(
     need("triton")
     from aurora.runtime.transports.push import LANES, OrderedPush
 
-    make: Callable[[int], SymmetricMemory] = partial(processes_memory, transport.gather, rank_info.rank, rank_info.ranks)
-    if on_gpu:
-        make = partial(_device_memory, new_process_group("nccl", options.timeout_s), device)
+    group = new_process_group("nccl", options.timeout_s) if on_gpu else None
+    make = memory_of_peers(transport.gather, rank_info.rank, rank_info.ranks, device, group)
+    if isinstance(make, str):
+        raise BadInput(f"`transport` push: {make}")
     orders = [*plan.models[0].dispatch_L, *plan.models[0].combine_L]
     stages = 1 + max(int(np.bincount(order.pairs_X2[:, 0]).max(initial=0)) for order in orders)
     experts = max(len(slots) for slots_G in plan.models[0].placement.slots_LG for slots in slots_G)
@@ -56,15 +55,6 @@ def make_push(
     packing = MessageFormat(model.hidden, model.top_k, model.hidden_dtype)
     sizes = packing.row_bytes, ROUND_TOKENS, len(model.layers), lanes, stages, timeout_s, experts
     return OrderedPush(make, rank_info.ranks, tokens, *sizes)
-
-
-def _device_memory(group: Any, device: str, size: int) -> SymmetricMemory:
-    try:
-        return device_memory(group, size, device)
-    except RuntimeError as error:
-        raise BadInput(
-            f"`transport` push: expected GPUs of one NVLink domain, found some that share no memory: {first_line(error)}"
-        ) from None
 
 
 def push_once(push: "OrderedPush", placement: Placement, model: MoeModel, experts: Any) -> None:

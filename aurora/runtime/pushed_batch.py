@@ -18,10 +18,12 @@ from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layouts import apply_experts
 from aurora.moe.permutation import MessageFormat
 from aurora.moe.permutation_triton import silu_gate, weighted_sum
-from aurora.moe.push_triton import PushedChoices, Rows, arrange, lay_out
+from aurora.moe.push_layout_triton import PushedChoices, arrange, lay_out
+from aurora.moe.push_triton import Rows
 from aurora.runtime.transports.push import OrderedPush
 
 Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # hidden states (N, H), experts (N, K) and weights (N, K)
+GROUPED = ((9, 0), (10, 0))  # capabilities
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of hidden states: sums are taken in float32
 
 
@@ -75,20 +77,31 @@ class PushedBatch:
 def compute_experts(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
     """Returns the experts' unweighted outputs (X, H) for rows (X, H) that are sorted by expert.
 
-    On a CUDA device, gated experts without biases take one `torch._grouped_mm` per projection and, for SiLU, one kernel between
-    them. In bfloat16 the host does not synchronize; with other dtypes torch copies `ends_E` to the host. On other devices, and
-    for other experts, `experts` itself is called, and the host waits for `ends_E`.
+    Where torch has a kernel of its own for them (`has_grouped_kernel`), gated experts without biases take one
+    `torch._grouped_mm` per projection and, for SiLU, one kernel between them, and the host does not wait. On other devices, and
+    for other experts, `experts` itself is called in transformers' way, and the host waits for `ends_E`, so that no CUDA graph
+    can capture it.
 
     Args:
         experts: an experts module of transformers.
         rows: (X, H). Rows after the last expert's are ignored, and their outputs are undefined or missing.
         ends_E: (E,) int32, the end of each expert's rows: expert e has rows ends_E[e - 1] to ends_E[e] - 1.
     """
-    if rows.is_cuda and len(ends_E) and is_grouped(experts):
+    if len(ends_E) and has_grouped_kernel(rows) and is_grouped(experts):
         return grouped_products(experts, rows, ends_E)
     counts_E = ends_E.diff(prepend=ends_E.new_zeros(1)).long()
     slots = torch.arange(len(ends_E), device=rows.device).repeat_interleave(counts_E)
     return apply_experts(experts, rows[: len(slots)], slots)
+
+
+def has_grouped_kernel(rows: torch.Tensor) -> bool:
+    """Returns whether `torch._grouped_mm` of these rows is one kernel: bfloat16 on GPUs of capability 9.0 or 10.0.
+
+    Elsewhere it reads the ends of experts on the host, and multiplies expert by expert.
+    """
+    if not rows.is_cuda or rows.dtype != torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(rows.device) in GROUPED
 
 
 def is_grouped(experts: Any) -> bool:

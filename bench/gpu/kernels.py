@@ -16,7 +16,7 @@ DRY_SHAPE = (16, 40, 4)
 
 def check_values(device: Cuda) -> int:
     """Compares all kernels with torch, for each dtype and several widths. Returns how many."""
-    from aurora.moe import permutation_triton, push_triton
+    from aurora.moe import permutation_triton, push_layout_triton
 
     torch.manual_seed(0)
     checked = 0
@@ -32,7 +32,7 @@ def check_values(device: Cuda) -> int:
             assert torch.equal(permutation_triton.weighted_sum(rows, place_NK, weights), wanted), f"sum of {dtype}, {width}"
             checked += 2
     rank_NK = torch.randint(-1, 5, (50, 3), device=device.name)
-    row_of_RX, count, place_NK = push_triton.lay_out(rank_NK, 4, 150)
+    row_of_RX, count, place_NK = push_layout_triton.lay_out(rank_NK, 4, 150)
     for rank in range(4):
         goes_NK = rank_NK == rank
         goes_NK &= goes_NK.cumsum(1) == 1

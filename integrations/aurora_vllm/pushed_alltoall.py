@@ -6,27 +6,24 @@ replay on.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.permutation import MessageFormat
+from aurora.moe.permutation import MessageFormat, aligned
 from aurora.moe.transport import Transport
-from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, processes_memory
+from aurora.runtime.transports.symmetric_memory import MakeMemory, told
 from aurora.types import Order, Plan
 from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
 
 if TYPE_CHECKING:
     from aurora.runtime.transports.push import Dispatched, OrderedPush
 
-BUFFER_BYTES = 1 << 29  # of a rank's buffer; larger batches take several rounds
-NAME_BYTES = 256  # of a name that ranks tell each other
-MakeMemory = Callable[[int], SymmetricMemory]
+BUFFER_BYTES, BUFFER_SHARE = 1 << 29, 1 / 40  # of a rank's buffer, or of its GPU's memory; larger batches take several rounds
 
 
 class PushedRounds(NamedTuple):
@@ -37,10 +34,12 @@ class PushedRounds(NamedTuple):
     Attributes:
         rounds: the dispatched rows of each round.
         received: number of row slots of all rounds, including empty ones.
+        extra: received rows of the tensors that travelled along, zero in empty slots.
     """
 
     rounds: list[Dispatched]
     received: int
+    extra: list[torch.Tensor]
 
 
 class PushedLayer:
@@ -67,35 +66,41 @@ class PushedLayer:
         push.set_order(table, order)
 
     def dispatch(
-        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PushedRounds]:
+        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int,
+        extra: Sequence[torch.Tensor] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PushedRounds]:  # fmt: skip
         """Sends this rank's tokens to the ranks of their experts. A collective call in which the host never waits.
 
+        A round takes four launches: the choices are laid out, rows are pushed, their counts kept, and what arrived unpacked.
+
         Args:
-            hidden: (N, H), hidden states of this rank's tokens.
+            hidden: (N, H), hidden states of this rank's tokens, also quantized ones.
             weights, index: (N, K), the weights and the experts that the router chose for each token.
             most_tokens: largest number of tokens of any rank in this batch; the same on all ranks.
+            extra: tensors (N, ...) whose rows travel along, such as the scales of quantized hidden states.
 
         Returns:
             (rows, weights, index, batch): rows (P, H), one for each token of any rank, zero if it was not sent here; the rows'
             weights (P, K) and experts (P, K); and the PushedRounds for `combine`. Choices of experts on other ranks have
             weight zero, and an index of an expert that is not on this rank.
         """
+        from aurora.moe.push_layout_triton import PushedChoices, Unpacked, unpack
+
         push, packing = self.push, MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
-        rank_NK, tail = self.rank_E[index.long()], packing.tail(weights, index)
-        rounds, parts = [], []
-        for first in range(0, max(most_tokens, 1), push.round_tokens):
-            tokens = slice(first, first + push.round_tokens)
-            slots = min(max(most_tokens, 1) - first, push.round_tokens)
-            came = push.dispatch(self._table, hidden[tokens], rank_NK[tokens], packing, tail[tokens], slots)
-            rows, weights_PK, index_PK = packing.parts(came.rows)
-            filled = came.filled_X[:, None]
-            here_PK = self.rank_E[torch.where(filled, index_PK.long(), -1)] == push.rank
-            experts_PK = torch.where(here_PK, index_PK, self._elsewhere).to(index.dtype)
-            parts.append((torch.where(filled, rows, 0), torch.where(here_PK, weights_PK, 0).to(weights.dtype), experts_PK))
+        extra_at, words = (packing.row_bytes - packing.weights_at) // 4, sum(map(row_words, extra))
+        tail = hidden.new_empty(len(hidden), extra_at + aligned(4 * words) // 4, dtype=torch.int32)
+        pack_words(extra, tail[:, extra_at:])
+        codes_at, most, rounds = (packing.physical_at - packing.weights_at) // 4, max(most_tokens, 1), []
+        like = (packing.width, hidden.dtype), (packing.top_k, weights.dtype), (packing.top_k, index.dtype), (words, torch.int32)
+        into = Unpacked(*(hidden.new_empty(push.ranks * most, width, dtype=dtype) for width, dtype in like))
+        for first in range(0, most, push.round_tokens):
+            tokens, slots = slice(first, first + push.round_tokens), min(most - first, push.round_tokens)
+            choices = PushedChoices(self.rank_E, None, weights[tokens], 1, tail[tokens], codes_at)
+            came = push.dispatch(self._table, hidden[tokens], index[tokens], packing, choices, slots)
+            part = Unpacked(*(each[push.ranks * first : push.ranks * (first + slots)] for each in into))
+            unpack(came.rows, came.count_R, packing, self.rank_E, push.rank, self._elsewhere, part)
             rounds.append(came)
-        joined = parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-        return joined[0], joined[1], joined[2], PushedRounds(rounds, len(joined[0]))
+        return into.rows, into.weights, into.experts, PushedRounds(rounds, len(into.rows), unpack_words(into.extra, extra))
 
     def combine(self, answers: torch.Tensor, batch: PushedRounds) -> torch.Tensor:
         """Sends expert outputs (P, H) back to the tokens' ranks. Returns (N, H), their sums by token. A collective call."""
@@ -103,6 +108,36 @@ class PushedLayer:
         of_rounds = zip(batch.rounds, answers.contiguous().split_with_sizes(rows), strict=True)
         sums = [self.push.combine(self._table, came, part) for came, part in of_rounds]
         return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+
+def bytes_of_row(hidden: torch.Tensor, index: torch.Tensor, extra: Sequence[torch.Tensor]) -> int:
+    """Returns the size of a row of `PushedLayer.dispatch` with these arguments."""
+    packing = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
+    return packing.row_bytes + aligned(4 * sum(map(row_words, extra)))
+
+
+def row_words(tensor: torch.Tensor) -> int:
+    """Returns how many int32 words a row of a tensor takes."""
+    return -(-math.prod(tensor.shape[1:]) * tensor.element_size() // 4)
+
+
+def pack_words(tensors: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+    """Copies the rows of tensors (N, ...) of any dtypes beside each other into (N, words) int32."""
+    for tensor in tensors:
+        rows = tensor.contiguous().reshape(len(tensor), math.prod(tensor.shape[1:])).view(torch.uint8)
+        into.view(torch.uint8)[:, : rows.shape[1]].copy_(rows)
+        into = into[:, row_words(tensor) :]
+
+
+def unpack_words(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns tensors of the dtypes and row shapes of `like`, of rows (X, words) int32 as `pack_words` makes them."""
+    found = []
+    for tensor in like:
+        size = math.prod(tensor.shape[1:]) * tensor.element_size()
+        rows = packed[:, : row_words(tensor)].contiguous().view(torch.uint8)[:, :size].contiguous()
+        found.append(rows.view(tensor.dtype).reshape(len(packed), *tensor.shape[1:]))
+        packed = packed[:, row_words(tensor) :]
+    return found
 
 
 def pushed_layers(
@@ -122,12 +157,14 @@ def pushed_layers(
     from aurora.runtime.transports.push import LANES, OrderedPush
 
     lanes = LANES if engine.device.type == "cuda" else 1  # which Triton's interpreter would run one after the other
-    ranks, row_bytes, tables, failed = transport.ranks, engine.row.row_bytes, len(engine.slots_LG), ""
+    ranks, row_bytes = transport.ranks, engine.row.row_bytes + aligned(4)  # beside a whole row: which LoRA a token has
+    tables, failed = len(engine.slots_LG), ""
     orders = dict.fromkeys(engine.slots_LG, Order.all_at_once(ranks))
     if plan is not None and plan.models[0].hierarchy is None:
         orders = {layer: plan.models[0].dispatch_L[layer] for layer in orders}
     needed = [np.bincount(order.pairs_X2[:, 0]).max() + 1 for order in orders.values()]
-    round_tokens, stages = max(BUFFER_BYTES // (2 * ranks * row_bytes), 1), int(max(2 * ranks, *needed))
+    buffer_bytes = min(map(int, told(transport.gather, str(_buffer_bytes(engine.device)))))
+    round_tokens, stages = max(buffer_bytes // (2 * ranks * row_bytes), 1), int(max(2 * ranks, *needed))
     try:
         push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, tables, lanes, stages)
         numbered = enumerate(orders.items())
@@ -135,8 +172,15 @@ def pushed_layers(
         check_answers(next(iter(layers.values())), engine)
     except RuntimeError as error:  # of torch, whose symmetric memory a machine may not have
         failed = str(error)
-    failures = [failure for failure in told(transport, failed) if failure]
+    failures = [failure for failure in told(transport.gather, failed) if failure]
     return failures[0] if failures else (push, layers)
+
+
+def _buffer_bytes(device: torch.device) -> int:
+    """Returns how many bytes a rank's buffer may have. vLLM's memory profile, which follows, counts them."""
+    if device.type != "cuda":
+        return BUFFER_BYTES
+    return max(BUFFER_BYTES, int(BUFFER_SHARE * torch.cuda.get_device_properties(device).total_memory))
 
 
 def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
@@ -153,33 +197,3 @@ def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
     rows, _, _, batch = layer.dispatch(hidden, torch.ones_like(index, dtype=torch.float32), index.int(), len(hidden))
     if not torch.equal(layer.combine(rows, batch), hidden * ranks_N[:, None].to(row.dtype)):
         raise RuntimeError("expected ordered push to bring back what was sent, found other values")
-
-
-def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> MakeMemory | str:
-    """Returns a function that, called with a size in bytes, allocates memory into which all ranks can write.
-
-    Returns a sentence with the reason instead if these ranks cannot have such memory. A collective call with the same kind of
-    result on all ranks.
-
-    Args:
-        group: the ranks' process group on GPUs; unused on CPUs.
-        transport: carries the GPUs' ids between the ranks.
-        on_one_host: True: all ranks run on this machine.
-    """
-    from aurora.profiler.devices import linked_by_nvlink
-
-    if torch.cuda.is_available():
-        device = torch.cuda.current_device()
-        gpus_R = told(transport, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        linked_R = told(transport, str(on_one_host and linked_by_nvlink(gpus_R)))
-        if set(linked_R) == {"True"}:
-            return lambda size: device_memory(group, size, f"cuda:{device}")
-    elif on_one_host and os.environ.get("TRITON_INTERPRET") == "1":
-        return partial(processes_memory, transport.gather, transport.rank, transport.ranks)
-    return "expected GPUs of one machine that NVLink connects, each to each, found others"
-
-
-def told(transport: Transport, text: str) -> list[str]:
-    """All-gathers a short text, cut to NAME_BYTES. Returns the ranks' texts, by rank. A collective call."""
-    text_RX = transport.gather(torch.tensor([*text.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")], dtype=torch.uint8))
-    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in text_RX.tolist()]

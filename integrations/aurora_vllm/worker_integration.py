@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -42,9 +42,10 @@ from aurora_vllm.worker_records import WorkerRecords
 if TYPE_CHECKING:
     from aurora.runtime.order_choice import OrderChoice
     from aurora.runtime.transports.push import OrderedPush
+    from aurora.runtime.transports.symmetric_memory import MakeMemory
     from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
     from aurora_vllm.eplb_mover import EplbMover
-    from aurora_vllm.pushed_alltoall import MakeMemory, PushedLayer, PushedRounds
+    from aurora_vllm.pushed_alltoall import PushedLayer, PushedRounds
     from aurora_vllm.watchdog import Watchdog
 
 LOG = logging.getLogger("vllm.aurora")
@@ -269,11 +270,13 @@ class WorkerIntegration:
 
     # All-to-alls
 
-    def takes(self, rows_of_ranks: Callable[[], Sequence[int]]) -> bool:
+    def takes(self, rows_of_ranks: Callable[[], Sequence[int]], extra_row_bytes: int | None = None) -> bool:
         """Returns True if aurora, not vLLM, performs the all-to-all of the layer that this thread computes.
 
         Args:
             rows_of_ranks: returns the number of rows of each rank; called only if the decision depends on it.
+            extra_row_bytes: size of a row if other tensors travel along, which push alone carries, if its slots are so large;
+                None: none do.
         """
         in_flight = self._thread.in_flight
         if self.served.order == "stock" or in_flight is None:
@@ -281,6 +284,8 @@ class WorkerIntegration:
         if self._way_of is not None:
             in_flight.most_tokens = max(rows_of_ranks())
             in_flight.way = self._way_of(in_flight.most_tokens)
+        if extra_row_bytes is not None and in_flight.way != STOCK:
+            return self._push is not None and in_flight.way == PUSH and extra_row_bytes <= self._push.row_bytes
         return in_flight.way != STOCK
 
     @property
@@ -289,17 +294,20 @@ class WorkerIntegration:
         return self._thread.in_flight is not None and self._thread.in_flight.batch is not None
 
     def dispatch(
-        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, slots_of_layer: Callable[[int], Slots]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, slots_of_layer: Callable[[int], Slots],
+        extra: Sequence[torch.Tensor] | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
         """Sends the tokens of the layer in `moe_layer` to the ranks of their experts. A collective call.
 
         Args:
             hidden: (N, H), hidden states of this rank's tokens.
             weights, index: (N, K), the weights and the experts that the router chose for each token.
             slots_of_layer: called with a MoE layer's index at the layer's first dispatch; returns each rank's experts.
+            extra: tensors (N, ...) that travel along by push, such as scales of quantized hidden states.
 
         Returns:
-            (rows, weights, index): the P received rows (P, H), their weights (P, K) and experts (P, K).
+            (rows, weights, index): the P received rows (P, H), their weights (P, K) and experts (P, K); with `extra` also a
+            list of its received rows.
         """
         in_flight = self._thread.in_flight
         assert in_flight is not None
@@ -308,8 +316,9 @@ class WorkerIntegration:
             raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched twice")
         if in_flight.way != MESSAGES:
             pushed = self._pushed_of_layer[layer]
-            rows, weights, index, in_flight.batch = pushed.dispatch(hidden, weights, index, in_flight.most_tokens)
-            return rows, weights, index
+            *received, rounds = pushed.dispatch(hidden, weights, index, in_flight.most_tokens, extra or ())
+            in_flight.batch = rounds
+            return tuple(received) if extra is None else (*received, rounds.extra)
         self.time_slices.release_gpu()
         if layer not in self._alltoall_of_layer:
             self._alltoall_of_layer[layer] = self._layer_alltoall(layer, slots_of_layer(layer), hidden.device)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from aurora_vllm import engine_alltoall, pushed_alltoall
 from aurora_vllm.engine_alltoall import PUSH, EngineAllToAll
-from aurora_vllm.pushed_alltoall import memory_of_peers, pushed_layers
+from aurora_vllm.pushed_alltoall import bytes_of_row, pushed_layers
 from aurora_vllm.settings import Settings
 from aurora_vllm.worker_integration import WorkerIntegration
 
@@ -19,13 +19,13 @@ from aurora.algorithms.workload.synthetic import draw_profile
 from aurora.errors import BadInput
 from aurora.moe.permutation import MessageFormat
 from aurora.planner.plan import make_plan
-from aurora.profiler import devices
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.transports import nvlink
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import default_process_group
-from aurora.runtime.transports.symmetric_memory import SymmetricMemory
+from aurora.runtime.transports.symmetric_memory import SymmetricMemory, memory_of_peers
 from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
 from tests.profiler.nvml import Replay
 from tests.runtime.transports import drawn_pushes
@@ -53,34 +53,42 @@ def served_by_push(rank_info, buffer_bytes):
 
 def exchanges(rank, transport):
     wrong, rows_seen = 0, []
-    make_memory = memory_of_peers(None, transport, True)
+    make_memory = memory_of_peers(transport.gather, rank, 2, "cpu")
     engine = EngineAllToAll(
         lambda *_: None, SLOTS_LG, MessageFormat(WIDTH, TOP_K, torch.float32), MOST, True, torch.device("cpu")
     )
     push, layers = pushed_layers(transport, make_memory, engine, None)
     addresses = [push.table_L2.data_ptr(), *(each.rank_E.data_ptr() for each in layers.values())]
     for seed, (tokens_R, dtype) in enumerate(
-        [((5, 2), torch.float32), ((0, 1), torch.bfloat16), ((7, 0), torch.float32), ((3, 7), torch.float32)]
+        [((5, 2), torch.float32), ((0, 1), torch.bfloat16), ((7, 0), torch.float32), ((3, 7), torch.float8_e4m3fn)]
     ):
         for layer, pushed in layers.items():
             hidden, weights, index = inputs(rank, seed, tokens_R[rank], dtype)
-            rows, weights_PK, index_PK, batch = pushed.dispatch(hidden, weights, index, max(tokens_R))
+            extra = [] if dtype == torch.float32 else [2 * hidden[:, :3].float(), hidden[:, 1].to(torch.int8)]  # as scales are
+            assert bytes_of_row(hidden, index, extra) <= push.row_bytes
+            rows, weights_PK, index_PK, batch = pushed.dispatch(hidden, weights, index, max(tokens_R), extra)
+            assert [each.dtype for each in batch.extra] == [each.dtype for each in extra]
+            for each, expected in zip(batch.extra, (2 * rows[:, :3].float(), rows[:, 1].to(torch.int8)), strict=False):
+                assert torch.equal(each, expected), "zero where nothing came, too"
             assert (rows.dtype, weights_PK.dtype, index_PK.dtype) == (dtype, torch.float32, torch.int32)
             here_PK = torch.isin(index_PK, torch.tensor(SLOTS_LG[layer][rank], dtype=torch.int32))
             assert (weights_PK[~here_PK] == 0).all()
-            assert rows[~here_PK.any(dim=1)].eq(0).all(), "also where nothing came, which kernels may look at"
+            assert rows[~here_PK.any(dim=1)].float().eq(0).all(), "also where nothing came, which kernels may look at"
             assert batch.received == len(rows)
             rows_seen.append((len(rows), len(batch.rounds)))
-            factor = (weights_PK * (index_PK + 1)).sum(dim=1, keepdim=True).to(dtype)
-            sums = pushed.combine(rows * factor, batch)
-            expected = hidden * (weights * (index + 1)).sum(dim=1, keepdim=True).to(dtype)  # -1 of no expert gives nothing
+            wide = torch.bfloat16 if dtype.itemsize == 1 else dtype  # of experts' outputs
+            factor = (weights_PK * (index_PK + 1)).sum(dim=1, keepdim=True).to(wide)
+            sums = pushed.combine(rows.to(wide) * factor, batch)
+            expected = hidden.to(wide) * (weights * (index + 1)).sum(dim=1, keepdim=True).to(
+                wide
+            )  # -1 of no expert gives nothing
             wrong += int((sums != expected).sum())
     push.check_peers(waits=False)
     assert addresses == [push.table_L2.data_ptr(), *(each.rank_E.data_ptr() for each in layers.values())]
     return wrong, rows_seen
 
 
-@pytest.mark.parametrize(("buffer_bytes", "most"), [(1 << 20, MOST), (2 * 2 * 3 * 128, 3)])
+@pytest.mark.parametrize(("buffer_bytes", "most"), [(1 << 20, MOST), (2 * 2 * 3 * 160, 3)])
 def test_batches_by_push_are_served_as_by_one_rank(buffer_bytes, most):
     """Two processes, several layers; with buffers for 3 tokens larger batches take rounds. Nothing is dropped."""
     pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
@@ -95,14 +103,14 @@ def test_batches_by_push_are_served_as_by_one_rank(buffer_bytes, most):
 def test_only_gpus_that_nvlink_connects_are_peers(machine, linked, monkeypatch):
     nvml = Replay(machine)
     nvml._answers["nvmlDeviceGetHandleByUUID"] = {f"GPU-{n}": n for n in range(4)}
-    monkeypatch.setattr(devices, "open_nvml", lambda: nullcontext(nvml))
-    assert devices.linked_by_nvlink([f"GPU-{n}" for n in range(4)]) is linked
-    assert not devices.linked_by_nvlink(["GPU-0", "GPU-of-another-machine"])
+    monkeypatch.setattr(nvlink, "open_nvml", lambda: nullcontext(nvml))
+    assert nvlink.linked_by_nvlink([f"GPU-{n}" for n in range(4)]) is linked
+    assert not nvlink.linked_by_nvlink(["GPU-0", "GPU-of-another-machine"])
 
 
 def test_gpus_of_a_machine_without_nvml_are_no_peers(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert not devices.linked_by_nvlink(["GPU-0", "GPU-1"])
+    assert not nvlink.linked_by_nvlink(["GPU-0", "GPU-1"])
 
 
 def plan_of_two():
@@ -182,6 +190,9 @@ def test_push_is_vllms_own_where_there_are_no_peers(memory, monkeypatch):
         assert integration.takes(lambda: [3, 5]) is (memory is None)
         assert memory is not None or integration._thread.in_flight.way == PUSH
         assert memory is not None or integration._thread.in_flight.most_tokens == 5
+        if memory is None:  # push carries what travels along, if its slots are so large
+            integration._push = SimpleNamespace(row_bytes=160, check_peers=None)
+            assert [integration.takes(lambda: [3, 5], size) for size in (160, 161)] == [True, False]
     assert ("order push: expected GPUs, found CPUs; all-to-alls are vLLM's own" in said) is (memory is not None)
     assert said[-1].endswith(f"all-to-alls by {'vLLM' if memory else 'push'}, no record")
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from aurora.errors import BadInput, MissingDependency
-from aurora.profiler.devices import clocks_and_power, find_devices, open_nvml, visible_devices
+from aurora.profiler.devices import clocks_and_power, find_devices, visible_devices
+from aurora.runtime.transports.nvlink import open_nvml
 from aurora.types import Cluster
 from tests.profiler.nvml import NVMLError, Replay
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,11 +34,11 @@ def experts_module(dtype=torch.float32):
 def lock_step():
     """Ranks with different numbers of tokens, replicas, and a rank of one expert; called in a process of its own."""
     from aurora.models.loading import hold_experts
-    from aurora.moe import push_triton
+    from aurora.moe import push_layout_triton, push_triton
     from aurora.moe.expert_map import ExpertMap
     from bench.local_layer import LocalLayer
 
-    push_triton.SCANNED, push_triton.BLOCK = 16, 16  # less than there is, so that there are several
+    push_layout_triton.SCANNED, push_triton.TILE_BYTES, push_triton.SUM_ELEMENTS = 16, 64, 16  # so that there are several
     torch.manual_seed(0)
     full, slots_G = experts_module(), ((0, 1, 2), (3,), (4, 5, 0))
     experts_R = [copy.deepcopy(full) for _ in slots_G]
@@ -117,6 +118,19 @@ def test_grouped_products_answer_as_single_ones(dtype):
         found, expected = grouped_products(experts, rows, ends_E), compute_experts(experts, rows, ends_E)
     assert expected.shape == (9, HIDDEN)
     torch.testing.assert_close(found[:9], expected, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((8, 9), torch.bfloat16), ((12, 0), torch.bfloat16), ((9, 0), torch.float32)]
+)
+def test_gpus_without_a_grouped_kernel_take_the_path_of_transformers(capability, dtype, monkeypatch):
+    """There torch's grouped product would read the ends of experts on the host."""
+    from aurora.runtime.pushed_batch import has_grouped_kernel
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    assert not has_grouped_kernel(SimpleNamespace(is_cuda=True, dtype=dtype, device="cuda:0"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    assert has_grouped_kernel(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device="cuda:0"))
 
 
 def test_a_step_on_a_gpu_takes_eight_launches_and_no_synchronisation():

@@ -18,16 +18,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from aurora.algorithms.check.plans import check_order
 from aurora.errors import BadInput
 from aurora.moe.permutation import MessageFormat, aligned
 from aurora.moe.permutation_triton import weighted_sum
-from aurora.moe.push_triton import COLUMNS, SHARE_BITS, Peers, Rows, lay_out, push
+from aurora.moe.push_layout_triton import PushedChoices, lay_out
+from aurora.moe.push_triton import ALWAYS, COLUMNS, ENOUGH, SHARE_BITS, Peers, Rows, push
 from aurora.moe.transport import peer_lost
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory
 from aurora.types import Order
 from aurora.types.arrays import IntArray
 
-LANES = 24  # programs of a launch: as many multiprocessors of the GPU
+LANES = 48  # programs of a large exchange, each on a multiprocessor of the GPU; half of them of a small one
 POLL_S = 1e-6  # of a look at a flag, at least; Triton's interpreter takes longer
 HALF_ALIGNED = 256  # bytes
 
@@ -35,34 +37,51 @@ HALF_ALIGNED = 256  # bytes
 def stage_table(order: Order, rank: int, lanes: int, stages: int) -> IntArray:
     """Returns an order as the table that the push kernel reads on one rank: per lane and stage, which peer to write to.
 
+    Of an order with one partner at a time a lane sets the words of a stage when it has written enough since it last set words;
+    of others it sets all words at the end, behind one fence. A rank's rows for itself are written where the order gives it no
+    partner. Otherwise each lane writes them at another stage, so that the other lanes keep the links busy meanwhile.
+
     Args:
         order: the order, whose rows cover every ordered pair of ranks. If it opens several transfers at once, lanes begin with
             different peers.
         rank: the rank.
-        lanes, stages: lengths of the table's axes; in the last stage a rank writes its rows to itself.
+        lanes, stages: lengths of the table's axes.
 
     Returns:
-        (lanes, stages, 4) int32. Columns: peer to write to (-1: none); begin and end of the written part, as shares of the rows
-        for the peer, in units of 2**-SHARE_BITS; 1 if it contains the last rows for the peer.
+        (lanes, stages, 5) int32. Columns: peer to write to (-1: none); begin and end of the written part, as shares of the rows
+        for the peer, in units of 2**-SHARE_BITS; 1 if it contains the last rows for the peer; and when the words of this and
+        earlier stages are set: ENOUGH, ALWAYS (after the lane's last stage), or 0 for later.
 
     Raises:
         BadInput: if the table is too short.
     """
     row_X, peer_X = order.rows_of(rank, True)
-    if len(row_X) >= stages:
-        raise BadInput(f"order {order.method}: expected at most {stages} stages on a rank, found {1 + len(row_X)}")
+    used = 1 + len(row_X)
+    if used > stages:
+        raise BadInput(f"order {order.method}: expected at most {stages} stages on a rank, found {used}")
     share_X2 = np.tile([0.0, 1.0], (len(row_X), 1)) if order.share_X2 is None else order.share_X2[row_X]
-    whole = 1 << SHARE_BITS.value
+    whole, idle = 1 << SHARE_BITS.value, _idle_stage(order, row_X)
     table = np.zeros((lanes, stages, COLUMNS.value), dtype=np.int64)
     table[..., 0] = -1
     for lane in range(lanes):
-        turn_X = np.roll(np.arange(len(row_X)), 0 if order.one_to_one else -(lane * len(row_X) // lanes))
-        to_X = peer_X[turn_X]
-        last_X = np.array([peer not in to_X[index + 1 :] for index, peer in enumerate(to_X)], dtype=np.bool_)
-        table[lane, : len(row_X), 0], table[lane, : len(row_X), 3] = to_X, last_X
-        table[lane, : len(row_X), 1:3] = np.rint(share_X2[turn_X] * whole)
-    table[:, -1] = (rank, 0, whole, 1)
+        turn_X = np.roll(np.arange(len(row_X)), 0 if order.one_to_one else -(lane % max(len(row_X), 1)))
+        own = lane % used if idle is None else idle
+        to_X = np.insert(peer_X[turn_X], own, rank)
+        table[lane, :used, 0] = to_X
+        table[lane, :used, 1:3] = np.insert(np.rint(share_X2[turn_X] * whole), own, (0, whole), axis=0)
+        table[lane, :used, 3] = [peer not in to_X[index + 1 :] for index, peer in enumerate(to_X)]
+    table[:, :used, 4] = ENOUGH.value if order.one_to_one else 0
+    table[:, used - 1, 4] = ALWAYS.value
     return table.astype(np.int32)
+
+
+def _idle_stage(order: Order, row_X: IntArray) -> int | None:
+    """Returns how many of a rank's rows come before the first stage without one of them; None if there is no such stage."""
+    if not order.one_to_one:
+        return None
+    used_X, stages = order.stage_X[row_X], 1 + int(order.stage_X.max(initial=-1))
+    idle = np.setdiff1d(np.arange(stages), used_X)
+    return int(np.searchsorted(used_X, idle[0])) if len(idle) else None
 
 
 class Dispatched(NamedTuple):
@@ -110,6 +129,7 @@ class OrderedPush:
 
     Attributes:
         batch_tokens: largest number of tokens of any rank in the present batch, the same on all ranks; at first `tokens`.
+        row_bytes: size of a slot.
     """
 
     def __init__(
@@ -122,16 +142,16 @@ class OrderedPush:
         layers: int = 1,
         lanes: int = LANES,
         stages: int | None = None,
-        timeout_s: float = 300.0,
+        timeout_s: float = 120.0,
         experts: int = 0,
         lock_step: bool = False,
     ) -> None:
         self.tokens = self.batch_tokens = tokens
         self.round_tokens, counts = tokens if round_tokens is None else min(round_tokens, tokens), 1 + experts
-        self.slots, self._row_bytes = self.round_tokens, aligned(row_bytes)
+        self.slots, self.row_bytes = self.round_tokens, aligned(row_bytes)
         stages = 2 * ranks if stages is None else stages
         words = ranks * lanes + 2 * ranks * counts
-        begin, half_bytes = aligned(8 * words, HALF_ALIGNED), aligned(ranks * self.slots * self._row_bytes, HALF_ALIGNED)
+        begin, half_bytes = aligned(8 * words, HALF_ALIGNED), aligned(ranks * self.slots * self.row_bytes, HALF_ALIGNED)
         self._half_at = (begin, begin + half_bytes)
         self.memory = memory = make_memory(begin + 2 * half_bytes)
         self.rank, self.ranks, device = memory.rank, memory.ranks, memory.local.device
@@ -168,24 +188,26 @@ class OrderedPush:
 
         Raises:
             BadInput: see `stage_table`.
+            BrokenPlan: if an order leaves out a pair of ranks, whose flag would never come, or has one twice.
         """
         for phase, phase_order in enumerate((order, back or order.reversed)):
+            check_order(phase_order, self.ranks)
             table = stage_table(phase_order, self.rank, self.peers.lanes, self.peers.stages)
             self.table_L2[layer, phase].copy_(torch.from_numpy(table))
 
     def dispatch(
-        self, layer: int, hidden: torch.Tensor, rank_NK: torch.Tensor, packing: MessageFormat, tail: torch.Tensor | None,
-        slots: int | None = None,
+        self, layer: int, hidden: torch.Tensor, chosen_NK: torch.Tensor, packing: MessageFormat,
+        tail: torch.Tensor | PushedChoices | None, slots: int | None = None,
     ) -> Dispatched:  # fmt: skip
         """Sends each token to the ranks of its experts, in one row per rank. Returns the received rows.
 
         Args:
             layer: index of the layer; selects the order.
             hidden: (N, H) hidden states.
-            rank_NK: (N, K) the rank of each choice; a value outside 0 to R - 1: the choice is not sent.
+            chosen_NK: (N, K) the rank of each choice; a value outside 0 to R - 1: the choice is not sent.
             packing: layout of the rows.
             tail: the part of each token's rows behind its hidden state, from `MessageFormat.tail`. None: rows have only hidden
-                states.
+                states. PushedChoices: `chosen_NK` has experts; its tail is filled, and may have more words than `packing`.
             slots: bound on the rows from one rank to another in this dispatch, the same on all ranks; the result has R * slots
                 rows. None: as many as the buffers hold.
 
@@ -193,19 +215,22 @@ class OrderedPush:
             BadInput: if there are more rows than `slots` or than the buffers can hold.
         """
         slots = min(self.slots if slots is None else slots, self.slots)
-        tokens, top_k = rank_NK.shape
-        self.check_size(tokens, packing.row_bytes, slots)
-        row_of_RX, count_RT, place_NK = lay_out(rank_NK, self.ranks, slots)
-        tail_at = packing.row_bytes - (0 if tail is None else tail.shape[1])
-        sent = Rows(hidden, top_k, tail, tail_at, packing.row_bytes)
+        (tokens, top_k), row_bytes = chosen_NK.shape, packing.row_bytes
+        choices = None
+        if isinstance(tail, PushedChoices):
+            choices, tail = tail, tail.tail
+            row_bytes = packing.weights_at + 4 * tail.shape[1]
+        self.check_size(tokens, row_bytes, slots)
+        row_of_RX, count_RT, place_NK = lay_out(chosen_NK, self.ranks, slots, choices)
+        sent = Rows(hidden, top_k, tail, packing.weights_at, row_bytes)
         arrived, count_RT = self.exchange(self.table_L2[layer, 0], sent, row_of_RX, count_RT)
         return Dispatched(arrived, count_RT[:, 0].clone(), place_NK)  # more dispatches may come before the combine
 
     def check_size(self, rows: int, row_bytes: int, slots: int) -> None:
         """Raises BadInput if `rows` (number of rows for one rank) exceeds `slots`, or `row_bytes` the size of a slot."""
-        if rows > slots or row_bytes > self._row_bytes:
+        if rows > slots or row_bytes > self.row_bytes:
             raise BadInput(
-                f"ordered push: expected at most {slots} rows for a rank, of at most {self._row_bytes} bytes, found up to "
+                f"ordered push: expected at most {slots} rows for a rank, of at most {self.row_bytes} bytes, found up to "
                 f"{rows} of {row_bytes}"
             )
 
@@ -220,8 +245,8 @@ class OrderedPush:
             answers: (R * slots, H) weighted expert outputs, by slot; unfilled slots are not read.
         """
         row_bytes = answers.shape[1] * answers.element_size()
-        if row_bytes > self._row_bytes:
-            raise BadInput(f"ordered push: expected answers of at most {self._row_bytes} bytes, found {row_bytes}")
+        if row_bytes > self.row_bytes:
+            raise BadInput(f"ordered push: expected answers of at most {self.row_bytes} bytes, found {row_bytes}")
         rows = Rows(answers, 1, None, 0, aligned(row_bytes))
         arrived, _ = self.exchange(self.table_L2[layer, 1], rows, self.same(len(dispatched.rows)), dispatched.count_R[:, None])
         return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, None)

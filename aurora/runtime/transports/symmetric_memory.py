@@ -4,13 +4,20 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-LONGEST_NAME = 256  # bytes of a folder's name
+from aurora.errors import first_line
+from aurora.runtime.transports.nvlink import fabric_of, linked_by_nvlink
+
+LONGEST_NAME = 256  # bytes of a text that ranks tell each other
+TRIED = 256  # bytes
+Gather = Callable[[torch.Tensor], torch.Tensor]  # all-gathers a tensor, as `Transport.gather`
+MakeMemory = Callable[[int], "SymmetricMemory"]  # called with a size in bytes
 
 
 class SymmetricMemory(NamedTuple):
@@ -41,11 +48,11 @@ def device_memory(group: Any, size: int, device: str) -> SymmetricMemory:
     import torch.distributed._symmetric_memory as symmetric
 
     local = symmetric.empty(size, dtype=torch.uint8, device=torch.device(device))
-    handle = symmetric.rendezvous(local, group)
+    handle: Any = symmetric.rendezvous(local, group)
     local.zero_()
     torch.cuda.synchronize(device)
     dist.barrier(group)  # nobody writes before all are zero
-    addresses = torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device)
+    addresses = torch.tensor([base + handle.offset for base in handle.buffer_ptrs], dtype=torch.int64, device=device)
     return SymmetricMemory(handle.rank, handle.world_size, local, addresses, handle)
 
 
@@ -62,7 +69,51 @@ def shared_memory(folder: Path, rank: int, ranks: int, size: int) -> SymmetricMe
     return SymmetricMemory(rank, ranks, files[rank], addresses, files)
 
 
-def processes_memory(gather: Callable[[torch.Tensor], torch.Tensor], rank: int, ranks: int, size: int) -> SymmetricMemory:
+def memory_of_peers(gather: Gather, rank: int, ranks: int, device: str, group: Any = None) -> MakeMemory | str:
+    """Returns what allocates memory into which all ranks can write, or the reason in words why these ranks have none.
+
+    Ranks on GPUs try it with a few bytes, and tell each other whether that went well. They do not try where NVML is sure that
+    no NVLink connects them, nor on several machines unless NVML names one fabric for all: the others would wait for ever. A
+    collective call with the same kind of result on all ranks.
+
+    Args:
+        gather: all-gathers a tensor, as `Transport.gather`.
+        rank, ranks: this rank, and the number of ranks.
+        device: this rank's device: its current CUDA device, or "cpu".
+        group: an NCCL process group of the ranks; unused on CPUs.
+    """
+    machines = {*told(gather, Path("/proc/sys/kernel/random/boot_id").read_text().strip())}
+    if device == "cpu":
+        if len(machines) == 1 and os.environ.get("TRITON_INTERPRET") == "1":
+            return partial(processes_memory, gather, rank, ranks)
+        return "expected GPUs that NVLink connects, each to each, found CPUs"
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    uuids_R, fabrics = told(gather, uuid), {*told(gather, fabric_of(uuid))}
+    apart = len(machines) == 1 and linked_by_nvlink(uuids_R) is False
+    if "yes" in told(gather, "yes" if apart else ""):
+        return "expected GPUs that NVLink connects, each to each, found others by NVML"
+    if len(machines) > 1 and (len(fabrics) > 1 or "" in fabrics):
+        return f"expected GPUs of one machine or one NVLink fabric, found {len(machines)} machines and by NVML no fabric of all"
+    failed = ""
+    try:
+        device_memory(group, TRIED, device)
+    except RuntimeError as error:
+        failed = first_line(error) or "no reason"
+    failures = [f"rank {peer}: {failure}" for peer, failure in enumerate(told(gather, failed)) if failure]
+    return (
+        f"expected GPUs that share memory, found some that do not: {failures[0]}"
+        if failures
+        else partial(device_memory, group, device=device)
+    )
+
+
+def told(gather: Gather, text: str) -> list[str]:
+    """All-gathers a short text, cut to LONGEST_NAME bytes. Returns the ranks' texts, by rank. A collective call."""
+    sent = torch.tensor([*text.encode()[:LONGEST_NAME].ljust(LONGEST_NAME, b"\0")], dtype=torch.uint8)
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in gather(sent).tolist()]
+
+
+def processes_memory(gather: Gather, rank: int, ranks: int, size: int) -> SymmetricMemory:
     """Calls `shared_memory` with a temporary folder of rank 0, removed once all ranks have opened its files. Collective call.
 
     Args:
@@ -70,8 +121,7 @@ def processes_memory(gather: Callable[[torch.Tensor], torch.Tensor], rank: int, 
         rank, ranks, size: as in `shared_memory`.
     """
     folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) if rank == 0 else ""
-    name_R = gather(torch.tensor([*os.fsencode(folder).ljust(LONGEST_NAME)], dtype=torch.uint8)).tolist()
-    path = Path(os.fsdecode(bytes(name_R[0]).rstrip()))
+    path = Path(told(gather, folder)[0])
     try:
         memory = shared_memory(path, rank, ranks, size)
         gather(torch.zeros(1, dtype=torch.uint8))

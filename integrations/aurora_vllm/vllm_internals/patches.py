@@ -248,12 +248,10 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
             if (integration := worker.integration) is None:
                 return super().dispatch(*arguments, extra_tensors=extra_tensors)
             integration.progress.arrive(_DISPATCH)
-            if (
-                not integration.stock
-                and extra_tensors is None
-                and self._aurora_takes(integration, hidden_states, is_sequence_parallel)
+            if not integration.stock and self._aurora_takes(
+                integration, hidden_states, topk_ids, is_sequence_parallel, extra_tensors
             ):
-                received = integration.dispatch(hidden_states, topk_weights, topk_ids, worker.slots)
+                received = integration.dispatch(hidden_states, topk_weights, topk_ids, worker.slots, extra_tensors)
             else:
                 was_held = integration.time_slices.release_gpu()
                 received = super().dispatch(*arguments, extra_tensors=extra_tensors)
@@ -262,10 +260,18 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
             integration.progress.leave()
             return received
 
-        def _aurora_takes(self, integration: WorkerIntegration, hidden_states: Any, is_sequence_parallel: bool) -> bool:
+        def _aurora_takes(
+            self, integration: WorkerIntegration, hidden_states: Any, topk_ids: Any, is_sequence_parallel: bool, extra: Any
+        ) -> bool:
             group = self._get_comm_group(is_sequence_parallel)
-            rows_of_ranks = functools.partial(self._get_sizes, len(hidden_states), group)
-            return bool(group.world_size == self.world_size) and integration.takes(rows_of_ranks)
+            if group.world_size != self.world_size:
+                return False
+            row_bytes = None
+            if extra is not None:
+                from aurora_vllm.pushed_alltoall import bytes_of_row
+
+                row_bytes = bytes_of_row(hidden_states, topk_ids, extra)
+            return integration.takes(functools.partial(self._get_sizes, len(hidden_states), group), row_bytes)
 
         def combine(self, hidden_states: Any, is_sequence_parallel: bool = False) -> Any:
             if (integration := worker.integration) is None:

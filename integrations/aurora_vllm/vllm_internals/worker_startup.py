@@ -33,7 +33,6 @@ from aurora_vllm.vllm_internals.patches import (
 if TYPE_CHECKING:
     from aurora.moe.transport import Transport
     from aurora.types import Cluster
-    from aurora_vllm.pushed_alltoall import MakeMemory
     from aurora_vllm.worker_integration import WorkerIntegration
 
 LOG = logging.getLogger("vllm.aurora")
@@ -97,7 +96,11 @@ class WorkerStartup:
             cluster = integration.served.cluster
             integration.connect(lambda: _transport(group, cluster))
             if integration.served.order == "push":
-                integration.peers_memory = self._peers_memory(integration, group, folders)
+                from aurora.runtime.transports.symmetric_memory import memory_of_peers
+
+                device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+                of_ranks = integration.transport().gather, integration.rank, integration.ranks
+                integration.peers_memory = memory_of_peers(*of_ranks, device, group.device_group)
         if folders:
             self._watch(integration, folders)
         self._patched.integration, self._patched.group = integration, group
@@ -170,13 +173,6 @@ class WorkerStartup:
         if verdict.refusal is None and self._settings.colocate is not None:
             verdict = self._join_colocated_servers(integration, store, key, folders)
         return verdict, folders
-
-    def _peers_memory(self, integration: WorkerIntegration, group: Any, folders: Mapping[int, str] | None) -> MakeMemory | str:
-        """Returns what makes memory that all ranks write, or why all-to-alls cannot go by push. A collective call."""
-        from aurora_vllm.pushed_alltoall import memory_of_peers
-
-        on_one_host = folders is not None and len(folders) == integration.ranks
-        return memory_of_peers(group.device_group, integration.transport(), on_one_host)
 
     def _join_colocated_servers(
         self, integration: WorkerIntegration, store: Any, key: str, folders: Mapping[int, str] | None

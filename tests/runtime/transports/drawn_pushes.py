@@ -109,10 +109,11 @@ def in_interpreter():
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     yield_when_polling()
-    from aurora.moe import push_triton
+    from aurora.moe import push_layout_triton, push_triton
     from aurora.runtime.transports import push
 
-    push_triton.SCANNED, push_triton.BLOCK = 16, 128  # less than what is drawn, so that there are several
+    push_layout_triton.SCANNED = 16  # less than what is drawn, so that there are several
+    push_triton.TILE_BYTES, push_triton.SUM_ELEMENTS, push_triton.FEW_ROWS, push_triton.FENCED_BYTES = 512, 64, 4, 512
     return push
 
 
@@ -206,7 +207,7 @@ def too_many(rank_info, folder):
     push = ordered_push(rank_info, folder, round_tokens=3)
     packing = MessageFormat(96, 2, torch.float32)
     hidden, rank_NK = torch.zeros(4, packing.width), torch.zeros(4, 2, dtype=torch.long)
-    push._row_bytes = packing.row_bytes
+    push.row_bytes = packing.row_bytes
     try:
         push.dispatch(0, hidden, rank_NK, packing, packing.tail(torch.zeros(4, 2), rank_NK))
     except Exception as error:

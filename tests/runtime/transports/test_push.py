@@ -9,6 +9,7 @@ import pytest
 from aurora.errors import BadInput
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Order
+from aurora.types.schedule import rotated_pairs
 from tests.runtime.transports import drawn_pushes
 
 pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
@@ -58,11 +59,20 @@ def table_of(order, rank):
 
 
 def test_a_table_has_the_order_of_its_rank():
+    """Own rows are written in a stage without a partner, or else by each lane in another stage."""
     order = Order("by hand", np.array([[0, 2], [1, 0], [0, 1], [2, 1], [1, 2], [2, 0]]))
-    whole, none = 1 << 20, [-1, 0, 0, 0]
-    own, to_1, to_2 = [0, 0, whole, 1], [1, 0, whole, 1], [2, 0, whole, 1]
-    assert table_of(order, 0) == [[to_2, to_1, none, own]] * 2
-    assert table_of(Order.all_at_once(3), 0) == [[to_1, to_2, none, own], [to_2, to_1, none, own]]
+    whole, none = 1 << 20, [-1, 0, 0, 0, 0]
+
+    def to(peer, sets):
+        return [peer, 0, whole, 1, sets]
+
+    assert table_of(order, 0) == [[to(2, 1), to(1, 1), to(0, 2), none]] * 2
+    assert table_of(order, 2) == [[to(2, 1), to(1, 1), to(0, 2), none]] * 2
+    assert table_of(Order("rounds", rotated_pairs(3)), 0) == [
+        [to(0, 1), to(1, 1), to(2, 2), none],
+        [to(1, 1), to(0, 1), to(2, 2), none],
+    ]
+    assert table_of(Order.all_at_once(3), 0) == [[to(0, 0), to(1, 0), to(2, 2), none], [to(2, 0), to(0, 0), to(1, 2), none]]
     with pytest.raises(BadInput, match="order all-at-once: expected at most 4 stages on a rank, found 5"):
         table_of(Order.all_at_once(5), 0)
 
