@@ -38,7 +38,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "integrations/aurora_vllm": (5590, 4300),
     "product": (34_990, 31_370),
     "tests": (29_730, 25_000),
-    "bench": (8910, 8900),
+    "bench": (8990, 8900),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")
 LAYOUT_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
