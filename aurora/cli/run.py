@@ -174,7 +174,7 @@ def _show(
         None if compared is None else tables.comparison_table(compared),
         None if result.conditions is None else tables.network_line(result.conditions.cluster),
         None if result.calibration is None else f"orders before serving: {result.calibration}",
-        *(line for name, used in zip(plan.served_names, result.orders_M, strict=False) for line in used.lines(name)),
+        *(f"{name}: {used}" for name, used in zip(plan.served_names, result.orders_M, strict=False)),
         served_table(distinct(names), result),
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),

@@ -111,7 +111,7 @@ class DistributedExperts(nn.Module):
         if loads_RE is not None:
             context.start_compute()
         layout = self._layout_kind(index.shape[1])(self.expert_map, hidden, index, weights, mask, loads_RE)
-        layout, arrived = dispatch(layout, port, context.is_hierarchical)
+        layout, arrived = dispatch(layout, port)
         with context.computing("expert", layer):
             answers = compute(layout, arrived, self._compute_in_chunks if context.preemptible else self.local)
         returned = combine(layout, answers, port)

@@ -174,15 +174,6 @@ class LayerContext:
         self.recorder.phase("counts", layer, start)
         return gathered
 
-    def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns True if a layer planned as hierarchical does its next dispatch and combine so; False if it does them flat.
-
-        Args:
-            flat_RR: (R, R) rows that a flat dispatch would send from each rank (row) to each rank (column).
-            row_bytes: size of a row in bytes.
-        """
-        return self._orders is None or self._orders.is_hierarchical(flat_RR, row_bytes)
-
     @contextmanager
     def exchanging(self, layer: int, op: Exchange, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
         """Context manager around one all-to-all, which holds the network port in this model's time slice.
@@ -200,7 +191,7 @@ class LayerContext:
         """
         observe = self.recorder.observer(op.phase, layer)
         bytes_SRR = rows_SRR * row_bytes
-        order = op.order if self._orders is None else self._orders.order(op.order, op.phase, bytes_SRR)
+        order = op.order if self._orders is None else self._orders.order(op.order, bytes_SRR)
 
         def exchange(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
             self.transport.exchange(order, sends, recvs, observe)

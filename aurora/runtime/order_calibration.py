@@ -12,23 +12,19 @@ from functools import partial
 import numpy as np
 import torch
 
-from aurora.algorithms.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.algorithms.network.switch import timed
-from aurora.algorithms.workload.serving_gpus import serving_gpus
 from aurora.moe.transport import Transport
-from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan
+from aurora.types import Cluster, Order, Plan
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 UNORDERED = ("all-at-once", "paced")
 COLLECTIVE = "all_to_all_single"  # torch's own
-FLAT, OVER_SERVERS = "flat", "over servers"
 WIDTHS = (4, 2)  # sends and receives of a stage that are tried beside those of the planned order
 SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes that a rank sends on average
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 9  # of each shape
 REPETITIONS_S = 0.2  # time for them: small sizes are repeated more often
 LONG_S = 0.1  # larger sizes are not tried once one takes this long: shorter ones tell more of start-ups than of rates
-EXPECTED_TOKENS = 256  # of a rank, drawn for the traffic that a plan expects
 SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
     lambda n, rng: np.ones((n, n)),
     lambda n, rng: rng.integers(1, 100, (n, n)).astype(np.float64),
@@ -39,9 +35,9 @@ MESSAGE_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes of a mess
 
 @dataclass(frozen=True)
 class OrderCalibration:
-    """Measured seconds of an all-to-all by size and method: an order, a stage width, torch's collective, flat, hierarchical."""
+    """Measured seconds of an all-to-all by size and method: an order, a stage width, torch's collective."""
 
-    # W ways to exchange: names of orders, COLLECTIVE, `stages_of`, or FLAT and OVER_SERVERS; the default is last
+    # W ways to exchange: names of orders, COLLECTIVE or `stages_of`; the default is last
     methods: tuple[str, ...]
     sizes_C: IntArray  # (C,) bytes per rank
     seconds_CW: FloatArray  # (C, W) the default's median times the mean ratio to it in pairs of exchanges
@@ -104,30 +100,6 @@ def stages_of(planned: str, width: int) -> str:
     return f"{planned} in stages of {width}"
 
 
-def calibrate_plan(
-    transport: Transport, plan: Plan, hierarchical_plan: Plan | None, device: str = "cpu"
-) -> tuple[OrderCalibration, list[OrderCalibration | None]]:
-    """Times the orders of a plan's all-to-alls; also flat against hierarchical ones, for models that can use both.
-
-    Args:
-        transport: carries the exchanges.
-        plan: the plan.
-        hierarchical_plan: the same plan, with a hierarchy for each model that can use hierarchical all-to-alls, see
-            `with_servers`; None: no model can.
-        device: device of the tensors.
-
-    Returns:
-        The result of `calibrate`; and for each model the result of `calibrate_servers`, None if it can only be flat.
-    """
-    calibration = calibrate(transport, plan.cluster, planned_method(plan), device)
-    servers_M: list[OrderCalibration | None] = []
-    for planned, model in zip(plan.models, (hierarchical_plan or plan).models, strict=True):
-        way = FLAT if planned.hierarchy is None else OVER_SERVERS
-        chooses = hierarchical_plan is not None and model.hierarchy is not None
-        servers_M.append(calibrate_servers(transport, plan.cluster, model, way, device) if chooses else None)
-    return calibration, servers_M
-
-
 def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, device: str = "cpu") -> OrderCalibration:
     """Times all at once, the default, beside the planned method and others. A collective call, the same result on all ranks.
 
@@ -167,67 +139,9 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
             of_methods = [
                 order_of[name].opened(widths[method]) if method in widths else order_of.get(method) for method in methods
             ]
-            yield _performing(transport, [[(order, bytes_GG)] for order in of_methods], device)
+            yield _performing(transport, [(order, bytes_GG) for order in of_methods], device)
 
     return OrderCalibration(methods, *_timed(transport, ways, SIZES), orders, widths)
-
-
-def calibrate_servers(
-    transport: Transport, cluster: Cluster, model: ModelPlan, planned: str, device: str = "cpu"
-) -> OrderCalibration:
-    """Times a model's dispatch both flat and hierarchical, on random traffic with the plan's expert loads.
-
-    It measures like `calibrate`. The random tokens choose their experts independently of each other. Real tokens often choose
-    several experts of one server; hierarchical all-to-alls are then faster than measured here.
-
-    Args:
-        transport: carries the exchanges.
-        cluster: the cluster for which the missing order is computed.
-        model: the model, with a hierarchy.
-        planned: the kind that the plan uses, FLAT or OVER_SERVERS (hierarchical).
-        device: device of the tensors.
-
-    Returns:
-        Calibration whose methods are FLAT and OVER_SERVERS, by the average bytes that a rank sends in a flat dispatch. Its
-        `orders` has the order of the kind that the plan does not use.
-    """
-    from aurora.algorithms.alltoall.schedule import hierarchical_order_s, scheduled
-
-    assert model.hierarchy is not None
-    ranks, rng = transport.ranks, np.random.default_rng(0)
-    source_U = np.repeat(np.arange(ranks), EXPECTED_TOKENS)
-    rows = hierarchical_rows(_expected_rank_UK(model, source_U, model.hierarchy), source_U, model.hierarchy)
-    flat_GG = rows.needed_GCG.sum(axis=1)
-    np.fill_diagonal(flat_GG, 0)
-    rows_SGG = {FLAT: flat_GG[None], OVER_SERVERS: step_rows(rows, model.hierarchy)}
-    methods = tuple(sorted(rows_SGG, key=planned.__eq__))
-    if planned == FLAT:
-        other, _ = hierarchical_order_s(rows_SGG[OVER_SERVERS], model.hierarchy, cluster.network, "auto", rng=rng)
-    else:
-        other, _ = scheduled(flat_GG, cluster.network, "auto", rng=rng)
-    orders: dict[str, Order | None] = {methods[0]: other, methods[1]: model.dispatch_L[0]}
-
-    def ways(size: int) -> Iterable[list[Callable[[], None]]]:
-        bytes_of_row = size * ranks / max(flat_GG.sum(), 1)
-        exchanges: list[_Way] = [
-            [(orders[name], np.rint(rows_GG * bytes_of_row).astype(np.int64)) for rows_GG in rows_SGG[name]] for name in methods
-        ]
-        yield _performing(transport, exchanges, device)
-
-    return OrderCalibration(methods, *_timed(transport, ways, SIZES), {methods[0]: other}, {})
-
-
-def _expected_rank_UK(model: ModelPlan, source_U: IntArray, hierarchy: Hierarchy) -> IntArray:
-    """(U, K) the ranks of the experts that drawn tokens choose, each token in any of the layers."""
-    rng, layers = np.random.default_rng(0), len(model.load_LE)
-    rank_UK = np.zeros((len(source_U), model.top_k), dtype=np.int64)
-    for layer, load_E in enumerate(model.load_LE):
-        own_U = source_U[layer::layers]
-        scores_UE = np.log(np.maximum(load_E, 1e-9)) + rng.gumbel(size=(len(own_U), len(load_E)))
-        experts_UK = np.argsort(-scores_UE, axis=1)[:, : model.top_k]
-        split_EG = model.placement.split_EG(layer)
-        rank_UK[layer::layers] = serving_gpus(experts_UK, own_U, split_EG, hierarchy.server_G)
-    return rank_UK
 
 
 def calibrate_calls(
@@ -242,9 +156,6 @@ def calibrate_calls(
         sizes: ascending sizes: bytes that a rank sends on average.
     """
     return OrderCalibration((*methods,), *_timed(transport, lambda size: [calls(size)], sizes), {}, {})
-
-
-_Way = list[tuple[Order | None, IntArray]]  # its exchanges: the order and the bytes (G, G) of each
 
 
 def _timed(
@@ -271,25 +182,25 @@ def _timed(
     return np.array(sizes[: len(seconds_CW)]), np.stack(seconds_CW), np.stack(spread_CW)
 
 
-def _performing(transport: Transport, ways_W: Sequence[_Way], device: str) -> list[Callable[[], None]]:
-    """A call for each way."""
+def _performing(
+    transport: Transport, exchanges: Sequence[tuple[Order | None, IntArray]], device: str
+) -> list[Callable[[], None]]:
+    """Returns a call for each exchange, which is given by its order and its bytes (G, G)."""
     rank = transport.rank
-    matrices = [bytes_GG for way in ways_W for _, bytes_GG in way]
     out, into = (
         torch.zeros(int(max(sizes.sum() for sizes in ends)), dtype=torch.uint8, device=device)
-        for ends in ([bytes_GG[rank] for bytes_GG in matrices], [bytes_GG[:, rank] for bytes_GG in matrices])
+        for ends in ([bytes_GG[rank] for _, bytes_GG in exchanges], [bytes_GG[:, rank] for _, bytes_GG in exchanges])
     )
 
-    def perform(way: _Way) -> None:
-        for order, bytes_GG in way:
-            sends, recvs = (
-                tensor[: int(sizes.sum())].split_with_sizes(sizes.tolist())
-                for tensor, sizes in ((out, bytes_GG[rank]), (into, bytes_GG[:, rank]))
-            )
-            transport.exchange(order, sends, recvs, lambda *_: None)
+    def perform(order: Order | None, bytes_GG: IntArray) -> None:
+        sends, recvs = (
+            tensor[: int(sizes.sum())].split_with_sizes(sizes.tolist())
+            for tensor, sizes in ((out, bytes_GG[rank]), (into, bytes_GG[:, rank]))
+        )
+        transport.exchange(order, sends, recvs, lambda *_: None)
         transport.wait()
 
-    return [partial(perform, way) for way in ways_W]
+    return [partial(perform, *exchange) for exchange in exchanges]
 
 
 def _took_TW(transport: Transport, calls_W: Sequence[Callable[[], None]]) -> FloatArray:
@@ -337,7 +248,7 @@ def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray,
         bytes_GG = pairs_GG * size
         order = ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0))
         network_s.append(timed(order, bytes_GG, network).makespan_s)
-        took_s.append(float(np.median(_took_TW(transport, _performing(transport, [[(order, bytes_GG)]], device)))))
+        took_s.append(float(np.median(_took_TW(transport, _performing(transport, [(order, bytes_GG)], device)))))
         if took_s[-1] > max(LONG_S, 4 * took_s[0]):
             break
     return startups_and_share((network_s[0], network_s[-1]), (took_s[0], took_s[-1]))

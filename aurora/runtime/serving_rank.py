@@ -20,7 +20,7 @@ from aurora.moe.transport import Transport, lost_others
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
-from aurora.runtime.order_calibration import OrderCalibration, calibrate_plan, measured_network
+from aurora.runtime.order_calibration import calibrate, measured_network, planned_method
 from aurora.runtime.order_choice import OrderChoice
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
@@ -32,7 +32,6 @@ from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_for, new_process_group
 from aurora.runtime.transports.shaped import tcp_transports
 from aurora.types import Cluster, ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
-from aurora.types.plan import with_servers
 
 
 def load_models(
@@ -110,11 +109,8 @@ def serve_rank(
             push = make_push(plan, models[0], most_tokens, options, rank_info, transports[0], device)
             push_once(push, plan.models[0].placement, models[0], workers[0].layers[0].local)
         calibration = None
-        servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
-            hierarchical_plan = with_servers(plan, options.deduplicate)
-            calibration, servers_M = calibrate_plan(transports[0], plan, hierarchical_plan, device)
-            plan, program = hierarchical_plan, compile_plan(hierarchical_plan)
+            calibration = calibrate(transports[0], plan.cluster, planned_method(plan), device)
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         most = None if options.predictable else MOST_EVENTS
         recorder = TraceRecorder("measured", program.names_M, rank_info.ranks, most)
@@ -127,9 +123,7 @@ def serve_rank(
             )
             for index in range(len(workers))
         ]
-        choices = [
-            None if calibration is None else OrderChoice(calibration, servers_M[model]) for model in program.plan_model_M
-        ]
+        choices = [None if calibration is None else OrderChoice(calibration) for _ in workers]
         shared = zip(transports, arbiters, recorders, choices, strict=True)
         contexts = [LayerContext(index, *args) for index, args in enumerate(shared)]
         contexts[0].push = push

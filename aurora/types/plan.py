@@ -230,23 +230,3 @@ class Plan(Value):
     def gap(self) -> float:
         """objective_s / bound_s - 1: 0.1 means that the plan takes 10 % longer than the lower bound for all placements."""
         return gap(self.objective_s, self.bound_s)
-
-
-def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
-    """Returns the plan with hierarchical all-to-alls for each model that supports them.
-
-    A model does if it has several experts per token and no replicas, and the cluster has several servers, at least one with
-    several GPUs. A hierarchy that the plan already has stays.
-
-    Args:
-        plan: the plan.
-        deduplicate: whether a token may be sent once to a GPU that holds several of its experts; if not, the plan stays.
-    """
-    server_G = np.array([] if plan.cluster.servers is None else plan.cluster.servers.server_G, dtype=np.int64)
-    if not deduplicate or not 1 < len(set(server_G.tolist())) < len(server_G):
-        return plan
-    models = []
-    for model in plan.models:
-        may = model.top_k > 1 and model.hierarchy is None and model.placement.split_LG is None
-        models.append(replace(model, hierarchy=Hierarchy(server_G)) if may else model)
-    return replace(plan, models=tuple(models))

@@ -46,7 +46,7 @@ class LayerAllToAll:
         report: called with (phase, layer, Span, bytes_GG (G, G)) for each all-to-all, once all its work has been launched.
         clock: marks the beginning and the end of all-to-alls.
         device: device of the tokens.
-        choice: shared by all layers; chooses the order, and flat or hierarchical, for each batch by measured times. None: the
+        choice: shared by all layers; chooses the order for each batch by measured times. None: the
             order is from `planned_orders`, and `hierarchy` decides whether all-to-alls are hierarchical.
 
     Attributes:
@@ -181,9 +181,9 @@ class DispatchedBatch:
         return counts_RX
 
     def is_hierarchical(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns True if this batch is to be hierarchical: it is not small, and `choice` (if not None) chooses so."""
-        self._small, choice = _is_small(flat_RR * row_bytes), self._alltoall.choice
-        return not self._small and (choice is None or choice.is_hierarchical(flat_RR, row_bytes))
+        """Returns True if this batch is to be hierarchical: it is not small."""
+        self._small = _is_small(flat_RR * row_bytes)
+        return not self._small
 
     @contextmanager
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
@@ -198,7 +198,7 @@ class DispatchedBatch:
             yield alltoall.time_slices.cut(self.transport, order, bytes_SGG, alltoall.network)
             return
         choice = None if self._orders is alltoall.at_once else alltoall.choice
-        chosen = order if choice is None else choice.order(order, phase, bytes_SGG)
+        chosen = order if choice is None else choice.order(order, bytes_SGG)
         with alltoall.time_slices.exchanging(self.transport):
             yield lambda sends, recvs: exchange(chosen, sends, recvs, lambda *_event: None)
 

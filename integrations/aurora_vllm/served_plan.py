@@ -20,7 +20,6 @@ from aurora.io import load_model_config, load_plan, load_profile
 from aurora.models.hub import ROUTER, model_folder, router_fingerprint
 from aurora.types import Cluster, Hierarchy, Order, Plan, Profile
 from aurora.types.arrays import IntArray
-from aurora.types.plan import with_servers
 from aurora_vllm.settings import Settings
 
 ALLTOALLS = {
@@ -131,7 +130,7 @@ def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> N
 
 
 def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
-    """Returns the hierarchy if all-to-alls are or may become hierarchical; None if they are always flat or vLLM's own.
+    """Returns the hierarchy if all-to-alls are hierarchical; None if they are flat or vLLM's own.
 
     Raises:
         BadInput: if the settings request hierarchical all-to-alls, and the plan's cluster has no servers.
@@ -139,8 +138,6 @@ def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
     if settings.order in ("stock", "push") or settings.all_to_all == "flat":
         return None
     planned, servers = plan.models[0].hierarchy, plan.cluster.servers
-    if planned is None and settings.all_to_all == settings.order == "auto":
-        return with_servers(plan, True).models[0].hierarchy
     if planned is not None or settings.all_to_all == "auto":
         return planned
     if servers is None or len(set(servers.server_G)) < 2:
@@ -190,7 +187,7 @@ class ServedPlan:
             check_fit(plan, self.checkpoint, self._experts, self._ranks)
             self.hierarchy = served_hierarchy(plan, self._settings)
             other_way = (self.hierarchy is None) != (plan.models[0].hierarchy is None)
-            if other_way and self.order in ("auto", "plan") and not self.measures_hops:
+            if other_way and self.order in ("auto", "plan"):
                 self.order = "online"  # the planned order is for another way over the network
         except AuroraError as error:
             return str(error)
@@ -261,13 +258,7 @@ class ServedPlan:
         if settings.record is not None:
             record = f"a record in {settings.record} every {settings.record_every_s:g} s"
         hops = "" if self.hierarchy is None else f" and in two hops over {self.hierarchy.servers} servers"
-        hops += " or flat" if self.measures_hops else ""
         return f"{experts}, all-to-alls {ALLTOALLS[self.order]}{hops}, {record}"
-
-    @property
-    def measures_hops(self) -> bool:
-        """True if measured times decide for each batch whether its all-to-alls are flat or hierarchical."""
-        return self.order == self._settings.all_to_all == "auto" and self.hierarchy is not None
 
     @property
     def cluster(self) -> Cluster | None:

@@ -35,8 +35,7 @@ class Settings:
             like "stock". "auto": with a plan and without CUDA graphs, messages are timed beside vLLM's own before serving, and
             each batch uses the faster for its number of tokens; otherwise like "stock".
         all_to_all: hops of all-to-alls. "flat": each row goes straight to its rank. "hierarchical": each row goes once to each
-            server, and from there to its ranks. "auto": as planned; with the order "auto", and a plan whose cluster has
-            servers, whichever is measured to be faster.
+            server, and from there to its ranks. "auto": as planned.
         requests: ranks of requests, of `vllm serve` with data-parallel ranks. "stock": vLLM's own rule, by numbers of requests.
             "tokens": the rank with the fewest prompt tokens to compute, then the least used KV cache. "cadence": the same, and
             all ranks compute prompts in every k-th step; k is planned from the load.

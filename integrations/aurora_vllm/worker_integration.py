@@ -18,7 +18,6 @@ import torch
 from aurora.moe.transport import Transport
 from aurora.types import Plan
 from aurora.types.arrays import IntArray
-from aurora.types.plan import with_servers
 from aurora_vllm.engine_alltoall import MESSAGES, PUSH, STOCK
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
 from aurora_vllm.metrics import Metrics
@@ -413,16 +412,14 @@ class WorkerIntegration:
 
     def _measured_orders(self, plan: Plan) -> OrderChoice:
         """Returns the choice of the order of each all-to-all by messages, after orders have been timed."""
-        from aurora.runtime.order_calibration import calibrate_plan
+        from aurora.runtime.order_calibration import calibrate, planned_method
         from aurora.runtime.order_choice import OrderChoice
 
         device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-        hierarchical_plan = with_servers(plan, True) if self.served.measures_hops else None
-        calibration, (servers,) = calibrate_plan(self.transport(), plan, hierarchical_plan, device)
+        calibration = calibrate(self.transport(), plan.cluster, planned_method(plan), device)
         if self.rank == 0:
-            for measurement in [calibration] + ([] if servers is None else [servers]):
-                LOG.info("aurora: all-to-alls measured before serving: %s", measurement)
-        return OrderChoice(calibration, servers)
+            LOG.info("aurora: all-to-alls measured before serving: %s", calibration)
+        return OrderChoice(calibration)
 
     # Records
 

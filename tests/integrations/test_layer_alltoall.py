@@ -135,12 +135,9 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
     assert across == 2 * 4 * tokens * (2 if exchanges == 1 else 1)  # there and back, to both ranks of the other server or to it
 
 
-@pytest.mark.parametrize("over_servers", [False, True])
-def test_a_batch_takes_the_way_and_the_order_that_were_measured_to_be_faster(over_servers):
+def test_a_batch_takes_the_order_that_was_measured_to_be_faster():
     memory, hierarchy = Memory(4, 10.0), Hierarchy(np.array([0, 1, 0, 1]), 3)
-    choice = SimpleNamespace(
-        is_hierarchical=lambda *_: over_servers, order=lambda planned, *_: replace(planned, method="measured")
-    )
+    choice = SimpleNamespace(order=lambda planned, *_: replace(planned, method="measured"))
 
     def serve(rank):
         transport = Counted(memory, rank)
@@ -155,7 +152,7 @@ def test_a_batch_takes_the_way_and_the_order_that_were_measured_to_be_faster(ove
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(serve, range(4)))
-    assert found == [["measured"] * 2 * (hierarchy.steps if over_servers else 1)] * 4
+    assert found == [["measured"] * 2 * hierarchy.steps] * 4
 
 
 def test_a_checkpoint_is_known_by_its_routers(qwen):

@@ -591,37 +591,6 @@ WorkerStartup.start = start_and_count
 """  # however few bytes there are
 
 
-SLOW_STOCK = """
-import time
-from aurora_vllm.vllm_internals import model_runner
-own = model_runner.engine_alltoall
-def slow_alltoall(*args):
-    made = own(*args)
-    return made._replace(exchange=lambda *batch: (time.sleep(0.5), made.exchange(*batch)))
-model_runner.engine_alltoall = slow_alltoall
-"""
-
-
-@slow
-def test_two_servers_of_two_ranks_measure_whether_all_to_alls_have_two_hops(tmp_path, checkpoints, alone):
-    """By default, for a flat plan of a cluster with servers: a batch takes the way that is faster, and answers stay.
-
-    vLLM's own all-to-all, which has one hop, is made to be the slowest.
-    """
-    checkpoint = checkpoints("qwen3moe")
-    save(scattered(checkpoint, 4, servers=Servers.of((0, 1, 0, 1), 1e8)), tmp_path / "plan.json")
-    settings = {"aurora": {"plan": str(tmp_path / "plan.json")}}
-    run = Ranks(tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config=settings, before=IN_TWO_HOPS + SLOW_STOCK)
-    check_same(run.answers(), alone("qwen3moe"))
-    assert not run.warnings()
-    lines = [line for log in run.said() for line in log.splitlines()]
-    said = "in the way that is measured to be fastest and in two hops over 2 servers or flat, no record"
-    assert sum(said in line for line in lines) == 1
-    measured = [line for line in lines if "aurora: all-to-alls measured before serving" in line]
-    assert ["over servers" in line for line in measured] == [False, True, False]
-    assert ", vLLM's own " in measured[2]
-
-
 @pytest.mark.parametrize("eplb_too", [False, True])
 def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpoints, alone):
     """All-to-alls in two hops: planned so and levelled, and asked for by a setting for a plan with replicas, which EPLB places."""

@@ -158,30 +158,3 @@ def test_hidden_states_of_every_dtype_travel(dtype, deduplicate, hierarchy):
         homes = [(source, row) for source, (_, index, _) in enumerate(given) for row in (index // 2).tolist()]
         rows = [home for source, row in homes for home in (set(row) if deduplicate else row) if home != source]
         assert back_bytes == len(rows) * width * dtype.itemsize
-
-
-def order_exchanges(rank_info, memory, given):
-    """A layer's outputs over servers and flat, chosen after the counts were gathered, and the bytes sent in each."""
-    hidden, index, weights = given[rank_info.rank]
-    model = torch.nn.Module()
-    model.num_experts, model.weight = 6, nn.Parameter(torch.zeros(6, 1), requires_grad=False)
-    model.forward = lambda hidden_states, top_k_index, top_k_weights: hidden_states * 2.0
-    layer, (context, recorder), outputs = DistributedExperts(model), context_on(rank_info, memory), []
-    layer.set_placement(Placement((((0, 1), (2, 3), (4, 5)),)), ops_for(3, Hierarchy(np.array([0, 1, 1]), 2)), 0, context)
-    context.start_compute()
-    for chosen in (True, False):
-        context.is_hierarchical = lambda flat_RR, row_bytes, chosen=chosen: chosen
-        context.next_step(None)
-        outputs.append(layer(hidden, index, weights))
-    trace = recorder.trace()
-    sent_X = trace.sent_X & (trace.phase_X == TRACE_PHASES.index("dispatch"))
-    return outputs, [trace.bytes_X[sent_X & (trace.step_X == step)].sum() for step in range(2)]
-
-
-def test_a_layer_may_be_flat_where_its_plan_has_servers():
-    """Rank 0 alone has tokens, each for both ranks of the other server: over servers they leave it once."""
-    given = [(torch.ones(5, 8), torch.tensor([[2, 4]] * 5), torch.full((5, 2), 0.5))]
-    given += [(torch.ones(0, 8), torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 2))] * 2
-    (outputs, (over_servers, flat)), *_ = launch_threads(order_exchanges, 3, Memory(3, 20.0), given, timeout_s=60)
-    assert all(torch.equal(each, torch.full((5, 8), 2.0)) for each in outputs)
-    assert 2 * over_servers == flat > 0

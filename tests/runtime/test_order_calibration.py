@@ -15,16 +15,12 @@ from aurora.planner.plan import make_plan
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.order_calibration import (
-    FLAT,
-    OVER_SERVERS,
     OrderCalibration,
     calibrate,
-    calibrate_servers,
     planned_method,
 )
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Curve, Hierarchy, Network, PlanOptions, Profile, Servers
-from aurora.types.plan import with_servers
 from tests.conftest import cluster
 
 ONES = (np.ones((2, 2), dtype=np.int64) - np.eye(2, dtype=np.int64), Network.equal(2))
@@ -195,11 +191,6 @@ def test_it_stops_where_exchanges_take_long(monkeypatch):
     assert len(calibration.sizes_C) == 1
 
 
-def choose_servers(rank_info, memory, model, planned):
-    transport = Counting(memory, rank_info.rank)
-    return calibrate_servers(transport, plan_of_four_ranks().cluster, model, planned), transport.sent
-
-
 def plan_of_four_ranks(**options):
     """A model whose tokens choose four of sixteen experts, of which the first is chosen by nearly all, on two servers of two."""
     tokens_TLSE = np.full((1, 2, 4, 16), 8)
@@ -208,31 +199,6 @@ def plan_of_four_ranks(**options):
     profile = Profile("m", "", tokens_TLSE, 4, 64, 64, 1, 1, curves)
     machines = replace(cluster(*[1e9] * 4), servers=Servers.of([0, 0, 1, 1], 1e8))
     return make_plan(machines, [profile], PlanOptions("contiguous", "contiguous", **options))
-
-
-@pytest.mark.parametrize("planned", [FLAT, OVER_SERVERS])
-def test_flat_and_over_servers_are_timed_on_traffic_as_expected(planned, monkeypatch):
-    """A token goes to fewer servers than ranks, and all ranks come to the same choice."""
-    monkeypatch.setattr(measuring, "SIZES", (1 << 12, 1 << 14))
-    (model,) = with_servers(plan_of_four_ranks(), True).models
-    assert model.hierarchy == Hierarchy(np.array([0, 0, 1, 1]))
-    found = launch_threads(choose_servers, 4, Memory(4, 20.0), model, planned)
-    (first, sent), *others = found
-    assert first.methods == (*{FLAT, OVER_SERVERS} - {planned}, planned)
-    assert all(np.array_equal(other.seconds_CW, first.seconds_CW) for other, _ in others)
-    assert first.seconds_CW.shape == (2, 2)
-    # The first round of the first size has both ways once, the hierarchical one in its steps.
-    round_X4 = np.array(sent[: 1 + model.hierarchy.steps])
-    flat_4, steps_X4 = (round_X4[0], round_X4[1:]) if planned == OVER_SERVERS else (round_X4[-1], round_X4[:-1])
-    assert 0 < steps_X4[:, 2:].sum() < flat_4[2:].sum()
-    assert flat_4.sum() == pytest.approx(1 << 12, rel=0.2)
-    assert set(first.orders) == {FLAT, OVER_SERVERS} - {planned}
-
-
-def test_only_plans_that_send_tokens_once_may_go_over_servers():
-    plan = plan_of_four_ranks()
-    assert with_servers(plan, None) is plan
-    assert [model.hierarchy for model in with_servers(replace(plan, cluster=cluster(*[1e9] * 4)), True).models] == [None]
 
 
 def test_a_planned_order_of_servers_is_tried_as_it_is(monkeypatch):

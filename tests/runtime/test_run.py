@@ -180,14 +180,12 @@ def test_all_to_alls_over_servers_give_the_plain_models_output(mixtral, qwen, hi
 
 
 @pytest.mark.full
-def test_runs_over_servers_measure_whether_they_should(mixtral):
-    """The plan's order and hierarchy, and all others, give the same answers; flat exchanges count apart."""
+def test_runs_over_servers_may_choose_their_orders_by_measurement(mixtral):
+    """The plan's order and all others give the same answers."""
     plan = hierarchical(plan_for([mixtral], 4), Hierarchy(np.array([0, 0, 1, 1]), 2))
     result = answered(plan, [mixtral], [prompts_for(mixtral, 9)], transport="memory", order="auto")
     (used,) = result.orders_M
-    assert "flat" in used.servers
-    assert "over servers" in used.servers
-    assert set(used.exchanges) <= {f"{method}{way}" for method in result.calibration.methods for way in ("", " over servers")}
+    assert set(used.exchanges) <= {f"{method} over servers" for method in result.calibration.methods}
 
 
 def test_ranks_without_requests_keep_step(mixtral):
@@ -318,7 +316,6 @@ def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
     for rank in range(2):
         here = result.trace.rank_X == rank
         assert result.trace.end_s_X[first & here].max() <= result.trace.start_s_X[second & here].min()
-    assert result.seconds >= sum(answers.seconds for answers in result.answers_M) * 0.99
 
 
 @pytest.mark.full
