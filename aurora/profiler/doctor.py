@@ -19,7 +19,7 @@ from aurora.runtime.transports.nvlink import open_nvml
 WORKS, MISSING, BROKEN = "works", "missing", "broken"
 ALLOW = "where VLLM_PLUGINS is set, add aurora to it"
 SERVER_S, SILENT_S = 10.0, 6.0  # in which a server answers, and its watchdogs look, at least
-SAMPLE = re.compile(r"aurora_(\w+)\{(.*)\} (\S+)")
+SAMPLE = re.compile(r"aurora_(\w+)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MEND = {  # by the cause that the watchdog of the vLLM plugin gives
     "gone": "restart the server; the log has the process's last lines",
@@ -86,7 +86,9 @@ def examine_server(url: str) -> list[Finding]:
         why = network_reason(error)
         raise BadInput(f"--vllm: expected the address of a vLLM server that answers, found {url}: {why}") from None
     now_s = time.time() if date is None else parsedate_to_datetime(date).timestamp()
-    shown = [(match[1], dict(LABEL.findall(match[2])), float(match[3])) for match in map(SAMPLE.fullmatch, lines) if match]
+    shown = [
+        (match[1], dict(LABEL.findall(match[2] or "")), float(match[3])) for match in map(SAMPLE.fullmatch, lines) if match
+    ]
     plugins = [(labels["ep_rank"], labels["reason"], value) for name, labels, value in shown if name == "engaged"]
     if not plugins:
         start = f"start with --additional-config '{{\"aurora\": {{}}}}'; {ALLOW}"
@@ -94,6 +96,11 @@ def examine_server(url: str) -> list[Finding]:
     refused = sorted({reason for _, reason, value in plugins if not value})
     findings = [Finding("plugin", BROKEN, reason, "see the server's log") for reason in refused]
     findings += [] if refused else [Finding("plugin", WORKS, f"engaged on {len({rank for rank, _, _ in plugins})} ranks")]
+    ranks = {name: int(value) for name, _, value in shown if name in ("ranks", "ranks_serving")}  # of `aurora vllm`
+    if ranks:
+        lost = ranks["ranks_serving"] < ranks["ranks"]
+        found = f"{ranks['ranks_serving']} of {ranks['ranks']} serve"
+        findings.append(Finding("ranks", BROKEN, found, "`aurora vllm` says why") if lost else Finding("ranks", WORKS, found))
     looked = {labels["ep_rank"]: now_s - value for name, labels, value in shown if name == "watchdog_timestamp_seconds"}
     if silent := sorted((rank for rank, ago_s in looked.items() if ago_s > SILENT_S), key=int):
         said = f"silent on rank {', '.join(silent)}"

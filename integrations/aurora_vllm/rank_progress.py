@@ -173,9 +173,10 @@ class RankFiles:
         self._words: dict[int, memoryview] = {}
 
     def keep(self, ranks: list[int]) -> None:
-        """Drops all ranks except `ranks`, and deletes the files of the dropped ones."""
+        """Reads `ranks` from now on, and deletes the files of the ranks that are no longer among them."""
         for lost in set(self.ranks) - set(ranks):
             file_of(self._folder, lost).unlink(missing_ok=True)
+            self._words.pop(lost, None)  # if it comes back, it has another file
         self.ranks = ranks
 
     def serving(self) -> bool:

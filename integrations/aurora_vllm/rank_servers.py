@@ -7,13 +7,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import re
 import secrets
 import signal
-import socket
-import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,20 +23,22 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from aurora.errors import RankFailed
+from aurora_vllm.child_processes import (
+    ProcessGroups,
+    describe_exit,
+    free_memory,
+    free_ports,
+    kill,
+    process_groups,
+    reason,
+    start_process,
+)
+from aurora_vllm.keeper_and_router import Keeper, Router
 from aurora_vllm.model_files import ModelFiles
-from aurora_vllm.serving_ranks import Look, ServingRanks, describe_exit
-from aurora_vllm.settings import JOINS, SECRET
-from aurora_vllm.whole_streams import ServingChanges
+from aurora_vllm.serving_changes import ServingChanges
+from aurora_vllm.serving_ranks import Look, ServingRanks
+from aurora_vllm.settings import JOINS, SECRET, SHARED_FOLDER
 
-# A process that becomes the server: code between fork and exec is not safe in a parent with threads. SIGTERM ends the server,
-# which ends its engine; shells have background jobs ignore SIGINT.
-ENDS_WITH_PARENT = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
 LOOK_S = 0.25  # between two looks at all ranks
 STALLED_S = 1.0  # by which a sleep of LOOK_S is longer if this process did not run: that time counts for no rank
 SILENT_S = 5.0  # after which start-up is told again
@@ -52,7 +53,7 @@ PHASES = {  # what a rank does from a line of its log on
     "Loading weights took": "warming up",
     "init engine (": "waiting for the others",
 }
-FIRST_PORT, DRAWN = 10240, 200  # of ports for servers, below those of connections; and how many are tried
+WORKERS_ERROR = re.compile("Worker failed with error '(.*)', please")  # in vLLM's text of an engine's error
 OF_ENGINE = "VLLM::"  # how vLLM's own names of its processes begin
 
 
@@ -80,6 +81,21 @@ class RankServer:
 
 
 @dataclass(eq=False)
+class Newcomer:
+    """A lost rank whose server is started again.
+
+    Attributes:
+        late_s: when it counts as stalled.
+        ready_s: when its server answered; None: it has not answered.
+        compared: how the files that it loaded differ; None: they are not compared yet.
+    """
+
+    late_s: float
+    ready_s: float | None = None
+    compared: Future[str] | None = None
+
+
+@dataclass(eq=False)
 class RankServers:
     """Runs vLLM's servers, the router in front of them and, with `survive`, the keeper (rendezvous store of the ranks).
 
@@ -97,7 +113,7 @@ class RankServers:
         rejoin: True: a lost rank is restarted, and joins the others.
 
     Attributes:
-        router: URL of the router.
+        router: the router.
         servers: the servers by rank, including lost ones.
         changes: ServingChanges, which counts the completed changes of the serving ranks.
     """
@@ -112,16 +128,16 @@ class RankServers:
     say: Callable[[str], None]
     files: ModelFiles
     rejoin: bool = False
-    router: str = ""
     servers: dict[int, RankServer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.changes = ServingChanges(self.hang_s + 2.0)
-        self._starts = 0
-        self._store = ""
+        self._logs = Counter[str]()
         self._secret = secrets.token_urlsafe()  # of commands to servers, which know it by their environment
-        self._keeper: asyncio.subprocess.Process | None = None
-        self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
+        self._shared = tempfile.TemporaryDirectory(prefix="aurora-vllm-")  # for sockets and status files of all processes
+        self._keeper = Keeper(self._log, self._shared.name) if self.survive else None
+        self._background = set[asyncio.Task[None]]()  # kept until it is done
+        self.router = Router(self._log, self.urls, self._ask, self.hang_s)
 
     async def start(self) -> None:
         """Starts all servers and the router, and reports their progress. Returns when all accept requests.
@@ -132,14 +148,14 @@ class RankServers:
         self.say(f"starting {self._name(*self.ranks)}")
         self.files.begin()
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
-        self._starts += 1  # the logs say why there is another
-        self._store = await self._start_keeper() if self.survive else ""
+        if self._keeper is not None:
+            await self._keeper.start()
         for rank, port in zip(self.ranks, ports, strict=True):
             await self._start_server(rank, port, {})
-        self._newcomer: int | None = None  # a lost rank that is being started
-        self._joined: int | None = None  # one that joins in the present change
-        self._compared: Future[str] | None = None  # how the files that the newcomer loaded differ
-        self._tries, self._pause_until_s, self._ready_s, self._late_s = dict[int, int](), 0.0, 0.0, 0.0
+        self._newcomers = dict[int, Newcomer]()
+        self._joined = set[int]()  # ranks that join in the present change
+        self._tries, self._pause_until_s = Counter[int](), dict[int, float]()
+        self._why = dict[int, str]()  # why ranks did not come back the last time
         self._ranks_now, self._asked = ServingRanks(self.ranks, self.hang_s), set[str]()
         self._change_s = self._told_s = 0.0
         began_s = told_s = time.monotonic()
@@ -156,6 +172,8 @@ class RankServers:
                     raise RankFailed(
                         f"{self._name(server.rank)} ended while it started, {describe_exit(code)}: {reason(server.log)}"
                     )
+            if self._keeper is not None and (failed := await self._keeper.renew(process_groups(), self.hang_s, self.say)):
+                raise RankFailed(failed)
             if phases != before or now_s - told_s > SILENT_S:
                 ranks = {phase: [rank for rank in phases if phases[rank] == phase] for phase in phases.values()}
                 self.say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
@@ -164,9 +182,8 @@ class RankServers:
             raise RankFailed(changed)
         self._patience_s = max(LEAST_S, SLOWER * (time.monotonic() - began_s))
         if self.port is None:
-            await self._start_router()
-        self.changes.number += 1
-        self.changes.serving.set()
+            await self.router.start()
+        self.changes.complete()
 
     async def watch(self) -> str:
         """Monitors the servers, and handles lost and joining ranks, until serving ends. Returns why it ended."""
@@ -199,95 +216,129 @@ class RankServers:
         for rank, why in reasons.items():
             self.say(f"{self._name(rank)} is lost: {why}")
             kill(self.servers[rank].process)
-        self._joined = None if self._joined in reasons else self._joined
+        self.changes.losses.update(reasons.keys())
+        self._joined -= reasons.keys()
         if reasons and (not self.survive or not ranks.alive):
             return "; ".join(reasons.values())
+        if self._keeper is not None and (failed := await self._keeper.renew(groups, self.hang_s, self.say)):
+            return failed
+        if (failed := self.router.renew(groups, self.say)) and self.changes.serving.is_set():
+            self.changes.begin(failed)
+            self.changes.complete()
         if reasons or (self.survive and ranks.faulted(looks, time.monotonic())):
-            await self._begin_change(list(reasons))
+            await self._begin_change(list(reasons), f"{self._name(*reasons)} {'is' if len(reasons) == 1 else 'are'} lost")
         elif not self.changes.serving.is_set() and ranks.complete(looks):
-            if self._joined is not None:
-                await self._ask("POST", f"{self.router}/add_worker?url={self.servers[self._joined].url}", self.hang_s)
-                self._tries.pop(self._joined)
-            self._joined = None
-            self.changes.number += 1
-            self.changes.serving.set()
+            for rank in sorted(self._joined):
+                await self.router.tell("add", self.servers[rank].url)
+                self._tries.pop(rank)
+            self._joined.clear()
+            self.changes.complete()
             self.say(f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s")
         elif not self.changes.serving.is_set() and (why := self._failure(looks)):
-            if (joined := self._joined) is None:
+            if not self._joined:
                 if (stuck := self._stuck(looks)) and len(stuck) < len(ranks.alive):
                     for rank in stuck:
                         self.say(f"{self._name(rank)} is lost: it is stuck in a step, which a change does not end")
                         kill(self.servers[rank].process)
                         ranks.give_up(rank)
-                    await self._begin_change(stuck)
+                    await self._begin_change(stuck, f"{self._name(*stuck)} {'is' if len(stuck) == 1 else 'are'} lost")
                     return ""
                 return f"change {ranks.change} failed: {why}"
-            self._give_up(joined, f"could not join: {why}")
-            ranks.give_up(joined)
-            await self._begin_change([joined])
+            refused = [rank for rank in self._refused(looks) if rank in self._joined] or sorted(self._joined)
+            for rank in refused:
+                self._give_up(rank, f"could not join: {why}")
+                ranks.give_up(rank)
+            await self._begin_change(refused, f"{self._name(*refused)} could not join")
+        elif self.changes.serving.is_set() and self._keeper is not None and self._keeper.renewed and self._keeper.ready:
+            ranks.change += 1
+            await self._begin_change([], "a new keeper serves the ranks")
         elif self.changes.serving.is_set() and self.rejoin:
-            await self._bring_back(requests, answers)
-        if self.port is None and self._others[-1].returncode is not None:
-            await self._start_router()
+            await self._bring_back(groups, requests, answers)
         return ""
 
-    async def _bring_back(self, requests: dict[int, asyncio.Task[Any]], answers: dict[int, Any]) -> None:
-        """Starts a lost rank again, one after the other, and has it join once its server answers; see `_watch_once`."""
-        ranks, rank = self._ranks_now, self._newcomer
-        if rank is None:
-            again = [lost for lost in ranks.dead if self._tries.get(lost, 0) < TRIES]
-            if again and time.monotonic() >= self._pause_until_s:
-                self._newcomer = rank = again[0]
-                if (task := requests.pop(rank, None)) is not None:  # of the server before
-                    task.cancel()
-                self._tries[rank], self._starts = self._tries.get(rank, 0) + 1, self._starts + 1
-                await self.servers[rank].process.wait()
-                self.files.begin()
-                await self._start_server(rank, free_ports(1)[0], {JOINS: "1"})
-                self._late_s = time.monotonic() + self._patience_s
-                self.say(f"{self._name(rank)} is started again, and joins the others then")
-        elif (code := self.servers[rank].process.returncode) is not None:
-            self._give_up(rank, f"did not come back, {describe_exit(code)}: {reason(self.servers[rank].log)}")
-        elif self.servers[rank].phase == SERVES or answers.get(rank) is not None:
-            server, now_s = self.servers[rank], time.monotonic()
-            server.phase, self._ready_s = SERVES, now_s if server.phase != SERVES else self._ready_s
-            if now_s - self._ready_s < PATIENCE_S and not all(stream.resumable for stream in self.changes.streams):
-                return
-            self._compared = self._compared or self.files.compare()
-            if not self._compared.done():
-                return
-            if changed := self._compared.result():
+    async def _bring_back(
+        self, groups: ProcessGroups, requests: dict[int, asyncio.Task[Any]], answers: dict[int, Any]
+    ) -> None:  # fmt: skip
+        """Starts lost ranks again, side by side while there is memory, and has them join once their servers answer."""
+        ranks, now_s = self._ranks_now, time.monotonic()
+        for rank in ranks.dead:
+            waits = rank in self._newcomers or now_s < self._pause_until_s.get(rank, 0.0)
+            if self._tries[rank] < TRIES and not waits and self._has_memory(groups):
+                await self._start_again(rank, requests)
+        ready = [rank for rank in list(self._newcomers) if self._is_ready(rank, requests, answers)]
+        if not ready:
+            return
+        for rank in ready:
+            del self._newcomers[rank]
+            ranks.join(rank)
+        self._joined.update(ready)
+        await self._begin_change([], f"{self._name(*ready)} {'joins' if len(ready) == 1 else 'join'} the others")
+
+    def _has_memory(self, groups: ProcessGroups) -> bool:
+        """Returns whether one more rank can load beside the newcomers, which may still need as much as a rank that serves."""
+        if not self._newcomers:
+            return True
+        used = [groups.get(self.servers[rank].process.pid, {}).values() for rank in self._ranks_now.alive]
+        most = max(sum(state.resident for state in states) for states in used)
+        return (1 + sum(newcomer.ready_s is None for newcomer in self._newcomers.values())) * most < free_memory()
+
+    async def _start_again(self, rank: int, requests: dict[int, asyncio.Task[Any]]) -> None:
+        if (task := requests.pop(rank, None)) is not None:  # of the server before
+            task.cancel()
+        self._tries[rank] += 1
+        await self.servers[rank].process.wait()
+        if not self._newcomers:  # else the files count as they were before the first of them
+            self.files.begin()
+        await self._start_server(rank, free_ports(1)[0], {JOINS: "1"})
+        self._newcomers[rank] = Newcomer(time.monotonic() + self._patience_s)
+        self.say(f"{self._name(rank)} is started again, and joins the others then")
+
+    def _is_ready(self, rank: int, requests: dict[int, asyncio.Task[Any]], answers: dict[int, Any]) -> bool:
+        """Returns whether a newcomer can join now; gives it up if it never can."""
+        newcomer, server, now_s = self._newcomers[rank], self.servers[rank], time.monotonic()
+        if (code := server.process.returncode) is not None:
+            self._give_up(rank, f"did not come back, {describe_exit(code)}: {reason(server.log)}")
+        elif server.phase == SERVES or answers.get(rank) is not None:
+            server.phase, newcomer.ready_s = SERVES, newcomer.ready_s or now_s
+            if now_s - newcomer.ready_s < PATIENCE_S and not all(stream.resumable for stream in self.changes.streams):
+                return False
+            newcomer.compared = newcomer.compared or self.files.compare()
+            if newcomer.compared.done() and not (changed := newcomer.compared.result()):
+                return True
+            if newcomer.compared.done():
                 self._tries[rank] = TRIES  # the files stay as they are
                 self._give_up(rank, f"could not join: {changed}")
-                return
-            self._newcomer, self._joined, self._compared = None, rank, None
-            ranks.join(rank)
-            await self._begin_change([])
-        elif time.monotonic() > self._late_s:
-            phase, log = self.servers[rank].phase, self.servers[rank].log
-            self._give_up(rank, f"did not come back within {self._patience_s:.0f} s, and was ended while {phase} (see {log})")
+        elif now_s > newcomer.late_s:
+            what = f"was ended while {server.phase} (see {server.log})"
+            self._give_up(rank, f"did not come back within {self._patience_s:.0f} s, and {what}")
         elif rank in answers or rank not in requests:
-            requests[rank] = asyncio.create_task(self._ask("GET", f"{self.servers[rank].url}/health", self.hang_s))
+            requests[rank] = asyncio.create_task(self._ask("GET", f"{server.url}/health", self.hang_s))
+        return False
 
     def _give_up(self, rank: int, why: str) -> None:
-        """Ends the newest server of a lost rank, which is tried again after a pause unless it has been too often."""
+        """Ends the newest server of a lost rank, which is tried again after a pause unless that is hopeless."""
         kill(self.servers[rank].process)
-        self._newcomer = self._joined = self._compared = None
-        self._pause_until_s = time.monotonic() + PAUSE_S
+        self._newcomers.pop(rank, None)
+        self._joined.discard(rank)
+        self._pause_until_s[rank] = time.monotonic() + PAUSE_S
+        cause = why.partition(" (see")[0]
+        self._tries[rank] = TRIES if cause == self._why.get(rank) else self._tries[rank]
+        self._why[rank] = cause
         self.say(f"{self._name(rank)} {why}; it is {'tried again' if self._tries[rank] < TRIES else 'left out'}")
 
     def kill(self) -> None:
         """Kills all processes at once."""
-        for process in [server.process for server in self.servers.values()] + self._others:
+        for process in self._processes():
             kill(process)
 
     async def end(self) -> None:
         """Ends all processes, after they have written their records, and waits for their end."""
         self.changes.serving.clear()
-        processes = [server.process for server in self.servers.values()] + self._others
+        self.router.end()
+        servers, processes = [server.process for server in self.servers.values()], self._processes()
         for process in processes:
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM if process in self._others else signal.SIGINT)
+                process.send_signal(signal.SIGINT if process in servers else signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), ENDED_S)
         self.kill()
@@ -296,12 +347,26 @@ class RankServers:
         while process_groups().keys() & {process.pid for process in processes}:
             await asyncio.sleep(0.05)
         self.servers.clear()
-        self._others.clear()
+        for helped in self._helped:
+            helped.helper = None
+
+    def close(self) -> None:
+        """Removes what all processes share. Called after the last `end`."""
+        self._shared.cleanup()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def urls(self) -> dict[int, str]:
-        """Returns the URLs of the serving ranks' servers by rank, without one that is about to join; of none: the router's."""
-        alive = [rank for rank in self._ranks_now.alive if rank in self.servers and rank != self._joined]
-        return {rank: self.servers[rank].url for rank in alive} or {0: self.router}
+        """Returns the URLs of the serving ranks' servers by rank, without those that are about to join."""
+        return {r: self.servers[r].url for r in self._ranks_now.alive if r in self.servers and r not in self._joined}
+
+    def _processes(self) -> list[asyncio.subprocess.Process]:
+        helpers = [helped.helper.process for helped in self._helped if helped.helper is not None]
+        return [server.process for server in self.servers.values()] + helpers
+
+    @property
+    def _helped(self) -> list[Keeper | Router]:
+        return [self.router] + ([] if self._keeper is None else [self._keeper])
 
     def _name(self, *ranks: int) -> str:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self.port is None else "vLLM"
@@ -314,55 +379,30 @@ class RankServers:
                     self.say(match[0].removeprefix("aurora: "))
 
     async def _start_server(self, rank: int, port: int, more: dict[str, str]) -> None:
-        words, environ = self.command(rank, port, self._store)
-        log = self.folder / f"rank-{rank}{f'-start-{self._starts}' if self._starts > 1 else ''}.log"
-        process = await self._run(words, log, {**os.environ, **environ, **more, SECRET: self._secret})
-        self.servers[rank] = RankServer(rank, f"http://127.0.0.1:{port}", process, log)
+        words, environ = self.command(rank, port, "" if self._keeper is None else self._keeper.store)
+        log = self._log(f"rank-{rank}")
+        self.changes.starts[rank] += 1
+        environ = {**os.environ, **environ, **more, SECRET: self._secret, SHARED_FOLDER: self._shared.name}
+        self.servers[rank] = RankServer(rank, f"http://127.0.0.1:{port}", await start_process(words, log, environ), log)
 
-    async def _run(self, words: list[str], log: Path, environ: dict[str, str], **more: Any) -> asyncio.subprocess.Process:
-        """Starts a process in a group of its own, which ends with this one."""
-        with log.open("wb") as file:
-            first = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT]
-            outputs = {"stdout": file, "stderr": file, **more}
-            return await asyncio.create_subprocess_exec(*first, *words, env=environ, start_new_session=True, **outputs)
-
-    async def _start_keeper(self) -> str:
-        words = [sys.executable, "-P", "-m", "aurora_vllm.vllm_internals.fault_tolerance", str(len(self.ranks))]
-        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-        keeper = await self._run(words, self.folder / "keeper.log", dict(os.environ), **pipes)
-        self._keeper = keeper
-        self._others.append(keeper)
-        assert keeper.stdout is not None
-        line = await keeper.stdout.readline()
-        if not line:
-            raise RankFailed(f"the keeper of the ranks' store ended: {reason(self.folder / 'keeper.log')}")
-        return str(json.loads(line)["store"])
-
-    async def _start_router(self) -> None:
-        port, metrics = free_ports(2)
-        self.router = f"http://127.0.0.1:{port}"
-        words = [sys.executable, "-P", "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
-        words += ["--worker-urls", *self.urls().values(), "--policy", "round_robin", "--prometheus-port", str(metrics)]
-        words += ["--worker-startup-check-interval", "1"]
-        self._others.append(await self._run(words, self.folder / "router.log", dict(os.environ)))
-        while self._others[-1].returncode is None and await self._ask("GET", f"{self.router}/health", 1.0) is None:
-            await asyncio.sleep(LOOK_S)
-        if self._others[-1].returncode is not None:
-            raise RankFailed(f"vllm-router ended: {reason(self.folder / 'router.log')}")
+    def _log(self, name: str) -> Path:
+        """Returns a new log's path: those of processes before it say why there is another."""
+        self._logs[name] += 1
+        return self.folder / (f"{name}-start-{self._logs[name]}.log" if self._logs[name] > 1 else f"{name}.log")
 
     async def _status(self, rank: int) -> Any:
         path = "/fault_tolerance/status" if self.survive else "/health"
         return await self._ask("GET", self.servers[rank].url + path, self.hang_s)
 
-    def _look(self, rank: int, groups: dict[int, dict[int, tuple[str, str]]], answer: Any) -> Look:
+    def _look(self, rank: int, groups: ProcessGroups, answer: Any) -> Look:
         process = self.servers[rank].process
         states = groups.get(process.pid, {})
-        engine = frozenset(pid for pid, (name, _) in states.items() if name.startswith(OF_ENGINE))
-        stopped, runnable = (any(state in some for _, state in states.values()) for some in ("Tt", "R"))
+        engine = frozenset(pid for pid, state in states.items() if state.name.startswith(OF_ENGINE))
+        stopped, runnable = any(each.stopped for each in states.values()), any(each.letter == "R" for each in states.values())
         (report,) = ({"status": None},) if answer is None else answer.get("engines", ({"status": "healthy"},))
-        failed = str(report.get("last_ft_request_id", ""))
+        failed, error = (str(report.get(name, "")) for name in ("last_ft_request_id", "ft_error"))
         change = int(report.get("change") or 0)
-        return Look(process.returncode, engine, stopped, runnable, report["status"], change, failed)
+        return Look(process.returncode, engine, stopped, runnable, report["status"], change, failed, error)
 
     async def _ask(self, method: str, url: str, within_s: float, body: Any = None) -> Any:
         """Returns the answer, {} if it is no JSON; None if there is none."""
@@ -375,21 +415,23 @@ class RankServers:
         except (ClientError, TimeoutError, ValueError):
             return None
 
-    async def _begin_change(self, lost: list[int]) -> None:
-        """Tells the router and all survivors that ranks are lost."""
+    async def _begin_change(self, lost: list[int], why: str) -> None:
+        """Tells the router and all survivors of a change of ranks, of which `lost` do not serve any more."""
         ranks = self._ranks_now
         if lost or self.changes.serving.is_set():
             self._change_s = time.monotonic()
         self._told_s = time.monotonic()
-        self.changes.serving.clear()
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.write(f"{ranks.change}\n".encode())  # frees survivors that wait for a lost rank
+        self.changes.begin(why)
+        if self._keeper is not None:
+            self._keeper.announce(ranks.change)
         params = {"change": ranks.change, "dead": sorted(ranks.dead), "alive": ranks.alive, "within_s": WITHIN_S}
         params |= {"changed": changed} if (changed := self.files.touched()) else {}
         body = {"instruction": "change_ranks", "secret": self._secret, "params": params}
-        posts: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
-        posts += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]
-        answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url, body in posts))
+        for rank in lost:
+            self._background.add(task := asyncio.create_task(self.router.tell("remove", self.servers[rank].url)))
+            task.add_done_callback(self._background.discard)
+        urls = [f"{self.servers[rank].url}/fault_tolerance/apply" for rank in ranks.alive]
+        answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url in urls))
         self._asked = {str(answer["request_id"]) for answer in answers if answer and "request_id" in answer}
 
     def _refused(self, looks: dict[int, Look]) -> list[int]:
@@ -405,46 +447,8 @@ class RankServers:
     def _failure(self, looks: dict[int, Look]) -> str:
         """Returns why the change cannot be completed; empty while it can."""
         if refused := self._refused(looks):
-            return f"rank {refused[0]} refused it, see {self.servers[refused[0]].log}"
+            error = looks[refused[0]].error
+            cause = match[1] if (match := WORKERS_ERROR.search(error)) else error
+            return f"rank {refused[0]} refused it: {cause} (see {self.servers[refused[0]].log})"
         late = time.monotonic() - self._told_s > WITHIN_S + self.hang_s
         return f"no answer within {WITHIN_S + self.hang_s:g} s" if late else ""
-
-
-def kill(process: asyncio.subprocess.Process) -> None:
-    """Kills the process group of which a process is the first."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def free_ports(number: int) -> list[int]:
-    """Returns `number` free TCP ports of this host, preferably below the kernel's ephemeral port range."""
-    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    apart = random.sample(range(FIRST_PORT, max(first_of_connections, FIRST_PORT + DRAWN)), DRAWN)
-    sockets: list[socket.socket] = []
-    for port in (*apart, *[0] * number):
-        if len(sockets) < number:
-            with suppress(OSError):
-                sockets.append(socket.create_server(("127.0.0.1", port)))
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
-
-
-def process_groups() -> dict[int, dict[int, tuple[str, str]]]:
-    """Returns all live processes as {process group: {process id: (name, state letter)}}, from /proc/PID/stat."""
-    groups: dict[int, dict[int, tuple[str, str]]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(") ")
-            state, _, group, *_ = rest.split()
-            if state not in "ZX":
-                groups.setdefault(int(group), {})[int(folder.name)] = (name, state)
-    return groups
-
-
-def reason(log: Path) -> str:
-    """Returns the line of a log file that most likely states why the process ended."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip() and " WARNING " not in line]
-    errors = [line for line in lines if re.search(r"^aurora: |\b\w*(Error|Exception): |error: ", line)]
-    return f"{(errors or lines[-1:] or ['nothing was written'])[0][-400:]} (see {log})"

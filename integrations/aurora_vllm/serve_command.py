@@ -36,8 +36,9 @@ from aurora.models.hub import model_folder
 from aurora.profiler.devices import find_devices
 from aurora.types import Cluster, Gpu, Plan
 from aurora.types.options import MOST_PORT
+from aurora_vllm.child_processes import free_ports
 from aurora_vllm.model_files import ModelFiles
-from aurora_vllm.rank_servers import RankServers, free_ports
+from aurora_vllm.rank_servers import RankServers
 from aurora_vllm.settings import read_settings
 from aurora_vllm.whole_streams import ResumingProxy
 
@@ -347,7 +348,8 @@ async def serve(
                 if command.size > 1 and front is None:
                     context = await _context_tokens(session, servers.servers[command.ranks[0]].url, command.api_key)
                     by_tokens = command.given.additional_config["aurora"].get("requests", "stock") != "stock"
-                    proxy = ResumingProxy(lambda: servers.router, session, servers.changes, context, servers.urls, by_tokens)
+                    given = session, servers.changes, context, servers.urls, by_tokens
+                    proxy = ResumingProxy(lambda: servers.router.url, *given)
                     front = web.AppRunner(proxy.app(), shutdown_timeout=1.0)
                     await front.setup()
                     await web.TCPSite(front, host, port).start()
@@ -357,6 +359,7 @@ async def serve(
                 if not command.survive:
                     break
                 say(f"all servers are started anew: {lost}")
+                servers.changes.begin(lost)
                 await servers.end()
         except asyncio.CancelledError:  # by a signal
             lost = ""
@@ -365,6 +368,7 @@ async def serve(
             if front is not None:
                 await front.cleanup()
             await servers.end()
+            servers.close()
             unfinished = advice is not None and not advice.done()
             if advice is not None:
                 advice.cancel()

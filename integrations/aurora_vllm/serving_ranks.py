@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aurora_vllm.child_processes import describe_exit
+
 STARVED = 4  # times the seconds after which a silent rank is lost, if its processes only wait for a processor
 FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
 
@@ -19,6 +21,7 @@ class Look:
         status: status of its engine in vLLM's fault-tolerance API; None: no answer.
         change: number of the last change that it has completed.
         failed: id of the request whose change it refused or could not complete; empty: none.
+        error: why it could not.
     """
 
     exit_code: int | None = None
@@ -28,6 +31,7 @@ class Look:
     status: str | None = "healthy"
     change: int = 0
     failed: str = ""
+    error: str = ""
 
 
 class ServingRanks:
@@ -118,8 +122,3 @@ class ServingRanks:
     def complete(self, looks: dict[int, Look]) -> bool:
         """Returns True if all ranks in `alive` are healthy and have completed the last change."""
         return all(looks[rank].status == "healthy" and looks[rank].change == self.change for rank in self.alive)
-
-
-def describe_exit(code: int) -> str:
-    """Returns an exit code as text: "exit code 1", or "killed by signal 9" for -9."""
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -18,7 +18,8 @@ REQUESTS = ("stock", "tokens", "cadence")
 PREFIX = "AURORA_"
 JOINS = "AURORA_RANK_JOINS"  # `aurora vllm` sets it for a rank that comes back, beside those that serve
 SECRET = "AURORA_COMMAND_SECRET"  # `aurora vllm` makes it at each start: servers obey its commands alone
-OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER", JOINS, SECRET)  # which are no settings
+SHARED_FOLDER = "AURORA_SHARED_FOLDER"  # of all processes of one `aurora vllm`, which removes it at its end
+OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER", JOINS, SECRET, SHARED_FOLDER)  # which are no settings
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 NAME = re.compile(r"[\w-]+", re.ASCII)
 

@@ -104,7 +104,7 @@ def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> StuckR
 
 def _ended(states: Mapping[int, RankState]) -> StuckRank | None:
     """A rank whose process is gone, or does not run."""
-    waiting = _where(states)
+    waiting = _where({rank: state for rank, state in states.items() if state.process == RUNS})
     for rank, state in states.items():
         if state.process == GONE:
             return StuckRank(rank, "gone", f"is gone: its process has ended{waiting}")

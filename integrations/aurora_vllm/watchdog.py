@@ -65,7 +65,7 @@ class Watchdog:
         self._ended.set()
 
     def keep(self, ranks: list[int]) -> None:
-        """Restricts the watch to `ranks`, the remaining ranks of this host. Called before the next forward pass."""
+        """Watches `ranks` from now on, those of this host after a change. Called before the next forward pass."""
         self._progress.count_anew()
         self.files.keep(ranks)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, web
+from aiohttp import ClientConnectionError, ClientError, ClientSession, ClientTimeout, StreamReader, web
 
 from aurora_vllm.client_paths import only_client_paths
+from aurora_vllm.ranks_metrics import metrics_page
+from aurora_vllm.serving_changes import ServingChanges
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RANK = "X-data-parallel-rank"  # header with which the user chooses the rank
@@ -33,35 +33,6 @@ NOT_RESUMED = (
     "echo", "logprobs", "top_logprobs", "prompt_logprobs", "suffix", "tools", "functions", "response_format", "use_beam_search",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "kv_transfer_params",
 )  # fmt: skip
-
-
-class ServingChanges:
-    """Counts completed changes of the serving ranks, so that an interrupted request can wait for the change that follows.
-
-    Args:
-        detected_s: longest time, in seconds, from a fault to its detection.
-        patience_s: longest time, in seconds, that requests wait until ranks serve again.
-
-    Attributes:
-        number: number of completed changes.
-        serving: event that is set while the remaining ranks serve, and clear during a change.
-        ended: True if no rank will serve again.
-        streams: the open streams.
-    """
-
-    def __init__(self, detected_s: float, patience_s: float = 600.0) -> None:
-        self._detected_s, self._patience_s = detected_s, patience_s
-        self.number, self.serving, self.ended = 0, asyncio.Event(), False
-        self.streams = set[ResumedStream]()
-
-    async def after(self, number: int) -> bool:
-        """Waits until ranks serve again after a change with a number above `number`. Returns False if there is none in time."""
-        began = time.monotonic()
-        while not self.ended and (waited_s := time.monotonic() - began) < self._patience_s:
-            if self.serving.is_set() and (self.number > number or waited_s > self._detected_s):
-                return self.number > number
-            await asyncio.sleep(0.05)
-        return False
 
 
 class ResumedStream:
@@ -205,11 +176,11 @@ class ResumingProxy:
     """Forwards requests to the router, and repeats or resumes completions and chats that a lost rank interrupted.
 
     Args:
-        upstream: returns the URL of the router.
+        upstream: returns the URL of the router; empty if there is none now: then the proxy chooses the rank of each request.
         session: the HTTP client.
         changes: the changes of the serving ranks.
         context_tokens: largest number of tokens of a prompt plus its answer.
-        ranks: returns the URLs of the ranks' servers by rank; only needed where the proxy chooses a request's rank.
+        ranks: returns the URLs of the serving ranks' servers by rank.
         by_tokens: True: the proxy chooses the rank of each completion and chat, by prompt tokens; False: the router does.
     """
 
@@ -226,14 +197,23 @@ class ResumingProxy:
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[only_client_paths])
         app.router.add_post(COMPLETIONS, self._generate)
         app.router.add_post(CHAT, self._generate)
+        app.router.add_get("/metrics", metrics_page(self._session, self._ranks, self._changes))
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ping", self._ping)
         app.router.add_route("*", "/{path:.*}", self._pass)
         return app
 
     def _send(self, request: web.Request, path: str, **options: Any) -> Any:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
-        url = self._upstream()
-        if (self._by_tokens and "json" in options) or (request.path in KEY_DROPPED and "Authorization" in request.headers):
-            url = self._url_of_rank(self._ranks(), prompt_tokens(options["json"]) if "json" in options else 0, request)
+        url, of_rank = self._upstream(), self._ranks()
+        if not url and not of_rank:
+            raise ClientConnectionError("no rank serves now")
+        if (
+            not url
+            or (self._by_tokens and "json" in options)
+            or (request.path in KEY_DROPPED and "Authorization" in request.headers)
+        ):
+            url = self._url_of_rank(of_rank, prompt_tokens(options["json"]) if "json" in options else 0, request)
             headers = {name: value for name, value in headers.items() if name.lower() != RANK.lower()}  # a server has one
         return self._session.request(request.method, url + path, headers=headers, timeout=ClientTimeout(total=None), **options)
 
@@ -246,6 +226,14 @@ class ResumingProxy:
         self._prompts[id(request)], self._sent = (urls[rank], tokens), self._sent + 1
         return urls[rank]
 
+    async def _health(self, _request: web.Request) -> web.Response:
+        """Readiness: whether ranks serve, or will after a change of them."""
+        return web.Response() if self._ranks() else failure(503, f"no rank serves now: {self._changes.why}")
+
+    async def _ping(self, _request: web.Request) -> web.Response:
+        """Liveness: this process runs."""
+        return web.Response()
+
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         """Passes a request on as it is."""
         try:
@@ -257,7 +245,7 @@ class ResumingProxy:
                     await response.write(part)
                 return response
         except ClientError as error:
-            return failure(502, f"the router does not answer: {error}")
+            return failure(502, f"no rank answers: {error}")
         finally:
             self._prompts.pop(id(request), None)
 
@@ -320,13 +308,15 @@ class ResumingProxy:
             fault = stream.fault
             if (resumed := stream.resumed() if await self._changes.after(number) else None) is not None:
                 path, body = resumed
+                self._changes.resumed += response is not None
                 continue
             if response is None:
                 return failed
             if fault is NO_REASON:  # of no lost rank
                 await response.write(DONE)
                 return response
-            lost = {"message": "a rank was lost, and this stream cannot be resumed", "type": "RankLost", "code": 503}
+            why = self._changes.why if self._changes.number > number else "serving has ended"
+            lost = {"message": f"{why}, and this stream cannot be resumed", "type": "RankLost", "code": 503}
             ended = fault if fault is not None and "error" in fault else {"error": lost}
             await response.write(event(ended) + DONE)
             return response

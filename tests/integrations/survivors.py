@@ -22,7 +22,7 @@ OPTIONS = (
 
 def start(model: Path, folder: Path, *words: str, stdout: int = subprocess.DEVNULL) -> tuple[subprocess.Popen[str], int]:
     """Starts `aurora vllm` of a model in a process group of its own. Returns the process, and the port of its server."""
-    from aurora_vllm.rank_servers import free_ports
+    from aurora_vllm.child_processes import free_ports
 
     (port,) = free_ports(1)
     given = [str(model), "--state", str(folder), "--port", str(port), *words]
@@ -35,7 +35,12 @@ class Command:
 
     def __init__(self, model: Path, folder: Path, ranks: int, *more: str) -> None:
         self.process, self.port = start(model, folder, "--survive", "--data-parallel-size", str(ranks), *OPTIONS, *more)
-        self.model, self.lines, self.servers = str(model), list[tuple[float, str]](), dict[int, int]()
+        self.model, self.lines, self.servers, self.helpers = (
+            str(model),
+            list[tuple[float, str]](),
+            dict[int, int](),
+            dict[str, int](),
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -57,12 +62,14 @@ class Command:
         )
 
     def find_servers(self) -> None:
-        """Finds each rank's newest server, the leader of its process group, by the log that it writes."""
+        """Finds each rank's newest server, the leader of its process group, and the keeper and the router, by their logs."""
         for pid in sorted(children(self.process.pid)):
             with suppress(OSError):
-                log = Path(f"/proc/{pid}/fd/1").readlink().stem
-                if log.startswith("rank-"):
-                    self.servers[int(log.split("-")[1])] = pid
+                name, *number = Path(f"/proc/{pid}/fd/2").readlink().stem.split("-")
+                if name == "rank":
+                    self.servers[int(number[0])] = pid
+                else:
+                    self.helpers[name] = pid
 
     def stream(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """Returns the tokens of a streamed completion."""

@@ -15,9 +15,10 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
-from aurora_vllm import rank_servers
+from aurora_vllm import child_processes, keeper_and_router, rank_servers
+from aurora_vllm.child_processes import free_ports, process_groups
 from aurora_vllm.model_files import ModelFiles
-from aurora_vllm.rank_servers import RankServers, free_ports, process_groups
+from aurora_vllm.rank_servers import RankServers
 from aurora_vllm.serving_ranks import Look, ServingRanks
 from aurora_vllm.settings import JOINS
 from aurora_vllm.whole_streams import ResumedStream, ResumingProxy
@@ -33,6 +34,7 @@ rank, port = map(int, sys.argv[1:3])
 if sys.argv[3] == "broken":
     sys.exit("ValueError: no such model")
 engine = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'VLLM::Engine'); time.sleep(600)"
+ERROR = "Worker failed with error 'no slot', please check the stack trace above for the root cause"
 state = {"id": rank, "status": "healthy", "change": 0}
 told = []
 subprocess.Popen([sys.executable, "-c", engine])
@@ -66,6 +68,9 @@ async def complete(request):
     await response.write(b"data: [DONE]\\n\\n")
     return response
 
+async def metrics(request):
+    return web.Response(text='# TYPE vllm:tokens_total counter\\nvllm:tokens_total{engine="0"} %d\\n' % (rank + 1))
+
 async def models(request):
     key = os.environ.get("VLLM_API_KEY")
     if key and request.headers.get("Authorization") != "Bearer " + key:
@@ -78,14 +83,14 @@ async def apply(request):
         return web.json_response({}, status=403)
     told.append(body)
     if sys.argv[3] in ("refuses", "sticks"):
-        state.update(status="unhealthy" if sys.argv[3] == "refuses" else "healthy", ft_error="no", last_ft_request_id="r")
+        state.update(status="unhealthy" if sys.argv[3] == "refuses" else "healthy", ft_error=ERROR, last_ft_request_id="r")
     elif sys.argv[3] != "waits":
         state.update(status="healthy", change=body["params"]["change"])
     return web.json_response({"request_id": "r"}, status=202)
 
 app = web.Application()
 app.add_routes([web.get("/health", health), web.get("/fault_tolerance/status", status), web.post("/fault_tolerance/apply", apply)])
-app.add_routes([web.post("/v1/completions", complete), web.get("/v1/models", models)])
+app.add_routes([web.post("/v1/completions", complete), web.get("/v1/models", models), web.get("/metrics", metrics)])
 time.sleep(0.5)
 web.run_app(app, host="127.0.0.1", port=port, print=None)
 """
@@ -123,6 +128,15 @@ app = web.Application()
 app.add_routes([web.get("/health", health), web.post("/remove_worker", remove), web.post("/add_worker", add)])
 app.add_routes([web.get("/list_workers", health), web.route("*", "/{path:.*}", deal)])
 web.run_app(app, host="127.0.0.1", port=int(sys.argv[sys.argv.index("--port") + 1]), print=None)
+"""
+
+KEEPER = """
+import os, socket, sys
+
+assert socket.socket(fileno=os.dup(int(sys.argv[1]))).getsockname()[0] == "127.0.0.1"
+print("serves", flush=True)
+for line in sys.stdin:
+    print(line.strip(), file=sys.stderr, flush=True)
 """
 
 
@@ -209,7 +223,7 @@ def test_ports_of_servers_are_none_that_connections_take():
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = free_ports(20)
     assert len(set(ports)) == 20
-    assert lowest <= rank_servers.FIRST_PORT or max(ports) < lowest
+    assert lowest <= child_processes.FIRST_PORT or max(ports) < lowest
     for port in ports:
         socket.create_server(("127.0.0.1", port)).close()
 
@@ -228,10 +242,8 @@ class Parent:
         self.weights.parent.mkdir()
         self.weights.write_bytes(b"weights")
 
-        async def keeper(_):
-            return "127.0.0.1:1"
-
-        monkeypatch.setattr(RankServers, "_start_keeper", keeper)
+        (folder / "stand_in_keeper.py").write_text(KEEPER)
+        monkeypatch.setattr(keeper_and_router, "KEEPER", "stand_in_keeper")
 
     def command(self, rank, port, store):
         assert bool(store) == self.survive
@@ -264,6 +276,7 @@ class Parent:
                     await course(servers, session, groups)
                 finally:
                     await servers.end()
+                    servers.close()
                 assert not any(process_groups().get(group) for group in groups)
 
         asyncio.run(run())
@@ -287,22 +300,7 @@ async def told(session, url):
 
 
 def engine_of(group):
-    return next(pid for pid, (name, _) in process_groups()[group].items() if name.startswith("VLLM::"))
-
-
-def test_the_logs_of_a_start_outlive_the_next_one(tmp_path, monkeypatch):
-    """They say why all servers were started anew."""
-    parent = Parent(tmp_path, monkeypatch, ["serves"])
-
-    async def course(servers, _session, _groups):
-        first = servers.servers[0].log
-        first.write_text("the reason")
-        await servers.end()
-        await servers.start()
-        assert servers.servers[0].log != first
-        assert first.read_text() == "the reason"
-
-    parent.run(course)
+    return next(pid for pid, state in process_groups()[group].items() if state.name.startswith("VLLM::"))
 
 
 def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypatch):
@@ -319,7 +317,7 @@ def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypa
         first, second = await told(session, urls[1])
         assert first == {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 40.0}
         assert second == {"change": 2, "dead": [0, 2], "alive": [1, 3], "within_s": 40.0}
-        assert (await get(session, f"{servers.router}/health"))["removed"] == [urls[2], urls[0]]
+        assert (await get(session, f"{servers.router.url}/health"))["removed"] == [urls[2], urls[0]]
         os.kill(groups[1], signal.SIGKILL)  # an API server
         await until(lambda: servers.changes.number == 4)
         os.kill(groups[3], signal.SIGKILL)
@@ -331,19 +329,27 @@ def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypa
     assert any(said.endswith("ranks 0, 1, 2, 3 serving") for said in parent.said)
 
 
+async def stream(session, url, prompt):
+    body = {"model": "m", "prompt": prompt, "max_tokens": 60, "stream": True, "temperature": 0}
+    async with session.post(f"{url}/v1/completions", json=body) as answer:
+        events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
+
+
+async def page(session, url):
+    """The lines of an answer, without comments."""
+    async with session.get(url) as answer:
+        assert answer.status == 200
+        return [line for line in (await answer.text()).splitlines() if not line.startswith("#")]
+
+
 def test_clients_see_whole_streams_while_ranks_are_lost(tmp_path, monkeypatch):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 3)
 
-    async def stream(session, url, prompt):
-        body = {"model": "m", "prompt": prompt, "max_tokens": 60, "stream": True, "temperature": 0}
-        async with session.post(f"{url}/v1/completions", json=body) as answer:
-            events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
-        assert events[-1] == "[DONE]"
-        return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
-
     async def course(servers, session, groups):
         watch = asyncio.create_task(servers.watch())
-        proxy = ResumingProxy(lambda: servers.router, session, servers.changes, 512)
+        proxy = ResumingProxy(lambda: servers.router.url, session, servers.changes, 512)
         async with TestServer(proxy.app()) as front:
             url = str(front.make_url("")).rstrip("/")
             prompts = [[number, 7, 11] for number in range(6)]
@@ -377,7 +383,7 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
         ]
         again = servers.servers[1]
         assert [each["change"] for each in await told(session, again.url)] == [2]
-        assert (await get(session, f"{servers.router}/health"))["added"] == [again.url]
+        assert (await get(session, f"{servers.router.url}/health"))["added"] == [again.url]
         assert f"{JOINS}=1" in Path(f"/proc/{again.process.pid}/environ").read_text().split("\0")
         os.kill(engine_of(again.process.pid), signal.SIGKILL)
         await until(lambda: servers.changes.number == 5)
@@ -441,7 +447,7 @@ def test_weights_that_change_while_all_ranks_load_them_end_the_start(tmp_path, m
     [
         ("broken", "rank 1 did not come back, exit code 1"),
         ("loads", "rank 1 did not come back within 2 s, and was ended while "),
-        ("refuses", "rank 1 could not join"),
+        ("refuses", "rank 1 could not join: rank 1 refused it: no slot (see "),
         ("waits", "rank 1 could not join: no answer within 2.5 s"),
     ],
 )
@@ -458,7 +464,7 @@ def test_the_others_serve_on_when_a_lost_rank_does_not_come_back(tmp_path, monke
         await asyncio.sleep(0.6)
         parent.kinds[1] = kind
         os.killpg(groups[1], signal.SIGKILL)
-        await until(lambda: watch.done() or sum(each.startswith(said) for each in parent.said) == rank_servers.TRIES, 300.0)
+        await until(lambda: watch.done() or any(each.endswith("left out") for each in parent.said), 120.0)
         await until(servers.changes.serving.is_set)
         await asyncio.sleep(1.0)
         assert not watch.done()
@@ -466,9 +472,42 @@ def test_the_others_serve_on_when_a_lost_rank_does_not_come_back(tmp_path, monke
         watch.cancel()
 
     parent.run(course)
-    assert sum("is started again" in each for each in parent.said) == rank_servers.TRIES
     ends = [each.rpartition("; ")[2] for each in parent.said if each.startswith(said)]
-    assert ends == ["it is tried again"] * (rank_servers.TRIES - 1) + ["it is left out"]
+    assert ends == ["it is tried again", "it is left out"], "the same once more is hopeless"
+    assert sum("is started again" in each for each in parent.said) == 2
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_new_keeper_and_a_new_router_come_and_streams_are_whole(tmp_path, monkeypatch, sent):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 2)
+
+    async def course(servers, session, groups, watch):
+        proxy = ResumingProxy(lambda: servers.router.url, session, servers.changes, 512, servers.urls)
+        async with TestServer(proxy.app()) as front:
+            url = str(front.make_url("")).rstrip("/")
+            expected = await stream(session, url, [7, 11])
+            for helped, line, number in ((servers.router, "router", 2), (servers._keeper, "keeper", 3)):
+                again = asyncio.create_task(stream(session, url, [7, 11]))
+                await asyncio.sleep(0.5)
+                old = helped.helper.process
+                os.kill(old.pid, sent)
+                await until(lambda number=number: servers.changes.number == number)
+                assert await again == expected
+                assert [await stream(session, url, [7, 11]) for _ in range(3)] == [expected] * 3
+                await until(lambda: servers.router.url)
+                assert helped.helper.process.pid != old.pid
+                how = "ended, killed by signal 9" if sent == signal.SIGKILL else "is stopped for"
+                assert sum(said.startswith(f"the {line} {how}") for said in parent.said) == 1
+            assert await page(session, f"{url}/health") == await page(session, f"{url}/ping") == []
+            shown = await page(session, f"{url}/metrics")
+            assert shown[:2] == ["aurora_ranks 2.0", "aurora_ranks_serving 2.0"]
+            assert shown[2] == f"aurora_streams_resumed_total {servers.changes.resumed}.0" != "aurora_streams_resumed_total 0.0"
+            assert shown[3:5] == [f'aurora_rank_losses_total{{rank="{rank}"}} 0.0' for rank in range(2)]
+            assert shown[7:] == [f'vllm:tokens_total{{engine="0",rank="{rank}"}} {rank + 1}.0' for rank in range(2)]
+        assert [each["alive"] for each in await told(session, servers.servers[0].url)] == [[0, 1]]
+        assert (tmp_path / "keeper-start-2.log").read_text() == "1\n"
+
+    parent.watched(course)
 
 
 def test_without_survival_a_lost_rank_ends_the_watch(tmp_path, monkeypatch):
@@ -487,7 +526,7 @@ def test_a_survivor_that_refuses_ends_the_watch(tmp_path, monkeypatch):
 
     async def course(servers, session, groups, watch):
         os.killpg(groups[0], signal.SIGKILL)
-        assert (await watch).startswith("change 1 failed: rank 2 refused it")
+        assert (await watch).startswith("change 1 failed: rank 2 refused it: no slot (see ")
 
     parent.watched(course)
 

@@ -39,7 +39,7 @@ def others(state, ranks=4, **of_rank_2):
 @pytest.mark.parametrize(
     ("states", "named"),
     [
-        (others(WAITING, process=GONE), "rank 2 is gone: its process has ended; ranks 0, 1, 2, 3 wait in the dispatch of MoE"),
+        (others(WAITING, process=GONE), "rank 2 is gone: its process has ended; ranks 0, 1, 3 wait in the dispatch of MoE"),
         (others(RankState(), process=STOPPED), "rank 2 is stopped: its process is stopped"),
         (others(RankState(), silent_s=9.0), "rank 2 is stopped: its process gives no sign of life"),
         (others(WAITING, phase=COMPUTE, exchanges=6), "rank 2 is slow: it still computes; ranks 0, 1, 3 wait in the dispatch of"),

@@ -68,7 +68,7 @@ def left(group):
 
 
 def free_port():
-    from aurora_vllm.rank_servers import free_ports
+    from aurora_vllm.child_processes import free_ports
 
     return free_ports(1)[0]
 

@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
-from aurora_vllm.whole_streams import ResumingProxy, ServingChanges
+from aurora_vllm.serving_changes import ServingChanges
+from aurora_vllm.whole_streams import ResumingProxy
 
 CONTEXT, END = 64, 7
 SIGNS = [chr(97 + number) for number in range(26)] + ["é", "日"]  # of tokens 0 to 27; the last two come as two tokens each

@@ -100,6 +100,9 @@ def test_a_server_is_examined_by_its_metrics(server):
     assert [(name, state) for name, state, _ in said(1, 0.0)] == [each[:2] for each in healthy_server]
     stuck = said(30, 1.0)
     assert stuck[1:] == [("watchdog", BROKEN, "silent on rank 1"), ("rank 1", BROKEN, 'is stopped: "it"')]
+    for serving, state in ((2, WORKS), (1, BROKEN)):
+        server.shown = f"{METRICS.splitlines()[2]}\naurora_ranks 2.0\naurora_ranks_serving {serving}.0\n"
+        assert doctor.examine_server(server.url)[1].state == state
     server.shown = 'aurora_engaged{ep_rank="0",model_name="m",reason="no plan"} 0.0'
     assert [finding.state for finding in doctor.examine_server(server.url)] == [BROKEN]
     server.shown = "vllm:num_requests_running 0.0"

@@ -6,6 +6,7 @@ import functools
 import socket
 import threading
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from aurora.runtime.distributed.close_connections import close_connections, conn
 from aurora_vllm.vllm_internals.api_checks import find
 
 POINT_TO_POINT = {int(kind) for kind in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
+KEEPER_STARTS = timedelta(minutes=3)  # longest time until a keeper answers, while ranks start too
 PART = timedelta(seconds=1)  # of a wait for a collective, after which it may be given up
 
 
@@ -105,18 +107,18 @@ class GroupConnections:
 
     def watch(self, address: str) -> None:
         """Starts a thread that shuts connections down as soon as the keeper at `address` announces a newer change."""
-        store = connect(address, timedelta(minutes=1))
+        store = connect(address, KEEPER_STARTS)
 
         def wait() -> None:
-            change = 1
-            while store.check([f"change/{change}"]):  # made before this rank was started
+            client, change = store, 1
+            while client.check([f"change/{change}"]):  # made before this rank was started
                 change += 1
             while True:
                 try:
-                    store.wait([f"change/{change}"], timedelta(hours=1))
+                    client.wait([f"change/{change}"], timedelta(hours=1))
                 except RuntimeError:
-                    if not _reached(store):
-                        return  # the keeper has ended, and so will this server
+                    with suppress(RuntimeError):  # `aurora vllm` has ended, and so will this process
+                        client = client if _reached(client) else connect(address, KEEPER_STARTS)  # to the next keeper
                     continue
                 self.shut(change)
                 change += 1

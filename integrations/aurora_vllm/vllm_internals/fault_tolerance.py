@@ -2,11 +2,12 @@
 
 Interface between the parent, which starts the servers and alone decides who is lost, and the survivors:
 
-1. The parent starts the **keeper**, `python -m aurora_vllm.vllm_internals.fault_tolerance RANKS`, in the environment of vLLM.
-   It holds the TCP store at which survivors meet, and vLLM's data-parallel coordinator, so that no rank is special. It prints
-   one line on stdout once the store listens, {"store": "127.0.0.1:PORT"}; servers wait there for the coordinator's addresses.
-   It ends when its stdin is closed, or on SIGTERM. A line with a change's number on its stdin ("1"), before the change is
-   posted, frees survivors that wait for a lost rank.
+1. The parent starts the **keeper**, `python -m aurora_vllm.vllm_internals.fault_tolerance DESCRIPTOR FOLDER`, in vLLM's
+   environment. It holds the TCP store at which survivors meet, on a listening socket that it inherits from the parent, and
+   vLLM's data-parallel coordinator, whose sockets are in FOLDER, so that no rank is special. It prints one line once it serves;
+   servers that come before wait. It ends when its stdin is closed, or on SIGTERM. A line with a change's number on its stdin
+   ("1"), before the change is posted, frees survivors that wait for a lost rank. If it ends, the parent starts another one with
+   the same socket and folder, to which all reconnect by themselves, and then a change, by which all run at the same time again.
 2. For each rank r of N the parent starts one server, in a process group of its own, so that `os.killpg(pid, SIGKILL)` cuts a
    rank off whole (server, engine, workers):
 
@@ -52,13 +53,13 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,16 +69,24 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from aurora.errors import BadInput
 from aurora_vllm.settings import SECRET
 from aurora_vllm.vllm_internals.api_checks import check_api, find
-from aurora_vllm.vllm_internals.close_group_connections import GroupConnections, RankLost, announce, connect, connection_numbers
+from aurora_vllm.vllm_internals.close_group_connections import (
+    KEEPER_STARTS,
+    GroupConnections,
+    RankLost,
+    announce,
+    connect,
+    connection_numbers,
+)
 from aurora_vllm.vllm_internals.conditions import BACK_END
 from aurora_vllm.vllm_internals.held_experts import gather_slots, hold_slots
 from aurora_vllm.vllm_internals.joining_rank import begin_alone, end_alone, joins, start_without_others
-from aurora_vllm.vllm_internals.local_stores import LOOPBACK, local_store
+from aurora_vllm.vllm_internals.local_stores import LOOPBACK
 
 LOG = logging.getLogger("vllm.aurora")
 VARIABLE = "AURORA_FAULT_STORE"
 INSTRUCTION = "change_ranks"
 DEFAULT_TIMEOUT = dist.distributed_c10d.default_pg_timeout
+EXPECTED = 0  # engines that the coordinator waits for before it serves; each is told when it comes
 WAIT_S = 0.005  # between two looks at an engine that is about to stop
 
 
@@ -264,7 +273,8 @@ def install_in_worker(address: str) -> None:
     class ScalingWorkerSentinel(module.WorkerSentinel):  # type: ignore[misc, name-defined]
         """vLLM's sentinel of a worker, which can form its groups anew with other ranks.
 
-        A worker's `ranks_changed`, if any, is called with the expert-parallel ranks by their old numbers; None: it joins.
+        A worker's `ranks_changed`, if any, is called with the expert-parallel ranks by their old numbers (None: it joins), and
+        by those at the start.
         """
 
         def __init__(self, worker: Any) -> None:
@@ -292,7 +302,8 @@ def install_in_worker(address: str) -> None:
             hold_slots(worker, slots)
             moving.clear()
             if (ranks_changed := getattr(worker, "ranks_changed", None)) is not None:
-                ranks_changed([before[peer] + n if peer in before else None for peer in change.alive for n in range(size)])
+                places = [(before.get(peer), peer * size, n) for peer in change.alive for n in range(size)]
+                ranks_changed([None if at is None else at + n for at, _, n in places], [start + n for _, start, n in places])
             connect_balancer(worker)
             if torch.cuda.is_available() and ranks > 1:
                 worker.elastic_ep_executor.warm_and_capture()  # graphs know the old communicators
@@ -360,7 +371,7 @@ def install_in_server(address: str) -> None:
         """The coordinator of the keeper's, as vLLM's server of rank 0 sees its own: it does not end with that server."""
 
         def __init__(self, *_args: Any, **_named: Any) -> None:
-            addresses = json.loads(connect(address, timedelta(seconds=30)).get("coordinator"))
+            addresses = json.loads(connect(address, KEEPER_STARTS).get("coordinator"))
             self._front, self._output, self._input = addresses
             self._pipe = multiprocessing.Pipe(duplex=False)  # never ready
             self.proc = self
@@ -377,7 +388,7 @@ def install_in_server(address: str) -> None:
 
     module.DPCoordinator = KeptCoordinator
     if joins():
-        start_without_others(json.loads(connect(address, timedelta(seconds=30)).get("coordinator")))
+        start_without_others(json.loads(connect(address, KEEPER_STARTS).get("coordinator")))
 
 
 def require_secret(commands: Any, secret: str) -> None:
@@ -394,22 +405,26 @@ def require_secret(commands: Any, secret: str) -> None:
     commands._validate_payload = validate_payload
 
 
-def keep(ranks: int) -> None:
-    """Runs the store and vLLM's coordinator for `ranks` ranks until stdin closes; announces change numbers read from stdin."""
-    store = local_store(TCPStore, host_name=LOOPBACK, port=0, is_master=True, wait_for_workers=False)
-    print(json.dumps({"store": f"{LOOPBACK}:{store.port}"}), flush=True)
-    addresses = [find("vllm.utils.network_utils:get_open_zmq_ipc_path")() for _ in range(3)]
+def keep(descriptor: int, folder: str) -> None:
+    """Runs the store and vLLM's coordinator until stdin closes; announces change numbers read from stdin.
+
+    Args:
+        descriptor: file descriptor of the store's listening socket.
+        folder: folder for the coordinator's sockets.
+    """
+    port = socket.socket(fileno=os.dup(descriptor)).getsockname()[1]
+    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+    addresses = [f"ipc://{folder}/coordinator-{number}" for number in range(3)]
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     run = find("vllm.v1.engine.coordinator:DPCoordinatorProc.run_coordinator")
-    threading.Thread(target=run, args=(ranks, *addresses, writer), daemon=True).start()
+    threading.Thread(target=run, args=(EXPECTED, *addresses, writer), daemon=True).start()
     reader.recv()  # once its sockets are there
     store.set("coordinator", json.dumps(addresses))
+    print("serves", flush=True)
     for line in sys.stdin:
         announce(store, int(line))
-    for address in addresses:
-        Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    keep(int(sys.argv[1]))
+    keep(int(sys.argv[1]), sys.argv[2])

@@ -17,7 +17,7 @@ from aurora.errors import BadInput
 from aurora.io import load_plan
 from aurora_vllm.peer_ranks import end_with_parent
 from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
-from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
+from aurora_vllm.settings import SHARED_FOLDER, Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import find, lacks, needed
 from aurora_vllm.vllm_internals.conditions import check_conditions, expert_parallel_ranks
 from aurora_vllm.vllm_internals.cpu import accept_eplb, repair_cpu, repair_eplb
@@ -166,7 +166,7 @@ def install_dp_hook() -> None:
 
 def _files() -> RankFiles | None:
     """The status files of the server's ranks; None if there are none."""
-    files = RankFiles(Path(folder)) if (folder := os.environ.get(FOLDER)) else None
+    files = RankFiles(Path(folder)) if (folder := os.environ.get(SHARED_FOLDER, os.environ.get(FOLDER))) else None
     return files if files is not None and files.ranks else None
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from aurora.errors import BadInput
 from aurora_vllm.peer_ranks import Verdict, agree, folders_here, publish_folder
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
-from aurora_vllm.settings import Settings
+from aurora_vllm.settings import SHARED_FOLDER, Settings
 from aurora_vllm.vllm_internals.api_checks import find
 from aurora_vllm.vllm_internals.conditions import EPLB, PART, PLUGIN, Asked, effective_order, unmet
 from aurora_vllm.vllm_internals.eplb_policy import patch_eplb
@@ -52,7 +52,6 @@ class WorkerStartup:
         self._asked = Asked(settings, config)
         self._settings = replace(settings, order=effective_order(self._asked))
         self._patched = PatchedWorker(config)
-        self._numbers: list[int] = []  # at start, of the ranks that are left
 
     def install_patches(self) -> None:
         """Patches the classes that build experts and all-to-alls, unless there is already a refusal."""
@@ -102,43 +101,53 @@ class WorkerStartup:
                 of_ranks = integration.transport().gather, integration.rank, integration.ranks
                 integration.peers_memory = memory_of_peers(*of_ranks, device, group.device_group)
         if folders:
-            self._watch(integration, folders)
+            first = next(iter(folders.values()))  # the folder of the first of these ranks, for all of them
+            self._watch(integration, integration.rank, list(folders), os.environ.get(SHARED_FOLDER, first))
         self._patched.integration, self._patched.group = integration, group
         patch_model_runner(worker, self._patched, self._config)
         if self._settings.fault_store is not None:
             worker.ranks_changed = partial(self._change_ranks, integration)
 
-    def _change_ranks(self, integration: WorkerIntegration, ranks_before: Sequence[int | None]) -> None:
-        """Goes on in vLLM's new groups; `ranks_before` are their ranks by the numbers until now, None of those that join."""
+    def _change_ranks(self, integration: WorkerIntegration, ranks_before: Sequence[int | None], numbers: list[int]) -> None:
+        """Continues in vLLM's new groups.
+
+        Args:
+            integration: the plugin of this worker.
+            ranks_before: the ranks of these groups by their numbers until now; None: one that joins.
+            numbers: the same ranks by their numbers at the start.
+        """
+        number = numbers[ranks_before.index(integration.rank)]
         self._patched.group = group = find("vllm.distributed.parallel_state:get_ep_group")()
         integration.change_ranks(ranks_before, lambda: _transport(group, None))
         if self._patched.capturer is not None:
             self._patched.capturer.dp_rank = self._config.parallel_config.data_parallel_rank
-        if (watchdog := integration.watchdog) is None:
-            return
-        self._numbers = [self._numbers[rank] for rank in ranks_before if rank is not None]
-        if len(self._numbers) == len(ranks_before):
-            watchdog.keep([number for number in self._numbers if number in watchdog.files.ranks])
-        else:  # it does not know the processes of those that join
-            watchdog.end()
-            integration.watchdog = None
+        if integration.watchdog is not None:
+            integration.watchdog.keep(numbers)
+        elif joins():
+            self._watch(integration, number, numbers, os.environ.get(SHARED_FOLDER, ""))
+            integration.progress.serve()
 
-    def _watch(self, integration: WorkerIntegration, folders: Mapping[int, str]) -> None:
-        """Begins to watch the ranks of this host, in the folder of the first of them."""
+    def _watch(self, integration: WorkerIntegration, number: int, ranks: list[int], folder: str) -> None:
+        """Begins to watch the ranks of this host.
+
+        Args:
+            integration: the plugin of this worker.
+            number: this rank's number at the start.
+            ranks: those of the watched ranks.
+            folder: the folder of their files; "": nobody has created one, as the configuration was made without the plugin.
+        """
         from aurora_vllm.watchdog import Watchdog
 
-        ranks, self._numbers = list(folders), list(range(integration.ranks))
-        os.environ[FOLDER] = folders[ranks[0]]
-        if not os.environ[FOLDER]:  # nobody has created one: vLLM's configuration was made without the plugin
+        os.environ[FOLDER] = folder
+        if not folder:
             return
-        folder = Path(os.environ[FOLDER])
         try:
-            integration.progress = RankProgress(file_of(folder, integration.rank))
+            integration.progress = RankProgress(file_of(Path(folder), number))
         except OSError as error:
             LOG.warning("aurora: no watchdog: %s", error)
             return
         integration.watchdog = Watchdog(
-            integration.rank, integration.progress, RankFiles(folder, ranks), len(ranks) == integration.ranks,
+            number, integration.progress, RankFiles(Path(folder), ranks), len(ranks) == integration.ranks,
             self._config.model_config.served_model_name,
         )  # fmt: skip
 
