@@ -1,7 +1,9 @@
 """The examples for containers: what they mount exists, and the settings that they give are settings of the plugin."""
 
-import json
+import asyncio
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,27 +11,25 @@ import yaml
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import ControlMetrics
 from aurora_vllm.rank_progress import RankFiles, RankProgress
-from aurora_vllm.settings import Settings, read_settings
+from aurora_vllm.ranks_metrics import MetricsPage
+from aurora_vllm.serving_changes import ServingChanges
+from aurora_vllm.settings import Settings
 from aurora_vllm.watchdog import Watchdog
 from prometheus_client import CollectorRegistry
 
+from aurora.cli.main import app
+from tests.integrations.test_client_paths import served
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "integrations" / "examples"
-SERVED = {"plan": Path("/aurora/plan.json"), "record": Path("/aurora/seen"), "order": "stock", "required": True}
 
 
 def load(name):
     return yaml.safe_load((EXAMPLES / name).read_text())
 
 
-def settings_of(command):
-    (given,) = (each.partition("=")[2] for each in command if each.startswith("--additional-config="))
-    return read_settings(json.loads(given)["aurora"], {})
-
-
 def test_the_compose_file_serves_by_settings_and_mounts_what_there_is():
     services = load("compose.yaml")["services"]
-    assert settings_of(services["vllm"]["command"]) == Settings(**SERVED)
     mounts = [mount.split(":")[0] for each in services.values() for mount in each.get("volumes", ())]
     ours = [mount for mount in mounts if mount.startswith(".")]
     assert len(ours) == 4
@@ -43,9 +43,21 @@ def test_the_compose_file_serves_by_settings_and_mounts_what_there_is():
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
 
 
-def test_a_server_is_started_again_whatever_its_exit_code():
-    """When a rank is lost, vLLM ends with 0."""
-    assert {each["restart"] for each in load("compose.yaml")["services"].values()} == {"always"}
+def test_the_compose_file_serves_by_the_command_and_probes_it(tmp_path, monkeypatch):
+    """With stand-ins for vLLM; `test_vllm_command` runs its options with vLLM."""
+    services = load("compose.yaml")["services"]
+    assert {each["restart"] for each in services.values()} == {"always"}, "a container whose command ended is started again"
+    service = services["vllm"]
+    run, bound, _ = app.parse_args([*service["entrypoint"][1:], *service["command"]], exit_on_error=False, print_error=False)
+    assert (run.__name__, bound.kwargs["survive"], bound.kwargs["state"]) == ("vllm", True, Path("/aurora"))
+    kind, _, *probe = service["healthcheck"]["test"]
+
+    async def ask(_session, url):
+        words = [word.replace("http://127.0.0.1:8000", url) for word in probe]
+        return await (await asyncio.create_subprocess_exec(sys.executable, *words)).wait()
+
+    assert (kind, served(tmp_path, monkeypatch, None, ask)[0]) == ("CMD", 0)
+    assert subprocess.run([sys.executable, *probe], capture_output=True).returncode == 1, "nothing listens any more"
 
 
 def test_alerts_ask_for_metrics_that_exist():
@@ -53,7 +65,7 @@ def test_alerts_ask_for_metrics_that_exist():
     Metrics("m", 0, {0: 0}, None, Settings(), registry)
     ControlMetrics("m", 0, registry)
     Watchdog(0, RankProgress(), RankFiles(EXAMPLES, []), True, "m", registry=registry).end()
-    families = list(registry.collect())
+    families = [*registry.collect(), *MetricsPage({}, ServingChanges(1.0)).collect()]
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families} | {"aurora_engaged"}
     rules = load("alerts.yaml")["groups"][0]["rules"]
     assert {name for rule in rules for name in re.findall(r"aurora_\w+", rule["expr"])} <= names

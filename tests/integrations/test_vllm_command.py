@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.integrations.survivors import start
 
@@ -105,13 +106,13 @@ class Served:
 
         return [each.pid for each in psutil.Process(self.process.pid).children(recursive=True)]
 
-    def group_of(self, rank):
-        """The process group of a rank's server."""
+    def group_of(self, name):
+        """The process group of a rank's server ("rank-1"), the router or the keeper, by its log."""
         for pid in self.children():
             with suppress(OSError):
-                if f"--data-parallel-rank\0{rank}\0" in Path(f"/proc/{pid}/cmdline").read_text():
+                if re.match(rf"{name}\b", Path(f"/proc/{pid}/fd/2").readlink().stem):
                     return os.getpgid(pid)
-        raise AssertionError(f"no server of rank {rank}")
+        raise AssertionError(f"no {name}")
 
     def close(self):
         """Kills it and what it runs beside the servers, and closes its pipes."""
@@ -187,19 +188,29 @@ def test_a_lost_rank_ends_the_server_with_an_exit_code_that_tells(model, tmp_pat
 
 
 @pytest.mark.slow
-def test_streams_are_whole_when_ranks_are_killed_and_stopped(model, tmp_path):
-    served = Served(model, tmp_path, "--data-parallel-size", "3", "--survive")
+def test_streams_are_whole_when_processes_are_killed_and_stopped(model, tmp_path):
+    """Ranks, the router and the keeper, of a server with the options of the example for containers."""
+    _, *words = yaml.safe_load((HERE.parents[1] / "integrations/examples/compose.yaml").read_text())["services"]["vllm"][
+        "command"
+    ]
+    words = [word.replace("=8", "=3") for word in words if not word.startswith(("--host", "--port", "--state"))]
+    served = Served(model, tmp_path, *words)
     try:
         served.wait_for("ready on")
         with ThreadPoolExecutor(12) as pool:
             expected = [served.ask(prompt, tokens=200) for prompt in PROMPTS]
-            for lost, number in ((1, signal.SIGKILL), (0, signal.SIGSTOP)):
+            for lost, number in (
+                ("router", signal.SIGKILL),
+                ("keeper", signal.SIGKILL),
+                ("rank-1", signal.SIGKILL),
+                ("rank-0", signal.SIGSTOP),
+            ):
                 streams = [pool.submit(served.ask, prompt, True, 200) for prompt in PROMPTS]
                 answers = [pool.submit(served.ask, prompt, False, 200) for prompt in PROMPTS]
                 time.sleep(1.0)
                 group = served.group_of(lost)
                 os.killpg(group, number)
-                served.wait_for(f"rank {lost} is lost")
+                served.wait_for(f"{lost.replace('-', ' ')} (is lost|ended, killed by signal 9)")
                 assert [each.result(LIMIT_S) for each in streams] == expected
                 assert [each.result(LIMIT_S) for each in answers] == expected
         assert any("2 of 3 ranks serve on" in line for line in served.said)
