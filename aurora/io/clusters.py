@@ -59,14 +59,10 @@ class ServersFabric(StrictTable, tag_field="kind", tag="servers"):
 
     def servers(self, gpus: Sequence[Gpu], folder: Path) -> Servers:
         """Returns the servers that `server_of_gpu` names by rank, else one for each node."""
-        server_G = self.server_of_gpu or [gpu.node for gpu in gpus]
-        for key, number_G in (("server_of_gpu", server_G), ("nic_of_gpu", self.nic_of_gpu or server_G)):
-            if len(number_G) != len(gpus):
-                raise BadInput(f"fabric.{key}: expected a whole number for each of {len(gpus)} GPUs, found {len(number_G)}")
         if self.shared_nic and self.nic_of_gpu:
             raise BadInput("fabric: expected shared_nic or nic_of_gpu, found both")
-        servers = Servers.of(server_G, self.nic_Bps, self.shared_nic, self.nic_of_gpu)
-        return replace(servers, narrowest_cut=self.narrowest_cut)
+        server_G = self.server_of_gpu or [gpu.node for gpu in gpus]
+        return replace(Servers.of(server_G, self.nic_Bps, self.shared_nic, self.nic_of_gpu), narrowest_cut=self.narrowest_cut)
 
 
 class NvidiaSmiFabric(StrictTable, tag_field="kind", tag="nvidia-smi"):

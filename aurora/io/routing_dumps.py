@@ -107,8 +107,6 @@ def _sglang(path: Path, shape: Shape) -> RecordedRouting:
 def _sglang_passes(records: list[dict[str, Any]], slots: Any, shape: Shape) -> RecordedRouting:
     """One rank's forward passes: counts of physical experts, and in mode per_token those that each token chose."""
     logical_LP = _moe_rows(counts("last_physical_to_logical_map", _tensor("last_physical_to_logical_map", slots), 2), shape)
-    if logical_LP.max(initial=0) >= shape.experts:
-        raise BadInput(f"expected experts below {shape.experts} as in the config, found expert {logical_LP.max()}")
     ranks = {whole_number(record["rank"]) for record in records}
     if len(ranks) > 1 or min(ranks) < 0:
         raise BadInput(f"expected the passes of one rank, found ranks {sorted(ranks)}")
@@ -230,14 +228,11 @@ def _vllm(path: Path, shape: Shape) -> RecordedRouting:
     """vLLM's JSON lines."""
     steps = []
     for number, line in json_lines(path):
-        if converted(line, Record, f"line {number}").record_type == "eplb_load_stats":
-            record = converted(line, LoadStats, f"line {number}")
-            load_LP = counts(f"line {number}: expert_load", record.expert_load, 2)
-            logical_LP = counts(f"line {number}: p2l_map", record.p2l_map, 2)
-            if load_LP.shape != logical_LP.shape or logical_LP.max(initial=0) >= shape.experts:
-                expected = f"expected for each of {load_LP.shape} loads one of {shape.experts} experts"
-                raise BadInput(f"line {number}: {expected}, found {logical_LP.shape} up to {logical_LP.max(initial=0)}")
-            steps.append(_folded(logical_LP, load_LP, shape.experts))
+        with naming(f"line {number}"):
+            if converted(line, Record).record_type == "eplb_load_stats":
+                record = converted(line, LoadStats)
+                load_LP, logical_LP = counts("expert_load", record.expert_load, 2), counts("p2l_map", record.p2l_map, 2)
+                steps.append(_folded(logical_LP, load_LP, shape.experts))
     if not steps:
         raise BadInput("expected lines of record_type eplb_load_stats, found none")
     return RecordedRouting(_steps(np.array(steps), shape))
@@ -353,8 +348,9 @@ def _moe_rows(array: NDArray[Any], shape: Shape, axis: int = 0, tokens_R: IntArr
 
 def _folded(logical_LP: IntArray, load_LP: IntArray, experts: int) -> IntArray:
     """(L, E) int64: the loads of physical experts, summed by logical expert."""
-    if logical_LP.shape != load_LP.shape:
-        raise BadInput(f"expected a logical expert for each of {load_LP.shape} loads, found {logical_LP.shape}")
+    if logical_LP.shape != load_LP.shape or logical_LP.max(initial=0) >= experts:
+        expected = f"expected for each of {load_LP.shape} loads one of {experts} experts"
+        raise BadInput(f"{expected}, found {logical_LP.shape} up to {logical_LP.max(initial=0)}")
     load_LE = np.zeros((len(load_LP), experts), dtype=np.int64)
     np.add.at(load_LE, (np.arange(len(load_LP))[:, None], logical_LP), load_LP)
     return load_LE

@@ -182,7 +182,7 @@ def test_the_shipped_leaves_are_two_to_one():
         (
             "servers",
             "nic_Bps = 1\nnic_of_gpu = [0]",
-            r"fabric\.nic_of_gpu: expected a whole number for each of 2 GPUs, found 1",
+            "servers: expected a NIC for each of 2 GPUs, found 1",
         ),
         ("servers", "nic_Bps = 1\nnic_of_gpu = [0, 1]\nshared_nic = true", "shared_nic or nic_of_gpu, found both"),
         ("servers", "nic_Bps = 1\nnic_of_gpu = [0, 0]\nserver_of_gpu = [0, 1]", "each NIC in one server, found one in several"),

@@ -102,7 +102,7 @@ def test_passes_that_do_not_tell_their_source(tmp_path):
     [
         ({"rank": -1}, r"expected the passes of one rank, found ranks \[-1\]"),
         ({"rank": "x"}, "expected a whole number, found 'x'"),
-        ({"global_physical_count": torch.ones((2, 5), dtype=torch.int32)}, "expected a logical expert for each of"),
+        ({"global_physical_count": torch.ones((2, 5), dtype=torch.int32)}, "expected for each of .* loads one of 4 experts"),
         ({"global_physical_count": torch.ones((5, 6), dtype=torch.int32)}, "expected 2 MoE layers, or 3 with the dense ones"),
         ({"topk_ids_of_layer": torch.full((3, 6, 8), 6)}, "topk_ids_of_layer: expected physical experts below 6"),
         ({"topk_ids_of_layer": torch.zeros((3, 6, 8), dtype=torch.int32)}, "expected 2 choices of each token in every layer"),
