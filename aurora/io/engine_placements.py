@@ -199,8 +199,8 @@ class NumberedMap(FileTable):
         return rows
 
 
-class SglangMap(FileTable):
-    """A map of SGLang, or of a model or pipeline stage of vLLM's plug-in, which also states the number of layers."""
+class ModelMap(FileTable):
+    """A map of a model, or of a pipeline stage of it, in vLLM's `model_maps`."""
 
     physical_to_logical_map: LayerRows
     num_moe_layers: int | None = None
@@ -267,7 +267,7 @@ def _read_vllm(path: Path) -> tuple[Rows, list[str]]:
         case [{"expert_to_ep_rank": rank_E}]:
             return {EVERY_LAYER: _experts_of_ranks(converted(rank_E, list[int], "expert_to_ep_rank"))}, []
         case [{"model_maps": maps}]:
-            return _of_one_model(converted(maps, dict[str, SglangMap], "model_maps"))
+            return _of_one_model(converted(maps, dict[str, ModelMap], "model_maps"))
         case [{"0": _} as rows]:
             return converted({"initial_global_assignments": rows}, NumberedMap).rows, []
     raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
@@ -280,7 +280,7 @@ def _experts_of_ranks(rank_E: Sequence[int]) -> list[list[int]]:
     return [[expert for expert, of in enumerate(rank_E) if of == rank] for rank in range(1 + max(rank_E, default=-1))]
 
 
-def _of_one_model(maps: Mapping[str, SglangMap]) -> tuple[Rows, list[str]]:
+def _of_one_model(maps: Mapping[str, ModelMap]) -> tuple[Rows, list[str]]:
     """The rows of all pipeline stages of the one model that is not of multi-token prediction; by MODEL or MODEL#pp_rank=N."""
     stages: dict[str, dict[int, LayerRows]] = {}
     for key, entry in maps.items():
@@ -309,10 +309,11 @@ def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 def _read_sglang(path: Path) -> tuple[Rows, list[str]]:
     match load_sglang(path):
-        case {"logical_count": _, **rest} if "physical_to_logical_map" not in rest:
+        case {"physical_to_logical_map": rows}:
+            return dict(enumerate(converted(plain(rows), LayerRows, "physical_to_logical_map"))), []
+        case {"logical_count": _}:
             raise BadInput("holds loads (logical_count), not a placement")
-        case recording:
-            return dict(enumerate(converted(plain(recording), SglangMap).physical_to_logical_map)), []
+    raise BadInput("'physical_to_logical_map' is missing")
 
 
 def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:

@@ -25,19 +25,17 @@ Arrays = dict[str, NDArray[Any]]
 _Value = TypeVar("_Value")
 MOST_BYTES = 1 << 32  # of a file or of an array, of an archive when it is unpacked
 MOST_TEXT = 1 << 30  # of a file that is read as one text
-SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
-SCHEMAS = {"aurora plan": 5, "aurora profile": 2, "aurora record": 2}
 MALFORMED = (  # what numpy, torch, json and zipfile raise for contents of another form, or damaged ones
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError, EOFError),
     *(zipfile.BadZipFile, zlib.error, RuntimeError, SyntaxError, TokenError),
 )
-MADE_BY = {  # the command that makes a file of a format
-    "aurora plan": "aurora plan",
-    "aurora placement": "aurora place or aurora import",
-    "aurora profile": "aurora profile",
-    "aurora curves": "aurora profile",
-    "aurora trace": "aurora simulate or aurora run",
-    "aurora record": "the vLLM plugin",
+FORMATS = {  # version of a format's contents, and the command that makes its files
+    "aurora plan": (5, "aurora plan"),
+    "aurora placement": (1, "aurora place or aurora import"),
+    "aurora profile": (2, "aurora profile"),
+    "aurora curves": (1, "aurora profile"),
+    "aurora trace": (1, "aurora simulate or aurora run"),
+    "aurora record": (2, "the vLLM plugin"),
 }
 OPEN_FILE = re.compile(r"/dev/(std|fd/)|/proc/")
 
@@ -280,7 +278,7 @@ def load_npz(path: Path, readers: Mapping[str, tuple[type[Any], Callable[[Any, A
 
 def schema_of(form: str) -> int:
     """Returns the schema version of a file format; every file of the format has it under `schema`."""
-    return SCHEMAS.get(form, SCHEMA)
+    return FORMATS[form][0] if form in FORMATS else 1
 
 
 def check_schema(path: Path, found: Mapping[str, Any], form: str = "") -> None:
@@ -289,11 +287,11 @@ def check_schema(path: Path, found: Mapping[str, Any], form: str = "") -> None:
     Args:
         path: the file.
         found: the file's contents.
-        form: the format, such as "aurora plan"; empty: a format whose version is SCHEMA.
+        form: the format, such as "aurora plan"; empty: one that people write, of version 1.
     """
     expected = schema_of(form)
     if found.get("schema") != expected or type(found["schema"]) is not int:
-        remedy = f"; make it anew with {MADE_BY[form]}" if form in MADE_BY else ""
+        remedy = f"; make it anew with {FORMATS[form][1]}" if form in FORMATS else ""
         raise BadInput(f"{path}: expected schema = {expected}, found {shown(found.get('schema'))}{remedy}")
 
 
