@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aurora.errors import RankFailed, first_line
 from aurora.runtime.distributed.close_connections import open_sockets
+from aurora_vllm.settings import SHARED_FOLDER
 from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
 
 FOLDER = "AURORA_STATUS_FOLDER"  # variable that names the folder of one server's files, for its processes
@@ -207,6 +208,12 @@ class RankFiles:
         words_R = {rank: self._words[rank] for rank in self.ranks if rank in self._words}
         pids = {rank: {words[WORKER], words[ENGINE]} for rank, words in words_R.items() if not words[LEFT]}
         return [r for r, both in pids.items() if os.getpid() not in both and GONE in map(process_state, both)]
+
+
+def status_files() -> RankFiles | None:
+    """Returns the files of the ranks of this process's server; None if there are none."""
+    files = RankFiles(Path(folder)) if (folder := os.environ.get(SHARED_FOLDER, os.environ.get(FOLDER))) else None
+    return files if files is not None and files.ranks else None
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Settings of the plugin: `--additional-config '{"aurora": {...}}'`, or else AURORA_* environment variables."""
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -138,6 +139,12 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
     if settings.all_to_all == "hierarchical" and stock:
         raise BadInput("all_to_all: expected an order other than stock, found vLLM's own all-to-all, which has one hop")
     return settings
+
+
+def settings_of(config: Any) -> Settings | None:
+    """Returns the settings in vLLM's configuration and this process's environment; None if the plugin is not configured."""
+    additional = config.additional_config if isinstance(config.additional_config, dict) else {}
+    return read_settings(additional.get("aurora"), os.environ)
 
 
 def misspelt(additional: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:

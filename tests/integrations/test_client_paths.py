@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import signal
-import sys
 from contextlib import closing, nullcontext
 from http.client import HTTPConnection
 from pathlib import Path
@@ -23,7 +22,8 @@ from aurora_vllm.client_paths import CLIENT_PATHS
 from aurora_vllm.serving_changes import ServingChanges
 from aurora_vllm.settings import SECRET
 from aurora_vllm.vllm_internals import local_stores
-from aurora_vllm.vllm_internals.fault_tolerance import require_secret
+from aurora_vllm.vllm_internals.fault_tolerance import VALIDATE, secured
+from aurora_vllm.vllm_internals.replaced import replace, restore
 from aurora_vllm.whole_streams import ResumingProxy
 
 from aurora.errors import RankFailed
@@ -80,23 +80,25 @@ def test_strangers_reach_clients_paths_alone():
 
 
 def test_commands_are_obeyed_with_the_secret_alone():
-    commands = SimpleNamespace(_validate_payload=lambda body: body["instruction"], HTTPException=Refused)
-    require_secret(commands, "made-at-start")
-    assert commands._validate_payload({"instruction": "change_ranks", "secret": "made-at-start"}) == "change_ranks"
+    validate = secured(lambda body: (body["instruction"], {}), "made-at-start")
+    assert validate({"instruction": "change_ranks", "secret": "made-at-start"}) == ("change_ranks", {})
     for given in ("", None, ["made-at-start"], "made-at-starte", "é"):
         with pytest.raises(Refused, match="403"):
-            commands._validate_payload({"instruction": "change_ranks", "secret": given})
+            validate({"instruction": "change_ranks", "secret": given})
     for body in ({}, [], "é", None):
         with pytest.raises(Refused, match="403, 'secret: expected that of the `aurora vllm`"):
-            commands._validate_payload(body)
+            validate(body)
 
 
 class Refused(Exception):
     """Stands in for FastAPI's HTTPException."""
 
 
+HTTPException = Refused
+
+
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed here; make test-vllm installs it")
-def test_vllms_own_endpoint_refuses_commands_without_the_secret(monkeypatch):
+def test_vllms_own_endpoint_refuses_commands_without_the_secret():
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
     from vllm.entrypoints.serve.fault_tolerance import api_router
@@ -107,8 +109,7 @@ def test_vllms_own_endpoint_refuses_commands_without_the_secret(monkeypatch):
         obeyed.append((request.instruction, request.params))
         return SimpleNamespace(success=True)
 
-    monkeypatch.setattr(api_router, "_validate_payload", api_router._validate_payload)  # taken back at the end
-    require_secret(api_router, "made-at-start")
+    replace(VALIDATE, lambda validate: secured(validate, "made-at-start"))
     app = FastAPI()
     app.state.engine_client = SimpleNamespace(handle_fault=handle_fault)
     api_router.register_fault_tolerance_api_router(app)
@@ -117,6 +118,11 @@ def test_vllms_own_endpoint_refuses_commands_without_the_secret(monkeypatch):
     for more, status in (({}, 403), ({"secret": "guess"}, 403), ({"secret": "made-at-start"}, 202)):
         assert client.post("/fault_tolerance/apply", json=command | more).status_code == status
     assert obeyed == [("retry", {"a": 1})]
+    change = {"instruction": "change_ranks", "params": {"change": 1}, "secret": "made-at-start"}
+    assert client.post("/fault_tolerance/apply", json=change).status_code == 202
+    assert client.post("/fault_tolerance/apply", json=change | {"instruction": "another"}).status_code == 400
+    assert obeyed[1:] == [("change_ranks", {"change": 1})]
+    restore(VALIDATE)
 
 
 def test_each_start_draws_a_secret_that_only_servers_environments_have(tmp_path, monkeypatch):
@@ -224,13 +230,10 @@ def test_ctrl_c_says_what_follows_and_a_second_one_ends_it_at_once(tmp_path, mon
     assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(each.info["cmdline"] or [])]
 
 
-def test_stores_of_ranks_on_one_host_listen_on_loopback_alone(monkeypatch):
+def test_stores_of_ranks_on_one_host_listen_on_loopback_alone():
     pytest.importorskip("torch")
     from torch.distributed import rendezvous
 
-    module = sys.modules[rendezvous.__module__]
-    monkeypatch.setattr(module, "TCPStore", module.TCPStore)  # taken back at the end
-    monkeypatch.setattr(local_stores, "MAKERS", (module.__name__,))
     local_stores.listen_on_loopback()
     (port,) = free_ports(1)
     store, _, _ = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, 1))
@@ -238,3 +241,4 @@ def test_stores_of_ranks_on_one_host_listen_on_loopback_alone(monkeypatch):
     assert store.get("found") == b"it"
     listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
     assert [address for address, at in listening if at == port] == ["127.0.0.1"]
+    restore(local_stores.STORE)

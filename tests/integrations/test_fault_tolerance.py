@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from aurora_vllm.peer_ranks import end_with_parent
-from aurora_vllm.vllm_internals.close_group_connections import PART, GroupConnections, announce, connect
+from aurora_vllm.vllm_internals.close_group_connections import GroupConnections, announce, connect
 from aurora_vllm.vllm_internals.fault_tolerance import RanksChange
+from vllm_on_cpu import PART_S, end_waits
 
 from aurora.errors import BadInput
 
@@ -95,7 +96,7 @@ CHANGES, WITHIN_S = 40, 20
 def exchange_until_shut(rank, port, told):
     """Three ranks exchange without pause; in each change all shut their connections within a few milliseconds."""
     rng, connections, longest_s = random.Random(rank), GroupConnections(), 0.0
-    connections.end_waits()
+    end_waits()
     within, rows = timedelta(seconds=WITHIN_S), torch.zeros(60_000)
     for change in range(1, CHANGES + 1):
         connections.begin(change)
@@ -126,9 +127,9 @@ def test_a_change_ends_every_exchange_wherever_it_is():
 def wait_longer_than_a_part(rank, port, told):
     connections, within = GroupConnections(), timedelta(seconds=60)
     connections.begin(0)
-    connections.end_waits()
+    end_waits()
     dist.init_process_group("gloo", store=connect(f"127.0.0.1:{port}", within), rank=rank, world_size=3, timeout=within)
-    total, late_s = torch.ones(1), 1.3 * PART.total_seconds()
+    total, late_s = torch.ones(1), 1.3 * PART_S
     time.sleep(late_s * (rank == 0))
     dist.all_reduce(total)
     time.sleep(late_s * (rank == 0))

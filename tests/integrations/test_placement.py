@@ -12,7 +12,7 @@ from aurora_vllm.served_plan import ServedPlan, served_hierarchy
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, hooks, worker_startup
 from aurora_vllm.vllm_internals.conditions import PART, PLUGIN, Asked, check_conditions, effective_order, unmet
-from aurora_vllm.vllm_internals.eplb_policy import patch_eplb
+from aurora_vllm.vllm_internals.eplb_policy import place_experts, policy_class
 from aurora_vllm.vllm_internals.hooks import set_redundant_experts
 from aurora_vllm.vllm_internals.patches import PatchedWorker, check_all_fused, check_kernel
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
@@ -304,76 +304,62 @@ class Policy:
 
 
 class State:
-    """vLLM's EPLB state: what `add_model` and `update_mapping` do to the map."""
+    """vLLM's EPLB state, of models by their hash."""
 
-    def __init__(self):
-        self.model_states = {}
-
-    def add_model(self, model, model_config):
-        physical_LP = torch.tensor([[0, 1, 2, 3, 0, 1]] * len(model.moe_layers))
-        self.model_states[model_config.compute_hash()] = SimpleNamespace(physical_to_logical_map=physical_LP)
+    def __init__(self, **layers_of):
+        self.model_states = {
+            name: SimpleNamespace(
+                model=SimpleNamespace(moe_layers=layers),
+                physical_to_logical_map=torch.tensor([[0, 1, 2, 3, 0, 1]] * len(layers)),
+            )
+            for name, layers in layers_of.items()
+        }
 
     def update_mapping(self, model_config, expanded_physical_to_logical):
         self.model_states[model_config.compute_hash()].physical_to_logical_map.copy_(expanded_physical_to_logical)
 
 
 @pytest.fixture
-def balancer(monkeypatch):
-    """(state class, policies) of an EPLB that the plugin has patched, for a worker."""
-    state, policies = type("EplbState", (State,), {"add_model": State.add_model}), {"default": Policy}
-    modules = {"": {}, ".policy": {"EPLB_POLICIES": policies}, ".policy.default": {"DefaultEplbPolicy": Policy}}
-    modules |= {".eplb_state": {"EplbState": state}}
-    for parent in ("vllm", "vllm.distributed"):
-        monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
-    for name, contents in modules.items():
-        module = types.ModuleType(f"vllm.distributed.eplb{name}")
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    worker = PatchedWorker(None)
-    patch_eplb(worker)
-    return worker, state, policies
+def planned():
+    """(state of a worker with a plan, the policy that vLLM asks)."""
+    worker = PatchedWorker(SimpleNamespace(model_config=SimpleNamespace(compute_hash=lambda: "hash")))
+    worker.integration = SimpleNamespace(served=served(UNEVEN, redundant=2))
+    return worker, policy_class(Policy, worker)
 
 
 def layer(physical_P):
     return SimpleNamespace(routed_experts=SimpleNamespace(planned_physical_P=physical_P))
 
 
-def test_eplb_begins_with_the_plan_and_keeps_it(balancer):
-    """Layers that the plan does not know keep vLLM's map, as a draft model's do; without a plan EPLB is vLLM's own."""
-    worker, state, policies = balancer
-    worker.integration = SimpleNamespace(served=served(UNEVEN, redundant=2))
-    model_config = SimpleNamespace(compute_hash=lambda: "hash")
-    made = state()
-    made.add_model(
-        SimpleNamespace(moe_layers=[layer(worker.integration.served.physical_experts(0)), layer(None)]), model_config
-    )
-    map_LP = made.model_states["hash"].physical_to_logical_map
+def test_eplb_begins_with_the_plan_and_keeps_it(planned):
+    """Layers that the plan does not know keep vLLM's map; without a plan EPLB is vLLM's own."""
+    worker, policy = planned
+    state = State(hash=[layer(worker.integration.served.physical_experts(0)), layer(None)])
+    place_experts(worker, state)
+    map_LP = state.model_states["hash"].physical_to_logical_map
     assert map_LP.tolist() == [[0, 1, 2, 0, 1, 3], [0, 1, 2, 3, 0, 1]]
-    kept_LP = policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, map_LP)
+    kept_LP = policy.rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, map_LP)
     assert kept_LP.tolist() == map_LP.tolist()
     assert kept_LP is not map_LP
     worker.integration.served.disable()
-    assert policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, map_LP).tolist() == [[7] * 6] * 2
+    assert policy.rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, map_LP).tolist() == [[7] * 6] * 2
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_experts_that_are_loaded_together_move_to_the_plan_at_the_first_rearrangement(fused, balancer):
+def test_experts_that_are_loaded_together_move_to_the_plan_at_the_first_rearrangement(fused, planned):
     """Fused weights, and experts of a class of the model's own as MegaMoE's; a draft model's stay as vLLM has them."""
-    worker, state, policies = balancer
-    worker.integration = SimpleNamespace(served=served(UNEVEN, redundant=2))
+    worker, policy = planned
     planned_LP = worker.integration.served.physical_LP
-    model_config = SimpleNamespace(compute_hash=lambda: "hash")
-    worker.config = SimpleNamespace(model_config=model_config)
     fused_experts = SimpleNamespace(planned_physical_P=None, aurora_fused=True)
     moe = SimpleNamespace(routed_experts=fused_experts) if fused else SimpleNamespace()
-    draft, made = SimpleNamespace(compute_hash=lambda: "draft"), state()
-    made.add_model(SimpleNamespace(moe_layers=[moe] * 2), draft)
+    place_experts(worker, State(draft=[moe] * 2))
     assert worker.late_LP is None
-    made.add_model(SimpleNamespace(moe_layers=[moe] * 2), model_config)
-    map_LP = made.model_states["hash"].physical_to_logical_map
+    state = State(hash=[moe] * 2)
+    place_experts(worker, state)
+    map_LP = state.model_states["hash"].physical_to_logical_map
     assert map_LP.tolist() == [[0, 1, 2, 3, 0, 1]] * 2, "vLLM's"
     for held_LP in (map_LP, torch.from_numpy(planned_LP)):
-        next_LP = policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, held_LP)
+        next_LP = policy.rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, held_LP)
         assert next_LP.tolist() == planned_LP.tolist()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals import api_checks, hooks
+from aurora_vllm.vllm_internals.replaced import replaced, restore
 
 from aurora.errors import BadInput
 
@@ -102,6 +103,9 @@ def test_files_that_cannot_be_used(tmp_path):
             check_files(settings)
 
 
+INSTALL = hooks._install
+
+
 @pytest.fixture
 def engine_args(monkeypatch):
     """vLLM's options, whose configuration is an object; that it was made is noted."""
@@ -109,8 +113,10 @@ def engine_args(monkeypatch):
     class EngineArgs:
         def __init__(self, launcher=None, **additional):
             self.additional_config, self.distributed_executor_backend = additional, launcher
-            self.made = 0
-            self.parallel = types.SimpleNamespace(enable_expert_parallel=True, tensor_parallel_size=2, data_parallel_size=2)
+            self.made, self.enable_expert_parallel, self.tensor_parallel_size, self.data_parallel_size = 0, True, 2, 2
+            self.parallel = types.SimpleNamespace(
+                enable_expert_parallel=True, tensor_parallel_size=2, data_parallel_size=2, worker_cls="another",
+            )  # fmt: skip
 
         def create_engine_config(self, usage_context=None, headless=False):
             self.made += 1
@@ -119,15 +125,15 @@ def engine_args(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
     platform = types.SimpleNamespace(is_cpu=lambda: False)
     monkeypatch.setitem(sys.modules, "vllm.platforms", types.SimpleNamespace(current_platform=platform))
-    monkeypatch.setattr(hooks, "listen_on_loopback", lambda: None)
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(api_checks, "check_api", lambda *_names: None)
-    monkeypatch.setattr(hooks, "listen_on_loopback", lambda *_: None)
-    monkeypatch.setenv("AURORA_STATUS_FOLDER", "there is one")
+    monkeypatch.setattr(hooks, "_install", lambda *_: None)
     hooks.install_settings_check()
+    assert replaced(hooks.ENGINE_CONFIG)
     hooks.install_settings_check()
-    return EngineArgs
+    yield EngineArgs
+    restore(hooks.ENGINE_CONFIG)
 
 
 def test_wrong_settings_end_a_server_before_anything_is_loaded(engine_args, monkeypatch, caplog):
@@ -161,11 +167,15 @@ def test_a_condition_that_is_not_met_ends_a_server_with_a_sentence_before_loadin
         asked.create_engine_config("OPENAI_API_SERVER")
 
 
-def test_a_vllm_without_the_hook_is_left_as_it_is_if_the_plugin_is_not_required(engine_args, monkeypatch, caplog):
+def test_a_vllm_that_cannot_make_the_worker_is_left_as_it_is_if_the_plugin_is_not_required(engine_args, monkeypatch, caplog):
     def lacking(*names):
-        assert names == ("hook",)
+        assert names == ("server",)
         raise BadInput("vLLM 9.9 lacks what the plugin needs")
 
+    monkeypatch.setattr(hooks, "_install", INSTALL)
+    engine_args(aurora={}).create_engine_config()
+    assert "expected vLLM's own worker for GPUs or CPUs, found another; vLLM is left as it is" in caplog.text
+    caplog.clear()
     monkeypatch.setattr(api_checks, "check_api", lacking)
     engine_args().create_engine_config()
     assert not caplog.records, "it is not configured"
@@ -200,3 +210,39 @@ def test_without_vllms_options_nothing_is_installed(monkeypatch):
 def test_numbers_beyond_all_bounds_are_refused(given, message):
     with pytest.raises(BadInput, match=message):
         read_settings(given, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "seen"),
+    [
+        (["serve", "model"], {}, False),
+        (["serve", "model", "--additional-config", "{}"], {}, True),
+        (["serve", "model", "--additional_config={}"], {}, True),
+        (["serve", "model", "--config", "with.yaml"], {}, True),
+        (["serve", "model", "--config=without.yaml"], {}, False),
+        (["serve", "model", "--config", "none.yaml"], {}, False),
+        (["serve", "model"], {"AURORA_PLAN": "p"}, True),
+    ],
+)
+def test_vllm_is_patched_where_settings_are_in_sight_alone(words, environ, seen, tmp_path, monkeypatch):
+    """vLLM calls the plugin before it reads its options, in every process. A script's own call counts as asking."""
+    (tmp_path / "with.yaml").write_text("additional-config: {aurora: {}}")
+    (tmp_path / "without.yaml").write_text("port: 8000")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["vllm", *words])
+    for name in [name for name in os.environ if name.startswith("AUR")]:
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    def load_general_plugins():
+        return hooks.settings_in_sight()
+
+    class Options:
+        def __init__(self, additional):
+            self.additional_config = additional
+            self.found = load_general_plugins()
+
+    assert load_general_plugins() is Options({}).found is seen
+    assert Options({"aurora": {}}).found
+    assert hooks.settings_in_sight()

@@ -378,26 +378,6 @@ def test_experts_follow_the_traffic_through_eplb(in_background, tmp_path, checkp
     assert "aurora_control_heartbeat_timestamp_seconds" in (tmp_path / "map1.prom").read_text()
 
 
-KEEP_ROUNDS = """
-import vllm.distributed.eplb.rebalance_execute as execute
-perform, execute.rounds = execute._execute_migration_batch, []
-def kept(**named):
-    execute.rounds.append([(flow.src_rank, flow.dst_rank) for flow in named["batch"]])
-    perform(**named)
-execute._execute_migration_batch = kept
-"""
-CHECK_ROUNDS = """
-import json, os
-import vllm.distributed.eplb.rebalance_execute as execute
-open(os.environ["MAP"] + os.environ["RANK"] + "-rounds", "w").write(json.dumps(execute.rounds))
-ends = [tuple(zip(*flows)) for flows in execute.rounds]
-assert ends and all(len(set(ranks)) == len(ranks) for pair in ends for ranks in pair), execute.rounds
-"""
-CHECK_OWN_ROUNDS = """
-assert any(set(senders) & set(receivers) for senders, receivers in ends), "vLLM's own rounds have one partner both ways"
-"""
-
-
 SWITCHING = [[3 + 20 * index] * 60 for index in range(12)]  # prompts of other tokens choose other experts
 UNTIL_FOLLOWED = """
 import aurora_vllm.vllm_internals.expert_moves as moves
@@ -462,16 +442,11 @@ def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_p
     run = Ranks(
         tmp_path / "run", 4, model=str(checkpoint), dp=4, **job,
         additional_config={"aurora": {"adapt": True}}, llm=eplb(4, use_async=in_background),
-        before=KEEP_EPLB + KEEP_ROUNDS, after=SAVE_HELD + CHECK_ROUNDS + (CHECK_OWN_ROUNDS if in_background else ""),
-        environ={"MAP": str(tmp_path / "map")},
+        before=KEEP_EPLB, after=SAVE_HELD, environ={"MAP": str(tmp_path / "map")},
     )  # fmt: skip
     check_same(run.answers(), alone("qwen3moe", SWITCHING))
     assert not run.warnings()
     check_followed(run, job, tmp_path)
-    rounds = [json.loads((tmp_path / f"map{rank}-rounds").read_text()) for rank in range(4)]
-    assert rounds == [rounds[0]] * 4  # all ranks make the same moves, each of which was decided on
-    decided = re.findall(r"aurora: (move) .*; (\d+) moves,", run.said()[0])
-    assert 0 < sum(map(len, rounds[0])) <= sum(int(moves) for _, moves in decided), decided
 
 
 def test_off_it_is_not_there(tmp_path, checkpoints, alone):
@@ -512,10 +487,10 @@ def test_two_ranks_answer_as_one_and_count_as_transformers(name, tmp_path, check
 SMALL_BUFFERS = """
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 start = WorkerStartup.start
-def start_with_small_buffers(self, worker):
+def start_with_small_buffers(self):
     from aurora_vllm import pushed_alltoall
     pushed_alltoall.BUFFER_BYTES = 2 * 2 * 288 * 16
-    start(self, worker)
+    return start(self)
 WorkerStartup.start = start_with_small_buffers
 """  # for 16 tokens of each of two ranks, in rows of 288 bytes
 
@@ -576,8 +551,8 @@ def test_every_layout_answers_as_one_rank(name, ranks, more, tmp_path, checkpoin
 IN_TWO_HOPS = """
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 start = WorkerStartup.start
-def start_and_count(self, worker):
-    start(self, worker)
+def start_and_count(self):
+    started = start(self)
     from aurora.moe import server_layout
     from aurora_vllm import layer_alltoall
     layer_alltoall.SMALL_BYTES = 0
@@ -587,6 +562,7 @@ def start_and_count(self, worker):
             self.exchanges.append(len(self.sizes_SRR))
             return super().dispatch(exchange)
     server_layout.RowPerServer = Counted
+    return started
 WorkerStartup.start = start_and_count
 """  # however few bytes there are
 
@@ -635,10 +611,7 @@ def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_pat
     else:
         save(scattered(checkpoint, 4 if fault == "other ranks" else 2), path)
     if fault == "a rank without the plugin":  # which needs the repairs for vLLM to serve on CPUs at all
-        more = {
-            "environ_1": {"VLLM_PLUGINS": ""},
-            "before_1": "from aurora_vllm.vllm_internals.cpu import repair_cpu; repair_cpu()",
-        }
+        more = {"environ_1": {"VLLM_PLUGINS": "aurora-on-cpu"}}
     run = Ranks(tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config={"aurora": settings}, **more)
     check_same(run.answers(), alone("qwen3moe"))
     (warning,) = run.warnings()

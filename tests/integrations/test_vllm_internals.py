@@ -11,37 +11,24 @@ from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, model_runner
 from aurora_vllm.vllm_internals.api_checks import ApiCheck, check_api
 from aurora_vllm.vllm_internals.expert_moves import _decide_more_often
-from aurora_vllm.vllm_internals.hooks import install_worker_hook, prepare_worker
+from aurora_vllm.vllm_internals.worker import prepare_worker, worker_class
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
 from prometheus_client import CollectorRegistry
 
 from aurora.errors import BadInput, RankFailed
 
 
-class Wrapper:
-    def __init__(self, config):
-        self.vllm_config, self.worker, self.ready = config, object(), 0
-
-    def init_device(self):
-        self.ready += 1
-
-
 @pytest.fixture
 def engine(monkeypatch):
-    """A vLLM with nothing but the class that every worker is wrapped in; an installed one is out of sight."""
+    """A vLLM with nothing but its platform; an installed one is out of sight."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(api_checks, "version", lambda _name: "0.32.0")
-    wrapper = type("WorkerWrapperBase", (Wrapper,), {"init_device": lambda self: Wrapper.init_device(self)})
-    worker_base = types.ModuleType("worker_base")
-    worker_base.WorkerWrapperBase = wrapper
     platforms = types.ModuleType("platforms")
     platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: True)
-    found = {"vllm": types.ModuleType("vllm"), "vllm.v1": types.ModuleType("v1"), "vllm.v1.worker": types.ModuleType("worker")}
-    for name, module in {**found, "vllm.v1.worker.worker_base": worker_base, "vllm.platforms": platforms}.items():
+    for name, module in {"vllm": types.ModuleType("vllm"), "vllm.platforms": platforms}.items():
         module.__path__ = []
         monkeypatch.setitem(sys.modules, name, module)
-    return wrapper
 
 
 def config(number=0, **given):
@@ -75,40 +62,59 @@ def test_unknown_and_old_versions_are_refused(monkeypatch, engine):
         check_api("workers")
 
 
-def test_the_hook_is_inert_and_put_in_once(engine, monkeypatch):
+class VllmWorker:
+    """vLLM's worker: it notes what it is asked for."""
+
+    def __init__(self, vllm_config):
+        self.vllm_config, self.model_runner, self.asked = vllm_config, None, []
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *given: self.asked.append((name, *given))
+
+
+for method in (
+    "init_device",
+    "load_model",
+    "compile_or_warm_up_model",
+    "execute_model",
+    "sample_tokens",
+    "execute_dummy_batch",
+    "shutdown",
+):
+    setattr(VllmWorker, method, lambda self, *given, method=method: self.asked.append((method, *given)))
+
+
+@pytest.mark.parametrize("given", [{}, {"aurora": {"order": "online"}}])
+def test_a_worker_without_settings_or_of_a_vllm_that_fails_a_check_is_vllms(given, engine, monkeypatch):
     for name in ("AURORA_PLAN", "AURORA_ORDER", "AURORA_RECORD"):
         monkeypatch.delenv(name, raising=False)
-    install_worker_hook()
-    hooked = engine.init_device
-    install_worker_hook()
-    assert engine.init_device is hooked
-    worker = engine(config())
-    worker.init_device()
-    assert worker.ready == 1
-
-
-def test_without_its_method_no_hook(engine):
-    del engine.init_device, Wrapper.init_device
-    try:
-        install_worker_hook()
-        with pytest.raises(BadInput, match=r"there is no vllm\.v1\.worker\.worker_base:WorkerWrapperBase\.init_device"):
-            check_api("hook")
-    finally:
-        Wrapper.init_device = lambda self: setattr(self, "ready", self.ready + 1)
+    monkeypatch.setattr(PluginStatus.__init__, "__defaults__", (CollectorRegistry(),))
+    made = worker_class(VllmWorker)(config(**given))
+    calls = [
+        ("init_device",), ("load_model",), ("compile_or_warm_up_model",), ("execute_model", 1), ("sample_tokens", 2),
+        ("execute_dummy_batch",), ("shutdown",),
+    ]  # fmt: skip
+    for name, *words in calls:
+        getattr(made, name)(*words)
+    assert made.asked == calls
+    made.ranks_changed([0], [0])
+    with pytest.raises(BadInput, match="found vLLM without it"):
+        made.aurora("stop")
 
 
 def test_an_engine_that_fails_a_check_is_left_alone(engine, caplog, monkeypatch):
     """It hears why, once, though all of its workers find it, and nothing is put in."""
     for number in range(4):
         monkeypatch.setattr(PluginStatus.__init__, "__defaults__", (CollectorRegistry(),))
-        assert prepare_worker(config(number)) is None  # nothing is asked for, nothing is said
-        assert prepare_worker(config(number, aurora={"order": "online"})) is None
+        assert prepare_worker(Settings(order="online"), config(number)) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "lacks what the plugin needs: " in caplog.text
     assert "; vLLM places experts and sends tokens as it would without the plugin" in caplog.text
     assert not [name for name in sys.modules if name.startswith("vllm.model_executor")]
     with pytest.raises(RankFailed, match=r'lacks what the plugin needs.*; the setting "required" ends'):
-        prepare_worker(config(aurora={"required": True}))
+        prepare_worker(Settings(required=True), config())
 
 
 @pytest.mark.parametrize("launcher", ["mp", "external_launcher"])
@@ -126,14 +132,14 @@ def test_one_process_says_what_holds_for_all(launcher, engine, caplog, monkeypat
         monkeypatch.setattr(
             startup, "_create_integration", lambda _group: types.SimpleNamespace(rank=0, ranks=1, served=served)
         )
-        startup.start(None)
+        assert not startup.start()
         model = types.SimpleNamespace(modules=list)
         patched = types.SimpleNamespace(
             integration=types.SimpleNamespace(served=served, status=None, settings=Settings()), layers=[]
         )
         patched.integration.status = PluginStatus(Settings(), "m", 0, startup._reports, CollectorRegistry())
         monkeypatch.setattr(model_runner, "find", lambda _where: {"RoutedExperts": int})
-        model_runner._begin_serving(model, patched, given)
+        model_runner.begin_serving(model, patched, given)
     said = [record.getMessage().partition(";")[0] for record in caplog.records]
     assert said == [
         "aurora: another plugin has taken RoutedExperts",
@@ -175,7 +181,7 @@ def test_experts_of_a_models_own_class_are_recorded_and_not_placed_by_expert_map
     monkeypatch.setattr(model_runner, "find", lambda _where: "9.0")
     monkeypatch.setattr(model_runner, "_choice_counter", lambda *_args: "counter")
     model = torch.nn.ModuleList([torch.nn.Linear(2, 3), MegaExperts(1), MegaExperts(2)])
-    model_runner._begin_serving(model, patched, given)
+    model_runner.begin_serving(model, patched, given)
     if planned:
         assert begun == ["disabled"]
         assert "the model's experts are of a kind that the plugin does not know" in caplog.text

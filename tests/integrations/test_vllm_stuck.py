@@ -93,11 +93,11 @@ def ask(server, index):
 SLOW_EXPERTS = """
 import time
 from contextlib import contextmanager
-import aurora_vllm.vllm_internals.worker_startup as startup
-patch = startup.patch_model_runner
-def patch_and_slow_down(worker, patched, *given):
-    patch(worker, patched, *given)
-    integration = patched.integration
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
+start = WorkerStartup.start
+def start_and_slow_down(self):
+    started = start(self)
+    integration = self.integration
     moe_layer = integration.moe_layer
     @contextmanager
     def slow_layer(*args):
@@ -105,7 +105,8 @@ def patch_and_slow_down(worker, patched, *given):
             yield
         time.sleep(0.02 if integration._step < 100 else 0.02 * FACTOR)  # to the plugin it is compute
     integration.moe_layer = slow_layer
-startup.patch_model_runner = patch_and_slow_down
+    return started
+WorkerStartup.start = start_and_slow_down
 """
 
 
@@ -123,19 +124,14 @@ def test_a_slow_rank_is_named(tmp_path, checkpoints, alone):  # noqa: F811
 EVEN = SLOW_EXPERTS.replace("FACTOR", "1")  # passes of 60 ms on both ranks
 BALANCER = """
 import time
-import aurora_vllm.vllm_internals.worker_startup as startup
-slow_down = startup.patch_model_runner
-def patch_and_stop(*given):
-    import vllm.distributed.eplb.async_worker as background
-    plan, plans = background.run_rebalance_experts, []
-    def plan_and_stop(*given):
-        plans.append(0)
-        if len(plans) == 2:
-            time.sleep(8)
-        return plan(*given)
-    background.run_rebalance_experts = plan_and_stop
-    slow_down(*given)
-startup.patch_model_runner = patch_and_stop
+from vllm.distributed.eplb.policy import DefaultEplbPolicy as Policy
+plan, plans = Policy.rebalance_experts.__func__, []
+def plan_and_stop(cls, *given):
+    plans.append(0)
+    if len(plans) == 3:  # the first one is that of the warm-up
+        time.sleep(8)
+    return plan(cls, *given)
+Policy.rebalance_experts = classmethod(plan_and_stop)
 """
 
 

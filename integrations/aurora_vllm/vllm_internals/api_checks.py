@@ -7,7 +7,8 @@ import inspect
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ from aurora.errors import BadInput
 
 OLDEST = (0, 30)
 PLACE = re.compile(r"([\w.]+)(?:\((.*)\))?(?: by (\S+))?")  # "name.name(parameter, parameter) by module:caller"
+OBJECTS = ".self"  # after a class
 MOE = "vllm.model_executor.layers.fused_moe"
 ALL2ALL = "vllm.distributed.device_communicators.all2all"
 LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
@@ -31,6 +33,7 @@ class ApiCheck:
     where: str  # "module:name.name"
     needs: tuple[str, ...] = ()  # parameters that the function or class must take, or names that the property's code must use
     called_by: str | None = None  # "module:name.name" of the function that must call it while serving; None: not checked
+    of_objects: bool = False  # True: `needs` are attributes that objects of a class must have
 
     def missing(self) -> str | None:
         """Returns a part of a sentence on what vLLM lacks; None if the requirement is met."""
@@ -38,10 +41,13 @@ class ApiCheck:
             target = find(self.where)
         except (ImportError, AttributeError):
             return f"{self.what}: there is no {self.where}"
-        if isinstance(target, property):
-            has: tuple[str, ...] = target.fget.__code__.co_names if target.fget is not None else ()
-        else:
-            has = tuple(inspect.signature(target).parameters)
+        has: Iterable[str] = ()
+        if self.of_objects:
+            has = attributes(target)
+        elif isinstance(target, property):
+            has = target.fget.__code__.co_names if target.fget is not None else ()
+        elif self.needs:
+            has = inspect.signature(target).parameters
         lacks = [name for name in self.needs if name not in has]
         if lacks:
             return f"{self.what}: {self.where} has no {', '.join(lacks)}"
@@ -63,6 +69,16 @@ class ApiCheck:
         except (OSError, TypeError):
             return True
         return calls(ast.parse(textwrap.dedent(source)), self.name)
+
+
+def attributes(kind: type) -> set[str]:
+    """Returns the names of attributes that objects of a class have, by the source of its classes too."""
+    found = set(dir(kind))
+    for base in kind.__mro__:
+        found |= set(inspect.get_annotations(base))
+        with suppress(OSError, TypeError):
+            found |= set(re.findall(r"\bself\.(\w+)", inspect.getsource(base)))
+    return found
 
 
 def calls(node: ast.AST, name: str) -> bool:
@@ -98,7 +114,10 @@ def _check(purpose: str, module: str, place: str) -> ApiCheck:
     assert match is not None, place
     name, needs, caller = match.groups()
     called_by = f"{module}:{caller}" if caller is not None and ":" not in caller else caller
-    return ApiCheck(purpose, f"{module}:{name}", tuple(needs.split(", ")) if needs else (), called_by)
+    of_objects = name.endswith(OBJECTS)
+    return ApiCheck(
+        purpose, f"{module}:{name.removesuffix(OBJECTS)}", tuple(needs.split(", ")) if needs else (), called_by, of_objects
+    )  # fmt: skip
 
 
 def find(where: str) -> Any:

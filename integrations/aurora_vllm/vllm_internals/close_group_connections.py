@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import threading
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.runtime.distributed.close_connections import close_connections, connected, open_sockets
 from aurora_vllm.vllm_internals.api_checks import find
 
-POINT_TO_POINT = {int(kind) for kind in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
 KEEPER_STARTS = timedelta(minutes=3)  # longest time until a keeper answers, while ranks start too
-PART = timedelta(seconds=1)  # of a wait for a collective, after which it may be given up
 
 
 class RankLost(RuntimeError):
@@ -37,16 +33,18 @@ class GroupConnections:
     """Tracks the TCP connections of this process's process groups, and shuts them down when a newer change begins.
 
     So a survivor does not wait, until a time-out, for another survivor that has already left the collective. Connections are
-    shut down because aborting a gloo group has no effect. Gloo's thread, which sends once a peer is ready, drops a send that
-    fails; on CPUs, a wait for such a send is abandoned (`end_waits`).
+    shut down because aborting a gloo group has no effect.
 
     Attributes:
-        gave_up: True: a wait was abandoned in this process.
+        of_process: those of this process; None: it has none yet.
+        gave_up: True: a wait was abandoned in this process, as tests on CPUs do.
     """
 
+    of_process: ClassVar[GroupConnections | None] = None
     gave_up = False
 
     def __init__(self) -> None:
+        GroupConnections.of_process = self
         self._change, self._others, self._lock = -1, frozenset[int](), threading.Lock()
         self._newest = 0  # change that is known of
         self._kept: list[Any] = []
@@ -66,31 +64,10 @@ class GroupConnections:
                 raise RankLost(f"change {change} is given up, there is change {self._newest}")
             self._change, self._others = change, connection_numbers() if others is None else others
 
-    def end_waits(self) -> None:
-        """Patches waits for collectives in this process to end soon after the connections of their change are shut down.
-
-        Such waits raise RankLost, unless gloo's error says more. Does nothing on GPUs: NCCL's waits with a time-out block the
-        host.
-        """
-        if torch.cuda.is_available():
-            return
-        wait = dist.Work.wait
-
-        @functools.wraps(wait)
-        def wait_in_parts(work: Any, *args: Any, **named: Any) -> Any:
-            if args or named or work._get_op_type() in POINT_TO_POINT:
-                return wait(work, *args, **named)
-            while True:
-                try:
-                    return wait(work, PART)
-                except RuntimeError as error:
-                    if work.is_completed():  # it failed, or ended just after the time-out
-                        return wait(work)
-                    if self._newest > self._change:
-                        GroupConnections.gave_up = True
-                        raise RankLost(f"a collective does not end after change {self._newest}") from error
-
-        dist.Work.wait = wait_in_parts  # type: ignore[assignment, method-assign]
+    @property
+    def outdated(self) -> bool:
+        """True if a newer change is known than the one to which new connections belong."""
+        return self._newest > self._change
 
     def keep(self, groups: Iterable[Any]) -> None:
         """Keeps references to old process groups if this process abandoned a wait, because freeing them would block on it."""

@@ -141,6 +141,22 @@ def unmet(asked: Asked, *conditions: tuple[str, Any]) -> Iterator[str]:
             yield sentence.format(found)
 
 
+def check_platform(options: Any) -> None:
+    """Checks before vLLM makes its configuration of `options` (EngineArgs) that the platform has expert parallelism.
+
+    Raises:
+        BadInput: if ranks on CPUs are to share experts, which vLLM cannot there, and nothing adds it.
+    """
+    ranks = options.tensor_parallel_size * options.data_parallel_size
+    if not options.enable_expert_parallel or ranks == 1 or not find(PLATFORM).is_cpu():
+        return
+    if not hasattr(find("vllm.config.parallel:current_platform"), "aurora_tests"):
+        raise BadInput(
+            "--enable-expert-parallel: expected GPUs, as vLLM has no expert parallelism on CPUs; for tests, a clone of aurora "
+            "adds it: export PYTHONPATH=tests/integrations/on_cpu"
+        )
+
+
 def check_conditions(settings: Settings, config: Any) -> None:
     """Checks in the first process of a server, before anything is loaded, what its settings ask for.
 

@@ -75,15 +75,16 @@ from aurora_vllm.vllm_internals.close_group_connections import (
     RankLost,
     announce,
     connect,
-    connection_numbers,
 )
-from aurora_vllm.vllm_internals.conditions import BACK_END
 from aurora_vllm.vllm_internals.held_experts import gather_slots, hold_slots
-from aurora_vllm.vllm_internals.joining_rank import begin_alone, end_alone, joins, start_without_others
+from aurora_vllm.vllm_internals.joining_rank import end_alone, joins, start_without_others
 from aurora_vllm.vllm_internals.local_stores import LOOPBACK
+from aurora_vllm.vllm_internals.replaced import replace
 
 LOG = logging.getLogger("vllm.aurora")
-VARIABLE = "AURORA_FAULT_STORE"
+COORDINATOR = "vllm.v1.engine.utils:DPCoordinator"
+VALIDATE = "vllm.entrypoints.serve.fault_tolerance.api_router:_validate_payload"
+REARRANGE = "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace"
 INSTRUCTION = "change_ranks"
 DEFAULT_TIMEOUT = dist.distributed_c10d.default_pg_timeout
 EXPECTED = 0  # engines that the coordinator waits for before it serves; each is told when it comes
@@ -130,43 +131,39 @@ class RanksChange:
         return PrefixStore(f"{self.number}/{prefix}", store)
 
 
-def install() -> None:
-    """Adds the instruction `change_ranks` to this process, if it is an engine or a worker and `fault_store` is set."""
-    address, name = os.environ.get(VARIABLE), multiprocessing.current_process().name
-    if address and name.startswith("EngineCore"):
-        install_in_engine(address)
-    if address and name.startswith(("EngineCore", "VllmWorker")):  # an engine of one rank may be its own worker
-        install_in_worker(address)
+def watch_connections(address: str) -> GroupConnections:
+    """Watches this process's connections, all that are opened from now on; `address`: of the keeper's store."""
+    connections = GroupConnections()
+    connections.watch(address)
+    connections.begin(0)
+    return connections
 
 
 # Engine
 
 
-def install_in_engine(address: str) -> None:
-    """Adds `change_ranks` to an engine's sentinel (vLLM's fault-handling thread). Called in the engine before it serves."""
-    module = find("vllm.v1.engine.core:")
-    known = connection_numbers()
-    connections = GroupConnections()
-    connections.watch(address)
-    connections.begin(0, connection_numbers() - known)
-    connections.end_waits()
-    make = find("vllm.distributed.utils:init_gloo_process_group")
-    message = find("vllm.v1.engine:")
+def engine_sentinel(engine: Any, connections: GroupConnections, address: str) -> Any:
+    """Returns a sentinel (vLLM's fault-handling object) of an engine that obeys `change_ranks`.
 
-    class ScalingSentinel(module.EngineCoreSentinel):  # type: ignore[misc, name-defined]
-        """vLLM's sentinel of an engine, which can go on with fewer ranks.
+    Args:
+        engine: vLLM's engine, which has a sentinel of vLLM's own.
+        connections: its connections.
+        address: of the keeper's store.
+    """
+    make, message = find("vllm.distributed.utils:init_gloo_process_group"), find("vllm.v1.engine:")
+
+    class RanksSentinel(type(engine.ft_sentinel)):  # type: ignore[misc]
+        """vLLM's sentinel of an engine, which can go on with other ranks.
 
         Attributes:
             change: number of the last change that was made.
         """
 
-        def __init__(self, engine: Any, parallel_config: Any) -> None:
-            super().__init__(engine, parallel_config)
+        def __init__(self) -> None:
+            super().__init__(engine, engine.ft_sentinel.parallel_config)
             self.change = self._tried = 0
             engine.ignore_start_dp_wave = joins()  # until its change
-            self._rank, self._ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
-            self._handle = engine._handle_client_request
-            engine._handle_client_request = self._handle_client_request
+            self._rank, self._ranks = self.parallel_config.data_parallel_rank, self.parallel_config.data_parallel_size
 
         def handle_command(self, client_idx: int, call_id: int, ft_args: dict[str, Any]) -> None:
             """Handles a command; vLLM refuses one if the engine runs, so a change stops it first."""
@@ -224,11 +221,15 @@ def install_in_engine(address: str) -> None:
             while self.status_type == message.EngineStatusType.HEALTHY and time.monotonic() < until_s:
                 time.sleep(WAIT_S)
 
-        def _handle_client_request(self, request_type: Any, request: Any) -> None:
-            if not isinstance(request, RanksChange):
-                self._handle(request_type, request)
-            elif request.number > self._tried:  # else the engine had noticed by itself
+        def stops(self, request: Any) -> bool:
+            """Returns False if a request to the engine is of vLLM's; True: it is a change that stops the engine no more.
+
+            Raises:
+                RankLost: if it is a change that the engine has not noticed by itself.
+            """
+            if isinstance(request, RanksChange) and request.number > self._tried:
                 raise RankLost(f"ranks {', '.join(map(str, request.dead))} are lost")
+            return isinstance(request, RanksChange)
 
         def _push_status(self) -> None:
             status = {"id": self.engine_index, "status": self.status_type.name.lower(), "change": self.change}
@@ -240,51 +241,46 @@ def install_in_engine(address: str) -> None:
             outputs.engine_index = self.engine_index
             self.engine.output_queue.put_nowait((0, outputs))
 
-    module.EngineCoreSentinel = ScalingSentinel
+    return RanksSentinel()
 
 
 # Worker
 
 
-def install_in_worker(address: str) -> None:
-    """Adds `change_ranks` to a worker's sentinel, and patches the sentinel to accept vLLM's stock all-to-all.
+def worker_sentinel(worker: Any, connections: GroupConnections, address: str) -> Any:
+    """Returns a sentinel of a worker that obeys `change_ranks`, and accepts vLLM's stock all-to-all.
 
-    Called before the worker is created.
+    Args:
+        worker: vLLM's worker. Its method `ranks_changed` is called with the expert-parallel ranks by their old numbers (None:
+            it joins), and by those at the start.
+        connections: its connections.
+        address: of the keeper's store.
     """
-    module, backends = find("vllm.v1.worker.gpu_worker:"), find("vllm.v1.worker.sentinel.gpu_worker_sentinel:")
-    backends.FT_BACKEND_SET = backends.FT_BACKEND_SET | {BACK_END}
-    connections, moving = GroupConnections(), threading.Event()
-    connections.watch(address)
-    connections.begin(0)
-    connections.end_waits()
-    if joins():
-        begin_alone()
-    serving = find("vllm.distributed.eplb.eplb_state:")
-    rearrange = serving.rearrange_expert_weights_inplace
+    moving = threading.Event()
 
-    @functools.wraps(rearrange)
-    def rearrange_and_note(*args: Any, **named: Any) -> None:
-        moving.set()  # and so it stays after an error
-        rearrange(*args, **named)
-        moving.clear()
+    def noted(rearrange: Any) -> Any:
+        @functools.wraps(rearrange)
+        def rearrange_and_note(*args: Any, **named: Any) -> None:
+            moving.set()  # and so it stays after an error
+            rearrange(*args, **named)
+            moving.clear()
 
-    serving.rearrange_expert_weights_inplace = rearrange_and_note
+        return rearrange_and_note
 
-    class ScalingWorkerSentinel(module.WorkerSentinel):  # type: ignore[misc, name-defined]
-        """vLLM's sentinel of a worker, which can form its groups anew with other ranks.
+    replace(REARRANGE, noted)
 
-        A worker's `ranks_changed`, if any, is called with the expert-parallel ranks by their old numbers (None: it joins), and
-        by those at the start.
-        """
+    class RanksWorkerSentinel(find("vllm.v1.worker.sentinel.gpu_worker_sentinel:WorkerSentinel")):  # type: ignore[misc]
+        """vLLM's sentinel of a worker, which can form its groups anew with other ranks."""
 
-        def __init__(self, worker: Any) -> None:
-            super().__init__(worker)
+        def __init__(self) -> None:  # vLLM's own refuses the stock all-to-all
+            self.worker = worker
+            self.dp_rank, self.dp_size = worker.parallel_config.data_parallel_rank, worker.parallel_config.data_parallel_size
             self._alive = tuple(range(self.dp_size))
             connections.begin(0)
 
         def change_ranks(self, request: Any) -> None:
             """Forms all groups anew, and EPLB's maps of the slots of their ranks. A collective call."""
-            change, worker = RanksChange.read(request.params, self.dp_size), self.worker
+            change = RanksChange.read(request.params, self.dp_size)
             connections.begin(change.number)
             self._clean_worker_state()
             parallel = worker.vllm_config.parallel_config
@@ -301,14 +297,13 @@ def install_in_worker(address: str) -> None:
             self._alive = change.alive  # from here to `connect_balancer` no other rank is waited for
             hold_slots(worker, slots)
             moving.clear()
-            if (ranks_changed := getattr(worker, "ranks_changed", None)) is not None:
-                places = [(before.get(peer), peer * size, n) for peer in change.alive for n in range(size)]
-                ranks_changed([None if at is None else at + n for at, _, n in places], [start + n for _, start, n in places])
+            places = [(before.get(peer), peer * size, n) for peer in change.alive for n in range(size)]
+            worker.ranks_changed([None if at is None else at + n for at, _, n in places], [start + n for _, start, n in places])
             connect_balancer(worker)
             if torch.cuda.is_available() and ranks > 1:
                 worker.elastic_ep_executor.warm_and_capture()  # graphs know the old communicators
 
-    module.WorkerSentinel = ScalingWorkerSentinel
+    return RanksWorkerSentinel()
 
 
 def form_groups(worker: Any, store: Store, within: timedelta) -> None:
@@ -358,21 +353,17 @@ def install_in_server(address: str) -> None:
     Raises:
         BadInput: if this vLLM fails the API checks, or the environment has no secret.
     """
-    check_api("survive")
+    check_api("survive", "engines", "reload")
     if not (secret := os.environ.get(SECRET)):
         raise BadInput(f"fault_store: expected {SECRET}, with which `aurora vllm` starts servers, found none")
-    os.environ[VARIABLE] = address  # for its engine and workers
-    commands = find("vllm.entrypoints.serve.fault_tolerance.api_router:")
-    commands._ALLOWED_INSTRUCTIONS.add(INSTRUCTION)
-    require_secret(commands, secret)
-    module = find("vllm.v1.engine.utils:")
+    coordinator = coordinator_of(address)
+    replace(VALIDATE, lambda validate: secured(validate, secret))
 
     class KeptCoordinator:
         """The coordinator of the keeper's, as vLLM's server of rank 0 sees its own: it does not end with that server."""
 
         def __init__(self, *_args: Any, **_named: Any) -> None:
-            addresses = json.loads(connect(address, KEEPER_STARTS).get("coordinator"))
-            self._front, self._output, self._input = addresses
+            self._front, self._output, self._input = coordinator
             self._pipe = multiprocessing.Pipe(duplex=False)  # never ready
             self.proc = self
             self.pid, self.name, self.exitcode, self.sentinel = 0, "coordinator", None, self._pipe[0].fileno()
@@ -386,23 +377,30 @@ def install_in_server(address: str) -> None:
         def shutdown(self, timeout: float | None = None) -> None:
             """Leaves it to the keeper."""
 
-    module.DPCoordinator = KeptCoordinator
+    replace(COORDINATOR, lambda _: KeptCoordinator)
     if joins():
-        start_without_others(json.loads(connect(address, KEEPER_STARTS).get("coordinator")))
+        start_without_others(coordinator)
 
 
-def require_secret(commands: Any, secret: str) -> None:
-    """Patches vLLM's module of fault-tolerance commands to answer 403 to bodies without the parent's secret."""
-    validate = commands._validate_payload
+def coordinator_of(address: str) -> tuple[str, str, str]:
+    """Returns the addresses of the coordinator that the keeper holds, whose store is at `address`."""
+    return tuple(json.loads(connect(address, KEEPER_STARTS).get("coordinator")))
+
+
+def secured(validate: Any, secret: str) -> Any:
+    """Returns vLLM's check of commands, which takes `change_ranks` too, and answers 403 to bodies without the secret."""
+    refuse = validate.__globals__["HTTPException"]
 
     @functools.wraps(validate)
     def validate_payload(body: Any) -> Any:
         given = body.get("secret") if isinstance(body, dict) else None
         if not hmac.compare_digest(str(given).encode(errors="replace"), secret.encode()):
-            raise commands.HTTPException(403, "secret: expected that of the `aurora vllm` that started this server")
-        return validate(body)
+            raise refuse(403, "secret: expected that of the `aurora vllm` that started this server")
+        if body.get("instruction") != INSTRUCTION:
+            return validate(body)
+        return INSTRUCTION, validate({**body, "instruction": "retry"})[1]
 
-    commands._validate_payload = validate_payload
+    return validate_payload
 
 
 def keep(descriptor: int, folder: str) -> None:

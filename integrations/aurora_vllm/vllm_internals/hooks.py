@@ -1,45 +1,75 @@
-"""Hooks into vLLM where it reads its options and where a worker starts, installed before any configuration exists.
-
-Settings are checked in the first process of a server, before anything is loaded.
-"""
+"""Hook into vLLM where it reads its options: settings are checked in a server's first process, before anything is loaded."""
 
 import functools
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.errors import BadInput
 from aurora.io import load_plan
-from aurora_vllm.peer_ranks import end_with_parent
-from aurora_vllm.rank_progress import FOLDER, RankFiles, naming_lost_ranks
-from aurora_vllm.settings import SHARED_FOLDER, Settings, check_files, misspelt, read_settings
-from aurora_vllm.vllm_internals.api_checks import find, lacks, needed
-from aurora_vllm.vllm_internals.conditions import check_conditions, expert_parallel_ranks
-from aurora_vllm.vllm_internals.cpu import accept_eplb, repair_cpu, repair_eplb
+from aurora_vllm.rank_progress import naming_lost_ranks, status_files
+from aurora_vllm.settings import PREFIX, Settings, check_files, misspelt, read_settings
+from aurora_vllm.vllm_internals.api_checks import lacks
+from aurora_vllm.vllm_internals.conditions import check_conditions, check_platform, expert_parallel_ranks
+from aurora_vllm.vllm_internals.engine import ENGINE_TARGET, run_engine
 from aurora_vllm.vllm_internals.local_stores import listen_on_loopback
 from aurora_vllm.vllm_internals.patches import within
+from aurora_vllm.vllm_internals.replaced import replace, replaced
 from aurora_vllm.vllm_internals.requests import choose_ranks
-from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
+from aurora_vllm.vllm_internals.worker import take_worker
 
 LOG = logging.getLogger("vllm.aurora")
-WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
+ENGINE_CONFIG = "vllm.engine.arg_utils:EngineArgs.create_engine_config"
+UNFINISHED = "vllm.config:ParallelConfig.has_unfinished_dp"
 SERVER = "OPENAI_API_SERVER"  # vLLM's name for `vllm serve`
+
+
+def settings_in_sight() -> bool:
+    """Returns True if this process may be given settings: by a variable, the command line, or the caller's EngineArgs.
+
+    vLLM calls the plugin before it reads its options, and in processes that read none. A call by anybody else counts as asking.
+    """
+    if any(name.startswith(PREFIX[:3]) for name in os.environ):
+        return True
+    frame, called_by_vllm = inspect.currentframe(), False
+    while frame is not None:
+        called_by_vllm = called_by_vllm or frame.f_code.co_name == "load_general_plugins"
+        if getattr(frame.f_locals.get("self"), "additional_config", None):
+            return True
+        frame = frame.f_back
+    return not called_by_vllm or _on_command_line(sys.argv[1:])
+
+
+def _on_command_line(words: list[str]) -> bool:
+    """Returns True if a command line, or the file that its --config names, has an --additional-config."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = word.replace("_", "-").partition("=")
+        if name.startswith("--add"):
+            return True
+        if name == "--config":
+            with suppress(OSError, UnicodeDecodeError):
+                return "additional" in Path(word.partition("=")[2] if value else following).read_text()
+    return False
 
 
 def install_settings_check() -> None:
     """Patches vLLM to check the plugin's settings when it creates its configuration. Idempotent.
 
-    Processes that do not read vLLM's options stay unchanged.
+    Processes that do not read vLLM's options, and those without settings in sight, stay unchanged.
     """
-    engine_args: Any = getattr(sys.modules.get("vllm.engine.arg_utils"), "EngineArgs", None)
-    original = getattr(engine_args, "create_engine_config", None)
-    if original is None or getattr(original, "_aurora", False):
-        return
+    if "vllm.engine.arg_utils" in sys.modules and not replaced(ENGINE_CONFIG) and settings_in_sight():
+        replace(ENGINE_CONFIG, _checked)
+
+
+def _checked(original: Any) -> Any:
+    """Returns vLLM's `create_engine_config`, which checks the plugin's settings and has vLLM make the plugin's worker."""
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **named: Any) -> Any:
@@ -47,33 +77,45 @@ def install_settings_check() -> None:
         reports = not torchrun or os.environ.get("RANK") == "0"
         with _as_one_sentence(*args, **named):
             settings = check_settings(getattr(self, "additional_config", None), reports)
-            if settings is not None and find("vllm.platforms:current_platform").is_cpu():
-                accept_eplb()
-            config = original(self, *args, **named)
             if settings is None:
-                return config
+                return original(self, *args, **named)
+            check_platform(self)
+            config = original(self, *args, **named)
             if settings.plan is not None:
                 set_redundant_experts(config, settings.plan)
             check_conditions(settings, config)
-            listen_on_loopback()
-            if settings.fault_store is not None:
-                from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
-
-                install_in_server(settings.fault_store)
-            if settings.requests != "stock":
-                choose_ranks(settings.requests)
-            # not earlier: vLLM first says where metrics are collected
-            from aurora_vllm.served_metrics import open_status_folder
-
-            open_status_folder()
+            _install(settings, config, torchrun, reports)
         return config
 
-    create_engine_config._aurora = True  # type: ignore[attr-defined]
-    engine_args.create_engine_config = create_engine_config
+    return create_engine_config
+
+
+def _install(settings: Settings, config: Any, torchrun: bool, reports: bool) -> None:
+    """Has vLLM make the plugin's worker and engine, and does what settings ask for in a server's first process."""
+    for lack in chain(lacks("server"), take_worker(config.parallel_config)):
+        if settings.required:
+            raise BadInput(lack)
+        LOG.log(logging.WARNING if reports else logging.DEBUG, "aurora: %s; vLLM is left as it is", lack)
+        return
+    if not replaced(ENGINE_TARGET):
+        replace(ENGINE_TARGET, lambda _: staticmethod(run_engine))
+    if torchrun and not replaced(UNFINISHED):
+        replace(UNFINISHED, lambda original: staticmethod(within(lambda: naming_lost_ranks(status_files()))(original)))
+    listen_on_loopback()
+    if settings.fault_store is not None:
+        from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
+
+        install_in_server(settings.fault_store)
+    if settings.requests != "stock":
+        choose_ranks(settings.requests)
+    # not earlier: vLLM first says where metrics are collected
+    from aurora_vllm.served_metrics import open_status_folder
+
+    open_status_folder()
 
 
 def check_settings(additional: Any, reports: bool) -> Settings | None:
-    """Checks the settings; warns of probably misspelt names, and of a vLLM whose workers the plugin cannot wrap.
+    """Checks the settings; warns of probably misspelt names.
 
     Returns the settings; None if the plugin is not configured.
 
@@ -82,8 +124,7 @@ def check_settings(additional: Any, reports: bool) -> Settings | None:
         reports: True: this process logs the warnings.
 
     Raises:
-        BadInput: if a setting is invalid, or the plan's file is not a plan; or if the plugin is required, and cannot wrap this
-            vLLM's workers.
+        BadInput: if a setting is invalid, or the plan's file is not a plan.
     """
     additional = additional if isinstance(additional, dict) else {}
     for sentence in misspelt(additional, os.environ) if reports else ():
@@ -93,10 +134,6 @@ def check_settings(additional: Any, reports: bool) -> Settings | None:
     settings = read_settings(additional.get("aurora"), os.environ)
     if settings is not None:
         check_files(settings)
-        for lack in lacks("hook"):
-            if settings.required:
-                raise BadInput(lack)
-            LOG.log(logging.WARNING if reports else logging.DEBUG, "aurora: %s; vLLM is left as it is", lack)
     return settings
 
 
@@ -128,82 +165,3 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
     if redundant and (placement.gpus, placement.experts) == (ranks, config.model_config.get_num_experts()):
         parallel.eplb_config.num_redundant_experts = redundant
         LOG.info("aurora: the plan needs --eplb-config.num_redundant_experts %d", redundant)
-
-
-def install_worker_hook() -> None:
-    """Patches vLLM's worker to call `prepare_worker` in `init_device`. Idempotent; no-op if vLLM lacks that method."""
-    if any(lacks("hook")):  # `check_settings` says so, if the plugin is configured
-        return
-    wrapper = find(WORKER)
-    if getattr(wrapper.init_device, "_aurora", False):
-        return
-    original = wrapper.init_device
-
-    @functools.wraps(original)
-    def init_device(self: Any) -> None:
-        start = prepare_worker(self.vllm_config)
-        original(self)
-        if start is not None:
-            start(self.worker)
-
-    init_device._aurora = True  # type: ignore[attr-defined]
-    wrapper.init_device = init_device
-
-
-def install_dp_hook() -> None:
-    """Patches the waits of data-parallel engines between passes, so that their errors name the lost ranks. Idempotent.
-
-    Lost ranks are found by the server's status files, which exist only if the plugin is configured.
-    """
-    for check in needed("engines"):
-        with suppress(ImportError, AttributeError):  # a vLLM without it names no lost rank there
-            parallel, original = find(check.where.rpartition(".")[0]), find(check.where)
-            if not getattr(original, "_aurora", False):
-                wrapped = within(lambda: naming_lost_ranks(_files()))(original)
-                wrapped._aurora = True  # type: ignore[attr-defined]
-                setattr(parallel, check.name, staticmethod(wrapped))
-
-
-def _files() -> RankFiles | None:
-    """The status files of the server's ranks; None if there are none."""
-    files = RankFiles(Path(folder)) if (folder := os.environ.get(SHARED_FOLDER, os.environ.get(FOLDER))) else None
-    return files if files is not None and files.ranks else None
-
-
-def prepare_worker(config: Any) -> Callable[[Any], None] | None:
-    """Installs the patches that the settings require.
-
-    Without settings, or if this vLLM fails an API check, vLLM stays unchanged; a failed check is logged once.
-
-    Args:
-        config: vLLM's configuration.
-
-    Returns:
-        A function to call with the worker once its ranks are connected; None if nothing must be called.
-
-    Raises:
-        BadInput: if the settings are none, on a host with other variables than the one that checked them first.
-        RankFailed: if an API check fails, and the settings say that the plugin is required.
-    """
-    section = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
-    if (settings := read_settings(section, os.environ)) is None:
-        return None
-    refusal, on_cpu = None, bool(find("vllm.platforms:current_platform").is_cpu())
-    on_cpus = ("CPU", *(("EPLB-accepted-on-CPU", "EPLB-on-CPU") if config.parallel_config.enable_eplb else ()))
-    for lack in lacks("workers", "V2" if getattr(config, "use_v2_model_runner", False) else "V1", *(on_cpus if on_cpu else ())):
-        from aurora_vllm.plugin_status import PluginStatus  # not earlier: vLLM first says where metrics are collected
-
-        number = process_number(config.parallel_config)  # ranks cannot be asked to agree
-        PluginStatus(settings, config.model_config.served_model_name, number, number == 0).report_disabled(lack)
-        return None
-    if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
-        refusal = f"another plugin has taken RoutedExperts, by {other}"
-    elif on_cpu and (config.parallel_config.enable_expert_parallel or config.parallel_config.data_parallel_size > 1):
-        repair_cpu()
-        if config.parallel_config.enable_eplb:
-            repair_eplb()
-    listen_on_loopback()
-    end_with_parent()  # vLLM's workers outlive an engine that is killed while they wait for another rank
-    startup = WorkerStartup(settings, config, refusal)
-    startup.install_patches()
-    return startup.start

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from aurora_vllm.settings import JOINS
-from aurora_vllm.vllm_internals.api_checks import check_api, find
+from aurora_vllm.vllm_internals.api_checks import check_api
+from aurora_vllm.vllm_internals.replaced import replace, restore
 
-ENGINE = "vllm.v1.engine.core:EngineCoreProc"
 NO_PYNCCL = "VLLM_DISABLE_PYNCCL"  # which would wait for the others
-_undo: list[Callable[[], None]] = []
+STARTUP = "vllm.v1.engine.utils:wait_for_engine_startup"
+NEW_GROUP = "torch.distributed:new_group"
+SAME_NODE = "vllm.distributed.parallel_state:in_the_same_node_as"
+_ours = dict[str, str]()  # variables that `begin_alone` has set
 
 
 def joins() -> bool:
@@ -28,7 +29,7 @@ def joins() -> bool:
 
 
 def start_without_others(coordinator: tuple[str, str, str]) -> None:
-    """Patches a server to start its engine without a handshake with rank 0's server or other ranks' engines.
+    """Patches a server to start without a handshake with other ranks' engines; its engine has none with rank 0's server.
 
     Args:
         coordinator: three addresses of vLLM's coordinator: for servers, for the output of engines, for their input.
@@ -37,65 +38,43 @@ def start_without_others(coordinator: tuple[str, str, str]) -> None:
         BadInput: if this vLLM fails the API checks.
     """
     check_api("join")
-    module = find("vllm.v1.engine.utils:")
-    wait = module.wait_for_engine_startup
 
-    class OwnEngines(module.CoreEngineProcManager):  # type: ignore[misc, name-defined]
-        """Starts engines that know their own server alone."""
+    def own(wait: Any) -> Any:
+        def wait_for_own(
+            socket: Any, engines: list[Any], parallel: Any, coordinated: bool, cache: Any, launch: Any
+        ) -> None:  # fmt: skip
+            addresses = launch.addresses
+            addresses.frontend_stats_publish_address, addresses.coordinator_output, addresses.coordinator_input = coordinator
+            wait(socket, [engine for engine in engines if engine.local], parallel, coordinated, cache, launch)
 
-        def __init__(self, *args: Any, **named: Any) -> None:
-            address = named.get("client_handshake_address") or named["handshake_address"]
-            super().__init__(*args, **named | {"handshake_address": address, "client_handshake_address": None})
+        return wait_for_own
 
-    def wait_for_own(socket: Any, engines: list[Any], parallel: Any, coordinated: bool, cache: Any, launch: Any) -> None:
-        addresses = launch.addresses
-        addresses.frontend_stats_publish_address, addresses.coordinator_output, addresses.coordinator_input = coordinator
-        wait(socket, [engine for engine in engines if engine.local], parallel, coordinated, cache, launch)
-
-    module.CoreEngineProcManager, module.wait_for_engine_startup = OwnEngines, wait_for_own
-    find(ENGINE).run_engine_core = staticmethod(run_alone)
+    replace(STARTUP, own)
 
 
-def run_alone(*args: Any, **named: Any) -> None:
-    """Runs vLLM's engine, whose arguments it takes, in a data-parallel group that contains only this rank."""
-    parallel, make = find("vllm.config:ParallelConfig"), find("vllm.distributed.utils:init_gloo_process_group")
+def begin_alone(rank: int, ranks: int) -> None:
+    """Makes process groups created until `end_alone` fakes, whose collectives return this rank's input.
 
-    def own_group(self: Any, return_store: bool = False) -> Any:
-        store = HashStore()
-        group = make(store, 0, 1, self.cpu_distributed_timeout or dist.distributed_c10d.default_pg_timeout)
-        return (group, store) if return_store else group
+    Args:
+        rank: this process's global rank.
+        ranks: number of the servers' ranks.
+    """
+    fakes = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=fakes.FakeStore(), rank=rank, world_size=ranks)  # vLLM takes the one that there is
 
-    parallel.stateless_init_dp_group = own_group
-    find(f"{ENGINE}.run_engine_core")(*args, **named)
+    def fake(new: Any) -> Any:
+        return lambda ranks=None, *_args, **_named: new(ranks, backend="fake")
 
-
-def begin_alone() -> None:
-    """Replaces process groups created until `end_alone` by fakes, whose collectives return this rank's input."""
-    init, new = dist.init_process_group, dist.new_group
-    fakes, state = importlib.import_module("torch.testing._internal.distributed.fake_pg"), "vllm.distributed.parallel_state:"
-
-    def init_alone(*_args: Any, rank: int, world_size: int, **_named: Any) -> None:
-        init("fake", store=fakes.FakeStore(), rank=rank, world_size=world_size)
-
-    def new_alone(ranks: Any = None, *_args: Any, **_named: Any) -> Any:
-        return new(ranks, backend="fake")
-
-    def on_one_host(group: Any, source_rank: int = 0) -> list[bool]:
-        return [True] * dist.get_world_size(group)
-
-    balancer = find("vllm.distributed.eplb.eplb_state:")
-    for owner, name, function in (
-        (dist, "init_process_group", init_alone), (dist, "new_group", new_alone),
-        (find(state), "in_the_same_node_as", on_one_host), (balancer, "in_the_same_node_as", on_one_host),
-    ):  # fmt: skip
-        _undo.append(lambda owner=owner, name=name, real=getattr(owner, name): setattr(owner, name, real))  # type: ignore[misc]
-        setattr(owner, name, function)
+    replace(NEW_GROUP, fake)
+    replace(SAME_NODE, lambda _: lambda group, source_rank=0: [True] * dist.get_world_size(group))
     if NO_PYNCCL not in os.environ:
-        os.environ[NO_PYNCCL] = "1"
-        _undo.append(lambda: os.environ.__delitem__(NO_PYNCCL))
+        _ours[NO_PYNCCL] = os.environ[NO_PYNCCL] = "1"
 
 
 def end_alone() -> None:
     """Undoes `begin_alone`: process groups created from now on are real."""
-    while _undo:
-        _undo.pop()()
+    restore(NEW_GROUP)
+    restore(SAME_NODE)
+    for name in _ours:
+        del os.environ[name]
+    _ours.clear()

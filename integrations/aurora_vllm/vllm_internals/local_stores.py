@@ -1,24 +1,28 @@
 """Stores of torch.distributed that listen on loopback alone where that is their address; torch's listen on all interfaces."""
 
-import importlib
+import functools
 import socket
-from functools import partial
 from typing import Any
 
+from aurora_vllm.vllm_internals.replaced import replace, replaced
+
 LOOPBACK = "127.0.0.1"
-MAKERS = ("torch.distributed.rendezvous", "vllm.distributed.utils")  # modules that make the stores of ranks
+STORE = "torch.distributed:TCPStore.__init__"
 
 
 def listen_on_loopback() -> None:
-    """Patches MAKERS to make stores by `local_store`."""
-    for name in MAKERS:
-        module: Any = importlib.import_module(name)
-        module.TCPStore = partial(local_store, module.TCPStore)
+    """Patches torch's TCP store: as a server whose address is LOOPBACK it listens there alone. Idempotent."""
+    if not replaced(STORE):
+        replace(STORE, _local)
 
 
-def local_store(make: Any, *args: Any, **named: Any) -> Any:
-    """Returns a store that `make` makes with these arguments; a server whose address is LOOPBACK listens there alone."""
-    if named.get("is_master") and named.get("host_name") == LOOPBACK and "master_listen_fd" not in named:
-        listener = socket.create_server((LOOPBACK, named["port"]))
-        named |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
-    return make(*args, **named)
+def _local(original: Any) -> Any:
+    @functools.wraps(original)
+    def create(self: Any, host_name: str, port: int, *args: Any, **named: Any) -> None:
+        if named.get("is_master") and host_name == LOOPBACK and "master_listen_fd" not in named:
+            listener = socket.create_server((LOOPBACK, port))
+            port = listener.getsockname()[1]
+            named["master_listen_fd"] = listener.detach()
+        original(self, host_name, port, *args, **named)
+
+    return create

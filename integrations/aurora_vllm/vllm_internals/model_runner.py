@@ -1,156 +1,78 @@
-"""Wraps a worker's model runner, so that the plugin is called at forward passes, after loading and for commands."""
+"""Begins to serve a loaded model: finds its MoE layers, and what is recorded, followed and watched of them."""
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aurora.errors import BadInput
-from aurora_vllm.rank_progress import RankProgress, naming_lost_ranks
-from aurora_vllm.stuck_rank import ENDED, MOVES, NO_BALANCER, PLANS, READY, RESTS, STEP, WAITS
-from aurora_vllm.vllm_internals.api_checks import MOE, ApiCheck, check_api, find, lacks, needed
-from aurora_vllm.vllm_internals.cpu import register_with_eplb
+from aurora_vllm.stuck_rank import ENDED, MOVES, NO_BALANCER, READY, RESTS, STEP, WAITS
+from aurora_vllm.vllm_internals.api_checks import MOE, check_api, find, lacks
+from aurora_vllm.vllm_internals.expert_moves import TRANSFER
 from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engine_alltoall, within
+from aurora_vllm.vllm_internals.replaced import replace
 
 if TYPE_CHECKING:
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
     from aurora_vllm.worker_integration import WorkerIntegration
 
 LOG = logging.getLogger("vllm.aurora")
+STEPS = "vllm.v1.worker.dp_utils:_synchronize_dp_ranks", "vllm.v1.worker.gpu.dp_utils:sync_cudagraph_and_dp_padding"
 ROUTER_BIAS = "e_score_correction_bias"  # of all ranks' experts; vLLM keeps it beside this rank's weights
 
 
-def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any) -> None:
-    """Wraps methods of a vLLM worker and its model runner.
-
-    Args:
-        worker: vLLM's worker; a method `aurora` for `collective_rpc` is added to it.
-        patched: state that the patches share, with the integration.
-        config: vLLM's configuration.
-    """
-    integration = patched.integration
-    assert integration is not None
-    runner = worker.model_runner
-    execute, dummy, load = runner.execute_model, runner._dummy_run, worker.load_model
-    warm_up, warm = worker.compile_or_warm_up_model, False
-
-    @functools.wraps(execute)
-    def execute_model(scheduler_output: Any, *args: Any, **named: Any) -> Any:
-        real_tokens = scheduler_output.total_num_scheduled_tokens if warm and not named.get("dummy_run") else 0
-        with naming_lost_ranks(integration.files), integration.forward_pass(real_tokens) if real_tokens else nullcontext():
-            return execute(scheduler_output, *args, **named)  # without tokens it calls `_dummy_run`, runs no pass, or warms up
-
-    @functools.wraps(dummy)
-    def dummy_run(*args: Any, **named: Any) -> Any:
-        with naming_lost_ranks(integration.files), integration.forward_pass(0):
-            return dummy(*args, **named)
-
-    @functools.wraps(load)
-    def load_model(*args: Any, **named: Any) -> Any:
-        loaded = load(*args, **named)
-        if config.parallel_config.enable_eplb and find("vllm.platforms:current_platform").is_cpu():
-            register_with_eplb(runner, config)
-        _begin_serving(runner.model, patched, config, getattr(runner, "eplb_state", None))
-        return loaded
-
-    if (sample := getattr(runner, "sample_tokens", None)) is not None:
-
-        @functools.wraps(sample)
-        def sample_tokens(*args: Any, **named: Any) -> Any:
-            with naming_lost_ranks(integration.files):
-                integration.progress.leave()
-                sampled = sample(*args, **named)  # EPLB moves experts in it
-                integration.progress.idle()
-                return sampled
-
-        runner.sample_tokens = sample_tokens
-
-    @functools.wraps(warm_up)
-    def compile_or_warm_up_model(*args: Any, **named: Any) -> Any:
-        nonlocal warm
-        warm = False  # the second model runner warms up by scheduled passes, whose tokens are nobody's
-        warmed_up = warm_up(*args, **named)
-        warm = True
-        integration.progress.serve()
-        return warmed_up
-
-    if (capture := getattr(runner, "capture_model", None)) is not None:  # nothing may wait for the GPU during a capture
-        runner.capture_model = within(lambda: integration.records.between_passes)(capture)
-    watch_steps(integration.progress)
-    runner.execute_model, runner._dummy_run, worker.load_model = execute_model, dummy_run, load_model
-    worker.compile_or_warm_up_model = compile_or_warm_up_model
-    worker.aurora = MethodType(lambda _self, *words: integration.records.command(*words), worker)
-    worker.shutdown = MethodType(_ending(worker.shutdown, integration), worker)
+def watch_steps(integration: WorkerIntegration) -> None:
+    """Patches vLLM to record when this rank waits at the start of a pass, where ranks exchange token counts."""
+    for lack in lacks("steps"):
+        LOG.warning("aurora: no watchdog where passes begin: %s", lack)
+        return
+    for where in STEPS:
+        replace(where, within(lambda: integration.progress.exchange[STEP]))
 
 
-def watch_steps(progress: RankProgress) -> None:
-    """Patches vLLM to record in `progress` when this rank waits at the start of a pass, where ranks exchange token counts."""
-    for check in needed("steps"):
-        if check.missing() is None:
-            run_within(check, lambda: progress.exchange[STEP])
-
-
-def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
+def watch_balancer(patched: PatchedWorker, balancer: Any) -> Callable[[], tuple[str, int]] | None:
     """Returns a function that returns (state of EPLB's background thread, number of layers whose moves it has begun).
 
-    Returns None if there is no such thread, or if this vLLM fails the API checks.
+    Returns None if there is no such thread, and, with a warning, if this vLLM fails the API checks.
 
     Args:
+        patched: state that the patches share.
         balancer: vLLM's EplbState; None: EPLB is off.
     """
-    if balancer is None or not balancer.is_async or any(lacks("balancer")):
+    if balancer is None or not balancer.is_async:
         return None
-    doing, begun = RESTS, 0
+    for lack in lacks("balancer"):
+        LOG.warning("aurora: no watchdog of EPLB's background thread: %s", lack)
+        return None
+    begun = [0]
 
     @contextmanager
-    def at(activity: str) -> Iterator[None]:
-        nonlocal doing, begun
-        doing, begun = activity, begun + (activity == MOVES)
+    def moves() -> Iterator[None]:
+        begun[0] += 1
+        patched.balancer_does = MOVES
         yield
-        doing = RESTS
+        patched.balancer_does = RESTS
 
-    plan, move = needed("balancer")
-    run_within(plan, lambda: at(PLANS))
-    run_within(move, lambda: at(MOVES))
+    replace(TRANSFER, within(moves))
 
     def state() -> tuple[str, int]:
         if (thread := balancer.async_worker) is None:
             return NO_BALANCER, 0
         models = balancer.model_states.values()
-        activity = READY if any(model.pending_result is not None for model in models) else doing
+        activity = READY if any(model.pending_result is not None for model in models) else patched.balancer_does
         if activity == RESTS and any(model.rebalanced for model in models):
             activity = WAITS
-        return activity if thread.is_alive() else ENDED, begun
+        return activity if thread.is_alive() else ENDED, begun[0]
 
     return state
 
 
-def run_within(check: ApiCheck, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Makes the function of a module that a check is of run in a context manager."""
-    setattr(find(f"{check.where.partition(':')[0]}:"), check.name, within(context)(find(check.where)))
-
-
-def _ending(shutdown: Callable[[], None], integration: WorkerIntegration) -> Callable[[Any], None]:
-    """Writes the records before the worker shuts down, as it does on Ctrl-C and SIGTERM."""
-
-    @functools.wraps(shutdown)
-    def end_and_shut_down(_self: Any) -> None:
-        if integration.watchdog is not None:
-            integration.watchdog.end()
-        integration.records.end()
-        shutdown()
-
-    return end_and_shut_down
-
-
-def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: Any = None) -> None:
+def begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: Any = None) -> None:
     """Finds the loaded model's MoE layers, begins the integration's records, and to follow the traffic by EPLB's `balancer`."""
     integration = patched.integration
     assert integration is not None
@@ -176,7 +98,7 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     elif integration.served.physical_LP is not None and unplanned:
         integration.status.report_degraded("vLLM has no EPLB for this model, so the plan places no experts")
     if integration.watchdog is not None:
-        integration.watchdog.balancer = watch_balancer(balancer)
+        integration.watchdog.balancer = watch_balancer(patched, balancer)
     facts = _engine_facts(config, integration, sources, model)
     if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
         if balancer is None or not balancer.model_states:

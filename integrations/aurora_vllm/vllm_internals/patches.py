@@ -6,6 +6,7 @@ Until there is a WorkerIntegration, they behave as vLLM's own.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
-from aurora_vllm.stuck_rank import COMBINE, DISPATCH, PHASES
-from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MOE, find
+from aurora_vllm.stuck_rank import COMBINE, DISPATCH, PHASES, RESTS
+from aurora_vllm.vllm_internals.api_checks import LAYER_INDEX, MOE, find
+from aurora_vllm.vllm_internals.replaced import replace
 
 if TYPE_CHECKING:
     from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from aurora_vllm.worker_integration import WorkerIntegration
 
 
-EXPERT_MAP_KERNELS = frozenset(  # they honour an expert map in any sequence; on CPUs `repair_cpu` sees to it
+EXPERT_MAP_KERNELS = frozenset(  # they honour an expert map in any sequence; on CPUs, what tests add to vLLM
     {
         "ArmCPUUnquantizedExperts",
         "CPUUnquantizedExperts",
@@ -36,6 +38,7 @@ EXPERT_MAP_KERNELS = frozenset(  # they honour an expert map in any sequence; on
 
 
 _DISPATCH, _COMBINE = PHASES.index(DISPATCH), PHASES.index(COMBINE)
+MANAGER = "vllm.distributed.device_communicators.all2all:AgRsAll2AllManager"
 DRAFT = "draft_model."  # how layers of a separate draft model begin
 
 
@@ -64,7 +67,10 @@ class PatchedWorker:
         group: vLLM's expert-parallel group; None without expert parallelism.
         capturer: vLLM's object with the buffer to which routers write their choices; None: choices are not counted.
         layers: the model's MoE layers; empty until it is loaded.
-        live: adapts EPLB's physical experts to traffic; None: no adaptation.
+        live: adapts EPLB's physical experts to traffic; None: no adaptation, or not before serving begins.
+        balancer: vLLM's EplbState, of the model whose experts follow the traffic.
+        last_moves: the arguments of EPLB's last rearrangement; None: moves come all at once.
+        balancer_does: what EPLB's background thread does, one of BALANCERS.
         even: True: all ranks have equally many tokens now, as in timing runs. False: vLLM's forward context has the numbers.
         late_LP: (L, P) planned expert of each physical expert, if weights could not be loaded directly into them: EPLB moves
             them at its first rearrangement; None: all are in place.
@@ -77,6 +83,9 @@ class PatchedWorker:
         self.capturer: Any = None
         self.layers: list[Any] = []
         self.live: EplbMover | None = None
+        self.balancer: Any = None
+        self.last_moves: list[inspect.BoundArguments] | None = None
+        self.balancer_does = RESTS
         self.even = False
         self.late_LP: torch.Tensor | None = None
 
@@ -103,11 +112,9 @@ class PatchedWorker:
 def patch_routed_experts(worker: PatchedWorker) -> None:
     """Replaces vLLM's experts class by one that loads the planned experts of this rank and reports the router's choices."""
     routed_experts = find(f"{MOE}.routed_experts:RoutedExperts")
-    _register_experts(routed_experts, worker)
-    for kind in routed_experts.__subclasses__():
+    find("vllm.model_executor.model_loader.utils:get_model_architecture")(worker.config.model_config)
+    for kind in (routed_experts, *routed_experts.__subclasses__()):  # of the model's module too, as GPT-OSS's
         _register_experts(kind, worker)
-    # vLLM looks classes up by name, and models that bring their own, as GPT-OSS does, are imported later
-    routed_experts.__init_subclass__ = classmethod(lambda kind, **_named: _register_experts(kind, worker))
 
 
 def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
@@ -226,9 +233,11 @@ def check_kernel(quant_method: Any) -> None:
 
 def patch_all2all_manager(worker: PatchedWorker) -> None:
     """Replaces vLLM's all2all manager `allgather_reducescatter` by one that uses aurora's all-to-all where possible."""
-    vllm_manager = find(f"{ALL2ALL}:AgRsAll2AllManager")
+    replace(MANAGER, lambda vllm_manager: _ordered(vllm_manager, worker))
 
-    class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc, valid-type]
+
+def _ordered(vllm_manager: Any, worker: PatchedWorker) -> Any:
+    class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc]
         """Aurora's all-to-all if the layer's choices are known and all expert-parallel ranks take part; else vLLM's."""
 
         def _get_sizes(self, num_local_tokens: int, comm_group: Any) -> Any:
@@ -298,7 +307,7 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
                 return super().combine_into_output(hidden_states, output, is_sequence_parallel)
             return output.copy_(worker.integration.combine(hidden_states))
 
-    setattr(find(f"{ALL2ALL}:"), "AgRsAll2AllManager", OrderedAll2AllManager)  # noqa: B010
+    return OrderedAll2AllManager
 
 
 def engine_alltoall(worker: PatchedWorker, most_tokens: int, graphs: bool) -> EngineAllToAll | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Container, Mapping
@@ -14,13 +12,12 @@ from typing import Any
 
 from aurora_vllm.prompt_steps import POLL_S, IntervalChanges, IntervalPlanner, RankSteps, Step
 from aurora_vllm.request_ranks import RankPrompts, chosen_rank
-from aurora_vllm.settings import read_settings
-from aurora_vllm.vllm_internals.api_checks import find
+from aurora_vllm.settings import Settings
+from aurora_vllm.vllm_internals.replaced import replace, replaced
 
 LOG = logging.getLogger("vllm.aurora")
-API_ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
-CLIENT = "vllm.v1.engine.core_client:DPLBAsyncMPClient"
-CORE = "vllm.v1.engine.core"
+ADD = "vllm.v1.engine.async_llm:AsyncLLM._add_request"
+OUTPUTS = "vllm.v1.engine.core_client:DPLBAsyncMPClient.process_engine_outputs"
 
 
 def choose_ranks(rule: str) -> None:
@@ -29,27 +26,31 @@ def choose_ranks(rule: str) -> None:
     Args:
         rule: "cadence": prompts count as a whole until they are computed, since most steps compute none.
     """
-    engine, client = find(API_ENGINE), find(CLIENT)
-    original, ended = engine._add_request, client.process_engine_outputs
-    if getattr(original, "_aurora", False):
+    if replaced(ADD):
         return
+    replace(ADD, _ranked)
+    if rule == "tokens":
+        replace(OUTPUTS, _seen)
 
+
+def _ranked(original: Any) -> Any:
     @functools.wraps(original)
     async def add_request(self: Any, request: Any, *args: Any, **named: Any) -> Any:
         if request.sampling_params is not None and len(self.engine_core.core_engines) > 1:
             give_rank(self.engine_core, request, _Computing(self.output_processor.request_states))
         return await original(self, request, *args, **named)
 
-    @functools.wraps(ended)
+    return add_request
+
+
+def _seen(original: Any) -> Any:
+    @functools.wraps(original)
     async def process_engine_outputs(self: Any, outputs: Any) -> None:
-        await ended(self, outputs)
+        await original(self, outputs)
         if "_aurora_prompts" in self.__dict__ and (outputs.outputs or outputs.scheduler_stats is not None):
             step_ended(self, outputs.engine_index.to_bytes(2, "little"))
 
-    add_request._aurora = True  # type: ignore[attr-defined]
-    engine._add_request = add_request
-    if rule == "tokens":
-        client.process_engine_outputs = staticmethod(process_engine_outputs)
+    return staticmethod(process_engine_outputs)
 
 
 @dataclass
@@ -91,50 +92,34 @@ def step_ended(client: Any, engine: bytes) -> None:
     client._aurora_prompts[client.core_engines.index(engine)].stepped(client._aurora_computing, requests)
 
 
-def watch_prompts() -> None:
-    """Patches the engine of a data-parallel rank to watch its steps, and with `cadence` to keep to the planned interval.
+class PromptSteps:
+    """Watches the steps of a data-parallel rank's engine, and with `cadence` keeps to the planned interval between prompts.
 
-    Idempotent. Engines without the setting are left as they are.
+    Args:
+        engine: vLLM's engine, which is ready.
+        settings: the plugin's.
     """
-    engine: Any = getattr(sys.modules.get(CORE), "DPEngineCoreProc", None)
-    original = getattr(engine, "_should_throttle_prefills", None)
-    if original is None or getattr(original, "_aurora", False):
-        return
 
-    @functools.wraps(original)
-    def should_throttle_prefills(self: Any) -> bool:
-        if "_aurora_prompts" not in self.__dict__:
-            self._aurora_prompts = _started(self)
-        if (changes := self._aurora_prompts) is None:
-            return bool(original(self))
-        now = Step(self.current_wave, self.step_counter)
-        throttled = bool(original(self))
+    def __init__(self, engine: Any, settings: Settings) -> None:
+        limits = engine.vllm_config.scheduler_config
+        most_tokens = limits.max_num_batched_tokens
+        self._engine, self._changes = engine, IntervalChanges(
+            engine.dp_rank, engine.dp_size, RankSteps(most_tokens, limits.max_num_seqs, engine.batch_queue_size - 1),
+            IntervalPlanner(most_tokens, settings.ttft_s) if engine.dp_rank == 0 else None, settings.requests == "cadence",
+        )  # fmt: skip
+        threading.Thread(target=_exchange, args=(engine, self._changes), daemon=True, name="aurora-prompts").start()
+
+    def throttled(self, throttled: bool) -> bool:
+        """Returns whether the step that begins computes no new prompts; `throttled`: whether vLLM would have it so."""
+        engine, changes = self._engine, self._changes
+        now = Step(engine.current_wave, engine.step_counter)
         if changes.plans:
             throttled = not changes.opens(now)
-            self.scheduler.prefill_capacity_bound = False  # else a rank whose prompts did not all begin goes on alone
+            engine.scheduler.prefill_capacity_bound = False  # else a rank whose prompts did not all begin goes on alone
             if now == changes.plan[1]:
                 LOG.debug("aurora: interval %d begins in %s", changes.plan[0], tuple(now))
-        changes.steps.look(now, time.time(), self.scheduler.requests, self.scheduler.running, not throttled)
+        changes.steps.look(now, time.time(), engine.scheduler.requests, engine.scheduler.running, not throttled)
         return throttled
-
-    should_throttle_prefills._aurora = True  # type: ignore[attr-defined]
-    engine._should_throttle_prefills = should_throttle_prefills
-
-
-def _started(engine: Any) -> IntervalChanges | None:
-    """Starts the thread that reports the steps of a rank's engine. Returns its state; None if the settings ask for none."""
-    config = engine.vllm_config
-    additional = config.additional_config if isinstance(config.additional_config, dict) else {}
-    settings = read_settings(additional.get("aurora"), os.environ)
-    if settings is None or settings.requests == "stock":
-        return None
-    most_tokens, most_requests = config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
-    changes = IntervalChanges(
-        engine.dp_rank, engine.dp_size, RankSteps(most_tokens, most_requests, engine.batch_queue_size - 1),
-        IntervalPlanner(most_tokens, settings.ttft_s) if engine.dp_rank == 0 else None, settings.requests == "cadence",
-    )  # fmt: skip
-    threading.Thread(target=_exchange, args=(engine, changes), daemon=True, name="aurora-prompts").start()
-    return changes
 
 
 def _exchange(engine: Any, changes: IntervalChanges) -> None:

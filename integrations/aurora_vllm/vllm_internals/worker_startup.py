@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,9 @@ from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.settings import SHARED_FOLDER, Settings
 from aurora_vllm.vllm_internals.api_checks import find
 from aurora_vllm.vllm_internals.conditions import EPLB, PART, PLUGIN, Asked, effective_order, unmet
-from aurora_vllm.vllm_internals.eplb_policy import patch_eplb
+from aurora_vllm.vllm_internals.eplb_policy import register_policy
 from aurora_vllm.vllm_internals.joining_rank import joins
-from aurora_vllm.vllm_internals.model_runner import patch_model_runner
+from aurora_vllm.vllm_internals.model_runner import watch_steps
 from aurora_vllm.vllm_internals.patches import (
     PatchedWorker,
     cuda_graphs,
@@ -41,6 +40,9 @@ LOG = logging.getLogger("vllm.aurora")
 class WorkerStartup:
     """Starts the plugin in one worker process: `install_patches` before ranks are connected, `start` afterwards.
 
+    Attributes:
+        patched: state that the patches share.
+
     Args:
         settings: the plugin's settings.
         config: vLLM's configuration.
@@ -51,16 +53,16 @@ class WorkerStartup:
         self._config, self._refusal = config, refusal
         self._asked = Asked(settings, config)
         self._settings = replace(settings, order=effective_order(self._asked))
-        self._patched = PatchedWorker(config)
+        self.patched = PatchedWorker(config)
 
     def install_patches(self) -> None:
         """Patches the classes that build experts and all-to-alls, unless there is already a refusal."""
         if self._refusal is not None:
             return
-        patch_routed_experts(self._patched)
-        patch_all2all_manager(self._patched)
-        if self._config.parallel_config.enable_eplb and self._asked.moves and not any(unmet(self._asked, *EPLB)):
-            patch_eplb(self._patched)
+        patch_routed_experts(self.patched)
+        patch_all2all_manager(self.patched)
+        if self._config.parallel_config.enable_eplb and not any(unmet(self._asked, *EPLB)):
+            register_policy(self.patched)
         settings = self._settings
         by_messages = settings.order != "auto" or settings.colocate is not None or settings.all_to_all == "hierarchical"
         if settings.order not in ("stock", "push") and by_messages and cuda_graphs(self._config):
@@ -68,8 +70,21 @@ class WorkerStartup:
                 LOG.warning("aurora: CUDA graphs are off: the sizes of ordered messages are known on the host alone")
             disable_cuda_graphs(self._config)
 
-    def start(self, worker: Any) -> None:
-        """Agrees with the other ranks on the plan, connects to them, and patches the worker's model runner.
+    @property
+    def integration(self) -> WorkerIntegration:
+        """The plugin's part in this worker, which has started."""
+        assert self.patched.integration is not None
+        return self.patched.integration
+
+    @property
+    def keeps_company(self) -> bool:
+        """True if a rank without requests is asked for a batch, and then passes without tokens beside the others."""
+        parallel = self._config.parallel_config
+        by_torchrun = parallel.distributed_executor_backend == "external_launcher" and parallel.data_parallel_size > 1
+        return by_torchrun and self._asked.runner == "V1"
+
+    def start(self) -> bool:
+        """Agrees with the other ranks on the plan, and connects to them. Returns whether the plugin has a part in this worker.
 
         Raises:
             RankFailed: if the ranks refuse the plan, and the setting `required` is True.
@@ -90,7 +105,7 @@ class WorkerStartup:
             for sentence in unmet(self._asked, *PART):
                 integration.status.report_degraded(sentence)
         if self._refusal is not None:  # nothing was patched
-            return
+            return False
         if group is not None:
             cluster = integration.served.cluster
             integration.connect(lambda: _transport(group, cluster))
@@ -103,28 +118,27 @@ class WorkerStartup:
         if folders:
             first = next(iter(folders.values()))  # the folder of the first of these ranks, for all of them
             self._watch(integration, integration.rank, list(folders), os.environ.get(SHARED_FOLDER, first))
-        self._patched.integration, self._patched.group = integration, group
-        patch_model_runner(worker, self._patched, self._config)
-        if self._settings.fault_store is not None:
-            worker.ranks_changed = partial(self._change_ranks, integration)
+        self.patched.integration, self.patched.group = integration, group
+        watch_steps(integration)
+        return True
 
-    def _change_ranks(self, integration: WorkerIntegration, ranks_before: Sequence[int | None], numbers: list[int]) -> None:
+    def change_ranks(self, ranks_before: Sequence[int | None], numbers: Sequence[int]) -> None:
         """Continues in vLLM's new groups.
 
         Args:
-            integration: the plugin of this worker.
             ranks_before: the ranks of these groups by their numbers until now; None: one that joins.
             numbers: the same ranks by their numbers at the start.
         """
+        integration = self.integration
         number = numbers[ranks_before.index(integration.rank)]
-        self._patched.group = group = find("vllm.distributed.parallel_state:get_ep_group")()
+        self.patched.group = group = find("vllm.distributed.parallel_state:get_ep_group")()
         integration.change_ranks(ranks_before, lambda: _transport(group, None))
-        if self._patched.capturer is not None:
-            self._patched.capturer.dp_rank = self._config.parallel_config.data_parallel_rank
+        if self.patched.capturer is not None:
+            self.patched.capturer.dp_rank = self._config.parallel_config.data_parallel_rank
         if integration.watchdog is not None:
-            integration.watchdog.keep(numbers)
+            integration.watchdog.keep(list(numbers))
         elif joins():
-            self._watch(integration, number, numbers, os.environ.get(SHARED_FOLDER, ""))
+            self._watch(integration, number, list(numbers), os.environ.get(SHARED_FOLDER, ""))
             integration.progress.serve()
 
     def _watch(self, integration: WorkerIntegration, number: int, ranks: list[int], folder: str) -> None:

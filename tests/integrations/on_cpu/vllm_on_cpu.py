@@ -1,21 +1,51 @@
-"""Adds to vLLM on CPUs: expert parallelism in its kernels, collectives with unequal sizes, and its load balancer (EPLB)."""
+"""Adds to vLLM on CPUs, on which it is tested here: expert parallelism, its load balancer (EPLB), and waits that end.
+
+A plugin of vLLM's of its own, which no wheel contains: `export PYTHONPATH=tests/integrations/on_cpu` installs it.
+"""
 
 import functools
 import inspect
+import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]
 
-from aurora_vllm.vllm_internals.api_checks import EPLB_STATE, MOE, find, lacks
+POINT_TO_POINT = {int(kind) for kind in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
+PART_S = 1.0  # of a wait for a collective, after which it may be given up
+
+
+def register() -> None:
+    """Adds what a process of vLLM's lacks on CPUs: its configuration here, what a worker needs when that starts. Idempotent."""
+    import vllm.config.parallel as parallel
+    from vllm.v1.worker.worker_base import WorkerWrapperBase as Wrapper
+
+    if isinstance(parallel.current_platform, CpuWithEplb) or not parallel.current_platform.is_cpu():
+        return
+    parallel.current_platform = CpuWithEplb(parallel.current_platform)
+    start = Wrapper.init_device
+
+    @functools.wraps(start)
+    def init_device(self: Any) -> None:
+        config = self.vllm_config.parallel_config
+        if config.enable_expert_parallel or config.data_parallel_size > 1:
+            repair_cpu()
+            if config.enable_eplb:
+                repair_eplb()
+        start(self)
+
+    Wrapper.init_device = init_device
+    end_waits()
 
 
 def repair_cpu() -> None:
     """Patches CPU kernels to skip experts of other ranks, and collectives to accept integers and unequal sizes. Idempotent."""
-    experts = find(f"{MOE}.experts.cpu_moe:CPUUnquantizedExperts")
-    communicator = find("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator")
-    runner = find(f"{MOE}.runner.moe_runner:MoERunner")
-    if getattr(experts.apply, "_aurora", False):
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator as communicator
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts as experts
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner as runner
+
+    if "all_gatherv" in vars(communicator):
         return
     original, gather = experts.apply, communicator.all_gather
     parameters = inspect.signature(original)
@@ -67,17 +97,18 @@ def repair_cpu() -> None:
     def select_forward(self: Any) -> Any:
         return torch.ops.vllm.moe_forward if self._shared_experts is None else torch.ops.vllm.moe_forward_shared
 
-    apply._aurora = True  # type: ignore[attr-defined]
     experts.apply = apply
     communicator.all_gather, communicator.all_gatherv, communicator.reduce_scatterv = all_gather, all_gatherv, reduce_scatterv
     runner._select_forward = select_forward
 
 
-class _CpuWithEplb:
+class CpuWithEplb:
     """The CPU platform, as the validation of vLLM's parallel settings sees it: one that EPLB knows."""
 
     def __init__(self, platform: Any) -> None:
         self._platform = platform
+
+    aurora_tests = True  # by which the plugin knows that it may serve on CPUs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._platform, name)
@@ -86,7 +117,7 @@ class _CpuWithEplb:
         return True
 
 
-class _Nothing:
+class Nothing:
     """Stands in for streams and events of an accelerator: on a CPU, what was called before is done."""
 
     def __init__(self, *_args: Any, **_named: Any) -> None:
@@ -95,21 +126,16 @@ class _Nothing:
         self.record = self.synchronize = self.wait = lambda *_args: None
 
 
-def accept_eplb() -> None:
-    """Patches vLLM to accept --enable-eplb on a CPU. Called before its configuration is made. Idempotent."""
-    if any(lacks("EPLB-accepted-on-CPU")):
-        return
-    parallel = find("vllm.config.parallel:")
-    if not isinstance(parallel.current_platform, _CpuWithEplb):
-        parallel.current_platform = _CpuWithEplb(parallel.current_platform)
-
-
 def repair_eplb() -> None:
     """Patches vLLM so that EPLB works on a CPU: routers map to physical experts and count loads, experts move. Idempotent."""
-    router, state = find(f"{MOE}.router.base_router:"), find(EPLB_STATE)
-    if getattr(state, "_aurora", False):
+    import vllm.model_executor.layers.fused_moe.router.base_router as router
+    from vllm.distributed.eplb.eplb_state import EplbState as state
+    from vllm.model_executor.models.interfaces import get_mixture_of_experts_model
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    if torch.Event is Nothing:
         return
-    create = state.__init__
+    create, load = state.__init__, CPUModelRunner.load_model
 
     def map_and_record(
         topk_ids: torch.Tensor,
@@ -132,21 +158,48 @@ def repair_eplb() -> None:
         create(self, *args, **named)
         self.device_index = 0  # its thread expects the index of an accelerator
 
+    @functools.wraps(load)
+    def load_and_add(self: Any, *args: Any, **named: Any) -> None:
+        """Adds the loaded model to EPLB, as vLLM's first model runner does on GPUs alone."""
+        load(self, *args, **named)
+        if self.eplb_state is None and (model := get_mixture_of_experts_model(self.model)) is not None:
+            self._moe_model, self.eplb_state = model, state(self.vllm_config.parallel_config, self.device)
+            self.eplb_state.add_model(model, self.vllm_config.model_config)
+            self.eplb_state.start_async_loop()
+
+    CPUModelRunner.load_model = load_and_add
     router.eplb_map_to_physical_and_record = map_and_record
-    state.__init__, state._aurora = create_with_index, True
-    torch.Event = torch.Stream = torch.accelerator.current_stream = _Nothing  # type: ignore[assignment, misc]
+    state.__init__ = create_with_index
+    torch.Event = torch.Stream = torch.accelerator.current_stream = Nothing  # type: ignore[assignment, misc]
     torch.accelerator.current_device_index = lambda: 0
     for name in ("current_accelerator", "set_device_index", "set_stream", "synchronize"):
         setattr(torch.accelerator, name, lambda *_args: None)
 
 
-def register_with_eplb(runner: Any, config: Any) -> None:
-    """Registers a loaded model with EPLB, because vLLM's first (V1) model runner does not do so on CPUs."""
-    if runner.eplb_state is not None:
-        return
-    model = find("vllm.model_executor.models.interfaces:get_mixture_of_experts_model")(runner.model)
-    if model is None:
-        return
-    runner._moe_model, runner.eplb_state = model, find(EPLB_STATE)(config.parallel_config, runner.device)
-    runner.eplb_state.add_model(model, config.model_config)
-    runner.eplb_state.start_async_loop()
+def end_waits() -> None:
+    """Patches waits for collectives to end soon after the connections of their change of ranks are shut down.
+
+    Gloo's thread, which sends once a peer is ready, drops a send that fails. Such waits raise RankLost, unless gloo's error says
+    more. On GPUs NCCL's communicators are aborted.
+    """
+    from datetime import timedelta
+
+    wait, part = dist.Work.wait, timedelta(seconds=PART_S)
+
+    @functools.wraps(wait)
+    def wait_in_parts(work: Any, *args: Any, **named: Any) -> Any:
+        survives = sys.modules.get("aurora_vllm.vllm_internals.close_group_connections")
+        if survives is None or args or named or work._get_op_type() in POINT_TO_POINT:
+            return wait(work, *args, **named)
+        connections = survives.GroupConnections.of_process
+        while True:
+            try:
+                return wait(work, part)
+            except RuntimeError as error:
+                if work.is_completed():  # it failed, or ended just after the time-out
+                    return wait(work)
+                if connections is not None and connections.outdated:
+                    survives.GroupConnections.gave_up = True
+                    raise survives.RankLost("a collective does not end after a newer change of ranks") from error
+
+    dist.Work.wait = wait_in_parts  # type: ignore[assignment, method-assign]
