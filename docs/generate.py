@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import MISSING, fields, is_dataclass
 from functools import reduce
+from inspect import getdoc
 from operator import getitem
 from pathlib import Path
 from types import NoneType
@@ -13,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 from aurora_vllm.settings import PREFIX, Settings
+from docstring_parser import parse
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -25,7 +27,6 @@ from aurora.advisor.engines.exchanges import EXCHANGES
 from aurora.algorithms.gradient_codes import SCHEMES
 from aurora.algorithms.requests.dispatch import DISPATCH
 from aurora.cli.main import VERBS, app
-from aurora.cli.options import documented
 from aurora.io.clusters import ClusterTable, GpuKindsTable
 from aurora.io.plans import PlacementTable, PlanTable
 from aurora.io.plugin_records import ARRAYS, EngineRecord, RecordHeader
@@ -224,6 +225,12 @@ def _table(rows: list[list[Any]]) -> str:
     ]
     lines = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def documented(kind: Any) -> dict[str, str]:
+    """Returns {name: description} of a dataclass's fields, from its docstring."""
+    found = parse(getdoc(kind) or "").params
+    return {each.arg_name: " ".join((each.description or "").rstrip(".").split()) for each in found}
 
 
 def options_schema() -> dict[str, Any]:

@@ -163,7 +163,7 @@ def test_the_schema_of_options_is_what_the_dataclasses_check(generate):
 def test_the_reference_has_every_option_with_its_help(generate):
     plan = generate.command_line().split("## aurora plan\n")[1].split("\n## ")[0]
     assert "Decide which GPU holds which experts" in plan
-    assert re.search(r"`--order CHOICE`: order of each all-to-all \*\[choices: auto, openshop,", plan)
+    assert re.search(r"`--order CHOICE`: order of each all-to-all\. \*\[choices: auto, openshop,", plan)
 
 
 def test_every_setting_of_an_engine_has_a_default_an_effect_and_a_source(generate):

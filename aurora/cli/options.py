@@ -1,6 +1,5 @@
 """Annotates subcommands so that cyclopts makes options of their parameters and options dataclasses; options in messages."""
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -8,7 +7,6 @@ from dataclasses import is_dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from cyclopts import App, Argument, Parameter
-from docstring_parser import parse
 
 from aurora.errors import BadInput
 from aurora.types.options import Limits, limits_in
@@ -53,18 +51,19 @@ def verb(**how: Parameter | None) -> Callable[[Verb], Verb]:
 
 def _annotated(described: Any, how: dict[str, Parameter | None]) -> dict[str, Any]:
     """Returns the type hints of a function or dataclass, with the Parameter of each."""
-    texts, hints = documented(described), get_type_hints(described, include_extras=True)
-    return {name: _hint(name, hint, texts.get(name), how) for name, hint in hints.items() if name != "return"}
+    hints = get_type_hints(described, include_extras=True)
+    return {name: _hint(name, hint, how) for name, hint in hints.items() if name != "return"}
 
 
-def _hint(name: str, hint: Any, text: str | None, how: dict[str, Parameter | None]) -> Any:
+def _hint(name: str, hint: Any, how: dict[str, Parameter | None]) -> Any:
     """Returns a type hint with its Parameter; that of an options dataclass with those of its fields."""
     for kind in [each for each in (hint, *get_args(hint)) if isinstance(each, type) and is_dataclass(each)]:
         made = {"__annotations__": _annotated(kind, how), "__new__": lambda _, kind=kind, **values: kind(**values)}
+        made["__doc__"] = kind.__doc__
         return Annotated[type(kind.__name__, (kind,), made) | None, Parameter(name="*")]
     if how.get(name, COMMON) is None:
         return Annotated[hint, Parameter(parse=False)]
-    kinds, limits, found = _kinds(hint), limits_in(hint), [Parameter(help=text), COMMON.get(name)]
+    kinds, limits, found = _kinds(hint), limits_in(hint), [COMMON.get(name)]
     if kinds & {int, float}:
         found.append(Parameter(converter=_read))
     if limits is not None:
@@ -88,12 +87,6 @@ def _read(hint: Any, tokens: Sequence[Any]) -> Any:
     except BadInput as error:
         raise ValueError(str(error)) from None
     return values if tuple in kinds else values[0]
-
-
-def documented(described: Any) -> dict[str, str]:
-    """Returns {name: description} of a function's parameters or a dataclass's fields, from its docstring."""
-    found = parse(inspect.getdoc(described) or "").params
-    return {each.arg_name: " ".join((each.description or "").rstrip(".").split()) for each in found}
 
 
 def options_of(app: App) -> list[Argument]:
