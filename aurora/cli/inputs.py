@@ -183,8 +183,3 @@ def profiles_of(plan: Plan, plan_path: Path, files: list[Path] | None) -> list[P
                 note = f"aurora: {path} has compute times measured after {plan_path} was made; times are by the new ones"
                 print(note, file=sys.stderr)
     return profiles
-
-
-def relative(path: Path, plan_path: Path) -> str:
-    """Returns `path` relative to the plan's folder."""
-    return os.path.relpath(path.resolve(), plan_path.resolve().parent)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from aurora.errors import need
 
@@ -43,30 +42,22 @@ def show(as_json: bool, result: Mapping[str, Any], *parts: RenderableType | None
 
 
 def json_text(result: Mapping[str, Any]) -> str:
-    """Returns a result as a JSON object with its schema."""
-    return json.dumps(_plain({"schema": SCHEMA, **result}), allow_nan=False)
+    """Returns a result as a JSON object with its schema: arrays as lists, null for numbers that are not finite."""
+    return msgspec.json.encode({"schema": SCHEMA, **result}, enc_hook=_plain).decode()
 
 
 def _plain(value: Any) -> Any:
-    """Returns `value` in JSON's types: arrays as lists, null for numbers that are not finite."""
+    """Returns an array as a list, any mapping as a dict, and all else, such as a path, as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+        return dict(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value).encode(errors="replace").decode()
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Context manager that shows what a command does, and for how long, on a terminal; nothing elsewhere."""
-    console = Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        bars.add_task(what, total=None)
+    with progress_bars() as progress:
+        progress(what, 0, None)
         yield
 
 
@@ -77,20 +68,18 @@ def need_models() -> None:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Context manager that yields a function(what, done, total), which updates the progress bar labelled `what`."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-    )
+def progress_bars() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Context manager that yields a function(what, done, total), which updates the progress bar labelled `what`.
+
+    Without a total the bar tells only that work goes on.
+    """
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bars:
         tasks = {}
 
-        def move(what: str, amount: int, total: int) -> None:
+        def move(what: str, amount: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=amount, total=total)

@@ -1,5 +1,6 @@
 """aurora plan and evaluate: a cluster and a profile per model -> a plan; a plan and other traffic -> slowdown or drift."""
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ from cyclopts import Parameter, Token
 
 import aurora
 from aurora.algorithms.check.fit import ENGINES, check_engine, without_proof
-from aurora.cli.inputs import check_output, loads_of, relative, traffic_of
+from aurora.cli.inputs import check_output, loads_of, traffic_of
 from aurora.cli.options import as_options, verb
 from aurora.cli.output import WORST, progress_bars, show, working
 from aurora.errors import BadInput
@@ -79,7 +80,7 @@ def plan(
     machines = load_cluster(cluster)
     check_output(output=output)
     profiles, further = (traffic_of(files, len(machines)) for files in (profile, domain or []))
-    paths = [relative(path, output) for path in profile]
+    paths = [os.path.relpath(path.resolve(), output.resolve().parent) for path in profile]
     began = time.perf_counter()
     with progress_bars() as progress:
         planned = aurora.plan(machines, profiles, options, domains=further, profile_paths=paths, progress=progress)

@@ -34,26 +34,21 @@ def report(
         output: default: report.html, or report.perfetto.json.gz.
         form: one page, or traces for ui.perfetto.dev (.gz: compressed).
     """
-    target = output or Path(FORMS[form])
-    check_output(output=target)
-    report_files(plan, trace or [], profile or [], target, form)
-    show(as_json, {"output": target, "format": form}, f"wrote {target}")
-
-
-def report_files(plan: Path, traces: list[Path], profiles: list[Path], output: Path, form: str) -> None:
-    """Write the report on a plan's and traces' files; `profiles` empty: the profiles that the plan names, if unchanged."""
     from aurora.planner.evaluate import repriced
 
+    target, traces = output or Path(FORMS[form]), trace or []
+    check_output(output=target)
     loaded, missing = load_plan(plan), ""
     named = named_traces([str(path) for path in traces], [load_trace(path) for path in traces])
     try:
-        traffic = profiles_of(loaded, plan, profiles)
+        traffic = profiles_of(loaded, plan, profile)
     except BadInput as error:
-        if profiles:
+        if profile:
             raise
         traffic, missing = [], str(error)
         print(f"aurora: {missing}", file=sys.stderr)
-    if not profiles and traffic:
+    if not profile and traffic:
         loaded = repriced(loaded, traffic)
     with progress_bars() as progress:
-        aurora.report(loaded, named, traffic, output=output, format=form, missing_profiles=missing, progress=progress)
+        aurora.report(loaded, named, traffic, output=target, format=form, missing_profiles=missing, progress=progress)
+    show(as_json, {"output": target, "format": form}, f"wrote {target}")
