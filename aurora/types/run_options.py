@@ -5,11 +5,10 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from aurora.errors import BadInput
 from aurora.types.options import MOST_PROCESSES, Count, Few, Limits, Ranks, Seconds, Seed, Tokens, check_options
-
-LABEL = 63  # characters of a part of a host's name between dots
 
 
 def parse_address(name: str, text: str) -> tuple[str, int]:
@@ -22,17 +21,19 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
     Raises:
         BadInput: if it is no such address, or stands for all addresses of a host.
     """
-    bracketed, _, number = text.rpartition(":")
-    host = bracketed.removeprefix("[").removesuffix("]")
-    labels = host.removesuffix(".").split(".")
-    written = bracketed == (f"[{host}]" if ":" in host else host) and host.isascii() and host.isprintable() and " " not in host
-    named = ":" in host or all(0 < len(label) <= LABEL for label in labels)
-    if not (written and named and number.isascii() and number.isdigit() and 0 < int(number[:6]) < 65536 and len(number) <= 5):
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname or "", parts.port or 0
+        host.encode("idna")  # refuses names whose parts are empty or too long
+    except ValueError:
+        host, port = "", 0
+    plain = host.isascii() and host.isprintable() and " " not in host
+    if not (host and port and plain and address_text((host, port)) == text.lower()):
         raise BadInput(f"`{name}`: expected ADDRESS:PORT such as 10.0.0.1:29600, found {text!r}")
     with suppress(ValueError):  # a name
         if ipaddress.ip_address(host).is_unspecified:
             raise BadInput(f"`{name}`: expected the address of one host, found {host}")
-    return host, int(number)
+    return host, port
 
 
 def address_text(address: tuple[str, int]) -> str:
