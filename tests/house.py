@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 500  # lines of a file
 BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite a package bring it
     "aurora": (140, 120),
-    "aurora/types": (1875, 1700),
+    "aurora/types": (1860, 1700),
     "aurora/io": (1765, 1250),
     "aurora/models": (530, 500),
     "aurora/profiler": (1075, 900),
@@ -34,7 +34,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/training": (1690, 1450),
     "aurora/advisor": (3090, 3090),
     "aurora/reports": (2066, 1440),
-    "aurora/cli": (1_500, 1_100),
+    "aurora/cli": (1_480, 1_100),
     "integrations/aurora_vllm": (5840, 4300),
     "product": (34_990, 31_370),
     "tests": (30_020, 25_000),

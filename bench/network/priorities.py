@@ -8,8 +8,8 @@ PORT_bps. The interactive model decodes DECODED prompts on each rank all the tim
 tokens, BATCH at a time on each rank. Two cores carry the ranks, so experts' compute is a stand-in that takes TOKEN_S a row: it
 is done and then waited for, as in bench/interleave.py, or only waited for, so that it takes no time of the cores; all else is
 real. Ways: each model alone; both alike; both with priorities. A gap is the time between the ends of two steps of the
-interactive model while both serve; throughput is the batch model's in the same time. Without --preemption the planner
-chooses it.
+interactive model while both serve; throughput is the batch model's in the same time. The planner
+chooses preemption points.
 
 With --slower 4 experts and ports are four times as slow, so that what the two cores compute for eight model workers, beside
 experts, is a fourth of the part of a step that it was: beside GPUs, each with cores of its own, it is smaller still.
