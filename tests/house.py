@@ -23,7 +23,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora": (140, 120),
     "aurora/types": (1860, 1700),
     "aurora/io": (1765, 1250),
-    "aurora/models": (530, 500),
+    "aurora/models": (525, 500),
     "aurora/profiler": (1075, 900),
     "aurora/planner": (1550, 1550),
     "aurora/algorithms": (7970, 7500),

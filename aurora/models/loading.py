@@ -250,13 +250,11 @@ def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]])
     Args:
         experts: the module; the memory of dropped experts is freed.
         held: for each new slot, either an expert of the module, by its present number, or the weights of another expert, by
-            parameter name. If the number of slots and the numbers of kept experts do not change, only new weights are written.
+            parameter name.
     """
-    new = [(slot, expert) for slot, expert in enumerate(held) if expert != slot]
-    in_place = bool(new) and len(held) == experts.num_experts and not any(isinstance(expert, int) for _, expert in new)
     for name, parameter in expert_parameters(experts):
-        weights = parameter.detach() if in_place else parameter.new_empty(len(held), *parameter.shape[1:])
-        for slot, expert in new if in_place else enumerate(held):
+        weights = parameter.new_empty(len(held), *parameter.shape[1:])
+        for slot, expert in enumerate(held):
             weights[slot] = parameter.detach()[expert] if isinstance(expert, int) else expert[name]
         path, _, own_name = name.rpartition(".")
         setattr(experts.get_submodule(path), own_name, nn.Parameter(weights, requires_grad=False))

@@ -29,7 +29,7 @@ class DistributedExperts(nn.Module):
         local: the module that computes this rank's experts: at first the replaced module. It starts with all experts, or, if it
             has an attribute `reader` (an ExpertReader, which reads single experts from the model's files), with none.
         held: the expert in each slot of `local`.
-        ops: the layer's operations; may be replaced between two forward passes.
+        ops: the layer's operations.
     """
 
     ops: tuple[Op, ...]

