@@ -9,7 +9,6 @@ from aurora.algorithms.workload.model_config import Shape
 from aurora.algorithms.workload.model_structure import moe_layers
 from aurora.errors import BadInput, shown
 from aurora.io.routing_dumps import spoken_layers
-from aurora.types.arrays import MOST_LAYERS
 
 Slots = tuple[tuple[tuple[int, ...], ...], ...]  # by layer and GPU: the experts there
 Row = list[Any]  # of a layer: the experts of its slots, or for each GPU a list of those of its slots
@@ -61,19 +60,16 @@ def divided(
 
 def _layers(rows: Rows, by_decoder: bool, dense_layers: Sequence[int], model: Shape | None) -> Sequence[int]:
     """Returns the numbers of the rows that are of layers with experts, or raises BadInput if one is missing or too many."""
-    if far := [layer for layer in rows if not 0 <= layer < MOST_LAYERS]:
-        raise BadInput(f"expected layers from 0 to {MOST_LAYERS - 1}, found {shown(far[0])}")
-    if model is None:
-        every = range(max(rows, default=-1) + 1)
-        expected: Sequence[int] = [layer for layer in every if layer not in dense_layers] if by_decoder else every
-        known = len(every)
-        if by_decoder and not dense_layers:
-            expected = sorted(rows)
-    elif by_decoder:
-        decoders = model.decoder_layers
-        expected, known = moe_layers(decoders - len(dense_layers), dense_layers), decoders + model.mtp_layers
-    else:
+    expected: Sequence[int]
+    if model is not None and by_decoder:
+        expected = moe_layers(model.decoder_layers - len(dense_layers), dense_layers)
+        known = model.decoder_layers + model.mtp_layers
+    elif model is not None:
         expected, known = range(model.layers), model.layers
+    else:
+        known = 1 + max(rows, default=-1)
+        without = dense_layers or {*range(known)} - {*rows} if by_decoder else ()
+        expected = [layer for layer in range(known) if layer not in without]
     wrong = [f"layer {layer} is missing" for layer in expected if layer not in rows][:1]
     beyond = [layer for layer in rows if not 0 <= layer < known]
     if not expected:

@@ -53,6 +53,7 @@ def import_profile(
     ProfileOptions(sources=1 if sources is None else sources)  # refuses what no profile has
     shape = Shape.of(config)
     domains = [read_dump(path, form, shape) for path in files]
+    left_out = [f"{path.name}: {domain.left_out}" for path, domain in zip(files, domains, strict=True) if domain.left_out]
     if len(layers := {domain.which for domain in domains}) > 1:
         raise BadInput(f"import: expected the same layers in every file, found {' and '.join(sorted(layers))}")
     if not any(domain.counts_TLE.any() for domain in domains):
@@ -69,7 +70,7 @@ def import_profile(
         "traffic": ", ".join(f"{path.name} sha256:{file_digest(path)}" for path in files),
         "sources": dealt,
     }
-    if left_out := [f"{path.name}: {domain.left_out}" for path, domain in zip(files, domains, strict=True) if domain.left_out]:
+    if left_out:
         about["left out"] = "; ".join(left_out)
     if domains[0].experts_ULK is None:
         counted = _counted(domains, ranks, sources)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from aurora.algorithms.network.measured_links import find_servers, fit_link
-from aurora.errors import BadInput, shown
+from aurora.errors import BadInput, plural, shown
 from aurora.moe.transport import Observe, Transport
 from aurora.profiler.devices import relative_speeds
 from aurora.runtime.distributed.launcher import RankInfo, launch
@@ -113,7 +113,7 @@ class MeasuredCluster:
             f"Measured over {self.transport}, {len(self.cluster)} ranks, {today}. Ports: to and from several ranks at once.",
             f"Single pairs: {rate_Bps_X.min():.4g} to {rate_Bps_X.max():.4g} bytes a second; a line through message sizes "
             f"is {np.median(error_X):.1%} off (median), {error_X.max():.1%} at worst.",
-            f"Goodput of a receiver with {links.senders} senders at once: {links.goodput:.0%}.",
+            f"Goodput of a receiver with {plural(links.senders, 'sender')} at once: {links.goodput:.0%}.",
         ]
         if links.server_G.any():
             owner = "a server has one NIC" if links.shared_nic else "a rank has a NIC of its own"
