@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -53,41 +54,24 @@ def train(
         result = aurora.train(model, text, options, output=output)
     if result is None:
         return  # under torchrun rank 0 speaks
-    show(
-        as_json,
-        asdict(result) | {"tokens_per_s": result.tokens_per_s},
-        _table(result),
-        *result.lost,
-        *result.remarks,
-        *_paused(result),
-        *_not_waited_for(result),
-        f"{plural(len(result.steps), 'step')} of {result.tokens} tokens on {plural(result.ranks, 'rank')} "
-        f"over {result.transport}, experts on "
-        f"at least {result.min_replicas}: {result.tokens_per_s:.0f} tokens/s",
-        f"wrote {result.model}",
-    )
+    show(as_json, asdict(result) | {"tokens_per_s": result.tokens_per_s}, *_lines(result), f"wrote {result.model}")
 
 
-def _paused(result: TrainResult) -> list[str]:
-    """A sentence on the pauses of a run, if there were any."""
-    if not (pauses := result.pauses):
-        return []
-    longest = max(pauses, key=lambda pause: pause.seconds)
-    return [f"{len(pauses)} pauses, {median(pause.seconds for pause in pauses):.2f} s in the median; the longest: {longest}"]
-
-
-def _not_waited_for(result: TrainResult) -> list[str]:
-    """A sentence on the ranks that steps did not wait for, if there were any."""
-    times = Counter(rank for step in result.steps for rank in step.not_waited_for)
-    if not times:
-        return []
-    return ["steps that did not wait for ranks: " + ", ".join(f"{times[rank]} for rank {rank}" for rank in sorted(times))]
-
-
-def _table(result: TrainResult) -> Table:
-    """A table of some steps, the first and the last among them."""
+def _lines(result: TrainResult) -> Iterator[Table | str]:
+    """Yields a table of some steps, the first and the last among them, and sentences on lost ranks, pauses and speed."""
     every = max(1, -(-len(result.steps) // SHOWN))
     shown = [step for step in result.steps if step.step % every == 0 or step is result.steps[-1] or step.moved]
     numbers = dict.fromkeys(("loss", "router loss", "gradient norm"), "{:.4f}".format)
     rows = [(step.step, step.loss, step.router_loss, step.gradient_norm, step.seconds, step.moved) for step in shown]
-    return Table({"step": str, **numbers, "time": seconds, "experts moved": str}, rows)
+    yield Table({"step": str, **numbers, "time": seconds, "experts moved": str}, rows)
+    yield from (*result.lost, *result.remarks)
+    if pauses := result.pauses:
+        longest = max(pauses, key=lambda pause: pause.seconds)
+        middle_s = median(pause.seconds for pause in pauses)
+        yield f"{len(pauses)} pauses, {middle_s:.2f} s in the median; the longest: {longest}"
+    if times := Counter(rank for step in result.steps for rank in step.not_waited_for):
+        each = ", ".join(f"{times[rank]} for rank {rank}" for rank in sorted(times))
+        yield f"steps that did not wait for ranks: {each}"
+    steps, ranks = plural(len(result.steps), "step"), plural(result.ranks, "rank")
+    held = f"over {result.transport}, experts on at least {result.min_replicas}"
+    yield f"{steps} of {result.tokens} tokens on {ranks} {held}: {result.tokens_per_s:.0f} tokens/s"
