@@ -71,8 +71,8 @@ class Command:
                 else:
                     self.helpers[name] = pid
 
-    def stream(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        """Returns the tokens of a streamed completion."""
+    def stream(self, prompt: Sequence[int], tokens: int, times: list[float] | None = None) -> list[int]:
+        """Returns the tokens of a streamed completion; adds the time of each to `times`."""
         body = {"model": self.model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "stream": True}
         body |= {"ignore_eos": True, "return_token_ids": True, "detokenize": False}
         request = urllib.request.Request(
@@ -84,6 +84,8 @@ class Command:
                 data = line.decode().removeprefix("data:").strip()
                 if data and data != "[DONE]":
                     found += json.loads(data)["choices"][0].get("token_ids") or []
+                    if times is not None:
+                        times.append(time.monotonic())
         return found
 
     def processes(self, rank: int) -> dict[str, int]:

@@ -32,6 +32,8 @@ def connect(address: str, timeout: timedelta) -> Store:
 class GroupConnections:
     """Tracks the TCP connections of this process's process groups, and shuts them down when a newer change begins.
 
+    A process has one of these: a second one would take connections of the first one's new groups for older ones.
+
     So a survivor does not wait, until a time-out, for another survivor that has already left the collective. Connections are
     shut down because aborting a gloo group has no effect.
 
@@ -50,7 +52,7 @@ class GroupConnections:
         self._kept: list[Any] = []
 
     def begin(self, change: int, others: frozenset[int] | None = None) -> None:
-        """Assigns connections that are opened from now on to change number `change`.
+        """Assigns connections that are opened from now on to change number `change`; a second call for it does nothing.
 
         Args:
             change: number of the change.
@@ -62,6 +64,8 @@ class GroupConnections:
         with self._lock:
             if 0 < change < self._newest:
                 raise RankLost(f"change {change} is given up, there is change {self._newest}")
+            if change == self._change:  # an engine and the worker in its process
+                return
             self._change, self._others = change, connection_numbers() if others is None else others
 
     @property

@@ -131,6 +131,7 @@ class RanksChange:
         return PrefixStore(f"{self.number}/{prefix}", store)
 
 
+@functools.cache  # an engine and the worker in its process have one
 def watch_connections(address: str) -> GroupConnections:
     """Watches this process's connections, all that are opened from now on; `address`: of the keeper's store."""
     connections = GroupConnections()
@@ -276,7 +277,6 @@ def worker_sentinel(worker: Any, connections: GroupConnections, address: str) ->
             self.worker = worker
             self.dp_rank, self.dp_size = worker.parallel_config.data_parallel_rank, worker.parallel_config.data_parallel_size
             self._alive = tuple(range(self.dp_size))
-            connections.begin(0)
 
         def change_ranks(self, request: Any) -> None:
             """Forms all groups anew, and EPLB's maps of the slots of their ranks. A collective call."""
