@@ -392,6 +392,24 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
     assert sum(said.startswith("3 of 3 ranks serve on") for said in parent.said) == 2
 
 
+@pytest.mark.parametrize("room", [2**60, 0])
+def test_lost_ranks_are_started_side_by_side_while_there_is_memory(tmp_path, monkeypatch, room):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 4, rejoin=True)
+    monkeypatch.setattr(rank_servers, "free_memory", lambda: room)
+
+    async def course(servers, session, groups, watch):
+        for lost in (1, 2):
+            os.killpg(groups[lost], signal.SIGKILL)
+        await until(lambda: any(said.startswith("4 of 4 ranks serve on") for said in parent.said))
+        assert servers.changes.starts == {0: 1, 1: 2, 2: 2, 3: 1}
+        assert servers.changes.losses == {1: 1, 2: 1}
+
+    parent.watched(course)
+    started = [at for at, said in enumerate(parent.said) if "is started again" in said]
+    between = [said for said in parent.said[slice(*started)] if "serve on" in said]
+    assert between == [] if room else between[0].startswith("3 of 4 ranks serve on")
+
+
 @pytest.mark.parametrize("when", ["while it is lost", "while it loads"])
 def test_a_lost_rank_that_loads_other_weights_does_not_join(tmp_path, monkeypatch, when):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 3, rejoin=True)
