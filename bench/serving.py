@@ -35,9 +35,11 @@ def served_on_hosts(
     plan: Plan,
     *args: Any,
     token_s: float = TOKEN_S,
+    weights_s: float = 0.0,
     computes: bool = True,
 ) -> list[RankResult]:
-    """In the rank's namespace, with experts that take as long as a GPU's stand-in would: token_s a row at the speed 1.
+    """In the rank's namespace, with experts that take as long as a GPU's stand-in would: token_s a row at the speed 1, and
+    weights_s for each expert that has rows.
 
     Where they do not compute but only wait, they answer zeros, and take no time of the cores.
     """
@@ -59,7 +61,7 @@ def served_on_hosts(
     def timed(compute: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(compute)
         def waits(experts: Any, rows: Any, index: Any, weights: Any) -> Any:
-            until = time.perf_counter() + row_s * len(rows)
+            until = time.perf_counter() + row_s * len(rows) + weights_s * len(index.unique() if weights_s else ())
             done = compute(experts, rows, index, weights) if computes else torch.zeros_like(rows)
             time.sleep(max(0.0, until - time.perf_counter()))
             return done

@@ -21,15 +21,15 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 500  # lines of a file
 BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite a package bring it
     "aurora": (140, 120),
-    "aurora/types": (1860, 1700),
+    "aurora/types": (1868, 1700),
     "aurora/io": (1765, 1250),
     "aurora/models": (525, 500),
     "aurora/profiler": (1075, 900),
     "aurora/planner": (1550, 1550),
     "aurora/algorithms": (7970, 7500),
-    "aurora/simulator": (750, 750),
-    "aurora/moe": (1110, 1050),
-    "aurora/runtime": (3250, 3000),
+    "aurora/simulator": (795, 750),
+    "aurora/moe": (1150, 1050),
+    "aurora/runtime": (3262, 3000),
     "aurora/elastic": (875, 900),
     "aurora/training": (1690, 1450),
     "aurora/advisor": (3090, 3090),
@@ -37,8 +37,8 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/cli": (1_470, 1_100),
     "integrations/aurora_vllm": (5845, 4300),
     "product": (34_990, 31_370),
-    "tests": (30_140, 25_000),
-    "bench": (8990, 8900),
+    "tests": (30_230, 25_000),
+    "bench": (9116, 8900),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")
 LAYOUT_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -15,7 +15,7 @@ from aurora.types import (
 )
 
 
-def compile_plan(plan: Plan, gathered: bool = False) -> Program:
+def compile_plan(plan: Plan, gathered: bool = False, overlap: int = 1) -> Program:
     """Compiles a plan to a Program.
 
     Each layer of each model has a gate, an exchange of counts, an ordered dispatch, experts, an ordered combine and an
@@ -24,6 +24,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
     Args:
         plan: the plan.
         gathered: whether an allgather and a reduce-scatter replace the plan's all-to-alls.
+        overlap: number of groups of each rank's experts, see `Exchange.groups`.
     """
     ops_ML = []
     time_slice = plan.options.time_slice
@@ -38,9 +39,9 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
             (
                 Compute("gate"),
                 Barrier("counts"),
-                Exchange("dispatch", dispatch, time_slice == "step", hierarchy),
+                Exchange("dispatch", dispatch, time_slice == "step", hierarchy, overlap),
                 Compute("expert"),
-                Exchange("combine", combine, time_slice in holding and layer < last, hierarchy),
+                Exchange("combine", combine, time_slice in holding and layer < last, hierarchy, overlap),
                 Compute("aggregate"),
             )
             for layer, (dispatch, combine) in enumerate(orders_L)

@@ -94,7 +94,7 @@ def run(
     save(result.trace, target)
     expected = None
     if compare:
-        expected = _predicted(loaded, result, profiles, options.interleave)
+        expected = _predicted(loaded, result, profiles, options)
         save(expected, beside)
     with working("comparing answers"):
         differences = differing(result, model, requests, chosen) if verify else None
@@ -119,11 +119,12 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
         return []
 
 
-def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], interleave: str) -> Trace:
+def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], options: RunOptions) -> Trace:
     """Simulate the run's own traffic on the network measured just before it, so that only the simulator's error is left."""
     assert result.conditions is not None
     seen = replace(plan, cluster=result.conditions.cluster)
-    return aurora.simulate(seen, result.conditions.traffic(profiles), interleave=interleave, staged=result.transport == "nccl")
+    traffic, staged = result.conditions.traffic(profiles), result.transport == "nccl"
+    return aurora.simulate(seen, traffic, interleave=options.interleave, staged=staged, overlap=options.overlap)
 
 
 def _write_answers(output: Path, plan: Plan, answers_M: Sequence[Answers], tokenizers: Sequence[Any]) -> None:

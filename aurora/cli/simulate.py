@@ -12,11 +12,11 @@ from aurora.cli.output import WORST, progress_bars, show, working
 from aurora.errors import BadInput
 from aurora.io import load_plan, load_requests, save
 from aurora.types import BARRIERS, RequestOptions
-from aurora.types.options import SIMULATED_ORDERS, Limits
+from aurora.types.options import MOST_GROUPS, SIMULATED_ORDERS, Limits
 from aurora.types.run_options import INTERLEAVE
 
-USUAL = {"interleave": "on", "barriers": "gpu", "orders": "plan", "staged": False}  # which a trace's name leaves out
-TRACED = ("interleave", "output")  # that go without requests
+USUAL = {"interleave": "on", "barriers": "gpu", "orders": "plan", "staged": False, "overlap": 1}  # not in a trace's name
+TRACED = ("interleave", "output", "overlap")  # that go without requests
 
 
 @verb(seed=None)
@@ -30,6 +30,7 @@ def simulate(
     barriers: Annotated[str, Limits(one_of=BARRIERS)] = "gpu",
     orders: Annotated[str, Limits(one_of=SIMULATED_ORDERS)] = "plan",
     staged: bool = False,
+    overlap: Annotated[int, Limits(above=0, most=MOST_GROUPS)] = 1,
     requests: Path | None = None,
     request: RequestOptions | None = None,
     as_json: bool = False,
@@ -47,6 +48,7 @@ def simulate(
             reduce-scatter instead of all-to-alls, as in vLLM without aurora.
         interleave: run several models at the same time (on) or one after the other (off).
         staged: run transfers in stages, as NCCL's grouped calls do, instead of one by one.
+        overlap: groups of each rank's experts; the experts of a group compute while rows of other groups travel. 1: not so.
         requests: serve the requests of a trace instead, and compare with the engine's default and with even ranks (.csv or JSON
             lines with arrival_s,input_tokens,output_tokens, or another format).
     """
@@ -63,14 +65,14 @@ def simulate(
     from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 
-    loaded, ways = load_plan(plan), {"interleave": interleave, **how}
+    loaded, ways = load_plan(plan), {"interleave": interleave, **how, "overlap": overlap}
     chosen = [name if value is True else f"{name}-{value}" for name, value in ways.items() if value != USUAL[name]]
     target = output or plan.with_suffix("".join(f".{part}" for part in [*chosen, "predicted.npz"]))
     check_output(output=target)
     traffic = profiles_of(loaded, plan, profile)
     loaded = with_preemption(loaded, traffic)
     with working("simulating"):
-        predicted = aurora.simulate(loaded, traffic, interleave=interleave, **how)
+        predicted = aurora.simulate(loaded, traffic, interleave=interleave, overlap=overlap, **how)
     estimated = rows_estimated([model.hierarchy for model in loaded.models], traffic)
     save(predicted, target)
     summary, apart = summarise(predicted, loaded.cluster), None

@@ -10,10 +10,11 @@ from aurora.models.loading import hold_experts
 from aurora.models.own_weights import release_freed_memory
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import all_loads, combine, compute, dispatch
-from aurora.moe.layouts import DispatchLayout, RowPerExpert, RowPerRank
+from aurora.moe.layouts import DispatchLayout, RowPerExpert, RowPerRank, apply_experts
+from aurora.moe.overlap import overlapped
 from aurora.runtime.layer_context import LayerContext, LayerPort
 from aurora.types import Exchange, Op, Placement
-from aurora.types.program import hierarchy_of
+from aurora.types.program import groups_of, hierarchy_of
 
 MIN_CHUNK_BYTES = 32 * 1024  # of rows, between two preemption points; at least one row
 LEAST_CHUNK_BYTES = 2 * 1024  # the same of a batch model beside an interactive one
@@ -110,6 +111,11 @@ class DistributedExperts(nn.Module):
         loads_RE = all_loads(self.expert_map, index, mask, port.gather)
         if loads_RE is not None:
             context.start_compute()
+        if (groups := groups_of(self.ops)) > 1:
+            by_expert = RowPerExpert(self.expert_map, hidden, index, weights, mask, loads_RE)
+            returned = overlapped(by_expert, self.expert_map, port, groups, self._compute_group, context.port)
+            with context.computing("aggregate", layer):
+                return by_expert.aggregate(returned)
         layout = self._layout_kind(index.shape[1])(self.expert_map, hidden, index, weights, mask, loads_RE)
         layout, arrived = dispatch(layout, port)
         with context.computing("expert", layer):
@@ -117,6 +123,11 @@ class DistributedExperts(nn.Module):
         returned = combine(layout, answers, port)
         with context.computing("aggregate", layer):
             return layout.aggregate(returned)
+
+    def _compute_group(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Returns (X, H), the outputs of a group of this rank's experts for rows (X, H), each of the expert in slots (X,)."""
+        with self._context.computing("expert", self._layer):
+            return apply_experts(self.local, rows, slots)
 
     def _by_push(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None

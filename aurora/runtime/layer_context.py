@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ class LayerContext:
         push: ordered push, which carries the layers' tokens in place of `transport`; None: `transport` carries them.
         own_tokens: number of tokens in this rank's next forward pass; used only with `push`.
         layers_done: number of MoE layers that the present forward pass has finished.
+        port: the thread of exchanges that overlap with compute; see `Exchange.groups`.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class LayerContext:
         self.push: OrderedPush | None = None
         self.own_tokens = 0
         self.layers_done = 0
+        self.port = ThreadPoolExecutor(1, thread_name_prefix="aurora-stages")
         self._arbiter, self._orders = arbiter, orders
         self._compute_start: object = None
 
@@ -223,6 +226,7 @@ class LayerContext:
     def leave(self) -> None:
         """Leaves the rotation of time slices for good, and completes the trace; called when the model ends on this rank."""
         self._arbiter.leave()
+        self.port.shutdown(wait=False)
         self.recorder.flush()
 
     @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from aurora.algorithms.check.fit import check_overlap
 from aurora.algorithms.check.plans import check_plan
 from aurora.errors import BadInput
 from aurora.models.decoding import greedy_decode
@@ -88,6 +89,7 @@ def check_run(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequen
     if len(models) != len(plan.models) or len(prompts) != len(plan.models):
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
     check_plan(plan)
+    check_overlap(plan, options.overlap)
     _check_micro_batches(plan, prompts[0], options)
     if options.deduplicate is False and any(model.hierarchy is not None for model in plan.models):
         raise BadInput(

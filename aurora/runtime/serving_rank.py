@@ -90,7 +90,9 @@ def serve_rank(
         raise BadInput(f"`transport` push: expected {rank_info.ranks} ranks on this machine, found {rank_info.local_ranks}")
     device = device_for(rank_info, options.transport)
     models = load_models(plan, model_paths, prompts_M, options, device)
-    program = compile_plan(plan)
+    if options.overlap > 1 and device != "cpu":
+        raise BadInput(f"`overlap`: runs on CPUs, found {device}; `transport` gloo or shaped takes these")
+    program = compile_plan(plan, overlap=options.overlap)
     own_prompts_M = [deal(prompts, rank_info.ranks)[rank_info.rank] for prompts in prompts_M]
     workers_MP = [
         _workers(plan, *args, options, rank_info.rank)

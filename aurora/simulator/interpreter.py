@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from aurora.algorithms.alltoall.expert_groups import stage_rows
 from aurora.algorithms.alltoall.schedule import batch_order
 from aurora.algorithms.arbitration import PortSlices, slices_of
-from aurora.algorithms.check.fit import check_traffic
+from aurora.algorithms.check.fit import check_overlap, check_traffic
 from aurora.algorithms.check.plans import check_plan
 from aurora.algorithms.compile import compile_plan
 from aurora.algorithms.network.port_bounds import nics_of
@@ -23,7 +24,7 @@ from aurora.algorithms.workload.serving_gpus import replica_tokens
 from aurora.algorithms.workload.step_traffic import cut_traffic
 from aurora.algorithms.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes
 from aurora.errors import BadInput, check_one_of
-from aurora.simulator.waiting import PriorityLock, Process, Resume, SimulatedPort, Wait
+from aurora.simulator.waiting import Event, PriorityLock, Process, Resume, SimulatedPort, Wait
 from aurora.types import (
     BARRIERS,
     OVERHEAD,
@@ -32,6 +33,7 @@ from aurora.types import (
     Compute,
     Exchange,
     Hierarchy,
+    Op,
     Order,
     Plan,
     Profile,
@@ -42,7 +44,7 @@ from aurora.types import (
 )
 from aurora.types.arrays import IntArray
 from aurora.types.options import GATHERED, SIMULATED_ORDERS
-from aurora.types.program import INTERACTIVE_LEVEL, hierarchy_of
+from aurora.types.program import INTERACTIVE_LEVEL, groups_of, hierarchy_of
 from aurora.types.run_options import INTERLEAVE
 
 OrderBatch = Callable[[IntArray, Hierarchy | None], Order]  # the order of one all-to-all: its bytes (S, G, G), its servers
@@ -56,6 +58,7 @@ def simulate_plan(
     orders: str = "plan",
     interleave: str = "on",
     staged: bool = False,
+    overlap: int = 1,
 ) -> Trace:
     """Predicts how long a plan takes to serve the profiles' tokens, event by event. Each window is one forward pass.
 
@@ -68,6 +71,7 @@ def simulate_plan(
             allgather of all tokens and a reduce-scatter replace all-to-alls, as in vLLM without aurora.
         interleave: "on": models run at the same time; "off": one after the other.
         staged: whether transfers run in stages, as NCCL's grouped calls do; see `Order.stage_X`.
+        overlap: groups of each rank's experts, which compute while the rows of other groups travel; 1: they do not.
 
     Returns:
         The predicted Trace.
@@ -88,9 +92,10 @@ def simulate_plan(
     ordered = batch_orders(plan, orders)
     profiles = [profiles] if isinstance(profiles, Profile) else profiles
     check_plan(plan)
+    check_overlap(plan, overlap, orders, barriers)
     check_traffic(plan, profiles)
     served, traffic = cut_traffic(plan, profiles)
-    program = compile_plan(served, gathered=orders == GATHERED)
+    program = compile_plan(served, orders == GATHERED, overlap)
     return simulate(program, plan.cluster, traffic, barriers, ordered, interleave == "on", staged)
 
 
@@ -212,7 +217,7 @@ class _Run:
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
         ]
         self._hierarchy_M = [hierarchy_of(ops_L[0]) for ops_L in self.program.ops_ML]
-        self._tokens_GE: dict[tuple[int, int, int], IntArray] = {}  # by model, step and layer
+        self._tokens_KGE: dict[tuple[int, int, int], IntArray] = {}  # by model, step and layer
 
     def perform(self) -> None:
         """Runs all processes to their end, which `record` is told of."""
@@ -247,8 +252,13 @@ class _Run:
             if self.program.time_slice == "step":
                 yield partial(port.acquire, model)
             for layer, ops in enumerate(self.program.ops_ML[model]):
+                groups = groups_of(ops)
                 for op in ops:
                     match op:
+                        case Exchange("dispatch") if groups > 1:
+                            yield from self._overlapped(rank, ops, (model, step, layer))
+                        case Exchange() | Compute("expert") if groups > 1:
+                            pass  # done beside the dispatch
                         case Compute(phase):
                             yield from self._compute(rank, model, step, layer, phase)
                         case Barrier(phase) if self.barriers != "none" and not self.program.gathered:
@@ -276,6 +286,31 @@ class _Run:
         for number in range(steps):
             yield from port.exchange(model, self._transfers(rank, op, key, (number,)))
 
+    def _overlapped(self, rank: int, ops: Sequence[Op], where: tuple[int, int, int]) -> Process:
+        """Dispatch, experts and combine of one layer by groups of experts: stages travel while experts compute."""
+        dispatch, combine = (op for op in ops if isinstance(op, Exchange))
+        arrived, computed = ([Event() for _ in range(dispatch.groups)] for _ in range(2))
+        ended = Event()
+
+        def stages() -> Process:
+            for group, event in enumerate(arrived):
+                yield self._join(rank, dispatch, (*where, "dispatch"), group)
+                event.set()
+            for group, event in enumerate(computed):
+                yield event.wait
+                yield self._join(rank, combine, (*where, "combine"), group)
+
+        def port() -> Process:
+            yield from self._ports[rank].exchange(where[0], stages())
+            ended.set()
+
+        self._step(port())
+        for group, event in enumerate(arrived):
+            yield event.wait
+            yield from self._compute(rank, *where, "expert", group)
+            computed[group].set()
+        yield ended.wait
+
     def _transfers(self, rank: int, op: Exchange, key: Key, numbers: Iterable[int]) -> Process:
         """The rank's transfers of some steps of an all-to-all, one after the other, while it has the port."""
         for number in numbers:
@@ -302,7 +337,7 @@ class _Run:
             return GATHERS if op.phase == "dispatch" else 1
         return 1 if op.hierarchy is None else op.hierarchy.steps
 
-    def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
+    def _compute(self, rank: int, model: int, step: int, layer: int, phase: str, group: int = 0) -> Process:
         """One phase of compute on a rank's GPU, with preemption points where the program has them.
 
         An interactive model goes on from an aggregation to the next layer's gate without a pause in which others could begin.
@@ -315,7 +350,7 @@ class _Run:
             self._keeps_gpu.remove((rank, model))
         else:
             yield partial(gpu.acquire, level=level)
-        began, left_s = self.now, self._seconds(rank, model, step, layer, phase)
+        began, left_s = self.now, self._seconds(rank, model, step, layer, phase, group)
 
         def record() -> None:
             self.record.add(rank, model, step, layer, phase, began, self.now)
@@ -337,26 +372,29 @@ class _Run:
         else:
             gpu.release()
 
-    def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str) -> float:
-        """Seconds that a phase computes, by the profile's curves."""
+    def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str, group: int) -> float:
+        """Seconds that a phase, of "expert" one group of experts, computes by the profile's curves."""
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]
         tokens_SE = profile.tokens_TLSE[step, layer]
         if phase == "expert":
-            tokens_E = self._expert_tokens(model, step, layer)[rank]
-            overhead_s = float(profile.seconds(OVERHEAD, gpu, tokens_SE.sum()))
+            tokens_KGE = self._expert_tokens(model, step, layer)
+            tokens_E = tokens_KGE[group, rank]
+            overhead_s = float(profile.seconds(OVERHEAD, gpu, tokens_KGE[group].sum()))
             return float(profile.seconds(phase, gpu, tokens_E).sum()) + overhead_s
         return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
 
     def _expert_tokens(self, model: int, step: int, layer: int) -> IntArray:
-        """(G, E) int64, the tokens of each expert that each rank computes."""
-        if (model, step, layer) not in self._tokens_GE:
+        """(K, G, E) int64, the tokens of each expert that each rank computes, by the experts' group."""
+        if (model, step, layer) not in self._tokens_KGE:
             split_EG, hierarchy = self._split_MLEG[model][layer], self._hierarchy_M[model]
             server_G, tokens_SE = hierarchy.server_G if hierarchy else None, self.profiles[model].tokens_TLSE[step, layer]
             tokens_SP, expert_P, gpu_P = replica_tokens(tokens_SE, split_EG, server_G)
-            tokens_GE = np.zeros(split_EG.shape[::-1], dtype=np.int64)
-            tokens_GE[gpu_P, expert_P] = tokens_SP.sum(axis=0)
-            self._tokens_GE[model, step, layer] = tokens_GE
-        return self._tokens_GE[model, step, layer]
+            groups = groups_of(self.program.ops_ML[model][layer])
+            tokens_KGE = np.zeros((groups, *split_EG.shape[::-1]), dtype=np.int64)
+            group_P = 0 if groups == 1 else stage_rows(tokens_SP, gpu_P, groups)[1]
+            tokens_KGE[group_P, gpu_P, expert_P] = tokens_SP.sum(axis=0)
+            self._tokens_KGE[model, step, layer] = tokens_KGE
+        return self._tokens_KGE[model, step, layer]
 
     def _sleep(self, seconds: float) -> Wait:
         """Waits for simulated `seconds`."""
@@ -432,5 +470,10 @@ class _Run:
             nics = nics_of(self.cluster.network)
             return gathered_bytes(profile, layer, step, op.phase, None if nics is None else nics.server_G)
         placed = profile, layer, self._split_MLEG[model][layer]
+        if op.groups > 1:
+            tokens_SP, _, gpu_P = replica_tokens(profile.tokens_TLSE[step, layer], placed[-1])
+            rows_KGG = stage_rows(tokens_SP, gpu_P, op.groups)[0]
+            rows_KGG[:, np.arange(self.program.ranks), np.arange(self.program.ranks)] = 0
+            return exchange_bytes(rows_KGG if op.phase == "dispatch" else rows_KGG[::-1], profile, op.phase, deduplicated)
         rows_SGG = exchange_rows(*placed, deduplicated=deduplicated, hierarchy=op.hierarchy, window=step)
         return exchange_bytes(rows_SGG, profile, op.phase, deduplicated)

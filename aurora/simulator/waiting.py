@@ -46,6 +46,26 @@ class PriorityLock:
             self._resume.pop(request)()
 
 
+class Event:
+    """Something that happens once, and that simulated processes wait for."""
+
+    def __init__(self) -> None:
+        self._happened, self._waiting = False, list[Resume]()
+
+    def set(self) -> None:
+        """Resumes all that wait; who waits from now on goes on at once."""
+        self._happened = True
+        while self._waiting:
+            self._waiting.pop(0)()
+
+    def wait(self, resume: Resume) -> None:
+        """Calls `resume` once the event has happened."""
+        if self._happened:
+            resume()
+        else:
+            self._waiting.append(resume)
+
+
 class SimulatedPort:
     """A rank's network port, which goes round the models in time slices."""
 

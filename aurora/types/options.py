@@ -96,6 +96,7 @@ ALL_TO_ALLS = ("flat", "hierarchical")
 LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an event for each
 LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 AUTO_SLOTS = 0  # per GPU: replicas where they pay
+MOST_GROUPS = 16  # of a rank's experts, that overlap
 MOST_MICRO_BATCHES = 4  # that a model's batches can be cut into
 
 

@@ -54,12 +54,15 @@ class Exchange:
         hold_port: True: the time slice lasts through the model's next exchange; False: it ends with this one.
         hierarchy: the servers and chunks of a hierarchical all-to-all; all its steps use `order` and share one time slice.
             None: the all-to-all is flat.
+        groups: number of groups of each rank's experts. If there are several, the rows of each group travel as a stage of their
+            own, in `order`. The experts of a group compute as soon as its rows are there, and then its combine may begin.
     """
 
     phase: str
     order: Order
     hold_port: bool = False
     hierarchy: Hierarchy | None = None
+    groups: int = 1
 
 
 Op = Compute | Barrier | Exchange
@@ -72,6 +75,11 @@ def hierarchy_of(ops: Sequence[Op]) -> Hierarchy | None:
         ops: the operations of one layer of a model.
     """
     return next((op.hierarchy for op in ops if isinstance(op, Exchange)), None)
+
+
+def groups_of(ops: Sequence[Op]) -> int:
+    """Returns the number of groups of experts in a layer, see `Exchange.groups`; `ops` are as in `hierarchy_of`."""
+    return next((op.groups for op in ops if isinstance(op, Exchange)), 1)
 
 
 @dataclass(frozen=True)

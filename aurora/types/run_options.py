@@ -8,7 +8,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from aurora.errors import BadInput
-from aurora.types.options import MOST_PROCESSES, Count, Few, Limits, Ranks, Seconds, Seed, Tokens, check_options
+from aurora.types.options import MOST_GROUPS, MOST_PROCESSES, Count, Few, Limits, Ranks, Seconds, Seed, Tokens, check_options
 
 
 def parse_address(name: str, text: str) -> tuple[str, int]:
@@ -64,6 +64,7 @@ class RunOptions:
         predictable: return the routing and the measured network of the run, for a simulation.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
         colocate: with interleave "processes": name of the group of GPUs, the same in all processes that share them.
+        overlap: groups of each rank's experts; the experts of a group compute while rows of other groups travel. 1: not so.
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
     """
 
@@ -77,11 +78,19 @@ class RunOptions:
     predictable: bool = False
     interleave: Annotated[str, Limits(one_of=INTERLEAVE)] = "on"
     colocate: str | None = None
+    overlap: Annotated[int, Limits(above=0, most=MOST_GROUPS)] = 1
     dtype: Annotated[str, Limits(one_of=DTYPES)] = "auto"
 
     def __post_init__(self) -> None:
         check_options(self)
         self._check_push()
+        if self.overlap > 1 and (
+            self.transport in ("nccl", "push") or self.order == "auto" or self.deduplicate or self.colocate
+        ):
+            raise BadInput(
+                "`overlap`: runs on CPUs, one model in its planned orders, expected no `transport` nccl or push, `order` auto, "
+                "`deduplicate` or `colocate`"
+            )
         if (self.colocate is not None) != (self.interleave == "processes"):
             raise BadInput("`colocate`: expected with `interleave` processes, and only there")
         if self.colocate is not None and not re.fullmatch(r"[\w.-]{1,40}", self.colocate):

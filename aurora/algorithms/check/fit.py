@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
+from aurora.types.options import MOST_GROUPS, Limits
 
 
 def check_profile(cluster: Cluster, profile: Profile) -> None:
@@ -94,6 +95,27 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
     for model, profile in zip(models, profiles, strict=True):
         check_profile(plan.cluster, profile)
         profile.identity.check_same(model.identity, f"profile of {profile.model!r}")
+
+
+def check_overlap(plan: Plan, overlap: int, orders: str = "plan", barriers: str = "gpu") -> None:
+    """Checks that a plan's experts can compute while rows of other groups of experts travel.
+
+    Args:
+        plan: the plan.
+        overlap: number of groups of each rank's experts; 1: nothing is overlapped.
+        orders, barriers: as in `aurora.simulate`.
+
+    Raises:
+        BadInput: if `overlap` is out of range, or the plan or the simulation does not allow it.
+    """
+    Limits(above=0, most=MOST_GROUPS).check("overlap", overlap)
+    if overlap == 1:
+        return
+    models, parts, hierarchy = len(plan.models), plan.options.micro_batches, plan.models[0].hierarchy
+    if models > 1 or parts > 1 or hierarchy is not None:
+        raise BadInput("`overlap`: expected a plan of one model, without micro-batches, whose all-to-alls are flat")
+    if orders != "plan" or barriers == "global":
+        raise BadInput("`overlap`: is simulated in the plan's orders, without global barriers")
 
 
 def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
