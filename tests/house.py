@@ -22,9 +22,9 @@ LIMIT = 500  # lines of a file
 BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite a package bring it
     "aurora": (140, 120),
     "aurora/types": (1868, 1700),
-    "aurora/io": (1765, 1250),
+    "aurora/io": (1750, 1250),
     "aurora/models": (525, 500),
-    "aurora/profiler": (1075, 900),
+    "aurora/profiler": (1055, 900),
     "aurora/planner": (1550, 1550),
     "aurora/algorithms": (7970, 7500),
     "aurora/simulator": (795, 750),

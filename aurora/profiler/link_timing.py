@@ -48,8 +48,8 @@ class LinkMeasurements:
     senders: int  # most ranks that send to one receiver at once
     goodput: float  # what they deliver, over what the ports allow; the median over receivers
     server_G: IntArray  # (G,) int64, the server of each rank; all zero without servers
-    apart_Bps_N: FloatArray  # (N,) float64, by server of several ranks: sum of the rates of its ranks, each to another server
-    together_Bps_N: FloatArray  # (N,) float64, their joint rate, all at once
+    nic_Bps: float = 0.0  # bytes per second of a NIC, each way, the median; zero without servers
+    joint: float = 1.0  # rate of the ranks of a server at once / sum of their rates one at a time, to other servers; the median
 
     @property
     def incast(self) -> float:
@@ -58,21 +58,9 @@ class LinkMeasurements:
         return lost / (self.senders - 1) if self.senders > 1 and lost >= NOISE else 0.0
 
     @property
-    def joint(self) -> float:
-        """Joint rate of the ranks of a server / sum of their single rates, to other servers; the median over servers."""
-        return float(np.median(self.together_Bps_N / self.apart_Bps_N)) if len(self.apart_Bps_N) else 1.0
-
-    @property
     def shared_nic(self) -> bool:
         """True if the ranks of a server share one NIC: their joint rate is clearly below the sum of their single rates."""
         return self.joint < SHARED
-
-    @property
-    def nic_Bps(self) -> float:
-        """Median rate of a NIC in each direction, in bytes per second; only if there are servers."""
-        if self.shared_nic:
-            return float(np.median(self.together_Bps_N))
-        return float(np.median(self.rate_Bps_GG[np.not_equal.outer(self.server_G, self.server_G)]))
 
 
 def cluster_of(links: LinkMeasurements, gpus: Sequence[Gpu], name: str = "measured") -> Cluster:
@@ -245,13 +233,16 @@ class _LinkTimer:
             out_Bps_G[rank] = self._joint_Bps([(rank, peer) for peer in own], rate_Bps_GG)
             into_Bps_G[rank] = self._joint_Bps([(peer, rank) for peer in own], rate_Bps_GG)
             sent_Bps_G[rank] = rate_Bps_GG[own, rank].sum()
-        apart_Bps, together_Bps = [], []
+        joint, nic_Bps = 1.0, float(np.median(rate_Bps_GG[np.not_equal.outer(server_G, server_G)])) if server_G.any() else 0.0
+        apart_Bps_N, together_Bps_N = [], []
         for server in np.unique(server_G):
             members = np.flatnonzero(server_G == server).tolist()
             pairs = list(zip(members, [to for to in others[members[-1]] if server_G[to] != server], strict=False))
             if len(pairs) > 1:
-                apart_Bps.append(sum(rate_Bps_GG[pair] for pair in pairs))
-                together_Bps.append(self._joint_Bps(pairs, rate_Bps_GG))
+                apart_Bps_N.append(sum(rate_Bps_GG[pair] for pair in pairs))
+                together_Bps_N.append(self._joint_Bps(pairs, rate_Bps_GG))
+        if together_Bps_N and (joint := float(np.median(np.divide(together_Bps_N, apart_Bps_N)))) < SHARED:
+            nic_Bps = float(np.median(together_Bps_N))
         in_Bps_G = np.maximum(into_Bps_G, rate_Bps_GG.max(axis=0))
         return LinkMeasurements(
             startup_s_GG,
@@ -262,8 +253,8 @@ class _LinkTimer:
             max(map(len, peers)),
             min(float(np.median(into_Bps_G / np.minimum(in_Bps_G, sent_Bps_G))), 1.0),
             server_G,
-            np.array(apart_Bps),
-            np.array(together_Bps),
+            nic_Bps,
+            joint,
         )
 
     def _pair(self, src: int, dst: int) -> tuple[float, float, float]:

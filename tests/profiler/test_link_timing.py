@@ -141,8 +141,6 @@ SOME = LinkMeasurements(
     3,
     1.0,
     np.zeros(4, dtype=np.int64),
-    np.zeros(0),
-    np.zeros(0),
 )
 SERVERS = [
     Gpu(f"host-{rank // 2}-{rank % 2}", "kind", rank // 2, 1.0, 1.0, 1000, 1.0 if rank < 2 else 0.5) for rank in range(4)
@@ -168,8 +166,8 @@ FOUND = replace(
     out_Bps_G=np.full(4, 900.0),
     in_Bps_G=np.full(4, 900.0),
     server_G=np.array([0, 0, 1, 1]),
-    apart_Bps_N=np.array([100.0, 100.0]),
-    together_Bps_N=np.array([96.0, 98.0]),
+    nic_Bps=50.0,
+    joint=0.97,
 )
 
 
@@ -183,7 +181,7 @@ def test_servers_that_were_found_are_nodes_and_have_a_nic_for_each_rank():
 
 
 def test_ranks_that_are_slower_together_share_a_nic():
-    shared = replace(FOUND, together_Bps_N=np.array([51.0, 55.0]))
+    shared = replace(FOUND, nic_Bps=53.0, joint=0.53)
     made = cluster_of(shared, SERVERS)
     assert made.servers is not None
     assert (made.servers.nic_Bps, made.servers.shared) == (53.0, True)
