@@ -60,17 +60,23 @@ def test_an_order_is_taken_only_where_it_beats_all_at_once_by_more_than_its_spre
 
 
 class Emulated(MemoryTransport):
-    """An exchange in the planned order takes 0.8 of all at once or 1.1, from round to round; one in sequence always 0.9."""
+    """An exchange in the planned order takes 0.8 of all at once or 1.1, from round to round; one in sequence always 0.9.
+
+    It is under way until `wait`, as on a GPU.
+    """
 
     def __init__(self, memory, rank):
         super().__init__(memory, rank)
-        self.now_s, self.exchanges = 0.0, Counter()
+        self.now_s, self.left_s, self.exchanges = 0.0, 0.0, Counter()
 
     def exchange(self, order, *args):
         self.exchanges[order.method] += 1
         ratios = {"all-at-once": (1.0,), "paced": (0.9,), "openshop": (0.8, 1.1)}[order.method]
         weather = 1.0 + self.exchanges[order.method] % 3  # the machine is slow in one round for all
-        self.now_s += 1e-4 * weather * ratios[self.exchanges[order.method] % len(ratios)]
+        self.left_s = 1e-4 * weather * ratios[self.exchanges[order.method] % len(ratios)]
+
+    def wait(self):
+        self.now_s, self.left_s = self.now_s + self.left_s, 0.0
 
 
 def test_what_is_faster_in_some_rounds_alone_is_not_taken(monkeypatch):

@@ -24,10 +24,10 @@ def choice():
 def test_the_size_of_an_exchange_decides():
     """Sizes are bytes of a rank on average, of which there are 3; the combine takes what is planned for it."""
     orders = choice()
-    small_SRR, large_SRR = ONES[0][None] * 500, ONES[0][None] * 50_000
+    small_SRR, large_SRR = ONES[0][None] * 2_500, ONES[0][None] * 50_000
     assert orders.order(PLANNED, small_SRR) is PLANNED
     assert orders.order(PLANNED.reversed, small_SRR) == PLANNED.reversed
     assert orders.order(PLANNED, large_SRR) is None
-    assert orders.order(PLANNED, np.concatenate([small_SRR] * 2)) is PLANNED
+    assert orders.order(PLANNED, np.concatenate([small_SRR // 2] * 2)) is PLANNED
     assert orders.used.exchanges == {"openshop": 2, COLLECTIVE: 1, "openshop over servers": 1}
     assert str(orders.used) == f"exchanges by openshop 2, {COLLECTIVE} 1, openshop over servers 1"
