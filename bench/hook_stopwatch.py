@@ -17,7 +17,7 @@ from typing import Any
 
 THREADS = ("aurora-watchdog", "aurora-records")
 METHODS = ("dispatch", "combine")
-PASSES = ("execute_model", "_dummy_run", "sample_tokens")
+PASSES = ("execute_model", "execute_dummy_batch", "sample_tokens")
 
 
 class Stopwatch:
@@ -61,45 +61,47 @@ BEGAN: dict[str, float] = {}
 
 def install() -> None:
     """Runs the stopwatch for all that vLLM calls of the plugin. Called before vLLM's engine is made."""
-    import aurora_vllm.vllm_internals.worker_startup as startup
-    from aurora_vllm.vllm_internals.api_checks import ALL2ALL, find, needed
+    import aurora_vllm.vllm_internals.worker as worker
+    from aurora_vllm.vllm_internals.api_checks import find, needed
+    from aurora_vllm.vllm_internals.patches import MANAGER
+    from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
     from vllm.model_executor.custom_op import op_registry_oot
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
-    patch, bind = startup.patch_model_runner, BaseRouter.set_capture_fn
+    start, bind = WorkerStartup.start, BaseRouter.set_capture_fn
     steps = [(find(f"{module}:"), name) for module, _, name in (check.where.partition(":") for check in needed("steps"))]
 
-    def around(holder: Any, name: str, past: Any) -> None:
-        setattr(holder, name, WATCH.timed(name, getattr(holder, name), past))
+    def around(ours: Any, methods: tuple[str, ...]) -> None:
+        theirs = ours.__mro__[1]
+        for method in methods:
+            engine = WATCH.timed("", getattr(theirs, method))
+            setattr(theirs, method, engine)
+            setattr(ours, method, WATCH.timed(method, getattr(ours, method), engine))
 
-    def patch_timed(worker: Any, patched: Any, *more: Any) -> None:
-        runner, manager = worker.model_runner, find(f"{ALL2ALL}:AgRsAll2AllManager")
-        for planned, methods in ((op_registry_oot["RoutedExperts"], ("forward_modular",)), (manager, METHODS)):
-            for method in methods:
-                engine = WATCH.timed("", getattr(planned.__mro__[1], method))
-                setattr(planned.__mro__[1], method, engine)
-                around(planned, method, engine)
+    def start_timed(self: Any) -> bool:
+        around(op_registry_oot["RoutedExperts"], ("forward_modular",))
+        around(find(MANAGER), METHODS)
         engines = [(holder, name, WATCH.timed("", getattr(holder, name))) for holder, name in steps]
-        engines += [(runner, name, WATCH.timed("", getattr(runner, name))) for name in PASSES if hasattr(runner, name)]
         for holder, name, engine in engines:
             setattr(holder, name, engine)
-        patch(worker, patched, *more)
+        started = start(self)
         for holder, name, engine in engines:
-            around(holder, name, engine)
-        execute = runner.execute_model
-
-        @functools.wraps(execute)
-        def execute_model(*args: Any, **named: Any) -> Any:
-            WATCH.hooked = not WATCH.hooked
-            WATCH.steps[WATCH.hooked] += 1
-            return execute(*args, **named)
-
-        runner.execute_model = execute_model
+            setattr(holder, name, WATCH.timed(name, getattr(holder, name), engine))
         BaseRouter.set_capture_fn = lambda self, capture: bind(
             self, WATCH.timed("capture", capture, WATCH.timed("", lambda _: None))
         )
+        return started
 
-    startup.patch_model_runner = patch_timed
+    around(worker.CpuWorker, PASSES)
+    execute = worker.CpuWorker.execute_model
+
+    @functools.wraps(execute)
+    def execute_model(*args: Any, **named: Any) -> Any:
+        WATCH.hooked = not WATCH.hooked
+        WATCH.steps[WATCH.hooked] += 1
+        return execute(*args, **named)
+
+    worker.CpuWorker.execute_model, WorkerStartup.start = execute_model, start_timed
 
 
 def begin() -> None:

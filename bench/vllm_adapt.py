@@ -36,6 +36,7 @@ from protocol import DEEP, Results, options  # noqa: E402
 from serving import waiting_profile  # noqa: E402
 from vllm import answers, model, run  # bench/vllm.py  # noqa: E402
 
+import tests.integrations  # noqa: E402, F401  # what vLLM lacks on CPUs
 from aurora.io import save  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402

@@ -59,6 +59,7 @@ class ChoiceCounter:
 
     def __init__(self, chosen_NLK: torch.Tensor, decoder_layers: Mapping[int, int], layers: int, experts: int) -> None:
         self._chosen_NLK, self._shape = chosen_NLK, (layers, experts)
+        self._sum: torch.Tensor | None = None
         device = chosen_NLK.device
         self._decoder_layer_L = torch.tensor(list(decoder_layers.values()), device=device)
         self._first_L1 = (
@@ -73,11 +74,7 @@ class ChoiceCounter:
         Args:
             rows: the rows that are counted; others are padding, or another rank counts them.
         """
-        layers, experts = self._shape
-        chosen_NLK = self._chosen_NLK[rows].index_select(1, self._decoder_layer_L).long()
-        flat = torch.where((chosen_NLK >= 0) & (chosen_NLK < experts), chosen_NLK + self._first_L1, layers * experts).flatten()
-        counts = torch.zeros(layers * experts + 1, dtype=torch.int64, device=flat.device)  # the last for no expert of the model
-        counts_LE = counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1].view(layers, experts)
+        counts_LE = self._add_to(self._zeros(), rows)[:-1].view(self._shape)
         if not counts_LE.is_cuda:
             return ChoiceCounts(counts_LE)
         on_host = torch.empty(self._shape, dtype=torch.int64, pin_memory=True)
@@ -85,6 +82,27 @@ class ChoiceCounter:
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return ChoiceCounts(on_host, copied)
+
+    def add(self, rows: slice) -> None:
+        """Adds the same counts to a sum on the device, which `take` reads out."""
+        if self._sum is None:
+            self._sum = self._zeros()
+        self._add_to(self._sum, rows)
+
+    def take(self) -> IntArray | None:
+        """Returns the (L, E) sum of the passes added since the last call; None: there are none. Waits for the device."""
+        added, self._sum = self._sum, None
+        return None if added is None else added[:-1].view(self._shape).cpu().numpy()
+
+    def _zeros(self) -> torch.Tensor:
+        layers, experts = self._shape  # and one for no expert of the model
+        return torch.zeros(layers * experts + 1, dtype=torch.int64, device=self._chosen_NLK.device)
+
+    def _add_to(self, counts: torch.Tensor, rows: slice) -> torch.Tensor:
+        layers, experts = self._shape
+        chosen_NLK = self._chosen_NLK[rows].index_select(1, self._decoder_layer_L).long()
+        flat = torch.where((chosen_NLK >= 0) & (chosen_NLK < experts), chosen_NLK + self._first_L1, layers * experts).flatten()
+        return counts.scatter_add_(0, flat, torch.ones_like(flat))
 
 
 class KeptCounter:
@@ -97,6 +115,7 @@ class KeptCounter:
         self._shape, self._decoder_layers = (layers, experts), list(decoder_layers.values())
         self._first_L11 = np.array(list(decoder_layers))[:, None, None] * experts
         self._kept: dict[int, torch.Tensor] = {}
+        self._added: list[ChoiceCounts] = []
 
     def keeper(self, decoder_layer: int) -> Callable[[torch.Tensor], None]:
         """Returns a function that stores a decoder layer's choices: the experts (N, K) of this rank's rows."""
@@ -112,6 +131,15 @@ class KeptCounter:
             return torch.from_numpy(np.bincount(chosen_X, minlength=layers * experts)).view(layers, experts)
 
         return ChoiceCounts(counted if len(chosen_LNK[0]) <= FEW_ROWS else counted())
+
+    def add(self, rows: slice) -> None:
+        """Keeps the same counts for `take`."""
+        self._added.append(self.count(rows))
+
+    def take(self) -> IntArray | None:
+        """Returns the (L, E) sum of the passes that were added since the last call; None: there are none."""
+        added, self._added = self._added, []
+        return None if not added else np.sum([counts.read() for counts in added], axis=0)
 
 
 Mark = Any  # host seconds, or an event on the GPU's stream
@@ -167,6 +195,7 @@ def span(start: Mark | None, end: Mark | None) -> Span | None:
 
 MAX_WINDOWS = 64
 FEW_ROWS = 64  # of a pass whose choices are kept until then, which takes memory
+SAMPLED = 16  # once windows have so many passes, one of as many is timed and read out by itself; the others' counts are summed
 PENDING_LIMIT = 32  # forward passes that are added up together
 
 
@@ -285,6 +314,11 @@ class TrafficRecorder:
         self._timings = []
         if len(self._passes) >= PENDING_LIMIT and (self._passes[-1].local.ready or len(self._passes) >= 2 * PENDING_LIMIT):
             self.accumulate()
+
+    @property
+    def dense(self) -> bool:
+        """True while windows have fewer than SAMPLED passes, so that each pass's counts are needed by themselves."""
+        return self._width < SAMPLED
 
     def accumulate(self) -> None:
         """Waits for the counts of all queued passes, and adds them to the record."""

@@ -27,6 +27,7 @@ from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import (
+    SAMPLED,
     ChoiceCounter,
     EngineFacts,
     KeptCounter,
@@ -112,6 +113,7 @@ class WorkerIntegration:
         self._step = -1
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
         self._recorded = False  # not in warm-up and dummy batches, of which CUDA graphs are captured
+        self._timed = False  # of the recorded ones, see SAMPLED
         self._layers: list[LayerMarks] = []  # of the pass that is recorded, as its threads leave them
         self._exchanges: deque[tuple[str, Span, IntArray]] = deque()  # phase, time, bytes of those that metrics do not show yet
         self._thread = _Thread()
@@ -165,8 +167,8 @@ class WorkerIntegration:
         if self.served.order != "stock" or choices is not None:
             self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
         if choices is not None:
-            callbacks = () if self.metrics is None else (self.metrics.update_drift, self.metrics.add_lost_record)
-            self.records.begin(facts, *callbacks)
+            assert self.metrics is not None
+            self.records.begin(facts, self.metrics.update_drift, self.metrics.add_lost_record, choices.take)
         if self.status is not None and not self.served.disabled:
             self.status.engaged(f"{served_name} on {self.ranks} expert-parallel ranks: {self.served.summary()}")
 
@@ -188,17 +190,21 @@ class WorkerIntegration:
         with self.records.between_passes:
             try:
                 self._recorded, self._layers = real_tokens > 0 and self.records.active, []
+                self._timed = self._recorded and (self._step % SAMPLED == 0 or self.records.dense)
                 self.progress.begin_pass(real_tokens)
                 yield
                 self.progress.end_pass()
-                if self._choices is not None and self._recorded:
+                if self._choices is not None and self._recorded and not self._timed:
+                    self._choices.add(self._own_rows(real_tokens, False))
+                    self.records.add_pass(self._step)
+                elif self._choices is not None and self._recorded:
                     counts = local = self._choices.count(slice(0, real_tokens))
                     if self._row_share[1] > 1:
                         counts = self._choices.count(self._own_rows(real_tokens, False))
                     self.records.end_pass(self._step, counts, local, self._layers)
             finally:
                 self.progress.idle()  # also after an error
-                self._real_tokens, self._recorded = outer, False
+                self._real_tokens, self._recorded, self._timed = outer, False, False
         if outer == 0 and self.metrics is not None:
             self._show_exchanges()
             self.metrics.refresh()
@@ -206,7 +212,7 @@ class WorkerIntegration:
     def enter_layer(self, layer: int) -> Mark | None:
         """Called when this thread begins the MoE layer with index `layer`. Returns a time mark if the pass is recorded."""
         self.progress.layer(layer)
-        return self._clock.mark() if self._recorded else None
+        return self._clock.mark() if self._timed else None
 
     def leave_layer(self, layer: int, experts_NK: torch.Tensor, stock: bool, began: Mark | None) -> None:
         """Called when this thread has computed a MoE layer; records its times.
@@ -328,7 +334,7 @@ class WorkerIntegration:
             self.metrics.add_tokens(layer, batch.tokens_G)
         in_flight.index, in_flight.weights = index, weights
         self.time_slices.hold_gpu()
-        in_flight.experts_from = self._clock.mark() if self._recorded else None
+        in_flight.experts_from = self._clock.mark() if self._timed else None
         return rows, weights, index
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
@@ -349,7 +355,7 @@ class WorkerIntegration:
         self.time_slices.release_gpu()
         summed = self._alltoall_of_layer[in_flight.layer].combine(answers, batch)
         self.hold_gpu()
-        if self._recorded:
+        if self._timed:
             self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate, len(summed))
         return summed
 
@@ -425,7 +431,7 @@ class WorkerIntegration:
 
     def _record_experts(self, in_flight: LayerInFlight) -> None:
         """Records how long this rank's experts took for the rows that were dispatched to them."""
-        if not self._recorded or in_flight.index is None or in_flight.weights is None:
+        if not self._timed or in_flight.index is None or in_flight.weights is None:
             return
         computed = span(in_flight.experts_from, self._clock.mark())
         chosen = in_flight.index[in_flight.weights != 0].cpu().numpy()
@@ -433,7 +439,7 @@ class WorkerIntegration:
 
     def _report_phase(self, phase: str, layer: int, took: Span | None, bytes_GG: IntArray) -> None:
         """Records an all-to-all that has been started."""
-        if self._recorded:
+        if self._timed:
             self.records.add_timing(layer, phase, took)
         if self._real_tokens and self.metrics is not None and took is not None:
             self._exchanges.append((phase, took, bytes_GG))

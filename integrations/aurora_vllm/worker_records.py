@@ -39,6 +39,13 @@ class WorkerRecords:
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._device: int | None = None
+        self._take: Callable[[], IntArray | None] = lambda: None
+        self._last_step = 0  # of the passes whose counts `_take` returns
+
+    @property
+    def dense(self) -> bool:
+        """True if a record needs the counts and times of each pass by itself, as one that has just begun."""
+        return any(recorder.dense for recorder in self._recorders.values())
 
     @property
     def active(self) -> bool:
@@ -50,6 +57,7 @@ class WorkerRecords:
         facts: EngineFacts,
         on_write: Callable[[IntArray], None] = lambda _: None,
         on_failure: Callable[[], None] = lambda: None,
+        take: Callable[[], IntArray | None] = lambda: None,
     ) -> None:
         """Starts the record in the settings' folder, if one is set, and the writing thread. Called after loading.
 
@@ -57,8 +65,9 @@ class WorkerRecords:
             facts: metadata about the model and this rank.
             on_write: called, in any thread, with the tokens (T, L, E) of the settings' folder's record after each write.
             on_failure: called, in any thread, when a record has ended because it could not be written.
+            take: returns the (L, E) sum of the counts of passes that `add_pass` was told of; None: there are none.
         """
-        self._facts, self._on_write, self._on_failure = facts, on_write, on_failure
+        self._facts, self._on_write, self._on_failure, self._take = facts, on_write, on_failure, take
         if self._folder is None:
             return
         self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -80,8 +89,19 @@ class WorkerRecords:
         for recorder in self._recorders.values():
             recorder.add_timing(layer, phase, seconds, tokens, active)
 
+    def add_pass(self, step: int) -> None:
+        """Ends a forward pass of real tokens whose counts are in the sum that `take` returns."""
+        self._last_step = step
+
+    def _take_sums(self) -> None:
+        """Adds the sum of counts to all records."""
+        if (counts_LE := self._take()) is not None:
+            for recorder in self._recorders.values():
+                recorder.count(self._last_step, range(len(counts_LE)), counts_LE)
+
     def end_pass(self, step: int, own: ChoiceCounts, local: ChoiceCounts, *layers: Any) -> None:
-        """Ends a forward pass of real tokens; see `TrafficRecorder.end_pass`."""
+        """Ends a forward pass of real tokens that is counted by itself; see `TrafficRecorder.end_pass`."""
+        self._take_sums()
         for recorder in self._recorders.values():
             recorder.end_pass(step, own, local, *layers)
 
@@ -125,6 +145,7 @@ class WorkerRecords:
             if named is not None and folder in self._recorders:
                 raise BadInput(f"start: {folder} is being recorded already")
             with self.between_passes:
+                self._take_sums()  # which are not of the new record
                 self._recorders[folder] = TrafficRecorder(self._facts)
             return f"recording to {folder}"
         if folder not in self._recorders:
@@ -160,6 +181,7 @@ class WorkerRecords:
                     return None
                 if self._device is not None:  # observations are made on the stream of another thread
                     torch.cuda.synchronize(self._device)
+                self._take_sums()
                 record = recorder.record()
             path = save_record(record, folder)
         if folder == self._folder:

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from aurora_vllm import traffic_recorder, worker_integration
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import (
     FEW_ROWS,
@@ -19,7 +20,7 @@ from aurora_vllm.traffic_recorder import (
 from aurora_vllm.worker_integration import WorkerIntegration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aurora.io.plugin_records import TIMED
+from aurora.io.plugin_records import TIMED, load_record
 
 LAYERS, EXPERTS, TOP_K, ROWS, DECODER_LAYERS = 2, 4, 2, 8, {0: 1, 1: 2}
 FACTS = EngineFacts("tiny", "f", "vllm", "gpu", 0, 1, TOP_K, LAYERS, EXPERTS, 256, 256, 1000, 5000)
@@ -126,6 +127,40 @@ def test_replayed_passes_are_counted_and_captures_wait_for_nothing(gpu, tmp_path
     np.testing.assert_array_equal(record.tokens_TLE.sum(axis=0), expected_LE)
     assert record.passes_L.tolist() == [1, 1]
     assert record.seconds_LP.sum() == 1.0
+    integration.records._ended.set()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["on-the-device", "kept"])
+def test_long_records_are_sampled_and_lose_no_count(kept, gpu, tmp_path, monkeypatch):
+    """From some windows on, one pass of three is timed and read out; a record that begins then is dense again."""
+    for module in (traffic_recorder, worker_integration):
+        monkeypatch.setattr(module, "SAMPLED", 3)
+    monkeypatch.setattr(traffic_recorder, "MAX_WINDOWS", 4)
+    monkeypatch.setattr(traffic_recorder, "PENDING_LIMIT", 1)
+    integration = WorkerIntegration(Settings(order="stock", record=tmp_path, record_every_s=1e6), 0, 1, None, None)
+    model, passes = Model(integration, gpu), 31
+    buffer = ChoiceCounter(model.chosen_NLK, DECODER_LAYERS, LAYERS, EXPERTS)
+    counter = KeptCounter(DECODER_LAYERS, LAYERS, EXPERTS) if kept else buffer
+    integration.begin_serving(FACTS, "tiny", DECODER_LAYERS, counter)
+    generator, expected_NLE = torch.Generator().manual_seed(0), []
+    for number in range(passes):
+        if number == passes - 2:
+            integration.records.command("start", "late")
+        model.logits_LNE.copy_(torch.rand(model.logits_LNE.shape, generator=generator))
+        with integration.forward_pass(5):
+            model(5)
+            for decoder_layer in DECODER_LAYERS.values() if kept else ():
+                counter.keeper(decoder_layer)(model.chosen_NLK[:5, decoder_layer].clone())
+        expected_NLE.append(buffer.count(slice(0, 5)).read())
+        if number in (20, passes - 1):
+            integration.records.command("write")
+            record = load_record(tmp_path / "rank-0.npz")
+            np.testing.assert_array_equal(record.tokens_TLE.sum(axis=0), np.sum(expected_NLE, axis=0))
+            assert 8 <= record.passes_L[0] < number - 5
+    integration.records.command("stop", "late")
+    late = load_record(tmp_path / "late/rank-0.npz")
+    np.testing.assert_array_equal(late.tokens_TLE, expected_NLE[-2:])
+    assert late.passes_L.tolist() == [2, 2]
     integration.records._ended.set()
 
 
