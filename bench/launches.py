@@ -6,7 +6,8 @@ One rank's step over ordered push runs on fake tensors of device "cuda" (`torch.
 values: what reads one on the host raises, and is counted as a synchronisation. The layer on NCCL reads sizes, so it runs on
 narrow tensors of the CPU that say they are on a GPU, with an order of one partner at a time. In both, Triton's launches are
 counted in place of being made, and so are torch's operations that are neither views nor allocations. `host_us` is launches,
-synchronisations, stages and gathers times COSTS_US, which are estimates. `python_us` is the median CPU time of the step's
+synchronisations, stages and gathers times COSTS_US, which are estimates, and Triton's launches times what one takes of a
+processor here, without the driver's own call (`triton_us`). `python_us` is the median CPU time of the step's
 thread here: fake tensors take many times as long as real ones, so it is no part of `host_us`, and compares no layers.
 """
 
@@ -31,7 +32,7 @@ from bench.machine import machine
 
 RANKS, TOKENS, TOP_K, EXPERTS, HIDDEN, INNER = (8, 32, 64), 128, 8, 256, 7168, 2048
 COSTS_US = {  # estimates, by the sources of PyTorch and NCCL
-    "launch": 5.0,  # of torch or Triton, from Python
+    "launch": 5.0,  # of torch, from Python; for Triton's see `launcher_us`
     "synchronisation": 15.0,  # a copy of a few bytes to the host, behind which the host waits
     "stage": 31.0,  # a grouped call of NCCL by torch.distributed
     "counts": {8: 150.0, 32: 300.0, 64: 500.0},  # a gather over gloo, by ranks
@@ -216,7 +217,7 @@ class StagedRank:
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         self.gathers += 1
         self._counted.synchronisations.append("transfers of the layer before")
-        return row.cpu().expand(self.ranks, *row.shape)
+        return row.cpu().expand(self.ranks, *row.shape).contiguous()
 
     def exchange(self, order: Order, sends: Any, recvs: Any, observe: Any) -> None:
         self.stages += len(set(order.stage_X[(order.pairs_X2 == self.rank).any(axis=1)].tolist()))
@@ -269,9 +270,25 @@ def transformers_experts(experts: int, width: int) -> Any:
     return module
 
 
+def launcher_us() -> float:
+    """Returns the microseconds of a processor that a launch by Triton takes here: the median of those of ordered push."""
+    from aurora.moe import push_layout_triton, push_triton
+    from tests.compile_kernels import launching, push_calls
+
+    calls, taken = push_calls(push_triton, push_layout_triton), []
+    with launching(90):
+        for call in calls:
+            for repeated in range(30):
+                began_s = time.thread_time()
+                call()
+                if repeated > 4:
+                    taken.append(time.thread_time() - began_s)
+    return 1e6 * statistics.median(taken)
+
+
 def budget() -> dict[str, Any]:
     """Returns what a layer launches and takes of the host, by ranks, for both ways."""
-    layers = []
+    layers, triton_us = [], round(launcher_us(), 1)
     for ranks in RANKS:
         for name in ("push", "staged"):
             pythons = []
@@ -281,7 +298,8 @@ def budget() -> dict[str, Any]:
             gathers, stages = (0, 0) if transport is None else (transport.gathers, transport.stages)
             before = counted.before if name == "push" else []
             launches, waits = len(before) + len(counted.launches), len(counted.synchronisations)
-            calls_us = launches * COSTS_US["launch"] + waits * COSTS_US["synchronisation"]
+            by_triton = sum(name.startswith("_") for name in counted.launches)
+            calls_us = by_triton * triton_us + (launches - by_triton) * COSTS_US["launch"] + waits * COSTS_US["synchronisation"]
             calls_us += stages * COSTS_US["stage"] + gathers * COSTS_US["counts"][ranks]
             layers.append(
                 {
@@ -303,6 +321,7 @@ def budget() -> dict[str, Any]:
         "machine": machine(),
         "layer": f"{TOKENS} tokens a rank, top {TOP_K} of {EXPERTS} experts, hidden {HIDDEN}, inner {INNER}, bfloat16",
         "costs_us": COSTS_US,
+        "triton_us": triton_us,
         "layers": layers,
     }
 
@@ -314,6 +333,7 @@ def main() -> None:
     found = budget()
     if given.o is not None:
         given.o.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"A launch by Triton takes {found['triton_us']} us of a processor.")
     print("| ranks | layer | launches | synchronisations | gathers over gloo | stages | host us | Python us |")
     print("|---:|---|---:|---:|---:|---:|---:|---:|")
     for each in found["layers"]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -120,21 +121,18 @@ def facts(kernel):
     }
 
 
-def compiled_by(calls, capability):
-    """Launches that compile for a capability in place of running; returns their kernels."""
+@contextmanager
+def launching(capability):
+    """Context manager in which launches compile for a capability in place of running; yields the list of their kernels."""
     from triton.runtime import driver, jit
 
-    made, run = [], jit.JITFunction.run
-    driver._active, jit.JITFunction.run = (
-        Gpu(capability),
-        lambda self, *args, warmup, **named: made.append(run(self, *args, warmup=True, **named)),
-    )
+    made, run, active = [], jit.JITFunction.run, driver._active
+    driver._active = Gpu(capability)
+    jit.JITFunction.run = lambda self, *args, warmup, **named: made.append(run(self, *args, warmup=True, **named))
     try:
-        for call in calls:
-            call()
+        yield made
     finally:
-        jit.JITFunction.run = run
-    return made
+        driver._active, jit.JITFunction.run = active, run
 
 
 def main():
@@ -146,7 +144,10 @@ def main():
     print(f"Triton {triton.__version__}")
     for capability in map(int, sys.argv[1:] or CAPABILITIES):
         calls = [*permutation_calls(permutation_triton), *push_calls(push_triton, push_layout_triton)]
-        for kernel, call in zip(compiled_by(calls, capability), calls, strict=True):
+        with launching(capability) as made:
+            for call in calls:
+                call()
+        for kernel, call in zip(made, calls, strict=True):
             rows = next((each.source for each in call.args if isinstance(each, push_triton.Rows)), None)
             what = "" if rows is None else f" of {rows.shape[1]} x {str(rows.dtype).removeprefix('torch.')}"
             told = ", ".join(

@@ -6,14 +6,16 @@ looks each of them up in the installed torch. The twin takes over where Triton's
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory, shared_memory
 
 SKIPPED = 77  # exit code
+NEWER = 580  # driver for CUDA 13
 FIELDS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,power.default_limit,temperature.gpu"
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")  # operators that wait for a GPU
 MakeMemory = Callable[[int], SymmetricMemory]
@@ -238,10 +241,27 @@ def chosen(number: int = 0) -> Cuda:
         return Emulated()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # or kernels that wait for each other share a queue
     if torch.version.cuda is None or not torch.cuda.is_available():
-        found = "a CPU build" if torch.version.cuda is None else "no GPU"
+        found = "a CPU build" if torch.version.cuda is None else old_driver() or "no GPU"
         sys.stderr.write(f"bench/gpu: expected a CUDA build of torch and a GPU, found {found}; --dry needs neither\n")
         sys.exit(2)
     return Cuda(number)
+
+
+def old_driver() -> str:
+    """Returns in words that the driver is too old for this torch's CUDA; "" if that is not known."""
+    with suppress(OSError, ValueError):
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()[0:1]
+        if driver and str(torch.version.cuda).startswith("13") and int(driver[0].partition(".")[0]) < NEWER:
+            return f"driver {driver[0]}, where CUDA {torch.version.cuda} needs {NEWER} or newer"
+    return ""
+
+
+def lacks() -> list[str]:
+    """Returns what is missing for Triton and the compiled modules, which call a C compiler."""
+    compiler = any(shutil.which(os.environ.get(name, default)) for name, default in (("CC", "gcc"), ("CC", "clang")))
+    headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return ["gcc"] * (not compiler) + [f"Python.h (python{sys.version_info[0]}.{sys.version_info[1]}-dev)"] * (not headers)
 
 
 def report(**figures: Any) -> None:
@@ -260,5 +280,8 @@ def skip(why: str) -> NoReturn:
 
 if __name__ == "__main__":
     found = chosen()
+    if missing := lacks():
+        sys.stderr.write(f"bench/gpu: expected {' and '.join(missing)}, found none; Triton compiles its launchers with them\n")
+        sys.exit(2)
     print(0 if found.dry else torch.cuda.device_count())
     print(json.dumps(found.about()))

@@ -18,7 +18,8 @@ from bench.gpu.device import Cuda, chosen, report
 
 WIDTH, TOP_K = 7168, 8
 WAYS = ("unordered", "ordered")  # each has a layer's table
-POLLS, FEW_POLLS = 1 << 23, 32  # Triton compiles others for numbers of other divisors
+POLLS, FEW_POLLS = 1 << 20, 32
+RESIDENT = 128  # programs that fit on a GPU at once, as those of ranks that wait for each other must here
 
 
 class VirtualRanks:
@@ -55,7 +56,8 @@ class VirtualRanks:
         from aurora.runtime.transports.push import LANES, OrderedPush
 
         tokens, row_bytes = self.hidden_RNH.shape[1], self.packing.row_bytes
-        sizes: dict[str, Any] = {"layers": len(WAYS), "stages": self.stages, "lanes": 2 if self.device.dry else LANES}
+        lanes = 2 if self.device.dry else min(LANES, RESIDENT // self.ranks)
+        sizes: dict[str, Any] = {"layers": len(WAYS), "stages": self.stages, "lanes": lanes}
         self.pushes = [OrderedPush(make, self.ranks, tokens, row_bytes, **sizes) for make in self.device.memories(self.ranks)]
         for push in self.pushes:
             push.set_order(0, Order.all_at_once(self.ranks))
@@ -93,18 +95,28 @@ class VirtualRanks:
         self.out_RNH.zero_()
 
 
-def microseconds(device: Cuda, ranks: int, tokens: int, width: int, top_k: int, empty: bool = False) -> dict[str, float]:
-    """Returns those of a dispatch and a combine of all ranks, by way and by whether a graph is replayed."""
+def microseconds(
+    device: Cuda,
+    ranks: int,
+    tokens: int,
+    width: int,
+    top_k: int,
+    empty: bool,
+    found: dict[str, float],
+    said: Callable[[], object],
+) -> None:
+    """Adds those of all ranks' dispatch and combine, by way and by whether a graph is replayed; calls `said` after each."""
     group = VirtualRanks(device, ranks, tokens, width, top_k, empty)
     for trips in group.trips(FEW_POLLS):  # compiles, loads and allocates, which may wait for kernels that wait for others
         device.side_by_side(trips)
     launches = device.launches(trips[0])
-    found = {"launches": launches, "torch": 1e3 * device.milliseconds(group.by_torch)}
+    found |= {"launches": launches, "torch": 1e3 * device.milliseconds(group.by_torch)}
     for way, trips in zip(WAYS, group.trips(POLLS), strict=True):
         together = partial(device.side_by_side, trips)
         together()
         group.check(way)
         found[way] = 1e3 * device.milliseconds(together)
+        said()  # before a graph is captured, which may fail
         with device.no_syncs():
             together()
         replay = device.capture(together)
@@ -112,17 +124,18 @@ def microseconds(device: Cuda, ranks: int, tokens: int, width: int, top_k: int, 
         replay()
         group.check(f"{way}, replayed")
         found[f"{way}_replayed"] = 1e3 * device.milliseconds(replay)
-    return found
+        said()
 
 
 def main() -> None:
     """Prints a line for each number of ranks and tokens."""
-    device, table = chosen(), {}
+    device = chosen()
+    table: dict[str, dict[str, float]] = {}
     for ranks in (2,) if device.dry else (4, 8):
         for tokens in (0, 5) if device.dry else (0, 128, 1024):
             width, top_k = (24, 2) if device.dry else (WIDTH, TOP_K)
-            found = microseconds(device, ranks, max(tokens, 8), width, top_k, tokens == 0)
-            table[f"{ranks} ranks, {tokens} tokens"] = found
+            found = table[f"{ranks} ranks, {tokens} tokens"] = {}
+            microseconds(device, ranks, max(tokens, 8), width, top_k, tokens == 0, found, partial(report, us=table))
             print(f"{ranks} ranks, {tokens} tokens: " + ", ".join(f"{way} {us:.1f}" for way, us in found.items()), flush=True)
     last = table[f"{ranks} ranks, {tokens} tokens"]
     report(

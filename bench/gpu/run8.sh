@@ -2,7 +2,7 @@
 # All of ours that needs several GPUs, on the eight of a machine: `bash bench/gpu/run8.sh [--dry] [--list] [-o FOLDER] [STEP...]`.
 #
 # As run.sh, beside which it needs nothing; three GPUs or more will do.
-minutes=30 least=3 dry_ranks=3
+minutes=45 least=3 dry_ranks=3
 source "$(dirname "$(readlink -f "$0")")/steps.sh"
 
 # rank_of PID: a rank's process of the run with this process id, drawn when all are there; fails if the run ends before.
@@ -22,7 +22,7 @@ rank_of() {
 lose() {
     local signal=$1 seconds=$2 pid rank status
     shift 2
-    python -m aurora "$@" &
+    "${PYTHON:-python3}" -m aurora "$@" &
     pid=$!
     trap "kill $pid 2>/dev/null" EXIT
     rank=$(rank_of $pid) && sleep "$seconds" && kill "-$signal" "$rank"
@@ -50,20 +50,30 @@ step_stages() { bench stages --ranks "$ranks" --large; }
 step inputs 120
 step_inputs() {
     profiles_and_plans && python -m torch.distributed.run --standalone --nproc-per-node "$ranks" --no-python \
-        python -m aurora measure links -o links.toml
+        "${PYTHON:-python3}" -m aurora measure links -o links.toml
 }
 
-step vllm 720
+step push 90
+step_push() { bench rates --ranks "$ranks"; }
+
+step deepep 120
+step_deepep() {
+    python -c 'import deep_ep' 2>/dev/null || skip "DeepEP is not installed"
+    [ -f "${DEEPEP:-}/tests/test_intranode.py" ] || skip "expected DEEPEP, the folder of DeepEP's clone, whose own test is the baseline"
+    (cd "$DEEPEP" && python tests/test_intranode.py --num-processes "$ranks")
+}
+
+step vllm 1500
 step_vllm() {
     [ -n "$dry" ] || python -c 'import vllm' 2>/dev/null || skip "vllm is not installed"
     rm -rf served.json seen
-    bench served vllm-model "$ranks" vLLM record EPLB || return
+    bench served vllm-model "$ranks" vLLM record || return
     if [ -n "$dry" ]; then  # the stand-in records nothing
         aurora synthetic zipf:1 vllm-model --sources "$ranks" -o seen.npz
     else
         aurora import seen --format vllm-record -o seen.npz
     fi && aurora plan --cluster cluster.toml --profile seen.npz --engine vllm -o served-plan.json &&
-        bench served vllm-model "$ranks" plan push order follow
+        bench served vllm-model "$ranks" plan push
 }
 
 step answers 90

@@ -1,16 +1,18 @@
-# Shared by run.sh and run8.sh, which source it: steps with a time limit, a line for each, and results.json.
+# Shared by first.sh, run.sh and run8.sh, which source it: steps with a time limit, a line for each, results.json, logs.tar.gz.
 #
+# Python is ${PYTHON:-python3}, with `aurora-moe[run,gpu]` and, on a GPU, torch's Triton: a driver from 580 on for CUDA 13, gcc, Python.h.
 # A script sets `about` and `minutes`, names its steps by `step NAME SECONDS`, defines step_NAME for each, and ends with `main "$@"`.
 # A step exits 0 (PASS), 77 (SKIP) or else (FAIL); the last line of its log is shown. It runs in a process group that is ended when its
 # time is over. What Python steps report is in the file $FIGURES.
 set -uo pipefail
 script=$(readlink -f "$0")
 root=$(cd "$(dirname "$script")/../.." && pwd)
-dry= folder= inside= slower=1 steps=() results=() failed=0
+dry= folder= inside= slower=1 steps=() results=() failed=0 required= passed=' '
 declare -A limit
 trained=$root/profiles/models/mixtral-topics other=$root/profiles/models/qwen3moe-stdlib
 
 step() { steps+=("$1") limit[$1]=$2; }
+python() { command "${PYTHON:-python3}" "$@"; }
 aurora() { python -m aurora "$@"; }
 bench() { python -m "bench.gpu.$1" "${@:2}"; }
 run() { aurora run "$1" --transport "$transport" --prompts prompts.txt --max-new-tokens "${tokens:-16}" "${@:2}"; }
@@ -23,6 +25,8 @@ profiles_and_plans() {
     make_prompts
     if [ "$ranks" -gt 1 ]; then
         aurora measure links --ranks "$ranks" -o cluster.toml || return
+    elif [ -n "$dry" ]; then  # NVML would name the GPU
+        printf 'schema = 1\nname = "dry"\n[[gpu]]\nname = "gpu"\nkind = "cpu"\nnode = 0\nout_Bps = 1e9\nin_Bps = 1e9\nmemory_bytes = 1_000_000_000_000\n' >cluster.toml
     else
         aurora measure devices -o cluster.toml || return
     fi
@@ -72,6 +76,10 @@ main() {
         exit
     fi
     mkdir -p "${folder:=gpu-$(date -u +%F)}" && folder=$(cd "$folder" && pwd) || exit 2
+    if compgen -G "$root/wheels/*.whl" >/dev/null; then
+        python -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$folder/site" "$root"/wheels/*.whl || exit 2
+        export PYTHONPATH=$PYTHONPATH:$folder/site
+    fi
     { read -r gpus && read -r words; } < <(python -m bench.gpu.device) || exit 2
     export RANKS_HERE=${dry:+$dry_ranks}
     RANKS_HERE=${RANKS_HERE:-$gpus}
@@ -93,7 +101,7 @@ main() {
             status=$?
         fi
         case $status in
-            0) asked=PASS ;;
+            0) asked=PASS passed+="$name " ;;
             77) asked=SKIP ;;
             124 | 137) asked=FAIL failed=1; echo "ended after $left s" >>"$folder/$name.log" ;;
             *) asked=FAIL failed=1 ;;
@@ -104,6 +112,10 @@ main() {
         figures=$(cat "$FIGURES" 2>/dev/null || echo null)
         results+=("{\"step\": \"$name\", \"result\": \"$asked\", \"seconds\": $((SECONDS - began)), \"exit\": $status, \"said\": \"${said//\"/\\\"}\", \"figures\": $figures}")
         (IFS=,; echo "{\"schema\": 2, \"dry\": $([ -n "$dry" ] && echo true || echo false), \"ranks\": $RANKS_HERE, \"machine\": $words, \"steps\": [${results[*]}]}") >"$folder/results.json"
+        (cd "$folder" && tar -czf logs.tar.gz results.json ./*.log)
+    done
+    for each in $([ $# -gt 0 ] || echo $required); do  # where all steps are asked for
+        [[ $passed == *" $each "* ]] || failed=1
     done
     exit $failed
 }

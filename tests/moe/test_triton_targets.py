@@ -3,11 +3,12 @@
 import importlib
 import re
 import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
 
-from tests.compile_kernels import CAPABILITIES, Gpu, facts, permutation_calls, push_calls
+from tests.compile_kernels import CAPABILITIES, facts, launching, permutation_calls, push_calls
 
 triton = pytest.importorskip("triton", reason="compiling the kernels needs triton")
 
@@ -26,19 +27,8 @@ def compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else a warning
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    from triton.runtime import driver, jit
-
-    made, run = [], jit.JITFunction.run
-
-    def compile_only(self, *args, warmup, **named):
-        made.append(run(self, *args, warmup=True, **named))
-
-    def compile_for(capability):
-        monkeypatch.setattr(jit.JITFunction, "run", compile_only)
-        monkeypatch.setattr(driver, "_active", Gpu(capability))
-        return made
-
-    return compile_for
+    with ExitStack() as stack:
+        yield lambda capability: stack.enter_context(launching(capability))
 
 
 def fresh(name):

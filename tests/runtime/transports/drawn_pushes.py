@@ -1,6 +1,8 @@
 """Drawn exchanges by ordered push between processes, in Triton's interpreter, against what each rank computes from all ranks' inputs."""
 
 import os
+import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -213,3 +215,24 @@ def too_many(rank_info, folder):
     except Exception as error:
         return str(error), [part.indices(7) for part in push.parts(7)]
     return None
+
+
+def main():
+    """Performs as many drawn exchanges as are asked for, by 2, 3 and 4 processes in turn, and prints how many bytes differ."""
+    from aurora.runtime.distributed.launcher import launch
+    from tests.runtime.transports.drawn_pushes import exchanges  # by the name that processes import
+
+    wanted, done, rows, wrong, seed = int(sys.argv[1]), 0, 0, 0, 10_000
+    while done < wanted:
+        ranks, count = 2 + seed // 100 % 3, min(50, wanted - done)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            found = launch(exchanges, ranks, folder, range(seed, seed + count), timeout_s=3000.0)
+        rows += sum(each for of_rank in found for each, _ in of_rank)
+        wrong += sum(each for of_rank in found for _, each in of_rank)
+        done, seed = done + count, seed + 100
+        print(f"{done} exchanges, {rows} rows, {wrong} differing bytes", flush=True)
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
