@@ -37,8 +37,8 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/cli": (1_470, 1_100),
     "integrations/aurora_vllm": (5845, 4300),
     "product": (34_990, 31_370),
-    "tests": (30_230, 25_000),
-    "bench": (9116, 8900),
+    "tests": (30_280, 25_000),
+    "bench": (9270, 8900),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")
 LAYOUT_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
