@@ -47,8 +47,9 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring = 4, 20, 20, 6
 
 def shown(value: object) -> str:
     """Returns a value as messages show what was found: in words where it is None, and cut to what fits a sentence."""
+    show = _SHORT.repr if isinstance(value, list | dict) else repr
     try:
-        return "none" if value is None else (_SHORT.repr if isinstance(value, list | dict) else repr)(value)[:60]
+        return "none" if value is None else show(value).replace("\n", " ")[:60]
     except ValueError:  # more digits than Python writes
         return "a number of too many digits"
 

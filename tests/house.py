@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMIT = 500  # lines of a file
 BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite a package bring it
-    "aurora": (140, 120),
+    "aurora": (141, 120),
     "aurora/types": (1868, 1700),
     "aurora/io": (1750, 1250),
     "aurora/models": (525, 500),

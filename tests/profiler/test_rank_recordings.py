@@ -102,6 +102,7 @@ def test_passes_that_do_not_tell_their_source(tmp_path):
     [
         ({"rank": -1}, r"expected the passes of one rank, found ranks \[-1\]"),
         ({"rank": "x"}, "expected a whole number, found 'x'"),
+        ({"rank": torch.ones((2, 2, 2, 2))}, r"expected a whole number, found tensor\(.*\[1\., 1\.\]\]"),
         ({"global_physical_count": torch.ones((2, 5), dtype=torch.int32)}, "expected for each of .* loads one of 4 experts"),
         ({"global_physical_count": torch.ones((5, 6), dtype=torch.int32)}, "expected 2 MoE layers, or 3 with the dense ones"),
         ({"topk_ids_of_layer": torch.full((3, 6, 8), 6)}, "topk_ids_of_layer: expected physical experts below 6"),
