@@ -138,10 +138,11 @@ class Metrics:
         now_s = time.monotonic()
         if now_s - self._refreshed_s < REFRESH_S:
             return
+        self._refreshed_s = now_s
         for of in self._of_layer.values():
             if of.most:
                 of.balancedness.set(of.mean / of.most)
-                of.mean, of.most, self._refreshed_s = 0.0, 0, now_s
+                of.mean, of.most = 0.0, 0
 
     def add_lost_record(self) -> None:
         """Counts a record that could not be written."""

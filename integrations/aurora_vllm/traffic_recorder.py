@@ -115,7 +115,8 @@ class KeptCounter:
         self._shape, self._decoder_layers = (layers, experts), list(decoder_layers.values())
         self._first_L11 = np.array(list(decoder_layers))[:, None, None] * experts
         self._kept: dict[int, torch.Tensor] = {}
-        self._added: list[ChoiceCounts] = []
+        self._added: list[tuple[list[torch.Tensor], slice]] = []
+        self._sum_LE: IntArray | None = None
 
     def keeper(self, decoder_layer: int) -> Callable[[torch.Tensor], None]:
         """Returns a function that stores a decoder layer's choices: the experts (N, K) of this rank's rows."""
@@ -126,20 +127,28 @@ class KeptCounter:
         chosen_LNK = [self._kept[layer] for layer in self._decoder_layers]
 
         def counted() -> torch.Tensor:
-            chosen_X = (torch.stack(chosen_LNK)[:, rows].numpy() + self._first_L11).ravel()
-            layers, experts = self._shape
-            return torch.from_numpy(np.bincount(chosen_X, minlength=layers * experts)).view(layers, experts)
+            return torch.from_numpy(self._counted(torch.stack(chosen_LNK)[:, rows]))
 
         return ChoiceCounts(counted if len(chosen_LNK[0]) <= FEW_ROWS else counted())
 
     def add(self, rows: slice) -> None:
-        """Keeps the same counts for `take`."""
-        self._added.append(self.count(rows))
+        """Keeps the choices of some rows of the last pass, which `take` counts."""
+        self._added.append(([self._kept[layer] for layer in self._decoder_layers], rows))
+        if len(self._added[-1][0][0]) > FEW_ROWS:
+            self._sum_LE = self.take()
 
     def take(self) -> IntArray | None:
-        """Returns the (L, E) sum of the passes that were added since the last call; None: there are none."""
-        added, self._added = self._added, []
-        return None if not added else np.sum([counts.read() for counts in added], axis=0)
+        """Returns the (L, E) counts of the passes added since the last call; None: there are none."""
+        before_LE, added, self._sum_LE, self._added = self._sum_LE, self._added, None, []
+        if not added:
+            return before_LE
+        counts_LE = self._counted(torch.cat([torch.stack(chosen)[:, rows] for chosen, rows in added], dim=1))
+        return counts_LE if before_LE is None else counts_LE + before_LE
+
+    def _counted(self, chosen_LNK: torch.Tensor) -> IntArray:
+        layers, experts = self._shape
+        chosen_X = (chosen_LNK.numpy() + self._first_L11).ravel()
+        return np.bincount(chosen_X, minlength=layers * experts).reshape(layers, experts)
 
 
 Mark = Any  # host seconds, or an event on the GPU's stream

@@ -114,6 +114,7 @@ class WorkerIntegration:
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
         self._recorded = False  # not in warm-up and dummy batches, of which CUDA graphs are captured
         self._timed = False  # of the recorded ones, see SAMPLED
+        self.passes_by = False  # whether layers of this pass need no more than `RankProgress.layer`
         self._layers: list[LayerMarks] = []  # of the pass that is recorded, as its threads leave them
         self._exchanges: deque[tuple[str, Span, IntArray]] = deque()  # phase, time, bytes of those that metrics do not show yet
         self._thread = _Thread()
@@ -191,6 +192,7 @@ class WorkerIntegration:
             try:
                 self._recorded, self._layers = real_tokens > 0 and self.records.active, []
                 self._timed = self._recorded and (self._step % SAMPLED == 0 or self.records.dense)
+                self.passes_by = self.stock and not self._timed
                 self.progress.begin_pass(real_tokens)
                 yield
                 self.progress.end_pass()

@@ -130,13 +130,16 @@ def test_replayed_passes_are_counted_and_captures_wait_for_nothing(gpu, tmp_path
     integration.records._ended.set()
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["on-the-device", "kept"])
-def test_long_records_are_sampled_and_lose_no_count(kept, gpu, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kept", "few"), [(False, 64), (True, 64), (True, 3)], ids=["on-the-device", "kept", "kept-of-prompts"]
+)
+def test_long_records_are_sampled_and_lose_no_count(kept, few, gpu, tmp_path, monkeypatch):
     """From some windows on, one pass of three is timed and read out; a record that begins then is dense again."""
     for module in (traffic_recorder, worker_integration):
         monkeypatch.setattr(module, "SAMPLED", 3)
     monkeypatch.setattr(traffic_recorder, "MAX_WINDOWS", 4)
     monkeypatch.setattr(traffic_recorder, "PENDING_LIMIT", 1)
+    monkeypatch.setattr(traffic_recorder, "FEW_ROWS", few)
     integration = WorkerIntegration(Settings(order="stock", record=tmp_path, record_every_s=1e6), 0, 1, None, None)
     model, passes = Model(integration, gpu), 31
     buffer = ChoiceCounter(model.chosen_NLK, DECODER_LAYERS, LAYERS, EXPERTS)

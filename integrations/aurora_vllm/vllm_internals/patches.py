@@ -177,6 +177,9 @@ def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
             integration, layer = worker.integration, self.aurora_layer
             if integration is None or layer is None:
                 return super().forward_modular(x, topk_weights, topk_ids, *args, **named)
+            if integration.passes_by:
+                integration.progress.layer(layer)
+                return super().forward_modular(x, topk_weights, topk_ids, *args, **named)
             if integration.stock:
                 began = integration.enter_layer(layer)
                 answers = super().forward_modular(x, topk_weights, topk_ids, *args, **named)

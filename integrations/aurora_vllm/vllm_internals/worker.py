@@ -117,7 +117,7 @@ def worker_class(vllm_worker: Any) -> Any:
             integration = self._aurora.integration
             with naming_lost_ranks(integration.files):
                 integration.progress.leave()
-                with moving_on(self._aurora.patched):
+                with nullcontext() if self._aurora.patched.live is None else moving_on(self._aurora.patched):
                     sampled = super().sample_tokens(*args, **named)
                 integration.progress.idle()
             return sampled
