@@ -33,7 +33,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/elastic": (860, 900),
     "aurora/training": (1685, 1450),
     "aurora/advisor": (3090, 3090),
-    "aurora/reports": (2066, 1440),
+    "aurora/reports": (2040, 1440),
     "aurora/cli": (1_470, 1_100),
     "integrations/aurora_vllm": (5900, 4300),
     "product": (34_990, 31_370),

@@ -20,8 +20,10 @@ WORST = 3  # layers that tables show; --json has all
 
 
 def terminal() -> Console:
-    """Returns the rich console for tables on standard output, with markup off."""
-    return Console(markup=False, highlight=False)
+    """Returns the rich console for tables on standard output, with markup off; 80 columns wide where COLUMNS is 0."""
+    console = Console(markup=False, highlight=False)
+    console.width = console.width or 80
+    return console
 
 
 def show(as_json: bool, result: Mapping[str, Any], *parts: RenderableType | None) -> None:
@@ -30,15 +32,14 @@ def show(as_json: bool, result: Mapping[str, Any], *parts: RenderableType | None
     Args:
         as_json: True: print only `found`, as one JSON object with its schema; False: print `parts`.
         found: the result.
-        parts: tables and sentences, printed in sequence; None is skipped.
+        parts: tables and sentences, printed in sequence; None and empty ones are skipped.
     """
     if as_json:
         print(json_text(result))
         return
     console = terminal()
-    for part in parts:
-        if part is not None:
-            console.print(part, soft_wrap=isinstance(part, str), crop=False)  # a table's title is one line
+    for part in filter(None, parts):
+        console.print(part, soft_wrap=isinstance(part, str), crop=False)  # a table's title is one line
 
 
 def json_text(result: Mapping[str, Any]) -> str:

@@ -22,10 +22,12 @@ class View:
     """Numbers that a figure draws at one choice of a reader.
 
     Attributes:
-        text: caption of the view.
+        at: the choice: one name for each control of the figure.
+        text: the view's key figures.
         panels: for each of the figure's specifications, its columns (arrays of equal length) and its parameters (others).
     """
 
+    at: tuple[str, ...]
     text: str
     panels: tuple[Mapping[str, Any], ...]
 
@@ -42,7 +44,7 @@ class View:
                 else:
                     columns[name] = value.tolist() if value.dtype.kind != "f" else [float(f"{x:.4g}") for x in value.tolist()]
             panels.append({"columns": columns, "params": params})
-        return {"text": self.text, "panels": panels}
+        return {"at": self.at, "text": self.text, "panels": panels}
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,9 @@ class Figure:
         name: the figure's name, unique on the page.
         title: text above it.
         specs: Vega-Lite specifications, drawn beside each other; their data have the name "rows".
-        choices: the controls that choose a view, outermost first: labels, such as "layer", and names to choose from; without
-            names, views are chosen by number.
-        views: the views, in nested sequences: views[i][j] for option i of the first choice and option j of the second.
-        tables: tables of the figure's numbers.
+        choices: labels of the controls that choose a view, such as "model" and "layer".
+        views: the views.
+        table: table of the figure's numbers.
         shown: for bars over time, names of sets of tracks to choose from and the tracks of each; None: those that the view
             names in its parameter `tracks`.
     """
@@ -64,19 +65,34 @@ class Figure:
     name: str
     title: str
     specs: tuple[Spec, ...]
-    choices: Mapping[str, Sequence[str]]
-    views: View | Sequence[Any]
-    tables: tuple[Table, ...] = ()
+    choices: Sequence[str]
+    views: Sequence[View]
+    table: Table
     shown: Mapping[str, list[int] | None] = field(default_factory=dict)
 
     def as_json(self) -> Spec:
         """Returns the figure for the page."""
-        choices, shown = (list(named.items()) for named in (self.choices, self.shown))
-        return {"specs": self.specs, "choices": choices, "views": _nested(self.views), "shown": shown}
+        views = [view.as_json() for view in self.views]
+        return {"specs": self.specs, "choices": self.choices, "views": views, "shown": list(self.shown.items())}
 
 
-def _nested(views: Any) -> Any:
-    return views.as_json() if isinstance(views, View) else [_nested(view) for view in views]
+def views_of(table: Table, choices: int, panels: Sequence[tuple[Mapping[str, Any], ...]]) -> list[View]:
+    """Returns a view for each row of a table: its first cells are the choice, the others the text.
+
+    Args:
+        table: the table.
+        choices: number of cells that choose a view.
+        panels: the panels of each row's view.
+    """
+    heads = list(table.columns)[choices:]
+    return [
+        View(
+            tuple(cells[:choices]),
+            "; ".join(f"{head} {cell}" for head, cell in zip(heads, cells[choices:], strict=True)),
+            drawn,
+        )
+        for cells, drawn in zip(table.cells, panels, strict=True)
+    ]
 
 
 def heat_map(
@@ -169,9 +185,9 @@ def spans(
     label: str,
     **lists: Sequence[str],
 ) -> Spec:
-    """Returns bars over time on tracks: from `start` to `end`, in seconds; vertically from `top` to `foot`, in tracks.
+    """Returns bars over time on tracks: from `start` to `end`, in seconds; from `top` to `foot`, in tracks.
 
-    Parameters `from` and `to` are the seconds that are shown, and `tracks` the tracks' numbers from top to bottom.
+    Parameters are `from` and `to`, the seconds that are shown, and `tracks`, the tracks' numbers from top to bottom.
 
     Args:
         track: name of the vertical axis.
@@ -202,12 +218,15 @@ def spans(
     fits = "scale('x', datum.end) - scale('x', datum.start) > 7 * length('' + datum.label) + 6"
     fits += " && scale('y', datum.foot) - scale('y', datum.top) >= 10 ? datum.label : ''"
     colour = alt.Scale(range="ordinal" if named else "category", domain=list(colours))
-    chart = bars.mark_rect(clip=True).encode(
-        x2="end", y=alt.Y("top:Q", title=None, scale=lanes, axis=rows), y2="foot",
+    drawn = bars.mark_rect(clip=True).encode(
+        x2="end",
+        y=alt.Y("top:Q", title=None, scale=lanes, axis=rows),
+        y2="foot",
         color=alt.Color("name:N", scale=colour, legend=alt.Legend(title=None) if named else None),
-    ) + bars.mark_text(clip=True, align="left", dx=3).encode(
-        y=alt.Y("mid:Q"), text=alt.value(alt.ExprRef(fits)), color=alt.value(alt.ExprRef(ON_COLOUR.format("name")))
-    )  # fmt: skip
+    )
+    words = bars.mark_text(clip=True, align="left", dx=3)
+    ink = alt.value(alt.ExprRef(ON_COLOUR.format("name")))
+    chart = drawn + words.encode(y=alt.Y("mid:Q", axis=rows), text=alt.value(alt.ExprRef(fits)), color=ink)
     params = {"from": 0, "to": 1, "tracks": [0], "names": names, "colours": colours, **lists}
     return _spec(chart, "", 200, {"spans": True}, **params)
 

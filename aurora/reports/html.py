@@ -13,7 +13,6 @@ from pathlib import Path
 
 from aurora.advisor.recommend import SERVED
 from aurora.algorithms.layers_in_threads import Progress, no_progress
-from aurora.errors import plural
 from aurora.reports.formatting import DASH, percent, seconds, speedup
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
@@ -51,28 +50,30 @@ def tiles(report: ReportNumbers) -> list[Tile]:
     told = "".join(note.removeprefix(SERVED) for note in plan.notes if note.startswith(SERVED))
     first = [Tile("Tokens generated per second, by recommend", told.split()[0], told)] if told else []
     worth = [tile for tile in _worth(report) if not (told and tile.title.startswith("Tokens processed"))]  # of MoE layers
-    return [*first, *worth, *_prediction_error(report), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
+    return [
+        *first,
+        *worth,
+        *_prediction_error(report),
+        Tile("Gap to the bound", gap_text(plan), f"At most so far from the best plan: {gap_line(plan)}"),
+    ]
 
 
-def _worth(numbers: ReportNumbers) -> Iterator[Tile]:
+def _worth(report: ReportNumbers) -> Iterator[Tile]:
     """Tokens processed per second, seconds per step, and the speed-up, as far as known, beside what they are compared with."""
-    served, both = numbers.serving, numbers.speedup
+    served, compared = report.serving, report.speedup
     if served is not None:
-        before = both[0] if both is not None and both[1].by == served.by else None
+        before = compared[0] if compared is not None and compared[1] is served else None
         part = "" if served.by == "measured" else "; MoE layers only"
-        many = f"a step of {' and '.join(numbers.of.models)}" if len(numbers.of.models) > 1 else "a step"
-        if served.tokens is not None and served.tokens_per_s is not None:
-            about = "" if served.exact else "about "
-            against = f"against {about}{count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
-            note = f"{against}{about}{served.tokens / served.steps:,.0f} tokens {many}, prompts included{part}"
-            yield Tile(f"Tokens processed per second, {served.by}", f"{about}{count(served.tokens_per_s)}", note)
-        against = (
-            f"against {seconds(before.step_s)}: {before.name}" if before else f"{served.name}, {plural(served.steps, 'step')}"
-        )
-        yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{part}")
-    if both is not None:
-        first, last = both
-        note = f"{last.name}, {seconds(last.seconds)}, against {first.name}, {seconds(first.seconds)}"
+        if served.tokens is not None:
+            against = f"against {count(served.tokens / before.seconds)}: {before.name}; " if before else ""
+            note = f"{against}{served.tokens / served.steps:,.0f} tokens a step, prompts included{part}"
+            yield Tile(f"Tokens processed per second, {served.by}", count(served.tokens / served.seconds), note)
+        against = f"against {seconds(before.step_s)}: {before.name}" if before else served.name
+        yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}; a step is one forward pass{part}")
+    if compared is not None:
+        first, last = compared
+        by = "; the objective is the time that the planner minimises" if last.by not in report.first else ""
+        note = f"{last.name}, {seconds(last.seconds)}, against {first.name}, {seconds(first.seconds)}{by}"
         yield Tile(f"Speed-up, {last.by}", speedup(first.seconds, last.seconds), note)
 
 
@@ -81,16 +82,12 @@ def count(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _prediction_error(numbers: ReportNumbers) -> Iterator[Tile]:
-    """The error of a prediction beside a measurement; or the time of the only kind of trace."""
-    both, why = numbers.comparison, numbers.why_incomparable
-    if both is not None:
-        took = f"{seconds(both.predicted_s)} predicted, {seconds(both.measured_s)} measured; error = predicted / measured - 1"
-        yield Tile("Prediction error", DASH if why else percent(both.error), f"Of other traffic: {why}" if why else took)
-    elif numbers.of.traces:
-        name, trace = numbers.of.traces[0]
-        lacking = "measured" if "predicted" in numbers.first else "predicted"
-        yield Tile(f"Time, {trace.kind}", seconds(trace.seconds), f"{name}, from start to end; no {lacking} trace was given")
+def _prediction_error(report: ReportNumbers) -> Iterator[Tile]:
+    """The error of a prediction beside a measurement, if there are both."""
+    if (found := report.comparison) is not None:
+        took = f"{seconds(found.predicted_s)} predicted, {seconds(found.measured_s)} measured; error = predicted / measured - 1"
+        why = report.why_incomparable
+        yield Tile("Prediction error", DASH if why else percent(found.error), f"Of other traffic: {why}" if why else took)
 
 
 def provenance(report: ReportNumbers) -> list[Table]:

@@ -1,6 +1,6 @@
 """Numbers for a report's charts, computed on first use: traffic, loads, runs, speed-ups."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -102,7 +102,6 @@ def relative_loads(flows: Traffic, profile: Profile) -> tuple[FloatArray, FloatA
     return experts, before, after
 
 
-SAME = 0.01  # bytes that differ less are of the same traffic
 ALIKE = 3.0  # factor up to which dispatched bytes differ between traffic of which times can be compared: numbers' widths do too
 
 
@@ -116,7 +115,6 @@ class Serving:
         seconds: seconds of all steps, of all models.
         steps: number of steps; concurrent steps of several models count once.
         tokens: tokens of all steps, of all models; None if unknown.
-        exact: True: `tokens` are those of the profiles; False: they are estimated from the bytes that were sent.
     """
 
     by: str
@@ -124,17 +122,11 @@ class Serving:
     seconds: float
     steps: int
     tokens: float | None
-    exact: bool = True
 
     @property
     def step_s(self) -> float:
         """Mean seconds of a step."""
         return self.seconds / self.steps
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens processed per second, prompts included; None if the tokens are unknown."""
-        return None if self.tokens is None else self.tokens / self.seconds
 
 
 @dataclass(frozen=True)
@@ -197,58 +189,39 @@ class ReportNumbers:
         both = len(self.first) == 2
         return compare(self.first["predicted"][1], self.first["measured"][1]) if both else None
 
-    @cached_property
+    @property
     def serving(self) -> Serving | None:
         """Speed by the last measured trace, else the last predicted one, else the plan's objective; None if unknown."""
-        for kind in ("measured", "predicted"):
-            if runs := [run for run in self._runs if run.by == kind]:
-                return runs[-1]
-        return self._ways[1] if self._ways else None
+        return next((runs[-1] for runs in self._served if runs), None)
 
-    @cached_property
+    @property
     def speedup(self) -> tuple[Serving, Serving] | None:
-        """Speeds to compare, (before, after): the first run and the last run; None if unknown.
+        """Speeds to compare, (before, after): the first run and the last run, which serve the same requests; None if unknown.
 
-        Measured runs are taken if there are two, else predicted ones, else the objective without and with the plan. Compared
-        runs serve the same requests, so they have the same tokens.
+        Measured runs are taken if there are two, else predicted ones, else the objective without and with the plan.
         """
-        for kind in ("measured", "predicted"):
-            runs = [run for run in self._runs if run.by == kind]
-            if len(runs) > 1:
-                return replace(runs[0], tokens=runs[-1].tokens, exact=runs[-1].exact), runs[-1]
-        return self._ways
+        return next(((runs[0], runs[-1]) for runs in self._served if len(runs) > 1), None)
 
     @cached_property
-    def _runs(self) -> tuple[Serving, ...]:
-        """Speed that each trace shows."""
-        return tuple(self._run(name, trace) for name, trace in self.of.traces)
-
-    @cached_property
-    def _ways(self) -> tuple[Serving, Serving] | None:
-        """Experts in index order, and as planned, by the objective; None without profiles."""
-        profiles = self.of.profiles
-        if not profiles:
-            return None
+    def _served(self) -> tuple[list[Serving], list[Serving], list[Serving]]:
+        """Speed by measured traces, by predicted ones, and by the objective: experts in index order, and as planned."""
+        runs = [self._run(name, trace) for name, trace in self.of.traces]
+        measured, predicted = ([run for run in runs if run.by == kind] for kind in ("measured", "predicted"))
+        if not (profiles := self.of.profiles):
+            return measured, predicted, []
         windows = [profile.windows if self.of.plan.options.aim in SUMMED else 1 for profile in profiles]  # else: of one window
         tokens = sum(tokens_of(profile) * part / profile.windows for profile, part in zip(profiles, windows, strict=True))
-        names = "experts in index order", "as planned"
-        before, after = (
-            Serving("by the objective", name, seconds, max(windows), tokens)
-            for name, seconds in zip(names, self.objective_s, strict=True)
-        )
-        return before, after
+        ways = zip(("experts in index order", "as planned"), self.objective_s, strict=True)
+        return measured, predicted, [Serving("by the objective", *way, max(windows), tokens) for way in ways]
 
     def _run(self, name: str, trace: Trace) -> Serving:
         """Speed that a trace shows. Its tokens are the profiles', times the bytes that it dispatches over theirs."""
-        tokens, exact = 0.0, True
-        for model, (flows, profile) in enumerate(zip(self.traffic_M, self.of.profiles, strict=False)):
+        tokens = 0.0
+        for model, (flows, profile) in enumerate(zip(self.traffic_M, self.of.profiles, strict=True)):
             planned_bytes = int(flows.tokens_BLGG[1].sum()) * flows.row_bytes
             of_model = model if self.of.plan.colocated else None  # else all are of one model, or of its micro-batches
-            part = _dispatched_bytes(trace, of_model) / planned_bytes if planned_bytes else 1.0
-            same = abs(part - 1) < SAME
-            tokens, exact = tokens + tokens_of(profile) * (1.0 if same else part), exact and same
-        steps = len(np.unique(trace.step_X))
-        return Serving(trace.kind, name, trace.seconds, steps, tokens if self.traffic_M else None, exact)
+            tokens += tokens_of(profile) * (_dispatched_bytes(trace, of_model) / planned_bytes if planned_bytes else 1.0)
+        return Serving(trace.kind, name, trace.seconds, len(np.unique(trace.step_X)), tokens if self.traffic_M else None)
 
     @cached_property
     def first(self) -> dict[str, tuple[str, Trace]]:

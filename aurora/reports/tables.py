@@ -67,29 +67,28 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields what a terminal shows: models' names are never wrapped; a table that is too wide has one part per model."""
-        wide, names = self._widest(console, options), [row[0] for row in self.rows if row]
-        if wide <= options.max_width or next(iter(self.columns)) != "model":
-            title = self.title
-            if title and len(title) > min(wide, options.max_width):  # it would be cut to narrow lines
-                yield Text(title, no_wrap=True, overflow="ignore")
-                title = ""
-            yield self._rich(title, self.caption, tight=wide > options.max_width)
-            return
-        for name in dict.fromkeys(names):
-            title = f"{self.title}\n{name}" if name == names[0] and self.title else str(name)
-            columns = dict(list(self.columns.items())[1:])
-            part = Table(columns, [row[1:] for row in self.rows if row and row[0] == name])
-            tight = part._widest(console, options) > options.max_width
-            yield part._rich(title, self.caption if name == names[-1] else "", tight)
+        if self.title:
+            yield Text(self.title, no_wrap=True, overflow="ignore")
+        names = [row[0] for row in self.rows if row]
+        if self._fits(console, options) or next(iter(self.columns)) != "model":
+            yield self._rich(console, options)
+        else:
+            for name in dict.fromkeys(names):
+                yield Text(str(name))
+                columns = dict(list(self.columns.items())[1:])
+                yield Table(columns, [row[1:] for row in self.rows if row and row[0] == name])._rich(console, options)
+        if self.caption:
+            yield Text(self.caption)
 
-    def _widest(self, console: Console, options: ConsoleOptions) -> int:
-        return Measurement.get(console, options.update(width=MOST_COLUMNS), self._rich("", "", tight=False)).maximum
+    def _fits(self, console: Console, options: ConsoleOptions) -> bool:
+        wide = options.update(width=MOST_COLUMNS)
+        return Measurement.get(console, wide, self._rich(console, wide)).maximum <= options.max_width
 
-    def _rich(self, title: str, caption: str, tight: bool) -> RichTable:
+    def _rich(self, console: Console, options: ConsoleOptions) -> RichTable:
         heads = [
             Column(head, justify="left" if form is text else "right", overflow="fold") for head, form in self.columns.items()
         ]
-        table = RichTable(*heads, title=title or None, caption=caption or None, padding=(0, 0) if tight else (0, 1))
+        table = RichTable(*heads, padding=(0, 1 if options.max_width == MOST_COLUMNS or self._fits(console, options) else 0))
         table.columns[0].min_width = max([0, *(min(NAME_COLUMNS, len(str(row[0]))) for row in self.rows if row)])
         cells = iter(self.cells)
         for row in self.rows:

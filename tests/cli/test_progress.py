@@ -38,3 +38,8 @@ def test_recommending_and_reporting_tell_how_far_they_are(tmp_path):
         steps = [(done, total) for name, done, total in told if name == what]
         assert steps[0][0] == 0
         assert steps[-1][0] == steps[-1][1] == max(total for _, total in steps) > 0
+
+
+def test_a_terminal_that_tells_no_columns_is_printed_on(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    assert output.terminal().width == 80

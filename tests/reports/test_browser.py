@@ -63,8 +63,8 @@ def picture(canvas):
     return canvas.evaluate("canvas => canvas.toDataURL()")
 
 
-SAME = "([name, whole]) => document.querySelector(`[data-chart=${name}] canvas`).toDataURL() === whole"
-CHANGED = SAME.replace("===", "!==")
+CHANGED = "([name, whole]) => document.querySelector(`[data-chart=${name}] canvas`).toDataURL() !== whole"
+ROWS = "([name, many]) => document.querySelectorAll(`[data-chart=${name}] .view td`).length === many"
 
 
 def told(tab):
@@ -88,12 +88,14 @@ def test_hover_tells_what_is_under_the_pointer(opened, name, words):
 def test_keys_walk_and_zoom(opened):
     tab = opened(viewport={"width": 1200, "height": 800})
     figure, canvas = chart(tab, "gantt")
-    whole = picture(canvas)
-    figure.locator(".drawing").focus()
+    figure.locator("summary").click()
+    figure.locator(".view td").first.wait_for()
+    many, whole = figure.locator(".view td").count(), picture(canvas)
+    figure.locator(".drawings > div").focus()
     tab.keyboard.press("+")
     tab.wait_for_function(CHANGED, arg=("gantt", whole))
     tab.keyboard.press("0")
-    tab.wait_for_function(SAME, arg=("gantt", whole))
+    tab.wait_for_function(ROWS, arg=("gantt", many))
     tab.keyboard.press("ArrowRight")
     first = told(tab)
     tab.keyboard.press("ArrowDown")
@@ -106,21 +108,23 @@ def test_keys_walk_and_zoom(opened):
 def test_wheel_drag_and_buttons_zoom_and_pan(opened):
     tab = opened(viewport={"width": 1200, "height": 800})
     figure, canvas = chart(tab, "timeline-chart")
-    whole = picture(canvas)
-    canvas.click(position={"x": 400, "y": 60})
+    figure.locator("summary").click()
+    figure.locator(".view td").first.wait_for()
+    many, whole = figure.locator(".view td").count(), picture(canvas)
+    canvas.hover(position={"x": 400, "y": 120})
+    tab.keyboard.down("Control")
     tab.mouse.wheel(0, -300)
+    tab.keyboard.up("Control")
     tab.wait_for_function(CHANGED, arg=("timeline-chart", whole))
     near = picture(canvas)
     box = canvas.bounding_box()
-    tab.mouse.move(box["x"] + 500, box["y"] + 60)
+    tab.mouse.move(box["x"] + 500, box["y"] + 120)
     tab.mouse.down()
     tab.mouse.move(box["x"] + 300, box["y"] + 60, steps=4)
     tab.mouse.up()
     tab.wait_for_function(CHANGED, arg=("timeline-chart", near))
     figure.get_by_role("button", name="show all").click()
-    tab.mouse.move(2, 2)
-    figure.get_by_role("button", name="zoom in").focus()
-    tab.wait_for_function(SAME, arg=("timeline-chart", whole))
+    tab.wait_for_function(ROWS, arg=("timeline-chart", many))
 
 
 def test_a_choice_moves_all_charts_that_offer_it(opened):
@@ -129,10 +133,14 @@ def test_a_choice_moves_all_charts_that_offer_it(opened):
     chart(tab, "port-loads")
     chart(tab, "gantt")
     figure.get_by_label("model", exact=True).select_option("two")
-    figure.get_by_role("button", name="previous layer").click()
-    tab.wait_for_function("document.querySelector('[data-chart=port-loads] .words').textContent.startsWith('two, all layers')")
-    tab.wait_for_function("document.querySelector('[data-chart=gantt] .words').textContent.startsWith('two, layer 2')")
-    assert figure.locator(".words").inner_text().startswith("two, layer 2")
+    figure.get_by_label("layer", exact=True).select_option("2")
+    tab.wait_for_function(
+        "document.querySelector('[data-chart=port-loads] figcaption p').textContent.startsWith('model two, all layers')"
+    )
+    tab.wait_for_function(
+        "document.querySelector('[data-chart=gantt] figcaption p').textContent.startsWith('model two, layer 2')"
+    )
+    assert figure.locator("figcaption p").inner_text().startswith("model two, layer 2")
 
 
 def test_the_view_as_text(opened):
@@ -179,7 +187,7 @@ def test_text_is_legible_in_both_themes(opened):
 def drawn_on_paper(pdf):
     """How many rectangles and texts a PDF of the page draws."""
     streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL)
-    contents = [zlib.decompress(stream) for stream in streams if stream[:1] == b"x"]
+    contents = [zlib.decompressobj().decompress(stream) for stream in streams if stream[:1] == b"x"]
     return [sum(len(re.findall(operator, content)) for content in contents) for operator in (rb"\bre\n", rb"\bT[jJ]\n")]
 
 
@@ -187,11 +195,11 @@ def test_every_chart_is_complete_on_paper(opened):
     tab = opened(viewport={"width": 390, "height": 740}, color_scheme="dark")
     whole = drawn_on_paper(tab.pdf())  # at once, before anything was scrolled to
     names = tab.locator("[data-chart]").evaluate_all("all => all.map(figure => figure.dataset.chart)")
-    tab.add_style_tag(content="canvas { visibility: hidden }")
+    tab.add_style_tag(content="figure svg { visibility: hidden }")
     without = drawn_on_paper(tab.pdf())
     added = [0, 0]
     for name in names:
-        style = tab.add_style_tag(content=f"[data-chart={name}] canvas {{ visibility: visible }}")
+        style = tab.add_style_tag(content=f"[data-chart={name}] svg {{ visibility: visible }}")
         shapes, texts = (a - b for a, b in zip(drawn_on_paper(tab.pdf()), without, strict=True))
         style.evaluate("style => style.remove()")
         assert shapes >= 2, name  # rectangles: a chart of lines has few
@@ -209,7 +217,7 @@ def test_paper_is_light_and_hides_nothing(opened):
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.evaluate(closed) == 0
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert tab.evaluate("getComputedStyle(document.querySelector('.chart')).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.evaluate("getComputedStyle(document.querySelector('figure')).backgroundColor") == "rgb(255, 255, 255)"
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert (tab.evaluate(closed), tab.evaluate("document.documentElement.dataset.theme || ''")) == before
 
@@ -217,11 +225,11 @@ def test_paper_is_light_and_hides_nothing(opened):
 def test_the_timeline_opens_on_the_measurement_and_shows_one_rank(opened, alone):
     tab = opened(inputs=alone, viewport={"width": 1200, "height": 800})
     figure, canvas = chart(tab, "timeline-chart")
-    assert figure.locator(".words").inner_text().startswith("b.npz (measured)")
+    assert figure.locator("figcaption p").inner_text().startswith("trace b.npz, kind measured")
     whole = canvas.bounding_box()["height"]
     figure.get_by_label("show", exact=True).select_option("rank 2")
     assert canvas.bounding_box()["height"] < whole / 2
-    figure.locator(".drawing").focus()
+    figure.locator(".drawings > div").focus()
     tab.keyboard.press("ArrowRight")
     assert "2 computes" in told(tab)
 
@@ -232,15 +240,10 @@ def test_nodes_are_offered_where_there_are_several(opened, alone):
     tab = opened(inputs=two, viewport={"width": 1200, "height": 800})
     figure, _ = chart(tab, "gantt")
     ranks = [f"rank {rank}" for rank in range(4)]
-    assert figure.get_by_label("show", exact=True).locator("option").all_inner_texts() == [
-        "all that send",
-        "all that receive",
-        "node 0",
-        "node 1",
-        *ranks,
-    ]
+    offered = figure.get_by_label("show", exact=True).locator("option").all_inner_texts()
+    assert offered == ["all that send", "all that receive", "node 0", "node 1", *ranks]
     figure.get_by_label("show", exact=True).select_option("node 1")
-    figure.locator(".drawing").focus()
+    figure.locator(".drawings > div").focus()
     tab.keyboard.press("ArrowRight")
     assert re.search(r"port\s+[23] ", told(tab))
 
@@ -248,7 +251,7 @@ def test_nodes_are_offered_where_there_are_several(opened, alone):
 def test_a_large_plan_fits_a_phone(opened, large):
     tab = opened(inputs=large, viewport={"width": 390, "height": 740}, has_touch=True, is_mobile=True)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    cut = "[...document.querySelectorAll('.drawing')].filter(box => box.scrollWidth > box.clientWidth).length"
+    cut = "[...document.querySelectorAll('.drawings > div')].filter(box => box.scrollWidth > box.clientWidth).length"
     assert tab.evaluate(cut) == 0
 
 
@@ -257,5 +260,5 @@ def test_a_phone_scrolls_down_only(opened):
     for name in tab.locator("[data-chart]").evaluate_all("all => all.map(figure => figure.dataset.chart)"):
         chart(tab, name)
     assert tab.evaluate("document.documentElement.scrollWidth") == 360
-    widest = "Math.max(...[...document.querySelectorAll('figure, table, .tiles > div')].filter(e => !e.closest('.scroll')).map(e => e.getBoundingClientRect().right))"
+    widest = "Math.max(...[...document.querySelectorAll('figure, table, dl > div')].filter(e => !e.closest('[role=region]')).map(e => e.getBoundingClientRect().right))"
     assert tab.evaluate(widest) <= 360
