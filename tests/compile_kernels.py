@@ -92,6 +92,18 @@ def push_calls(push_triton, push_layout_triton):
     return calls
 
 
+def awaited_calls(awaited_triton):
+    """Launches of the product whose tiles wait for their rows, with weights of both layouts."""
+    words = torch.zeros(4, 8, dtype=torch.int64)
+    arrivals = awaited_triton.Arrivals(words, 1, 8, torch.zeros(1, dtype=torch.int64), 1000, torch.arange(4))
+    calls = []
+    for dtype in DTYPES:
+        for weights in (torch.zeros(2, 512, 256, dtype=dtype), torch.zeros(2, 256, 512, dtype=dtype).transpose(1, 2)):
+            given = torch.zeros(32, 512, dtype=dtype), torch.zeros(9, dtype=torch.int32), torch.tensor([4, 9]), weights
+            calls.append(partial(awaited_triton.awaited_product, *given, arrivals, 16))
+    return calls
+
+
 def facts(kernel):
     """What a compiled kernel's machine code tells, by NVIDIA's disassembler that comes with Triton."""
     import triton
@@ -139,11 +151,12 @@ def main():
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # else a warning
     import triton
 
-    from aurora.moe import permutation_triton, push_layout_triton, push_triton
+    from aurora.moe import awaited_triton, permutation_triton, push_layout_triton, push_triton
 
     print(f"Triton {triton.__version__}")
     for capability in map(int, sys.argv[1:] or CAPABILITIES):
         calls = [*permutation_calls(permutation_triton), *push_calls(push_triton, push_layout_triton)]
+        calls += awaited_calls(awaited_triton)
         with launching(capability) as made:
             for call in calls:
                 call()

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from tests.compile_kernels import CAPABILITIES, facts, launching, permutation_calls, push_calls
+from tests.compile_kernels import CAPABILITIES, awaited_calls, facts, launching, permutation_calls, push_calls
 
 triton = pytest.importorskip("triton", reason="compiling the kernels needs triton")
 
@@ -92,6 +92,20 @@ def check_memory_model(ptx, sets, waits):
     for index in acquires:  # the other threads go on when the flag has been seen
         after = next(line for line in lines[index + 1 :] if re.match(r"(@\S+ )?((ld|st)\.global|bar\.)", line))
         assert "bar" in after, f"{after!r} comes after a flag is read, without a barrier"
+
+
+@EVERY_GPU
+def test_tiles_acquire_the_flags_of_their_rows_before_they_read_them(capability, compiled):
+    """Every expert in one launch, by tensor cores in half precision; a GPU's shared memory holds the tiles."""
+    made = compiled(capability)
+    calls = awaited_calls(fresh("aurora.moe.awaited_triton"))
+    for call in calls:
+        call()
+    check_machine_code(made, len(calls), capability)
+    for kernel, call in zip(made, calls, strict=True):
+        check_memory_model(kernel.asm["ptx"], sets=False, waits=True)
+        assert kernel.metadata.shared <= 99 << 10
+        assert ("mma" in kernel.asm["ptx"]) or call.args[0].dtype == torch.float32
 
 
 @EVERY_GPU
