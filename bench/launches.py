@@ -288,7 +288,8 @@ def launcher_us() -> float:
 
 def budget() -> dict[str, Any]:
     """Returns what a layer launches and takes of the host, by ranks, for both ways."""
-    layers, triton_us = [], round(launcher_us(), 1)
+    triton_us = round(launcher_us(), 1)
+    layers = []
     for ranks in RANKS:
         for name in ("push", "staged"):
             pythons = []

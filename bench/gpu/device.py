@@ -38,6 +38,7 @@ class Cuda:
 
     Attributes:
         name: as torch names it.
+        processors: number of its multiprocessors.
         dry: whether it is the twin.
     """
 
@@ -46,6 +47,7 @@ class Cuda:
     def __init__(self, number: int) -> None:
         self.name = f"cuda:{number}"
         torch.cuda.set_device(number)
+        self.processors = torch.cuda.get_device_properties(number).multi_processor_count
         self._streams: list[Any] = []
 
     def about(self) -> dict[str, Any]:
@@ -170,7 +172,7 @@ class Emulated(Cuda):
         from tests.runtime.transports.drawn_pushes import in_interpreter
 
         in_interpreter()
-        self.name = "cpu"
+        self.name, self.processors = "cpu", 132
         self._folders: list[Any] = []
 
     def about(self) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from bench.gpu.device import Cuda, chosen, report
 
 WIDTH, TOP_K = 7168, 8
 WAYS = ("unordered", "ordered")  # each has a layer's table
-POLLS, FEW_POLLS = 1 << 20, 32
-RESIDENT = 128  # programs that fit on a GPU at once, as those of ranks that wait for each other must here
+POLLS, FEW_POLLS, SPARE = 1 << 20, 32, 4  # multiprocessors without programs that wait: all of these must be on the GPU at once
 
 
 class VirtualRanks:
@@ -38,9 +37,9 @@ class VirtualRanks:
         drawn = [rng.choice(ranks, (tokens, top_k), p=weight_R / weight_R.sum()) for _ in range(ranks)]
         self.rank_RNK = torch.from_numpy(np.stack([np.full_like(each, r) if empty else each for r, each in enumerate(drawn)]))
         goes_RNR = torch.stack([(self.rank_RNK == peer).any(-1) for peer in range(ranks)], -1)
-        bytes_GG = goes_RNR.sum(1).numpy() * 2 * width
+        bytes_GG = np.maximum(goes_RNR.sum(1).numpy() * 2 * width, 1)
         np.fill_diagonal(bytes_GG, 0)
-        self.order = ORDER["openshop"](np.maximum(bytes_GG, 1), Network.equal(ranks), rng=rng)
+        self.order = ORDER["openshop"](bytes_GG, Network.equal(ranks), rng=rng)
         self.stages = 1 + ranks
         self.hidden_RNH = torch.from_numpy(rng.integers(-3, 4, (ranks, tokens, width))).bfloat16()  # sums are exact
         factor_R = torch.arange(1, ranks + 1)
@@ -56,7 +55,7 @@ class VirtualRanks:
         from aurora.runtime.transports.push import LANES, OrderedPush
 
         tokens, row_bytes = self.hidden_RNH.shape[1], self.packing.row_bytes
-        lanes = 2 if self.device.dry else min(LANES, RESIDENT // self.ranks)
+        lanes = 2 if self.device.dry else min(LANES, (self.device.processors - SPARE) // self.ranks)
         sizes: dict[str, Any] = {"layers": len(WAYS), "stages": self.stages, "lanes": lanes}
         self.pushes = [OrderedPush(make, self.ranks, tokens, row_bytes, **sizes) for make in self.device.memories(self.ranks)]
         for push in self.pushes:

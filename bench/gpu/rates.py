@@ -20,7 +20,8 @@ from bench.gpu.device import Cuda, chosen, report
 
 RANKS, TOKENS, FEW, WIDTH = 8, 4096, 8, 7168
 LEAST = 0.7  # of a copy
-LANES, TILES = (16, 24, 48, 96, 132), (1 << 14, 1 << 13, 1 << 12)  # bytes of a tile: 32, 16 and 8 warps
+LANES: tuple[int, ...] = (16, 24, 48, 96, 132)
+TILES: tuple[int, ...] = (1 << 14, 1 << 13, 1 << 12)  # bytes: 32, 16 and 8 warps
 
 
 def made_push(make: Any, ranks: int, tokens: int, row_bytes: int, lanes: int) -> Any:
@@ -58,9 +59,9 @@ def alone(device: Cuda) -> bool:
     copy_GBps = size / device.milliseconds(lambda: into.copy_(copied)) / 1e6
 
     def call(layer: int, count: int) -> partial[None]:
-        laid_out = lay_out(rank_NK[:count], ranks, tokens)[:2]
-        table = push.table_L2[layer, 0]
-        return partial(push_triton.push, push.peers, table, rows, *laid_out, 0, push._half_at[0], waits=False)
+        row_of_RX, count_RT, _ = lay_out(rank_NK[:count], ranks, tokens)
+        to = row_of_RX, count_RT, 0, push._half_at[0]
+        return partial(push_triton.push, push.peers, push.table_L2[layer, 0], rows, *to, waits=False)
 
     send, GBps = call(0, tokens), {}
     for lanes, tile in itertools.product(lanes_tried, tiles):
