@@ -6,7 +6,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, BrokenPlan
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Order
 from aurora.types.schedule import rotated_pairs
@@ -75,6 +75,16 @@ def test_a_table_has_the_order_of_its_rank():
     assert table_of(Order.all_at_once(3), 0) == [[to(0, 0), to(1, 0), to(2, 2), none], [to(2, 0), to(0, 0), to(1, 2), none]]
     with pytest.raises(BadInput, match="order all-at-once: expected at most 4 stages on a rank, found 5"):
         table_of(Order.all_at_once(5), 0)
+
+
+def test_an_order_that_leaves_out_a_pair_is_refused():
+    """Its flag would be waited for, and a healthy rank named as lost."""
+    from aurora.runtime.transports.push import OrderedPush
+    from bench.local_layer import local_memory
+
+    push = OrderedPush(local_memory(3)[0], 3, 4, 64, lanes=1)
+    with pytest.raises(BrokenPlan, match="order short: expected each of 6 ordered pairs once, found 5"):
+        push.set_order(0, Order("short", rotated_pairs(3)[1:]))
 
 
 def test_more_tokens_than_there_is_space_for_are_refused(shared):
