@@ -226,11 +226,12 @@ class RankServers:
             self.changes.begin(failed)
             self.changes.complete()
         if reasons or (self.survive and ranks.faulted(looks, time.monotonic())):
-            await self._begin_change(list(reasons), f"{self._name(*reasons)} {'is' if len(reasons) == 1 else 'are'} lost")
+            await self._begin_change(list(reasons), self._lost(*reasons) if reasons else "a step failed")
         elif not self.changes.serving.is_set() and ranks.complete(looks):
             for rank in sorted(self._joined):
                 await self.router.tell("add", self.servers[rank].url)
                 self._tries.pop(rank)
+                self._why.pop(rank, None)
             self._joined.clear()
             self.changes.complete()
             self.say(f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s")
@@ -241,7 +242,7 @@ class RankServers:
                         self.say(f"{self._name(rank)} is lost: it is stuck in a step, which a change does not end")
                         kill(self.servers[rank].process)
                         ranks.give_up(rank)
-                    await self._begin_change(stuck, f"{self._name(*stuck)} {'is' if len(stuck) == 1 else 'are'} lost")
+                    await self._begin_change(stuck, self._lost(*stuck))
                     return ""
                 return f"change {ranks.change} failed: {why}"
             refused = [rank for rank in self._refused(looks) if rank in self._joined] or sorted(self._joined)
@@ -249,9 +250,10 @@ class RankServers:
                 self._give_up(rank, f"could not join: {why}")
                 ranks.give_up(rank)
             await self._begin_change(refused, f"{self._name(*refused)} could not join")
-        elif self.changes.serving.is_set() and self._keeper is not None and self._keeper.renewed and self._keeper.ready:
-            ranks.change += 1
-            await self._begin_change([], "a new keeper serves the ranks")
+        elif self.changes.serving.is_set() and self._keeper is not None and self._keeper.renewed:
+            if self._keeper.ready:
+                ranks.change += 1
+                await self._begin_change([], "a new keeper serves the ranks")
         elif self.changes.serving.is_set() and self.rejoin:
             await self._bring_back(groups, requests, answers)
         return ""
@@ -370,6 +372,9 @@ class RankServers:
 
     def _name(self, *ranks: int) -> str:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self.port is None else "vLLM"
+
+    def _lost(self, *ranks: int) -> str:
+        return f"{self._name(*ranks)} {'is' if len(ranks) == 1 else 'are'} lost"
 
     def _relay(self) -> None:
         """Tells what the plugin writes into the servers' logs."""
