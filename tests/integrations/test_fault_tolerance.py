@@ -10,12 +10,14 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from aurora_vllm.peer_ranks import end_with_parent
-from aurora_vllm.vllm_internals.close_group_connections import GroupConnections, announce, connect
+from aurora_vllm.vllm_internals import fault_tolerance
+from aurora_vllm.vllm_internals.close_group_connections import GroupConnections, RankLost, announce, connect
 from aurora_vllm.vllm_internals.fault_tolerance import RanksChange
 from vllm_on_cpu import PART_S, end_waits
 
@@ -35,6 +37,31 @@ def test_a_change_names_every_rank_once():
     for wrong in ({"change": "two"}, {"within_s": None}, {"dead": 2}):
         with pytest.raises(BadInput, match="change_ranks: expected change, dead, alive and within_s, found"):
             RanksChange.read({**PARAMS, **wrong}, 4)
+
+
+class Sentinel:
+    """vLLM's, as one that has a recovery of its own."""
+
+    def __init__(self, engine, parallel_config):
+        self.engine, self.parallel_config = engine, parallel_config
+
+    def scale_down(self, request):
+        return "vLLM's"
+
+
+def test_where_vllm_has_a_recovery_of_its_own_one_alone_decides(monkeypatch):
+    monkeypatch.setattr(fault_tolerance, "find", lambda _where: None)
+    engine = SimpleNamespace()
+    engine.ft_sentinel = Sentinel(engine, SimpleNamespace(data_parallel_rank=1, data_parallel_size=4))
+    made = fault_tolerance.engine_sentinel(engine, GroupConnections(), "127.0.0.1:1")
+    assert isinstance(made, Sentinel)
+    with pytest.raises(BadInput, match=r"scale_down: expected change_ranks, as `aurora vllm` decides which ranks serve"):
+        made.scale_down(SimpleNamespace(instruction="scale_down"))
+    assert made.stops(None) is False
+    with pytest.raises(RankLost, match="ranks 2 are lost"):
+        made.stops(RanksChange.read(PARAMS, 4))
+    made._tried = 2
+    assert made.stops(RanksChange.read(PARAMS, 4)), "which it has noticed by itself"
 
 
 def told_by_three(target, number, within_s):

@@ -203,6 +203,10 @@ def engine_sentinel(engine: Any, connections: GroupConnections, address: str) ->
             LOG.info("aurora: change %d: ranks %s serve on", change.number, ", ".join(map(str, change.alive)))
             return find("vllm.v1.fault_tolerance.utils:FaultToleranceResult")(request_id=request.request_id, success=True)
 
+        def scale_down(self, request: Any) -> Any:
+            """Refuses the recovery of a vLLM that has one of its own: one alone decides who is lost."""
+            raise BadInput(f"{request.instruction}: expected {INSTRUCTION}, as `aurora vllm` decides which ranks serve")
+
         def _stop(self, params: dict[str, Any]) -> None:
             """Brings the engine to wait for the change, whether it is idle, computes, or waits for a lost rank."""
             try:
