@@ -63,6 +63,7 @@ def serve_with(rank_info, fault, call, folder, *args):
     time.sleep(0.2)  # a rank that leaves closes its connections: the others shall fail by themselves
 
 
+STAGE = 8  # the second stage of layer 1's combine, of two groups of experts that overlap
 STEP = 11  # the second of the three steps of layer 1's combine, on two servers of one rank
 
 
@@ -71,6 +72,8 @@ STEP = 11  # the second of the three steps of layer 1's combine, on two servers 
     [
         (hang, STEP, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*"}),
         (die, STEP, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*"}),
+        (hang, STAGE, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*"}),
+        (die, STAGE, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*"}),
         (hang, CALL, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*[Tt]ime(d |)out.*"}),
         (die, CALL, {0: r"RankFailed: mixtral-topics, layer 1, combine: rank 0 lost rank 1: .*by peer.*"}),
         (send_less, CALL, dict.fromkeys((0, 1), r"RankFailed: mixtral-topics, layer \d, \w+: rank \d lost rank \d: .*")),
@@ -81,7 +84,7 @@ STEP = 11  # the second of the three steps of layer 1's combine, on two servers 
 def test_whoever_is_left_says_who_where_and_in_which_model(mixtral, tmp_path, fault, call, expected):
     plan = plan_for([mixtral], 2)
     plan = hierarchical(plan, Hierarchy(np.arange(2), 2)) if call == STEP else plan
-    args = (plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=TIMEOUT_S))
+    args = (plan, [mixtral], [prompts_for(mixtral, 6)], RunOptions(timeout_s=TIMEOUT_S, overlap=2 if call == STAGE else 1))
     dies = pytest.raises(RankFailed, match="rank 1 of 2 died") if fault is die else nullcontext()
     with dies:
         launch(serve_with, 2, fault, call, tmp_path, *args, timeout_s=20 * TIMEOUT_S)

@@ -3,12 +3,14 @@
 import pytest
 
 import aurora
+from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, ProfileOptions, RunOptions
 from tests.conftest import cluster
 from tests.models.architectures import build
+from tests.runtime.test_micro_batches import cut
 from tests.runtime.test_run import answered, moved, plan_for, prompts_for, with_replicas
 
 
@@ -20,6 +22,14 @@ def test_overlapped_stages_give_the_plain_models_output(mixtral, groups, transpo
     experts = (result.trace.phase_X == TRACE_PHASES.index("expert")) & (result.trace.rank_X == 0)
     first = experts & (result.trace.step_X == 0) & (result.trace.layer_X == 0)
     assert first.sum() == groups
+
+
+@pytest.mark.parametrize("given", [{"transport": "nccl"}, {"transport": "push"}, {"order": "auto"}, {"deduplicate": True}])
+def test_runs_that_cannot_overlap_are_refused(given, mixtral):
+    with pytest.raises(BadInput, match="`overlap`: runs on CPUs, one model in its planned orders"):
+        RunOptions(overlap=2, **given)
+    with pytest.raises(BadInput, match="`overlap`: expected a plan of one model, without micro-batches"):
+        aurora.run(cut(plan_for([mixtral], 2), 2), [mixtral], [[[1], [2]]], RunOptions(overlap=2))
 
 
 def test_other_architectures(tmp_path):
