@@ -2,7 +2,7 @@
 
     python -m bench.overlap [--measure] [--repetitions 2]
 
-Without `--measure` all is simulated, in two minutes: which way is the fastest by the share of the network, the rows of an expert
+Without `--measure` all is simulated, in two minutes: which way is fastest by the share of the network, the rows of an expert
 and the attention of a layer; and what the groups of experts, their sequence and the order of transfers do on drawn traffic
 that no plan has seen, beside a bound that no way of overlapping whole experts beats. With it, in five minutes of an idle
 machine, a model is served on four hosts (network namespaces with limited ports, bench/network; root) for decode steps whose

@@ -37,7 +37,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/cli": (1_470, 1_100),
     "integrations/aurora_vllm": (5910, 4300),
     "product": (34_990, 31_370),
-    "tests": (30_440, 25_000),
+    "tests": (30_450, 25_000),
     "bench": (9340, 8900),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")
