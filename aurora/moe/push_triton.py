@@ -65,6 +65,9 @@ def _set(table, address, word, done, begin, end, STAGES: tl.constexpr):
     peer = tl.load(entry, mask=due, other=-1)
     due = due & (peer >= 0) & (tl.load(entry + 3, mask=due, other=0) > 0)
     words = tl.load(address + peer, mask=due, other=0).to(tl.pointer_type(tl.int64)) + word
+    # The barrier orders all threads' rows before the releases, and each release, at system scope, orders them before its word.
+    # So it must follow the last row of stage end - 1, and nothing may be stored for these stages after it. A word of this epoch
+    # also tells the peer that this rank has used the rows of the epoch before, whose half the peer's next launch overwrites.
     tl.debug_barrier()
     tl.atomic_xchg(words, tl.full((STAGES,), 0, tl.int64) + done, mask=due, sem="release", scope="sys")
 

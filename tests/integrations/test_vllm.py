@@ -489,10 +489,10 @@ from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 start = WorkerStartup.start
 def start_with_small_buffers(self):
     from aurora_vllm import pushed_alltoall
-    pushed_alltoall.BUFFER_BYTES = 2 * 2 * 288 * 16
+    pushed_alltoall.BUFFER_BYTES = 2 * 2 * 320 * 16
     return start(self)
 WorkerStartup.start = start_with_small_buffers
-"""  # for 16 tokens of each of two ranks, in rows of 288 bytes
+"""  # for 16 tokens of each of two ranks, in rows of 320 bytes
 
 
 @slow
