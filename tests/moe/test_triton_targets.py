@@ -90,7 +90,7 @@ def check_memory_model(ptx, sets, waits):
         before = next((line for line in reversed(lines[:index]) if re.match(r"(@\S+ )?(st\.|bar\.)", line)), "nothing")
         assert "bar" in before, f"a flag is set after {before!r}, without a barrier"
     for index in acquires:  # the other threads go on when the flag has been seen
-        after = next(line for line in lines[index + 1 :] if re.match(r"(@\S+ )?((ld|st)\.global|bar\.)", line))
+        after = next(line for line in lines[index + 1 :] if re.match(r"(@\S+ )?((ld|st)\.global|cp\.async|bar\.)", line))
         assert "bar" in after, f"{after!r} comes after a flag is read, without a barrier"
 
 
