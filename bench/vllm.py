@@ -42,7 +42,7 @@ from aurora.profiler.merge_records import load_records  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 NEW = 8
-STEPS, WARM = 64, 8  # of --hooks: tokens of an answer, rounds before those that are measured: records are sampled by then
+STEPS, WARM = 64, 17  # of --hooks: tokens of an answer, rounds before those that are measured: records are sampled by then
 RECORDS = ("execute_model", "sample_tokens", "execute_dummy_batch", "forward_modular", "capture")  # others name stuck ranks
 DECODE_S = 0.01  # of a step on a GPU, of which recording may take half a percent
 PROCESSES = 10
@@ -141,7 +141,7 @@ def hooks(folder: Path) -> Iterator[str]:
     yield "| model | rank | steps | step, ms of CPU (wall) | record | stuck ranks, us | threads | share | stopwatch | by hook |"
     yield "|---" * 10 + "|"
     watch = f"import sys; sys.path.append({str(HERE)!r}); import hook_stopwatch"
-    for hidden, width, layers, rounds in ((64, 64, 4, 12), (64, 64, 16, 12)):
+    for hidden, width, layers, rounds in ((64, 64, 4, 21), (64, 64, 16, 21)):
         name = f"hidden {hidden}, {layers} layers"
         model(folder / name, hidden, 16, layers, width=width)
         job = {

@@ -193,10 +193,10 @@ def test_the_schema_of_files_takes_those_that_are_written(generate, tmp_path):
 
 
 def test_the_plugins_pages_are_short():
-    """One screen to start, one page of settings, one of limits."""
+    """One screen to start, one page of settings, one of limits, whose tables are made from code."""
     pages = [ROOT / "integrations/README.md", *(ROOT / "docs/reference").glob("vllm-*.md")]
     assert len(pages) == 3
-    assert sum(len(page.read_text().splitlines()) for page in pages) <= 215
+    assert sum(not line.startswith("|") for page in pages for line in page.read_text().splitlines()) <= 190
 
 
 def test_the_cluster_example_is_a_cluster(tmp_path):
