@@ -79,7 +79,8 @@ class Faults:
         chosen = self.rng.sample(targets, 1 + (whole and self.rng.random() < 0.3))
         if self.ranks < 4 and all(rank is not None for _, rank in chosen):
             chosen = chosen[:1]  # the others would have too few slots
-        return [(name, rank, self.rng.choice(self.hows)) for name, rank in dict.fromkeys(chosen)]
+        drawn = [(name, rank, self.rng.choice(self.hows)) for name, rank in dict.fromkeys(chosen)]
+        return [(name, rank, "KILL" if rank is None and how == "memory" else how) for name, rank, how in drawn]
 
     def cause(self, faults: list[tuple[str, int | None, str]]) -> None:
         """Causes faults while streams run, and notes what becomes of the streams."""

@@ -35,7 +35,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/advisor": (3090, 3090),
     "aurora/reports": (2040, 1440),
     "aurora/cli": (1_470, 1_100),
-    "integrations/aurora_vllm": (5910, 4300),
+    "integrations/aurora_vllm": (5905, 4300),
     "product": (34_990, 31_370),
     "tests": (30_450, 25_000),
     "bench": (9340, 8900),

@@ -78,14 +78,17 @@ class Command:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        found: list[int] = []
+        found, ended = list[int](), False
         with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
             for line in reply:
                 data = line.decode().removeprefix("data:").strip()
+                ended |= data == "[DONE]"
                 if data and data != "[DONE]":
                     found += json.loads(data)["choices"][0].get("token_ids") or []
                     if times is not None:
                         times.append(time.monotonic())
+        if not ended:
+            raise ConnectionError("the stream broke off")
         return found
 
     def processes(self, rank: int) -> dict[str, int]:
