@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from aurora.algorithms.control.controller import Controller
-from aurora.algorithms.control.move_rounds import buffered_rounds
 from aurora.algorithms.gpu_slots import gpu_loads
 from aurora.algorithms.replicas.rebalance import rebalance
 from aurora.algorithms.replicas.registry import place_unbounded
 from aurora.types import ControlOptions, GpuSlots, Placement, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.placement import EMPTY
 
 WHOLE = 10  # windows over which the worst mean is taken
 
@@ -163,11 +162,12 @@ def _followed(way: _Way, load_WLE: FloatArray, held_LGP: IntArray, slots: GpuSlo
 
 
 def moved_G(held_LGP: IntArray, next_LGP: IntArray) -> IntArray:
-    """(2, G) experts that each GPU receives, and sends, between two placements; holders of an expert share its sends."""
+    """(2, G) experts that each GPU receives, and sends, between two placements; the holder that sent the fewest sends."""
     both_G = np.zeros((2, held_LGP.shape[1]), dtype=np.int64)
     for held_GP, next_GP in zip(held_LGP, next_LGP, strict=True):
-        if not np.array_equal(held_GP, next_GP):
-            for sender, receiver, experts in chain.from_iterable(buffered_rounds(held_GP, next_GP)):
-                both_G[0, receiver] += len(experts)
-                both_G[1, sender] += len(experts)
+        for gpu, (held_P, next_P) in enumerate(zip(held_GP, next_GP, strict=True)):
+            for expert in set(next_P.tolist()) - set(held_P.tolist()) - {EMPTY}:
+                if (holders := np.flatnonzero((held_GP == expert).any(axis=1))).size:
+                    both_G[0, gpu] += 1
+                    both_G[1, holders[both_G[1, holders].argmin()]] += 1
     return both_G

@@ -35,7 +35,7 @@ def run_engine(*args: Any, **named: Any) -> None:
 def engine_class(vllm_engine: Any, settings: Settings) -> Any:
     """Returns the subclass of vLLM's engine that does what the settings ask for."""
 
-    class ServingEngine(vllm_engine):  # type: ignore[misc]
+    class PluginEngine(vllm_engine):  # type: ignore[misc]
         """vLLM's engine of a data-parallel rank.
 
         Attributes:
@@ -77,4 +77,4 @@ def engine_class(vllm_engine: Any, settings: Settings) -> Any:
             if stops is None or not stops(request):
                 super()._handle_client_request(request_type, request)
 
-    return ServingEngine
+    return PluginEngine
