@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -44,14 +45,17 @@ def vllm(
     need("aiohttp", extra="vllm")
     from aurora_vllm.serve_command import prepare, serve
 
-    def say(sentence: str) -> None:
-        print(f"aurora: {sentence}", file=sys.stderr, flush=True)
-
-    command = prepare(model, list(arguments), cluster, state, apply, survive, say)
-    lost, advice = asyncio.run(serve(command, hang_s, after_s, as_json, say))
+    command = prepare(model, list(arguments), cluster, state, apply, survive, _say)
+    lost, advice = asyncio.run(serve(command, hang_s, after_s, as_json, _say))
     plan = command.state / "recommended/plan.json"
     note = f"vLLM ended: {lost}" if lost else None
     show(
         as_json, {"state": command.state, "plan": plan if plan.exists() else None, "lost": lost, "recommendation": advice}, note
     )
     return LOST if lost else 0
+
+
+def _say(sentence: str) -> None:
+    """Prints a sentence for the user; servers serve on when nobody reads what is printed any more."""
+    with suppress(OSError):
+        print(f"aurora: {sentence}", file=sys.stderr, flush=True)

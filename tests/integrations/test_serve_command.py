@@ -1,8 +1,11 @@
 """How `aurora vllm` starts servers: what is refused before loading, options that are added, and command lines of ranks."""
 
 import importlib.util
+import io
 import json
+import os
 import socket
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ from aurora_vllm.serve_command import prepare
 
 from aurora.advisor.engines.vllm import rank_words
 from aurora.algorithms.workload.synthetic import draw_profile
+from aurora.cli import vllm
 from aurora.errors import AuroraError
 from aurora.io import load_cluster, save
 from aurora.planner.plan import make_plan
@@ -275,3 +279,14 @@ def test_stalls_of_eplb_are_read_from_the_servers_logs(tmp_path):
     assert serve_command.measured_stall(tmp_path) == []
     (tmp_path / "rank-1.log").write_text("INFO Rearranged experts  in 41.80 s.\nRearranged experts  in 43.00 s.\n")
     assert serve_command.measured_stall(tmp_path) == ["--eplb-stall", "41.8"]
+
+
+def test_a_sentence_that_nobody_reads_stops_nothing(monkeypatch):
+    """The reader of the output has ended, as in `aurora vllm MODEL 2>&1 | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with io.TextIOWrapper(io.FileIO(writer, "w"), write_through=True) as output:
+        monkeypatch.setattr(sys, "stderr", output)
+        with pytest.raises(BrokenPipeError):
+            print("sentence", file=sys.stderr)
+        vllm._say("sentence")

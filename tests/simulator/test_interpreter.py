@@ -367,15 +367,11 @@ def test_where_all_wait_for_all_phases_add_up(case):
 @pytest.mark.full
 @given(single)
 def test_two_models_that_all_wait_for_are_never_faster_than_the_formulas(case):
-    """paper <= causal wherever combines mirror dispatches, and causal <= simulated always."""
+    """Table 2, in which transfers wait, is at most the simulated time."""
     machines, a, b = case
     plan = make_plan(machines, [a, b])
     both = [terms(plan, p, model) for model, p in enumerate((a, b))]
-    simulated = simulate_plan(plan, [a, b], "global").seconds
-    causal_s = formula("causal", 2).seconds(both)
-    assert causal_s <= simulated * (1 + 1e-9)
-    if machines.equal and a.dispatch_bytes == a.combine_bytes and b.dispatch_bytes == b.combine_bytes:
-        assert formula("paper", 2).seconds(both) <= causal_s * (1 + 1e-9)
+    assert formula(2).seconds(both) <= simulate_plan(plan, [a, b], "global").seconds * (1 + 1e-9)
 
 
 def test_orders_made_from_each_batch():
