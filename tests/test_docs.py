@@ -92,7 +92,7 @@ def empty_parts(report):
         for chart in tab.locator("[data-chart]").all():
             chart.scroll_into_view_if_needed()
             tab.wait_for_selector(f"[data-chart={chart.get_attribute('data-chart')}][data-drawn]")
-            if not chart.locator(".words").inner_text():
+            if not chart.locator("figcaption p").inner_text():
                 lacks.append(f"chart {chart.get_attribute('data-chart')} says nothing")
         lacks += [f"{each.inner_text()}" for each in tab.locator("section .missing").all()]
         lacks += [

@@ -291,7 +291,12 @@ def sample_names(registry):
 
 
 def test_the_page_names_every_metric_and_no_other():
+    pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
+    from aurora_vllm.ranks_metrics import MetricsPage
+    from aurora_vllm.serving_changes import ServingChanges
+
     _, registry = made(None)
+    registry.register(MetricsPage({}, ServingChanges(1.0)))
     PluginStatus(Settings(), "m", 0, True, registry)
     ControlMetrics("m", 0, registry)
     PromptMetrics("m", 0, registry)
