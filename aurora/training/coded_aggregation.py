@@ -157,7 +157,9 @@ class AggregationRound:
             return
         missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
         subject = f"batches {', '.join(map(str, missing))} are"
-        reasons = "; ".join(f"worker {worker} {state}" for worker, state in enumerate(self._states) if state not in NORMAL)
+        reasons = "; ".join(
+            f"worker {worker} {state}" for worker, state in enumerate(self._states) if state not in (WORKING, *NORMAL)
+        )
         raise RankFailed(f"aggregation: {subject} held by no worker that is left: {reasons}")
 
     def result(self) -> AggregationResult:

@@ -154,10 +154,10 @@ QUICK = {
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("script", QUICK)
 def test_steps_run_on_twins(script, tmp_path):
-    """Each has a line and figures; what a GPU says instead, nobody knows."""
+    """Each that measures has figures; what a GPU says instead, nobody knows."""
     pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
     done = bash(GPU / script, "--dry", "-o", tmp_path, *QUICK[script])
     results = json.loads((tmp_path / "results.json").read_text())
     assert [step["step"] for step in results["steps"]] == QUICK[script]
     assert [step for step in results["steps"] if step["result"] != "PASS"] == [], done.stdout
-    assert all(step["figures"] for step in results["steps"])
+    assert all(step["figures"] for step in results["steps"] if step["step"] not in ("inputs", "answers"))

@@ -93,13 +93,13 @@ def test_what_an_export_costs_and_how_the_engine_is_started(aurora, planned, fol
     code, printed, _ = aurora(*given)
     printed = " ".join(printed.split())
     assert code == 0
-    assert f"wrote {folder / 'e.json'} 4 redundant experts a layer; 4 of them are not the plan's" in printed
-    assert "they take 2.46e-05 GB of a GPU on average" in printed
-    assert f"--ep-num-redundant-experts 4 --init-expert-location {folder / 'e.json'}" in printed
+    assert f"wrote {folder / 'e.json'} 12 redundant experts a layer; 12 of them are not the plan's" in printed
+    assert "they take 7.37e-05 GB of a GPU on average" in printed
+    assert f"--ep-num-redundant-experts 12 --init-expert-location {folder / 'e.json'}" in printed
     found = json.loads(aurora(*given, "--json")[1])
-    assert found["added_experts"] == [4, 4]
-    assert sum(found["added_bytes"]) == 8 * 2 * 3 * 64 * 64
-    assert (found["redundant_experts"], found["text"]) == (4, None)
+    assert found["added_experts"] == [12, 12]
+    assert sum(found["added_bytes"]) == 24 * 2 * 3 * 64 * 64
+    assert (found["redundant_experts"], found["text"]) == (12, None)
     refused(aurora(*given[:-1], folder / "e"), r"a name that ends in \.json")
     planned("--profile", folder / "p1.npz")
     refused(aurora(*given), "plan.json: expected a plan of one model, as engines serve it, found one of 2")
