@@ -34,7 +34,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/training": (1685, 1450),
     "aurora/advisor": (3090, 3090),
     "aurora/reports": (2040, 1440),
-    "aurora/cli": (1_472, 1_100),
+    "aurora/cli": (1_473, 1_100),
     "integrations/aurora_vllm": (5905, 4300),
     "product": (34_990, 31_370),
     "tests": (30_450, 25_000),

@@ -14,6 +14,8 @@ from aurora.io.files import check_regular
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray
 
+OTHERS = "plan again, or give simulate or report one --profile per model"  # where a plan's own profiles cannot be read
+
 
 def check_output(**outputs: Path | None) -> None:
     """Check, before any work, that output files can be written, and that they do not replace files that this command reads.
@@ -162,7 +164,7 @@ def profiles_of(plan: Plan, plan_path: Path, files: list[Path] | None) -> list[P
     Args:
         plan: the plan.
         plan_path: the plan's file.
-        given: the profiles' files, one per model; None or empty: the files that the plan names, relative to its folder.
+        files: the profiles' files, one per model; None or empty: the files that the plan names, relative to its folder.
 
     If compute curves were measured again since the plan was made, a line on standard error says so.
 
@@ -171,14 +173,14 @@ def profiles_of(plan: Plan, plan_path: Path, files: list[Path] | None) -> list[P
     """
     paths = files or [plan_path.resolve().parent / model.profile_path for model in plan.models]
     if not files and not all(model.profile_path for model in plan.models):
-        raise BadInput(f"{plan_path}: names no profile; give one --profile per model")
+        raise BadInput(f"{plan_path}: names no profile; {OTHERS}")
     if not files and (gone := [path for path in paths if not path.exists()]):
-        raise BadInput(f"{plan_path}: expected its profile {gone[0]}, found no such file; give one --profile per model")
+        raise BadInput(f"{plan_path}: expected its profile {gone[0]}, found no such file; {OTHERS}")
     profiles = traffic_of(paths, len(plan.cluster))
     if not files:
         for path, profile, model in zip(paths, profiles, plan.models, strict=True):
             if not model.made_from(profile):
-                raise BadInput(f"{plan_path}: was planned from a different version of {path}; plan again, or pass --profile")
+                raise BadInput(f"{plan_path}: was planned from a different version of {path}; {OTHERS}")
             if profile.digest != model.profile_digest:
                 note = f"aurora: {path} has compute times measured after {plan_path} was made; times are by the new ones"
                 print(note, file=sys.stderr)

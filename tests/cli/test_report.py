@@ -36,7 +36,7 @@ def test_a_page_finds_the_plans_own_profile(aurora, folder):
     assert b'data-chart="traffic-map"' in written[0]
     (folder / "a.npz").unlink()
     code, _, err = aurora("report", folder / "p.json", "-o", folder / "none.html")
-    told = f"p.json: expected its profile {folder}/a.npz, found no such file; give one --profile per model"
+    told = f"p.json: expected its profile {folder}/a.npz, found no such file; plan again, or give simulate or report one --profile per model"
     assert (code, told in err) == (0, True)
     page = (folder / "none.html").read_text(encoding="utf-8")
     assert (f"{told}.<" in page, f"{told}..<" in page) == (True, False)

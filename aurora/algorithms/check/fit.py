@@ -113,9 +113,12 @@ def check_overlap(plan: Plan, overlap: int, orders: str = "plan", barriers: str 
         return
     models, parts, hierarchy = len(plan.models), plan.options.micro_batches, plan.models[0].hierarchy
     if models > 1 or parts > 1 or hierarchy is not None:
-        raise BadInput("`overlap`: expected a plan of one model, without micro-batches, whose all-to-alls are flat")
+        found = f"{models} models" if models > 1 else f"{parts} micro-batches" if parts > 1 else "hierarchical ones"
+        raise BadInput(
+            f"`overlap`: expected a plan of one model, without micro-batches, whose all-to-alls are flat, found {found}"
+        )
     if orders != "plan" or barriers == "global":
-        raise BadInput("`overlap`: is simulated in the plan's orders, without global barriers")
+        raise BadInput(f"`overlap`: expected `orders` plan and `barriers` gpu or none, found {orders} and {barriers}")
 
 
 def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
