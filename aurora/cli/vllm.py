@@ -37,7 +37,7 @@ def vllm(
         arguments: those of `vllm serve`; without a parallel size there is one data-parallel rank on each GPU, or two on CPUs.
         apply: use the plan: experts adapt to the traffic immediately, and the next start begins with the plan.
         survive: continue serving without lost ranks; each expert is on two ranks.
-        hang_s: seconds without an answer after which a rank counts as lost.
+        hang_s: seconds without an answer after which a rank counts as lost; half of them if it is stopped.
         after_s: seconds of serving after which to report the gain of a plan; default: after 50,000 tokens, or at the end.
         cluster: cluster TOML, or a shipped cluster's name; default: the GPUs that NVML reports, or CPU ranks.
         state: folder for logs, record and plan; default: a folder for the model and its ranks in ~/.local/state.

@@ -14,6 +14,7 @@ from typing import Any
 
 from aurora.errors import RankFailed
 from aurora_vllm.child_processes import ProcessGroups, describe_exit, free_ports, kill, reason, start_process
+from aurora_vllm.serving_ranks import STOPPED
 
 KEEPER = "aurora_vllm.vllm_internals.fault_tolerance"  # module that is run
 ASKED_EVERY_S = 0.25  # a router that starts
@@ -36,13 +37,13 @@ class Helper:
     runs_s: float = field(default_factory=time.monotonic)
 
     def failed(self, groups: ProcessGroups, hang_s: float) -> str:
-        """Returns why it does not run, or has been stopped for `hang_s` seconds; empty if it runs."""
+        """Returns why it does not run; empty if it runs, or has been stopped for less than STOPPED * `hang_s` seconds."""
         if (code := self.process.returncode) is not None:
             return f"the {self.name} ended, {describe_exit(code)}"
         if not any(state.stopped for state in groups.get(self.process.pid, {}).values()):
             self.runs_s = time.monotonic()
         stopped_s = time.monotonic() - self.runs_s
-        return f"the {self.name} is stopped for {stopped_s:.3g} s" if stopped_s >= hang_s else ""
+        return f"the {self.name} is stopped for {stopped_s:.3g} s" if stopped_s >= STOPPED * hang_s else ""
 
 
 class Keeper:
@@ -86,7 +87,7 @@ class Keeper:
 
         Args:
             groups: all processes.
-            hang_s: seconds for which it may be stopped.
+            hang_s: seconds, of which it may be stopped for the part STOPPED.
             say: called with a sentence for the user.
         """
         if self.helper is None or not (failed := self.helper.failed(groups, hang_s)):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from aurora_vllm.child_processes import describe_exit
 
 STARVED = 4  # times the seconds after which a silent rank is lost, if its processes only wait for a processor
+STOPPED = 0.5  # times the same seconds, after which a stopped process is lost: that it is stopped is seen, not inferred
 FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
 
 
@@ -39,8 +40,8 @@ class ServingRanks:
 
     Args:
         ranks: the numbers of the ranks.
-        hang_s: seconds without an answer, or stopped, after which a rank counts as lost; STARVED times as long while its
-            processes are runnable, because they may only wait for a busy CPU.
+        hang_s: seconds without an answer after which a rank counts as lost; STOPPED times as long if one of its processes is
+            stopped, and STARVED times while they are runnable, because they may only wait for a busy CPU.
 
     Attributes:
         alive: ranks that serve.
@@ -90,7 +91,7 @@ class ServingRanks:
             self._runnable_s[rank] = now_s
         answered_s = self._answered_s.setdefault(rank, now_s)
         starved_s = min(self._runnable_s.get(rank, answered_s), answered_s + (STARVED - 1) * self._hang_s)
-        if now_s - max(answered_s, starved_s) < self._hang_s:
+        if now_s - max(answered_s, starved_s) < (STOPPED if look.stopped else 1) * self._hang_s:
             return ""
         return f"{'it is stopped' if look.stopped else 'it does not answer'} for {now_s - answered_s:.3g} s"
 

@@ -165,15 +165,18 @@ def test_a_rank_whose_process_ended_is_lost_at_once(look, why):
 
 
 @pytest.mark.parametrize(
-    ("look", "how"),
-    [(Look(None, frozenset({11}), stopped=True), "is stopped"), (Look(None, frozenset({11}), status=None), "does not answer")],
+    ("look", "how", "part"),
+    [
+        (Look(None, frozenset({11}), stopped=True), "is stopped", 0.5),
+        (Look(None, frozenset({11}), status=None), "does not answer", 1.0),
+    ],
 )
-def test_a_rank_that_is_silent_is_lost_after_a_while_and_not_if_it_comes_back(look, how):
+def test_a_rank_that_is_silent_is_lost_after_a_while_and_not_if_it_comes_back(look, how, part):
     ranks = ServingRanks(range(3), HANG_S)
-    for now_s, each in ((0.0, looks()), (0.5, looks(rank1=look)), (1.0, looks(rank1=look)), (1.4, looks())):
-        assert ranks.lost(each, now_s) == {}
-    assert not any(ranks.lost(looks(rank1=look), now_s) for now_s in (2.1, 2.8))
-    assert ranks.lost(looks(rank1=look), 2.9) == {1: f"it {how} for 1.5 s"}
+    for now, each in ((0.0, looks()), (0.5, looks(rank1=look)), (1.0, looks(rank1=look)), (1.5, looks())):
+        assert ranks.lost(each, now * part) == {}
+    assert not any(ranks.lost(looks(rank1=look), now * part) for now in (2.0, 2.9))
+    assert ranks.lost(looks(rank1=look), 3.0 * part) == {1: f"it {how} for {HANG_S * part:.3g} s"}
 
 
 def test_a_busy_machine_makes_no_rank_lost():
