@@ -5,9 +5,9 @@ data-parallel ranks on the CPU (`--ranks`). While six streams run, one process o
 (SIGSTOP), or run out of memory (a cgroup with a limit, as root): a rank's server, engine or worker, the router, the keeper. The
 command is stopped for six seconds, or killed, which ends a server. With CLOSES_NETWORK=1, in a network namespace of its own
 (`unshare -n`, `ip link set lo up`), the network is closed for three seconds. The next rank is lost when three or all serve.
-Counted are wrong answers (against those before any fault), requests that hang (no end within 150 s), faults that no line names,
-and processes that are left. The pause of a fault is the longest time without a token of any stream, from the fault on, and the
-time of a request that is sent at the fault. Results: bench/results/vllm-faults-DATE.json, written after each fault.
+Counted are wrong answers (against those before any fault), requests that hang (no token within 150 s), faults that no line
+names, and processes that are left. The pause of a fault is the longest time without a token of any stream, from the fault on,
+and the time of a request that is sent at the fault. Results: bench/results/vllm-faults-DATE.json, written after each fault.
 """
 
 import argparse
@@ -122,9 +122,12 @@ class Faults:
     ) -> dict[str, Any]:  # fmt: skip
         """Waits for the streams and the request at the fault. Returns which were wrong, broken or hung, and the pause."""
         wrong, hanging, broken = 0, 0, list[str]()
-        for future, tokens in zip([*streams, probe], [*self.expected, self.expected[0][:1]], strict=True):
+        answers = zip([*streams, probe], [*self.expected, self.expected[0][:1]], times, strict=True)
+        for future, tokens, times_N in answers:
             try:
-                wrong += future.result(max(1.0, began_s + HANGS_S - time.monotonic())) != tokens
+                while not future.done() and time.monotonic() - max([began_s, *times_N[-1:]]) < HANGS_S:
+                    time.sleep(0.1)
+                wrong += future.result(0) != tokens
             except Hangs:
                 hanging += 1
             except Exception as error:

@@ -112,3 +112,34 @@ def test_what_a_server_cannot_do_is_one_sentence_before_anything_is_loaded(
     else:
         with pytest.raises(BadInput, match=message):
             check_conditions(Settings(requests=rule), config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "recovers", "backend", "message"),
+    [
+        (Settings(fault_store="here"), True, "mp", "expected no auto_recovery in --fault-tolerance-config"),
+        (Settings(fault_store="here"), False, "ray", "expected --data-parallel-backend mp, found ray"),
+        (Settings(requests="cadence"), False, "ray", "expected --data-parallel-backend mp, found ray"),
+        (Settings(fault_store="here"), False, "mp", None),
+        (Settings(requests="tokens"), True, "ray", None),
+    ],
+)
+def test_one_alone_decides_about_lost_ranks_and_only_where_engines_are_the_plugins(
+    monkeypatch, settings, recovers, backend, message
+):
+    monkeypatch.setattr(conditions, "lacks", lambda name: iter(()))
+    parallel = SimpleNamespace(
+        data_parallel_size=2, data_parallel_backend=backend, enable_fault_tolerance=True, enable_eplb=True,
+        fault_tolerance_config=SimpleNamespace(auto_recovery=recovers), all2all_backend=conditions.BACK_END,
+        pipeline_parallel_size=1,
+    )  # fmt: skip
+    config = SimpleNamespace(
+        parallel_config=parallel,
+        scheduler_config=SimpleNamespace(prefill_schedule_interval=1),
+        model_config=SimpleNamespace(is_moe=True),
+    )
+    if message is None:
+        check_conditions(settings, config)
+    else:
+        with pytest.raises(BadInput, match=message):
+            check_conditions(settings, config)

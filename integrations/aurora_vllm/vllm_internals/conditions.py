@@ -81,6 +81,10 @@ SERVER: tuple[tuple[str, Any], ...] = (  # without these no server starts
     ("fault_store: expected --enable-eplb, found none", lambda a: a.fault_store and not a.enable_eplb),
     (f"fault_store: expected --all2all-backend {BACK_END} and no pipeline parallelism, found another",
      lambda a: a.fault_store and (a.all2all_backend != BACK_END or a.pipeline_parallel_size > 1)),
+    ("fault_store: expected no auto_recovery in --fault-tolerance-config, as `aurora vllm` alone decides who is lost, found it",
+     lambda a: a.fault_store and getattr(a.fault_tolerance_config, "auto_recovery", False)),  # vllm-project/vllm#46370
+    ("fault_store, requests 'cadence': expected --data-parallel-backend mp, found {0}, whose engines are not the plugin's",
+     lambda a: (a.fault_store or a.requests == "cadence") and a.data_parallel_backend == "ray" and a.data_parallel_backend),
     ("{0}", lambda a: a.requests != "stock" and next(lacks("requests"), "")),
     ("requests: expected several data-parallel ranks, found 1", lambda a: a.requests != "stock" and a.data_parallel_size == 1),
     ("requests: expected `vllm serve`, found torchrun, whose ranks have requests of their own",

@@ -6,6 +6,7 @@ A plugin of vLLM's of its own, which no wheel contains: `export PYTHONPATH=tests
 import functools
 import inspect
 import sys
+import time
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]
 
 POINT_TO_POINT = {int(kind) for kind in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
 PART_S = 1.0  # of a wait for a collective, after which it may be given up
+ASKED_EVERY_S = 2e-4  # whether a worker has answered
 
 
 def register() -> None:
@@ -37,6 +39,7 @@ def register() -> None:
 
     Wrapper.init_device = init_device
     end_waits()
+    leave_cores_to_workers()
 
 
 def repair_cpu() -> None:
@@ -174,6 +177,13 @@ def repair_eplb() -> None:
     torch.accelerator.current_device_index = lambda: 0
     for name in ("current_accelerator", "set_device_index", "set_stream", "synchronize"):
         setattr(torch.accelerator, name, lambda *_args: None)
+
+
+def leave_cores_to_workers() -> None:
+    """Has engines sleep between looks at their workers' answers, where they spin on cores that the workers need here."""
+    import vllm.distributed.device_communicators.shm_broadcast as broadcast
+
+    broadcast.sched_yield = functools.partial(time.sleep, ASKED_EVERY_S)
 
 
 def end_waits() -> None:
