@@ -59,8 +59,14 @@ WATCH = Stopwatch()
 BEGAN: dict[str, float] = {}
 
 
-def install() -> None:
-    """Runs the stopwatch for all that vLLM calls of the plugin. Called before vLLM's engine is made."""
+def install(sampled: int) -> None:
+    """Runs the stopwatch for all that vLLM calls of the plugin, which is to time one pass of `sampled`.
+
+    Called before vLLM's engine is made.
+    """
+    import aurora_vllm.traffic_recorder as recorder
+
+    recorder.SAMPLED = sampled  # before others import it
     import aurora_vllm.vllm_internals.worker as worker
     from aurora_vllm.vllm_internals.api_checks import find, needed
     from aurora_vllm.vllm_internals.patches import MANAGER

@@ -11,9 +11,10 @@ ranges over repetitions, after one to warm up. Then one rank alone, which record
 the plugin's settings, in PROCESSES processes of each by turns. Results: bench/results/vllm-DATE.md.
 
 `--hooks` instead: CPU time inside the plugin's hooks (hook_stopwatch.py) over the time of a step, on two ranks that record,
-with the watchdog on: of tiny models of 4 and 16 layers. A step counts as the CPU time of its process, which is less than its
-time on the wall. The share is that of the hooks that record in a decode step of DECODE_S; those that name stuck ranks, the
-threads of both, and the stopwatch's own time are shown apart. Results: bench/results/vllm-hooks-DATE.md.
+with the watchdog on: of tiny models of 4 and 16 layers, and of the first with half and double of `SAMPLED`. A step counts as
+the CPU time of its process, which is less than its time on the wall. The share is that of the hooks that record in a decode
+step of DECODE_S; those that name stuck ranks, the threads of both, and the stopwatch's own time are shown apart. Results:
+bench/results/vllm-hooks-DATE.md.
 """
 
 import argparse
@@ -141,12 +142,12 @@ def hooks(folder: Path) -> Iterator[str]:
     yield "| model | rank | steps | step, ms of CPU (wall) | record | stuck ranks, us | threads | share | stopwatch | by hook |"
     yield "|---" * 10 + "|"
     watch = f"import sys; sys.path.append({str(HERE)!r}); import hook_stopwatch"
-    for hidden, width, layers, rounds in ((64, 64, 4, 21), (64, 64, 16, 21)):
-        name = f"hidden {hidden}, {layers} layers"
-        model(folder / name, hidden, 16, layers, width=width)
+    for layers, sampled in ((4, 16), (4, 8), (4, 32), (16, 16)):
+        name = f"{layers} layers, a pass of {sampled} timed"
+        model(folder / name, 64, 16, layers)
         job = {
-            "model": str(folder / name), "prompts": [[1 + n] * 8 for n in range(8)], "repeat": rounds, "new_tokens": STEPS,
-            "before": f"{watch}; hook_stopwatch.install()",
+            "model": str(folder / name), "prompts": [[1 + n] * 8 for n in range(8)], "repeat": 21, "new_tokens": STEPS,
+            "before": f"{watch}; hook_stopwatch.install({sampled})",
             "between": f"import hook_stopwatch; number == {WARM} and hook_stopwatch.begin()",
             "after": f"import hook_stopwatch; hook_stopwatch.save({str(folder / name)!r})",
             "additional_config": {"aurora": {"record": str(folder / f"{name} seen"), "record_every_s": 60}},
