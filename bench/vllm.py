@@ -7,8 +7,7 @@ Needs what `make test-vllm` installs; root, for the hosts (bench/network/net.py)
 rate nobody holds. One expert-parallel rank a host, data parallel, a random Qwen3-MoE whose network takes about as long as its
 compute. `stock` is vLLM's allgather and reduce-scatter with the same repairs of its CPU back end. Every configuration is a set
 of processes of its own; within one, a prefill and NEW decode steps are timed by turns, and the slowest rank counts. Medians and
-ranges over repetitions, after one to warm up. Then one rank alone, which records and does not by turns, beside one without
-the plugin's settings, in PROCESSES processes of each by turns. Results: bench/results/vllm-DATE.md.
+ranges over repetitions, after one to warm up. Results: bench/results/vllm-DATE.md.
 
 `--hooks` instead: CPU time inside the plugin's hooks (hook_stopwatch.py) over the time of a step, on two ranks that record,
 with the watchdog on: of tiny models of 4 and 16 layers, and of the first with half and double of `SAMPLED`. A step counts as
@@ -46,7 +45,6 @@ NEW = 8
 STEPS, WARM = 64, 17  # of --hooks: tokens of an answer, rounds before those that are measured: records are sampled by then
 RECORDS = ("execute_model", "sample_tokens", "execute_dummy_batch", "forward_modular", "capture")  # others name stuck ranks
 DECODE_S = 0.01  # of a step on a GPU, of which recording may take half a percent
-PROCESSES = 10
 LIMIT_S = 1200
 ENGINE = HERE.parent / "tests" / "integrations" / "engine.py"
 ENVIRON = {
@@ -194,38 +192,20 @@ def main() -> None:
         shared = {"model": str(folder / "model"), "prompts": prompts, "repeat": args.repetitions + 1, "max_model_len": 512}
         shared |= {"max_num_batched_tokens": 512}
 
-        def served(name: str, ranks: int, settings: dict[str, object] | None, **more: object) -> list[list[dict[str, float]]]:
-            config = {} if settings is None else {"aurora": settings}
-            chosen = names if ranks > 1 else None
-            return run(folder / name, chosen, ranks, {**shared, "additional_config": config, **more})
+        def served(name: str, settings: dict[str, object], **more: object) -> list[dict[str, float]]:
+            return slowest(run(folder / name, names, args.ranks, {**shared, "additional_config": {"aurora": settings}, **more}))
 
-        stock = slowest(served("stock", args.ranks, {}))
+        stock = served("stock", {})
         seen = str(folder / "seen")
-        online = slowest(served("online", args.ranks, {"order": "online", "record": seen}, commands=[["write"]]))
+        online = served("online", {"order": "online", "record": seen}, commands=[["write"]])
         rate = args.mbit * 1e6 / 8 if names else 1e9
         cluster = Cluster("hosts", tuple(Gpu(f"host{i}", "cpu", i, rate, rate, 10**10) for i in range(args.ranks)))
         plan = make_plan(cluster, [load_records(Path(seen))], PlanOptions())
         save(plan, folder / "plan.json")
-        planned = slowest(served("planned", args.ranks, {"plan": str(folder / "plan.json")}))
+        planned = served("planned", {"plan": str(folder / "plan.json"), "order": "plan"})
         lines += ["", "| all-to-all | prefill, ms | against stock | decode step, ms | against stock |", "|---|---|---|---|---|"]
         lines += [row("stock", stock, stock), row("online, vLLM's placement", online, stock)]
         lines += [row("plan", planned, stock)]
-        often = {"prompts": prompts[:1], "repeat": 31}
-        bare, on, off = [], [], []
-        for number in range(PROCESSES):  # by turns: processes of one kind differ, too
-            bare += served(f"bare-{number}", 1, None, **often)[0][1:]
-            alone = str(folder / f"alone-{number}")
-            both = served(f"both-{number}", 1, {"order": "online", "record": alone}, toggle=alone, **often)[0]
-            on, off = on + both[3::2], off + both[2::2]  # after the first to warm up
-        lines += ["", "One rank of four layers, against vLLM without the plugin's settings:", ""]
-        lines += ["| | prefill, ms | bare against it | decode step, ms | bare against it |", "|---|---|---|---|---|"]
-        lines += [row("bare", bare, bare), row("plugin on, not recording", off, bare), row("recording", on, bare)]
-        lines += [
-            "",
-            "| the same process | prefill, ms | off against on | decode step, ms | off against on |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [row("recording", on, off)]
     write("vllm", lines)
 
 

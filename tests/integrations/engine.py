@@ -52,8 +52,6 @@ def main(path: Path) -> None:
         chosen = list(asked)[busy.index(replica) :: len(busy)] if replica in busy else []
         if number and job.get("dies") == rank:
             os.kill(os.getpid(), signal.SIGKILL)
-        if "toggle" in job:  # every other time it records
-            llm.collective_rpc("aurora", args=("start", job["toggle"]) if number % 2 else ("stop",))
         if "between" in job:
             exec(job["between"], {"llm": llm, "number": number, "rank": rank})
             llm.llm_engine.has_unfinished_requests()  # of no replica: all wait for each other
