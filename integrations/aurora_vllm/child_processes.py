@@ -10,6 +10,8 @@ import resource
 import signal
 import socket
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
+RECORDS_S = 10.0  # in which a server that ends writes its records
 FIRST_PORT, DRAWN = 10240, 200  # of ports for servers, below those of connections; and how many are tried
 
 
@@ -56,6 +59,19 @@ def kill(process: asyncio.subprocess.Process) -> None:
     """Kills the process group of which a process is the first."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_with_command(within_s: float = RECORDS_S) -> None:
+    """Makes this server's process group end soon after `aurora vllm`, also if its start has lost the SIGTERM."""
+    command = os.getppid()
+
+    def wait() -> None:
+        while os.getppid() == command:
+            time.sleep(1.0)
+        time.sleep(within_s)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True, name="aurora-command").start()
 
 
 def process_groups() -> ProcessGroups:

@@ -24,6 +24,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from aurora.errors import RankFailed
 from aurora_vllm.child_processes import (
+    RECORDS_S,
     ProcessGroups,
     describe_exit,
     free_memory,
@@ -42,7 +43,6 @@ from aurora_vllm.settings import JOINS, SECRET, SHARED_FOLDER
 LOOK_S = 0.25  # between two looks at all ranks
 STALLED_S = 1.0  # by which a sleep of LOOK_S is longer if this process did not run: that time counts for no rank
 SILENT_S = 5.0  # after which start-up is told again
-ENDED_S = 10.0  # for servers to end by themselves, which write their records then
 WITHIN_S = 40.0  # for survivors to wait for each other in a change: one may be in its first pass
 PAUSE_S, TRIES = 30.0, 3  # between two starts of a lost rank, and how many there are
 SLOWER, LEAST_S = 3.0, 300.0  # of its starts, than the start of all was, until it counts as stalled; and seconds at least
@@ -342,7 +342,7 @@ class RankServers:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGINT if process in servers else signal.SIGTERM)
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), ENDED_S)
+            await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), RECORDS_S)
         self.kill()
         for process in processes:
             await process.wait()

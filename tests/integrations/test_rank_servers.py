@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -229,6 +230,17 @@ def test_ports_of_servers_are_none_that_connections_take():
     assert lowest <= child_processes.FIRST_PORT or max(ports) < lowest
     for port in ports:
         socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_server_that_does_not_obey_ends_after_the_command_all_the_same():
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); from aurora_vllm import child_processes\n"
+    deaf += "child_processes.end_with_command(0.2); print('deaf', flush=True); time.sleep(600)"
+    starts = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+    words = [sys.executable, "-c", f"{starts}; time.sleep(600)", deaf]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as command:
+        assert command.stdout.readline() == b"deaf\n"
+        command.kill()
+        command.communicate(timeout=60)  # the pipe ends with the last of both
 
 
 class Parent:

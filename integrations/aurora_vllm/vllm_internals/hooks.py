@@ -14,8 +14,9 @@ from typing import Any
 from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.errors import BadInput
 from aurora.io import load_plan
+from aurora_vllm.child_processes import end_with_command
 from aurora_vllm.rank_progress import naming_lost_ranks, status_files
-from aurora_vllm.settings import PREFIX, Settings, check_files, misspelt, read_settings
+from aurora_vllm.settings import PREFIX, SECRET, Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import lacks
 from aurora_vllm.vllm_internals.conditions import check_conditions, check_platform, expert_parallel_ranks
 from aurora_vllm.vllm_internals.engine import ENGINE_TARGET, run_engine
@@ -102,6 +103,8 @@ def _install(settings: Settings, config: Any, torchrun: bool, reports: bool) -> 
     if torchrun and not replaced(UNFINISHED):
         replace(UNFINISHED, lambda original: staticmethod(within(lambda: naming_lost_ranks(status_files()))(original)))
     listen_on_loopback()
+    if SECRET in os.environ:
+        end_with_command()
     if settings.fault_store is not None:
         from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
 
