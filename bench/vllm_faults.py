@@ -2,13 +2,13 @@
 
 Needs what `make test-vllm` installs. A random Qwen3-MoE of three layers and eight experts, two ranks hold each expert, four
 data-parallel ranks on the CPU (`--ranks`). While six streams run, one process or two at once are killed (SIGKILL), stopped
-(SIGSTOP), or run out of memory (workers, in a cgroup with a limit, as root): a rank's server, engine or worker, the router,
-the keeper. The command is stopped for six seconds, or killed, which ends a server. With CLOSES_NETWORK=1, in a network
-namespace of its own (`unshare -n`, `ip link set lo up`), the network is closed for three seconds. The next rank is lost when
-three or all serve. Counted are wrong answers (against those before any fault), requests that hang (no token within 150 s),
-faults that no line names, and processes that are left. The pause of a fault is the longest time without a token of any stream,
-from the fault on, and the time of a request that is sent at the fault. Results: bench/results/vllm-faults-DATE.json, written
-after each fault.
+(SIGSTOP), or run out of memory (in a cgroup with a limit, as root): a rank's server, engine or worker, the router, the keeper.
+The command is stopped for six seconds, or killed, which ends a server. With CLOSES_NETWORK=1, in a network namespace of its
+own (`unshare -n`, `ip link set lo up`), the network is closed for three seconds. The next rank is lost when three or all
+serve. Counted are wrong answers (against those before any fault), requests that hang (no token within 150 s), faults that no
+line names, and processes that are left. The pause of a fault is the longest time without a token of any stream, from the fault
+on, and the time of a request that is sent at the fault. Results: bench/results/vllm-faults-DATE.json, written after each
+fault.
 """
 
 import argparse
@@ -44,15 +44,20 @@ MEMORY = Path("/sys/fs/cgroup/memory")  # cgroup v1
 IN_RANK, HELPERS, PARENT, NETWORK = ("server", "Engine", "Worker"), ("router", "keeper"), "command", "network"
 
 
+FILLS = "import sys; open(sys.argv[1], 'w').write('0'); open('/proc/self/oom_score_adj', 'w').write('0'); b'x' * (64 << 20)"
+
+
 def send(how: str, pid: int) -> None:
-    """Kills or stops a process, or lets it run out of memory."""
+    """Kills or stops a process; or has the kernel kill it, as the largest of a cgroup whose memory another one uses up."""
     if how != "memory":
         os.kill(pid, signal.Signals[f"SIG{how}"])
         return
     group = MEMORY / f"aurora-faults-{pid}"
     group.mkdir()
-    (group / "memory.limit_in_bytes").write_text("1M")
+    (group / "memory.limit_in_bytes").write_text("16M")
     (group / "cgroup.procs").write_text(str(pid))
+    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+    subprocess.run([sys.executable, "-c", FILLS, str(group / "cgroup.procs")])
 
 
 class Faults:
@@ -80,8 +85,7 @@ class Faults:
         chosen = self.rng.sample(targets, 1 + (whole and self.rng.random() < 0.3))
         if self.ranks < 4 and all(rank is not None for _, rank in chosen):
             chosen = chosen[:1]  # the others would have too few slots
-        drawn = [(name, rank, self.rng.choice(self.hows)) for name, rank in dict.fromkeys(chosen)]  # others allocate too seldom
-        return [(name, rank, "KILL" if name != "Worker" and how == "memory" else how) for name, rank, how in drawn]
+        return [(name, rank, self.rng.choice(self.hows)) for name, rank in dict.fromkeys(chosen)]
 
     def cause(self, faults: list[tuple[str, int | None, str]]) -> None:
         """Causes faults while streams run, and notes what becomes of the streams."""
