@@ -1,4 +1,4 @@
-"""Recommends a way for two models to use the same GPUs: each on half of them, both on all of them, or one after the other."""
+"""Recommends a way for two models to use the same GPUs: each on half of them, or one after the other on all of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,23 +10,18 @@ from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import ServingWay
 from aurora.advisor.recommend import engine_default, has_nvlink, orders_of, per_server_of
 from aurora.advisor.sharing import SHARING
-from aurora.algorithms.gpu_slots import USABLE
 from aurora.algorithms.layers_in_threads import Progress, no_progress
 from aurora.algorithms.workload.step_traffic import drawn_windows
 from aurora.algorithms.workload.synthetic import SYNTHETIC_TOOL
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.files import make_folder, write_text
-from aurora.planner.choice import TIE
-from aurora.planner.plan import make_plan, price
-from aurora.planner.scenarios.colocated import lacking_memory, share_bytes
+from aurora.planner.scenarios.colocated import lacking_memory
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Plan, PlanOptions, Profile
+from aurora.types import Cluster, Profile
 from aurora.types.arrays import evenly_spaced
 
 IN_SEQUENCE, HALVES = "one after the other", "halves of the GPUs"
-TIME_SLICED, BY_EXCHANGE = "time-sliced", "by exchange"  # both models on all GPUs, in turns of a step or of an exchange
-TURNS = {TIME_SLICED: "step", BY_EXCHANGE: "exchange"}  # and their time slices
 WORTH = 1.05  # a gain that is worth doing something for
 STEPS = 2  # simulated of each model
 PLANNED_TOKENS = 256  # of a rank in a step of the traffic that is planned for, at least
@@ -45,9 +40,8 @@ class TwoModels:
         batch: tokens of each rank in a step of each model.
         gains: by way, seconds of the same requests one model after the other, each on all GPUs by the default / seconds
             in this way.
-        left_out: the ways that are not possible, each with the reason.
+        refusal: the reason why halves are not possible; empty if they are.
         swapped: whether the first model is better on the second half, on GPUs of several kinds.
-        plans: the plan of each model, if it is recommended that they share all GPUs; empty otherwise.
     """
 
     engine: str
@@ -56,68 +50,37 @@ class TwoModels:
     drawn: bool
     batch: int
     gains: Mapping[str, float]
-    left_out: Mapping[str, str]
+    refusal: str = ""
     swapped: bool = False
-    plans: tuple[Plan, ...] = ()
-
-    @property
-    def best(self) -> str:
-        """The simplest way within TIE of the fastest, of the ways that engines support."""
-        ways = [way for way in (IN_SEQUENCE, HALVES, BY_EXCHANGE) if way in self.gains]
-        fastest = max(self.gains[way] for way in ways)
-        return next(way for way in ways if self.gains[way] * TIE >= fastest)
 
     @property
     def way(self) -> str | None:
-        """The recommended way; None if one model after the other is best, or if traffic was drawn."""
-        return None if self.drawn or self.gains[self.best] < WORTH else self.best
+        """HALVES, if they are recommended; None if they bring too little, or if traffic was drawn."""
+        return None if self.drawn or self.gains.get(HALVES, 0.0) < WORTH else HALVES
 
     def save(self, folder: Path, models: Sequence[str]) -> str | None:
-        """Writes the files of the recommended way to a folder, and returns the commands that use them.
+        """Writes the files of both halves to a folder, and returns the commands that use them.
 
         Args:
             folder: the folder, which is created.
             models: names or paths of both models, as the engine loads them.
 
         Returns:
-            The commands. None if no way is recommended; then nothing is written.
+            The commands. None if halves are not recommended; then nothing is written.
         """
         if self.way is None:
             return None
-        use, texts = SERVING_ENGINES[self.engine], {}
-        files = [folder / f"plan{number}.json" for number in range(len(models))]
-        if self.way == HALVES:
-            half = _default(self.engine, self.cluster, len(self.cluster) // 2)
-            way = replace(half, layout=replace(half.layout, copies=2))
-            first, second = models[::-1] if self.swapped else models
-            lines = [use.command(way, model, folder / use.file).splitlines() for model in (first, second)]
-            said, texts = [*lines[0][: len(lines[0]) // 2], *lines[1][len(lines[1]) // 2 :]], use.files(way, folder / use.file)
-        else:
-            assert use.share is not None
-            way = _default(self.engine, self.cluster, len(self.cluster))
-            said = use.share(way, models, files, memory_shares(self.cluster, self.profiles))
+        use, half = SERVING_ENGINES[self.engine], _default(self.engine, self.cluster, len(self.cluster) // 2)
+        way = replace(half, layout=replace(half.layout, copies=2))
+        first, second = models[::-1] if self.swapped else models
+        lines = [use.command(way, model, folder / use.file).splitlines() for model in (first, second)]
         make_folder(folder)
         save(self.cluster, folder / "cluster.toml")
         for number, profile in enumerate(self.profiles):
             save(profile, folder / f"{number}.npz")
-        for number, (plan, file) in enumerate(zip(self.plans, files, strict=False)):
-            save(replace(plan, models=(replace(plan.models[0], profile_path=f"{number}.npz"),)), file)
-        for name, text in texts.items():
+        for name, text in use.files(way, folder / use.file).items():
             write_text(folder / name, text)
-        return "\n".join(said)
-
-
-def takes_turns(engine: str, cluster: Cluster) -> bool:
-    """Returns whether an engine supports several server processes that take turns on the cluster's GPUs, all in one machine."""
-    return SERVING_ENGINES[engine].share is not None and len({gpu.node for gpu in cluster.gpus}) == 1 < len(cluster)
-
-
-def memory_shares(cluster: Cluster, profiles: Sequence[Profile]) -> list[float]:
-    """Returns the part of a GPU's memory for each model's server: its weights, and an equal part of the remaining memory."""
-    have = USABLE * min(gpu.memory_bytes for gpu in cluster.gpus)
-    need_M = [share_bytes(profile, len(cluster)) for profile in profiles]
-    rest = (have - sum(need_M)) / len(profiles)
-    return [USABLE * (need + rest) / have for need in need_M]
+        return "\n".join([*lines[0][: len(lines[0]) // 2], *lines[1][len(lines[1]) // 2 :]])
 
 
 def _default(engine: str, cluster: Cluster, gpus: int) -> ServingWay:
@@ -128,10 +91,9 @@ def _default(engine: str, cluster: Cluster, gpus: int) -> ServingWay:
 def recommend_for_two(
     cluster: Cluster, engine: str, profiles: Sequence[Profile], progress: Progress = no_progress
 ) -> TwoModels:
-    """Recommends a way for two models to use the same GPUs: each on half, or both on all, at once or one after the other.
+    """Recommends a way for two models to use the same GPUs: each on half, or one after the other on all.
 
-    Models that do not share GPUs are served with the engine's default placement and exchange. Models that share are served with
-    a plan of both and its orders, if the engine supports servers that take turns.
+    Both are served with the engine's default placement and exchange.
 
     Args:
         cluster: the GPUs.
@@ -148,36 +110,27 @@ def recommend_for_two(
         raise BadInput(f"`profile`: expected one, or two of two models, found {len(profiles)}")
     dealt = tuple(profile.at_sources(len(cluster)) for profile in profiles)
     drawn = any(profile.provenance.get("tool") == SYNTHETIC_TOOL for profile in dealt)
-    size, server = sorted((max(1, len(cluster) // 2), per_server_of(cluster)))
-    halves = (HALVES,) if server % size == 0 else ()  # which engines serve on: parts of servers, or whole ones
-    ways = (*halves, *(TURNS if takes_turns(engine, cluster) else ()))
     tokens = dealt[0].tokens_TLSE.sum() / dealt[0].top_k / dealt[0].layers / dealt[0].windows / len(cluster)
     batch = max(1, round(float(tokens)))
     orders = orders_of(_default(engine, cluster, len(cluster)))
-    seconds, left_out, swapped = _simulated(cluster, dealt, batch, ways, orders, progress)
+    seconds, refusal, swapped = _simulated(cluster, dealt, batch, orders, progress)
     gains = {way: seconds[IN_SEQUENCE] / took_s for way, took_s in seconds.items()}
-    two = TwoModels(engine, cluster, dealt, drawn, batch, gains, left_out, swapped)
-    if two.way != BY_EXCHANGE:
-        return two
-    joint = make_plan(cluster, dealt).models
-    plans = (price(cluster, *pair, PlanOptions()) for pair in zip(dealt, (model.placement for model in joint), strict=True))
-    return replace(two, plans=tuple(plans))
+    return TwoModels(engine, cluster, dealt, drawn, batch, gains, refusal, swapped)
 
 
 def _simulated(
-    cluster: Cluster, profiles: Sequence[Profile], batch: int, ways: Sequence[str], orders: str, progress: Progress
-) -> tuple[dict[str, float], dict[str, str], bool]:
-    """Simulates the same requests one model after the other, and in each of `ways`.
+    cluster: Cluster, profiles: Sequence[Profile], batch: int, orders: str, progress: Progress
+) -> tuple[dict[str, float], str, bool]:
+    """Simulates the same requests one model after the other, and on halves.
 
     Args:
         cluster, profiles: as in `recommend_for_two`, with one source rank per GPU.
         batch: tokens of each rank in a step.
-        ways: names of further ways.
         orders: of the engine's all-to-alls, one of SIMULATED_ORDERS.
         progress: called with (name of the work, ways done, ways in all).
 
     Returns:
-        (seconds by way, reason by way that is not possible, whether halves are faster with the first model on the second).
+        (seconds by way, reason why halves are not possible, whether they are faster with the first model on the second).
 
     Raises:
         InfeasiblePlan: if the GPUs' memory does not hold a model.
@@ -198,36 +151,24 @@ def _simulated(
         """Returns the seconds of both models, each on a half; and whether the first is on the second half."""
         if len(cluster) % 2:
             raise InfeasiblePlan(f"cluster {cluster.name!r}: expected an even number of GPUs to split, found {len(cluster)}")
+        size, server = sorted((len(cluster) // 2, per_server_of(cluster)))
+        if server % size:
+            raise InfeasiblePlan("engines serve on whole servers or on equal parts of them, which halves of these GPUs are not")
         half = len(cluster) // 2
         parts = [cluster.at_ranks(range(first, first + half)) for first in (0, half)]
         ways = [parts] if cluster.equal else [parts, parts[::-1]]
         both = [max(alone_s(part, model) for model, part in enumerate(each)) for each in ways]
         return min(both), both.index(min(both)) == 1
 
-    def turns_s(time_slice: str) -> float:
-        """Returns the seconds of both models on all GPUs, by a plan of both."""
-        if (short := lacking_memory(cluster, profiles)) is not None:
-            raise InfeasiblePlan(short)
-        joint = make_plan(cluster, planned_M)
-        return simulate_plan(replace(joint, options=replace(joint.options, time_slice=time_slice)), requests_M).seconds
-
-    progress(SHARING, 0, len(ways) + 1)
-    seconds, left_out, swapped = {IN_SEQUENCE: sum(alone_s(cluster, model) for model in range(2))}, {}, False
-    for number, way in enumerate(ways, 1):
-        progress(SHARING, number, len(ways) + 1)
-        try:
-            if way == HALVES:
-                seconds[way], swapped = halves_s()
-            else:
-                seconds[way] = turns_s(TURNS[way])
-        except InfeasiblePlan as error:
-            left_out[way] = str(error)
-        except BadInput as error:  # of a fabric that cannot be taken apart
-            if way != HALVES:
-                raise
-            left_out[way] = str(error)
-    progress(SHARING, len(ways) + 1, len(ways) + 1)
-    return seconds, left_out, swapped
+    progress(SHARING, 0, 2)
+    seconds, refusal, swapped = {IN_SEQUENCE: sum(alone_s(cluster, model) for model in range(2))}, "", False
+    progress(SHARING, 1, 2)
+    try:
+        seconds[HALVES], swapped = halves_s()
+    except (InfeasiblePlan, BadInput) as error:  # BadInput: of a fabric that cannot be taken apart
+        refusal = str(error)
+    progress(SHARING, 2, 2)
+    return seconds, refusal, swapped
 
 
 def _some_layers(cluster: Cluster, profiles: Sequence[Profile]) -> list[Profile]:

@@ -54,7 +54,7 @@ def recommend(
     from aurora.advisor.datasheet_gpus import cluster_of, with_datasheet_curves
     from aurora.advisor.engines.trtllm import OPTIONS
     from aurora.advisor.recommend import save_recommendation
-    from aurora.advisor.two_models import recommend_for_two, takes_turns
+    from aurora.advisor.two_models import recommend_for_two
     from aurora.reports.advice import recommendation_lines, two_models_advice
     from aurora.reports.comparisons import (
         balancing_costs,
@@ -100,7 +100,7 @@ def recommend(
             progress=progress,
         )  # fmt: skip
         sharing = None
-        if not recommendation.drawn and (recommendation.served is None or takes_turns(engine, recommendation.cluster)):
+        if not recommendation.drawn and recommendation.served is None:
             sharing = recommend_for_two(recommendation.cluster, engine, [recommendation.profile] * 2, progress)
     command = save_recommendation(recommendation, output, served_model(models[0]) if models else "MODEL")
     show(

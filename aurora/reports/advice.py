@@ -14,7 +14,7 @@ from aurora.advisor.recommend import Recommendation
 from aurora.advisor.request_balance import BalanceOfRequests
 from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.sharing import ApartSeconds
-from aurora.advisor.two_models import BY_EXCHANGE, HALVES, IN_SEQUENCE, TIME_SLICED, WORTH, TwoModels, takes_turns
+from aurora.advisor.two_models import HALVES, WORTH, TwoModels
 from aurora.errors import plural
 from aurora.planner.choice import TIE
 from aurora.reports.comparisons import SHOWN_SHORT
@@ -47,27 +47,17 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
 
 def two_models_advice(sharing: TwoModels) -> str:
     """Returns a sentence that recommends how an engine should serve two models on given GPUs, with the gain of each way."""
-    gains = {way: gain for way, gain in sharing.gains.items() if way not in (IN_SEQUENCE, sharing.way)}
-    others = "".join(f"; {TURNS.get(way, way)} {gain:.2f}x" for way, gain in gains.items())
-    batch, default = f"with {sharing.batch} tokens of a rank in a step", f"by {sharing.engine}'s default"
+    if sharing.refusal:
+        return f"Serve one model after the other: {sharing.refusal}."
+    gain, default = f"{sharing.gains[HALVES]:.2f}x", f"by {sharing.engine}'s default"
+    batch = f"with {sharing.batch} tokens of a rank in a step"
     at = f"the throughput of one model after the other, each on all GPUs {default} ({batch}, MoE layers simulated)"
-    turns = f" {NO_TURNS}" if not takes_turns(sharing.engine, sharing.cluster) else ""
     if sharing.drawn:
-        return f"No recommendation: traffic is drawn. In parts of {at}{others}."
+        return f"No recommendation: traffic is drawn. In parts of {at}; {HALVES} {gain}."
     if sharing.way is None:
-        if not gains:
-            why = next(iter(sharing.left_out.values()), "the engine has no way of sharing these GPUs")
-            return f"Serve one model after the other: {why}.{turns}"
-        return f"Serve one model after the other: nothing brings {WORTH:.2f}x {at}{others}.{turns}"
-    first = f"Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin {NO_GRAPHS}"
-    if sharing.way == HALVES:
-        first = f"Split the GPUs, a half for each model{' (the first model on the second half)' * sharing.swapped}"
-    return f"{first}: {sharing.gains[sharing.best]:.2f}x {at}{others}.{turns}"
-
-
-TURNS = {TIME_SLICED: "by the same plans without overlap", BY_EXCHANGE: "sharing all GPUs in turns"}  # ways, of an engine
-NO_GRAPHS = "(which turns CUDA graphs off: not simulated)"
-NO_TURNS = "Only vLLM's servers take turns on the same GPUs, by aurora's plugin, and with all ranks on one machine."
+        return f"Serve one model after the other: nothing brings {WORTH:.2f}x {at}; {HALVES} {gain}."
+    swapped = " (the first model on the second half)" * sharing.swapped
+    return f"Split the GPUs, a half for each model{swapped}: {gain} {at}."
 
 
 RECORDING = {  # how an engine's traffic becomes a profile

@@ -141,34 +141,20 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
             ]
             yield _performing(transport, [(order, bytes_GG) for order in of_methods], device)
 
-    return OrderCalibration(methods, *_timed(transport, ways, SIZES), orders, widths)
-
-
-def calibrate_calls(
-    transport: Transport, methods: Sequence[str], calls: Callable[[int], Sequence[Callable[[], None]]], sizes: Sequence[int]
-) -> OrderCalibration:
-    """Times several implementations of the same work, like `calibrate`; returns their seconds by size. A collective call.
-
-    Args:
-        transport: carries the measured seconds between the ranks.
-        methods: names of the implementations; the last one is the default, which another must beat to be chosen.
-        calls: called with a size; returns one function per method, which does the work and returns when it is done.
-        sizes: ascending sizes: bytes that a rank sends on average.
-    """
-    return OrderCalibration((*methods,), *_timed(transport, lambda size: [calls(size)], sizes), {}, {})
+    return OrderCalibration(methods, *_timed(transport, ways), orders, widths)
 
 
 def _timed(
-    transport: Transport, calls: Callable[[int], Iterable[Sequence[Callable[[], None]]]], sizes: Sequence[int]
+    transport: Transport, calls: Callable[[int], Iterable[Sequence[Callable[[], None]]]]
 ) -> tuple[IntArray, FloatArray, FloatArray]:
-    """(C,) sizes; (C, W) the last call's median seconds times the mean ratio to it, a mean over all traffic of a size; (C, W)
-    the standard deviation of the logarithm of this ratio.
+    """(C,) sizes, the first of SIZES; (C, W) the last call's median seconds times the mean ratio to it, a mean over all traffic
+    of a size; (C, W) the standard deviation of the logarithm of this ratio.
 
     `calls` returns for a size the W calls for each traffic of that size.
     """
     seconds_CW: list[FloatArray] = []
     spread_CW: list[FloatArray] = []
-    for size in sizes:
+    for size in SIZES:
         seconds_XW, variance_XW = [], []
         for calls_W in calls(size):
             took_TW = _took_TW(transport, calls_W)
@@ -179,7 +165,7 @@ def _timed(
         spread_CW.append(np.sqrt(np.mean(variance_XW, axis=0)))
         if seconds_CW[-1].min() > LONG_S:
             break
-    return np.array(sizes[: len(seconds_CW)]), np.stack(seconds_CW), np.stack(spread_CW)
+    return np.array(SIZES[: len(seconds_CW)]), np.stack(seconds_CW), np.stack(spread_CW)
 
 
 def _performing(

@@ -1,13 +1,12 @@
 """A MoE layer's all-to-all in vLLM: a token travels once to each rank (hierarchical: once to each server) of its experts.
 
-The order is the planned one, the one measured to be fastest, or one that is computed for each batch.
+The order is the planned one, or one that is computed for each batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -18,13 +17,10 @@ from aurora.moe.layouts import RowPerRank
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
-from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import PhaseClock, Span, span
 
-if TYPE_CHECKING:
-    from aurora.runtime.order_choice import OrderChoice
-
 SMALL_BYTES = 8192  # the latency of a message, 0.2 ms, at a port of 40 MB/s
+Slots = tuple[tuple[int, ...], ...]  # the experts of each rank, in the sequence of its weights
 ReportPhase = Callable[[str, int, Span | None, IntArray], None]  # phase, layer, the time it takes, bytes_GG
 
 
@@ -37,8 +33,7 @@ class LayerAllToAll:
     Args:
         layer: the MoE layer's index.
         transport: carries tensors between the expert-parallel ranks.
-        time_slices: grants the port for an all-to-all.
-        slots_G: for each rank, its experts, in the sequence of its weights.
+        slots_G: the experts of each rank.
         planned_orders: (order of the dispatch, order of the combine); None: `order_of_batch` computes one for every batch, the
             same on all ranks.
         hierarchy: the servers and chunks of hierarchical all-to-alls; None: all-to-alls are flat.
@@ -46,8 +41,6 @@ class LayerAllToAll:
         report: called with (phase, layer, Span, bytes_GG (G, G)) for each all-to-all, once all its work has been launched.
         clock: marks the beginning and the end of all-to-alls.
         device: device of the tokens.
-        choice: shared by all layers; chooses the order for each batch by measured times. None: the
-            order is from `planned_orders`, and `hierarchy` decides whether all-to-alls are hierarchical.
 
     Attributes:
         planned_orders: as given.
@@ -59,18 +52,15 @@ class LayerAllToAll:
         self,
         layer: int,
         transport: Transport,
-        time_slices: TimeSlices,
-        slots_G: tuple[tuple[int, ...], ...],
+        slots_G: Slots,
         planned_orders: tuple[Order, Order] | None,
         hierarchy: Hierarchy | None,
         network: Network | None,
         report: ReportPhase,
         clock: PhaseClock,
         device: torch.device,
-        choice: OrderChoice | None = None,
     ) -> None:
-        self.layer, self.transport, self.time_slices, self.report, self.clock = layer, transport, time_slices, report, clock
-        self.hierarchy, self.choice = hierarchy, choice
+        self.layer, self.transport, self.report, self.clock, self.hierarchy = layer, transport, report, clock, hierarchy
         self.expert_map, local = ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank]
         remote = next((expert for expert in range(self.expert_map.num_physical) if expert not in local), 0)
         self._expert_S = torch.tensor([*local, remote], device=device)  # the last stands for choices of other ranks
@@ -185,22 +175,15 @@ class DispatchedBatch:
         self._small = _is_small(flat_RR * row_bytes)
         return not self._small
 
-    @contextmanager
-    def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
-        """Context manager that grants the port for an all-to-all; see LayerTransport."""
+    def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
+        """Context manager around an all-to-all, whose steps go in one order; see LayerTransport."""
         alltoall, exchange = self._alltoall, self.transport.exchange
         self._bytes_SGG = bytes_SGG = rows_SRR * row_bytes
         if self._orders is None:
             small = _is_small(bytes_SGG[0]) if self._small is None else self._small
             self._orders = alltoall.at_once if small else alltoall.orders(bytes_SGG.sum(axis=0))
         order = self._orders[phase == "combine"]
-        if alltoall.time_slices.cuts:
-            yield alltoall.time_slices.cut(self.transport, order, bytes_SGG, alltoall.network)
-            return
-        choice = None if self._orders is alltoall.at_once else alltoall.choice
-        chosen = order if choice is None else choice.order(order, bytes_SGG)
-        with alltoall.time_slices.exchanging(self.transport):
-            yield lambda sends, recvs: exchange(chosen, sends, recvs, lambda *_event: None)
+        return nullcontext(lambda sends, recvs: exchange(order, sends, recvs, lambda *_event: None))
 
 
 def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:

@@ -7,7 +7,7 @@ replay on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,12 +18,28 @@ from aurora.moe.permutation import MessageFormat, aligned
 from aurora.moe.transport import Transport
 from aurora.runtime.transports.symmetric_memory import MakeMemory, told
 from aurora.types import Order, Plan
-from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
+from aurora_vllm.layer_alltoall import Slots
 
 if TYPE_CHECKING:
     from aurora.runtime.transports.push import Dispatched, OrderedPush
 
 BUFFER_BYTES, BUFFER_SHARE = 1 << 29, 1 / 40  # of a rank's buffer, or of its GPU's memory; larger batches take several rounds
+
+
+class EngineLayers(NamedTuple):
+    """The model's MoE layers as vLLM has loaded them, and the batches that they get.
+
+    Attributes:
+        slots_LG: for each MoE layer, the experts of each rank.
+        row: layout of a token's row.
+        most_tokens: largest number of tokens that a rank has in one batch.
+        device: device of the tokens.
+    """
+
+    slots_LG: Mapping[int, Slots]
+    row: MessageFormat
+    most_tokens: int
+    device: torch.device
 
 
 class PushedRounds(NamedTuple):
@@ -48,7 +64,7 @@ class PushedLayer:
     Args:
         push: the buffers, shared by all layers, with an order table for each layer.
         table: the number of the layer's order table.
-        slots_G: for each rank, its experts.
+        slots_G: the experts of each rank.
         order: the order of the dispatch; the combine uses its reverse.
 
     Attributes:
@@ -141,14 +157,14 @@ def unpack_words(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[tor
 
 
 def pushed_layers(
-    transport: Transport, make_memory: MakeMemory, engine: EngineAllToAll, plan: Plan | None
+    transport: Transport, make_memory: MakeMemory, engine: EngineLayers, plan: Plan | None
 ) -> tuple[OrderedPush, dict[int, PushedLayer]] | str:
     """Creates the push buffers, and a PushedLayer for each MoE layer. A collective call.
 
     Args:
         transport: carries messages on success or failure between the ranks.
         make_memory: see `OrderedPush`.
-        engine: vLLM's all-to-all, which determines layers and batch sizes.
+        engine: the model's MoE layers and batch sizes.
         plan: its orders are used if they are for flat all-to-alls. None: ranks send to all others at once.
 
     Returns:
@@ -183,7 +199,7 @@ def _buffer_bytes(device: torch.device) -> int:
     return max(BUFFER_BYTES, int(BUFFER_SHARE * torch.cuda.get_device_properties(device).total_memory))
 
 
-def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
+def check_answers(layer: PushedLayer, engine: EngineLayers) -> None:
     """Checks with a few tokens, and experts that return their input, that push works. A collective call.
 
     Raises:

@@ -213,7 +213,7 @@ def prepare(
     say(f"state folder {folder}" + (f"; serves by {plan}" if plan else "; no plan yet" if apply else ""))
     added = _options(words, experts, size * tensor, cpu, apply, survive, load_plan(plan) if plan else None)
     settings = {"record": str(folder / "seen"), "record_every_s": RECORD_EVERY_S}
-    settings |= {"plan": str(plan), "order": "stock"} if plan else {}
+    settings |= {"plan": str(plan)} if plan else {}
     settings |= {"adapt": True} if apply and not survive and _has([*added, *words], "--enable-eplb") else {}
     options.additional_config["aurora"] = settings | options.additional_config.get("aurora", {})
     if getattr(read_settings(options.additional_config["aurora"], os.environ), "fault_store", None):

@@ -23,8 +23,7 @@ from aurora.types.arrays import IntArray
 from aurora_vllm.settings import Settings
 
 ALLTOALLS = {
-    "auto": "in the way that is measured to be fastest", "plan": "in the plan's order",
-    "online": "in an order made for each batch", "push": "by push", "stock": "by vLLM",
+    "plan": "in the plan's order", "online": "in an order made for each batch", "push": "by push", "stock": "by vLLM",
 }  # fmt: skip
 # Parts of names that stand beside the decoder layers or inside their experts.
 _BESIDE = re.compile(r"(^|\.)(\w*mtp\w*|nextn\w*|eagle\w*|vis\w+|audio\w*|experts)\.")
@@ -187,7 +186,7 @@ class ServedPlan:
             check_fit(plan, self.checkpoint, self._experts, self._ranks)
             self.hierarchy = served_hierarchy(plan, self._settings)
             other_way = (self.hierarchy is None) != (plan.models[0].hierarchy is None)
-            if other_way and self.order in ("auto", "plan"):
+            if other_way and self.order == "plan":
                 self.order = "online"  # the planned order is for another way over the network
         except AuroraError as error:
             return str(error)
@@ -240,8 +239,7 @@ class ServedPlan:
         servers = [] if ways is None else [ways.chunks, ways.level_from, ways.server_G.tolist()]
         settings = self._settings
         control = (settings.adapt, settings.loss, settings.dry_run)
-        slices = (settings.colocate, settings.priority, settings.slice_s)
-        shared = (settings.order, slices, models, orders, physical, servers, control)
+        shared = (settings.order, models, orders, physical, servers, control)
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def summary(self) -> str:
@@ -289,7 +287,7 @@ class ServedPlan:
 
     def planned_orders(self, layer: int) -> tuple[Order, Order] | None:
         """Returns the planned orders (dispatch, combine) of a MoE layer; None if orders are computed for every batch."""
-        if self.plan is None or self.order not in ("auto", "plan", "push"):
+        if self.plan is None or self.order not in ("plan", "push"):
             return None
         model = self.plan.models[0]
         return model.dispatch_L[layer], model.combine_L[layer]

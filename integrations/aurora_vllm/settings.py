@@ -1,7 +1,6 @@
 """Settings of the plugin: `--additional-config '{"aurora": {...}}'`, or else AURORA_* environment variables."""
 
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from aurora.errors import AuroraError, BadInput
-from aurora.types import PRIORITIES, ControlOptions
-from aurora.types.options import LEAST_PREEMPTION_S, LONGEST_S, MOST_PORT, Limits, Seconds, check_options
+from aurora.types import ControlOptions
+from aurora.types.options import MOST_PORT, Limits, Seconds, check_options
 
-ORDERS = ("auto", "plan", "online", "push", "stock")
+ORDERS = ("plan", "online", "push", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
 REQUESTS = ("stock", "tokens", "cadence")
 PREFIX = "AURORA_"
@@ -22,7 +21,6 @@ SECRET = "AURORA_COMMAND_SECRET"  # `aurora vllm` makes it at each start: server
 SHARED_FOLDER = "AURORA_SHARED_FOLDER"  # of all processes of one `aurora vllm`, which removes it at its end
 OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER", JOINS, SECRET, SHARED_FOLDER)  # which are no settings
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
-NAME = re.compile(r"[\w-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,9 @@ class Settings:
         order: method and order of all-to-alls. "stock": vLLM's allgather and reduce-scatter. "plan": messages in the plan's
             order, without CUDA graphs. "online": messages in an order computed for every batch, without CUDA graphs. "push":
             GPUs connected by NVLink write rows into each other's memory, in the plan's order, under CUDA graphs; on other GPUs
-            like "stock". "auto": with a plan and without CUDA graphs, messages are timed beside vLLM's own before serving, and
-            each batch uses the faster for its number of tokens; otherwise like "stock".
-        all_to_all: hops of all-to-alls. "flat": each row goes straight to its rank. "hierarchical": each row goes once to each
-            server, and from there to its ranks. "auto": as planned.
+            like "stock".
+        all_to_all: hops of all-to-alls by messages. "flat": each row goes straight to its rank. "hierarchical": each row goes
+            once to each server, and from there to its ranks. "auto": as planned.
         requests: ranks of requests, of `vllm serve` with data-parallel ranks. "stock": vLLM's own rule, by numbers of requests.
             "tokens": the rank with the fewest prompt tokens to compute, then the least used KV cache. "cadence": the same, and
             all ranks compute prompts in every k-th step; k is planned from the load.
@@ -45,10 +42,6 @@ class Settings:
             bounds k; None: no bound.
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes of the record.
-        colocate: a name, equal for all servers that share these GPUs in time slices; None: no other server shares the GPUs.
-        priority: with colocate: "interactive" (its compute and all-to-alls precede those of batch servers) or "batch".
-        slice_s: with colocate, for a batch server with a plan: longest time in seconds for which its all-to-alls hold a port;
-            interactive servers may send between such slices; None: all-to-alls are not cut.
         metrics_port: rank r serves its metrics at this port + r; None: only on vLLM's own /metrics, if that can show them.
         metrics_host: address that `metrics_port` listens on.
         agree_s: seconds that ranks wait for each other's report on the plan before the model is built.
@@ -63,15 +56,12 @@ class Settings:
     """
 
     plan: Path | None = None
-    order: Annotated[str, Limits(one_of=ORDERS)] = "auto"
+    order: Annotated[str, Limits(one_of=ORDERS)] = "stock"
     all_to_all: Annotated[str, Limits(one_of=ALL_TO_ALLS)] = "auto"
     requests: Annotated[str, Limits(one_of=REQUESTS)] = "stock"
     ttft_s: Seconds | None = None
     record: Path | None = None
     record_every_s: Seconds = 60.0
-    colocate: str | None = None
-    priority: Annotated[str, Limits(one_of=PRIORITIES)] = PRIORITIES[1]
-    slice_s: Annotated[float | None, Limits(least=LEAST_PREEMPTION_S, most=LONGEST_S)] = None
     metrics_port: Annotated[int | None, Limits(least=1, most=MOST_PORT)] = None
     metrics_host: str = "127.0.0.1"
     agree_s: Seconds = 60.0
@@ -85,8 +75,8 @@ class Settings:
         check_options(self)
         if self.order == "plan" and self.plan is None:
             raise BadInput('order: expected a plan for "plan", found none; "online" needs none')
-        if self.order == "push" and (self.colocate is not None or self.all_to_all == "hierarchical"):
-            raise BadInput("order: expected another than push with colocate or hierarchical all-to-alls, which go by messages")
+        if self.all_to_all == "hierarchical" and self.order not in ("plan", "online"):
+            raise BadInput(f"all_to_all: expected the order plan or online, whose messages take two hops, found {self.order!r}")
         if self.all_to_all == "hierarchical" and self.plan is None:
             raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
         if self.ttft_s is not None and self.requests != "cadence":
@@ -95,19 +85,6 @@ class Settings:
         for name in ("loss", "dry_run"):
             if not self.adapt and getattr(self, name) != getattr(Settings, name):
                 raise BadInput(f"{name}: expected adapt, whose setting it is, found none")
-        if self.colocate is not None and not NAME.fullmatch(self.colocate):
-            raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
-        if self.priority != Settings.priority and self.colocate is None:
-            raise BadInput(f"priority: expected colocate, among whose servers {self.priority!r} goes first, found none")
-        if self.slice_s is None:
-            return
-        if self.colocate is None or self.priority == PRIORITIES[0]:
-            raise BadInput("slice_s: expected a batch server with colocate, which lets interactive servers send")
-        if self.plan is None or self.order not in ("plan", "online"):
-            raise BadInput(
-                "slice_s: expected a plan, whose cluster says how fast ports are, and the order plan or online, "
-                f"found {'no plan' if self.plan is None else repr(self.order)}"
-            )
 
 
 def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
@@ -118,7 +95,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
         environ: environment variables; a value in `given` has precedence.
 
     Raises:
-        BadInput: if a name is unknown, a value has the wrong type, or a setting needs another `order` than the one given.
+        BadInput: if a name is unknown, a value has the wrong type, or two values contradict each other.
     """
     names = [field.name for field in fields(Settings)]
     values: dict[str, Any] = {name: environ[key] for name in names if (key := PREFIX + name.upper()) in environ}
@@ -132,13 +109,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
                 f"additional_config: aurora knows no {name!r}; expected {_meant(name, names, 0.6) or ', '.join(names)}"
             )
     values |= given or {}
-    settings = Settings(**{name: _value(name, value) for name, value in values.items()})
-    stock = settings.order == "stock" or (settings.order == "auto" and settings.plan is None)
-    if settings.colocate is not None and stock:
-        raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which has no time slices")
-    if settings.all_to_all == "hierarchical" and stock:
-        raise BadInput("all_to_all: expected an order other than stock, found vLLM's own all-to-all, which has one hop")
-    return settings
+    return Settings(**{name: _value(name, value) for name, value in values.items()})
 
 
 def settings_of(config: Any) -> Settings | None:

@@ -1,14 +1,12 @@
-"""Integration into one vLLM worker: connects plan, forward passes, all-to-alls, time slices, records and metrics."""
+"""Integration into one vLLM worker: connects plan, forward passes, all-to-alls, records and metrics."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +14,13 @@ import numpy as np
 import torch
 
 from aurora.moe.transport import Transport
-from aurora.types import Plan
 from aurora.types.arrays import IntArray
-from aurora_vllm.engine_alltoall import MESSAGES, PUSH, STOCK
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.rank_progress import RankFiles, RankProgress
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
-from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import (
     SAMPLED,
     ChoiceCounter,
@@ -40,15 +35,12 @@ from aurora_vllm.traffic_recorder import (
 from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
-    from aurora.runtime.order_choice import OrderChoice
     from aurora.runtime.transports.push import OrderedPush
     from aurora.runtime.transports.symmetric_memory import MakeMemory
-    from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
     from aurora_vllm.eplb_mover import EplbMover
-    from aurora_vllm.pushed_alltoall import PushedLayer, PushedRounds
+    from aurora_vllm.layer_alltoall import Slots
+    from aurora_vllm.pushed_alltoall import EngineLayers, PushedLayer, PushedRounds
     from aurora_vllm.watchdog import Watchdog
-
-LOG = logging.getLogger("vllm.aurora")
 
 
 @dataclass
@@ -58,8 +50,7 @@ class LayerInFlight:
     layer: int  # the MoE layer's index
     own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
     experts_from: Mark | None  # when the layer's experts began to compute; None unless it is recorded
-    way: str = MESSAGES  # of its all-to-all
-    most_tokens: int = 0  # of any rank
+    most_tokens: int = 0  # of any rank, known by push alone
     batch: DispatchedBatch | PushedRounds | None = None  # the dispatched batch; None before dispatch and after combine
     index: torch.Tensor | None = None  # index and weights: (P, K), experts and weights of the dispatched rows
     weights: torch.Tensor | None = None
@@ -97,7 +88,6 @@ class WorkerIntegration:
         self.watchdog: Watchdog | None = None
         self.status: PluginStatus | None = None
         self.metrics: Metrics | None = None
-        self.time_slices = TimeSlices()
         self.live: EplbMover | None = None  # of EPLB's physical experts, if they follow the traffic
         self._row_share = row_share
         self._make_transport: Callable[[], Transport] | None = None
@@ -105,11 +95,9 @@ class WorkerIntegration:
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
         self._clock = PhaseClock(False)
         self._choices: ChoiceCounter | KeptCounter | None = None
-        self._choice: OrderChoice | None = None  # of all layers, if their orders are measured
         self.peers_memory: MakeMemory | str = "expected expert-parallel ranks"  # of push, or why there is none
-        self._push: OrderedPush | None = None
+        self._push: OrderedPush | None = None  # None: all-to-alls are by messages, or vLLM's own
         self._pushed_of_layer: dict[int, PushedLayer] = {}
-        self._way_of: Callable[[int], str] | None = None  # by tokens of a rank, if the fastest is taken
         self._step = -1
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
         self._recorded = False  # not in warm-up and dummy batches, of which CUDA graphs are captured
@@ -139,7 +127,7 @@ class WorkerIntegration:
         """
         self.rank, self.ranks = ranks_before.index(self.rank), len(ranks_before)
         self.served.change_ranks(self.rank, self.ranks)
-        self._make_transport, self._choice, self._way_of = make_transport, None, None
+        self._make_transport = make_transport
         self._alltoall_of_layer.clear()
         if self.metrics is not None:
             self.metrics.change_ranks(self.rank)
@@ -149,21 +137,20 @@ class WorkerIntegration:
     def begin_serving(
         self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int],
         choices: ChoiceCounter | KeptCounter | None,
-        engine: EngineAllToAll | None = None,
+        engine: EngineLayers | None = None,
     ) -> None:  # fmt: skip
-        """Starts records and metrics, and times orders. Called once the model is loaded.
-
-        A collective call if the order of all-to-alls is measured.
+        """Starts push, records and metrics. Called once the model is loaded. A collective call with the order "push".
 
         Args:
             facts: metadata about the model and this rank.
             served_name: the name under which vLLM serves the model.
             decoder_layers: {MoE layer of this process: its decoder layer}.
             choices: counts the routers' choices; None: nothing is recorded.
-            engine: vLLM's own all-to-all, to be timed against aurora's; None: it is not timed.
+            engine: with the order "push", the layers whose tokens it carries; None: there are none.
         """
         self._clock = PhaseClock(torch.cuda.is_available())
-        self._choose_way(engine)
+        if self.served.order == "push":
+            self._begin_push(engine)
         self._choices = choices
         if self.served.order != "stock" or choices is not None:
             self.metrics = Metrics(served_name, self.rank, decoder_layers, self.served.plan, self.settings)
@@ -270,30 +257,23 @@ class WorkerIntegration:
         share = -(-real // parts)
         return slice(min(real, part * share), min(real, (part + 1) * share))
 
-    def hold_gpu(self) -> None:
-        """Waits for the GPU and holds it; no-op in passes without tokens, and without `TimeSlices.holds_between_layers`."""
-        if self._real_tokens and self.time_slices.holds_between_layers:
-            self.time_slices.hold_gpu()
-
     # All-to-alls
 
     def takes(self, rows_of_ranks: Callable[[], Sequence[int]], extra_row_bytes: int | None = None) -> bool:
         """Returns True if aurora, not vLLM, performs the all-to-all of the layer that this thread computes.
 
         Args:
-            rows_of_ranks: returns the number of rows of each rank; called only if the decision depends on it.
+            rows_of_ranks: returns the number of rows of each rank, which push needs.
             extra_row_bytes: size of a row if other tensors travel along, which push alone carries, if its slots are so large;
                 None: none do.
         """
         in_flight = self._thread.in_flight
-        if self.served.order == "stock" or in_flight is None:
+        if self.stock or in_flight is None:
             return False
-        if self._way_of is not None:
-            in_flight.most_tokens = max(rows_of_ranks())
-            in_flight.way = self._way_of(in_flight.most_tokens)
-        if extra_row_bytes is not None and in_flight.way != STOCK:
-            return self._push is not None and in_flight.way == PUSH and extra_row_bytes <= self._push.row_bytes
-        return in_flight.way != STOCK
+        if self._push is None:
+            return extra_row_bytes is None
+        in_flight.most_tokens = max(rows_of_ranks())
+        return extra_row_bytes is None or extra_row_bytes <= self._push.row_bytes
 
     @property
     def dispatched(self) -> bool:
@@ -321,12 +301,11 @@ class WorkerIntegration:
         layer = in_flight.layer
         if in_flight.batch is not None or in_flight.exchanged:
             raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched twice")
-        if in_flight.way != MESSAGES:
+        if self._push is not None:
             pushed = self._pushed_of_layer[layer]
             *received, rounds = pushed.dispatch(hidden, weights, index, in_flight.most_tokens, extra or ())
             in_flight.batch = rounds
             return tuple(received) if extra is None else (*received, rounds.extra)
-        self.time_slices.release_gpu()
         if layer not in self._alltoall_of_layer:
             self._alltoall_of_layer[layer] = self._layer_alltoall(layer, slots_of_layer(layer), hidden.device)
         alltoall = self._alltoall_of_layer[layer]
@@ -335,7 +314,6 @@ class WorkerIntegration:
         if self.metrics is not None:
             self.metrics.add_tokens(layer, batch.tokens_G)
         in_flight.index, in_flight.weights = index, weights
-        self.time_slices.hold_gpu()
         in_flight.experts_from = self._clock.mark() if self._timed else None
         return rows, weights, index
 
@@ -354,9 +332,7 @@ class WorkerIntegration:
         if not isinstance(batch, DispatchedBatch):
             return self._pushed_of_layer[in_flight.layer].combine(answers, batch)
         self._record_experts(in_flight)
-        self.time_slices.release_gpu()
         summed = self._alltoall_of_layer[in_flight.layer].combine(answers, batch)
-        self.hold_gpu()
         if self._timed:
             self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate, len(summed))
         return summed
@@ -365,69 +341,23 @@ class WorkerIntegration:
         served, transport = self.served, self.transport()
         orders, hierarchy = served.planned_orders(layer), served.hierarchy
         network = None if served.cluster is None else served.cluster.network
-        return LayerAllToAll(
-            layer, transport, self.time_slices, slots_G, orders, hierarchy, network, self._report_phase, self._clock, device,
-            self._choice,
-        )  # fmt: skip
+        return LayerAllToAll(layer, transport, slots_G, orders, hierarchy, network, self._report_phase, self._clock, device)
 
-    def _choose_way(self, engine: EngineAllToAll | None) -> None:
-        """Makes what all-to-alls need; with the order "auto", times orders and messages. A collective call."""
-        served, settings = self.served, self.settings
-        if served.order == "push":
-            self._begin_push(engine)
-        if served.order != "auto" or served.plan is None:
-            return
-        if engine is not None and engine.graphs:
-            served.use_stock_alltoall()
-            if self.rank == 0:
-                LOG.info("aurora: all-to-alls are vLLM's own: messages need CUDA graphs off")
-            return
-        self._choice = self._measured_orders(served.plan)
-        if engine is not None and settings.colocate is None and settings.all_to_all != "hierarchical":
-            self._keep_faster(engine)
-
-    def _begin_push(self, engine: EngineAllToAll | None) -> None:
+    def _begin_push(self, engine: EngineLayers | None) -> None:
         """Makes the push buffers; if a rank cannot, all-to-alls are vLLM's own. A collective call."""
         memory = self.peers_memory
-        push: tuple[OrderedPush, dict[int, PushedLayer]] | str = memory if isinstance(memory, str) else "expected MoE layers"
+        lacks = "expected MoE layers whose tokens go to all expert-parallel ranks, found none"
+        push: tuple[OrderedPush, dict[int, PushedLayer]] | str = memory if isinstance(memory, str) else lacks
         if engine is not None and not isinstance(memory, str):
             from aurora_vllm.pushed_alltoall import pushed_layers
 
             push = pushed_layers(self.transport(), memory, engine, self.served.plan)
         if isinstance(push, tuple):
-            (self._push, self._pushed_of_layer), self._way_of = push, lambda _: PUSH
+            self._push, self._pushed_of_layer = push
             return
         assert self.status is not None
         self.status.report_degraded(f"order push: {push}; all-to-alls are vLLM's own")
         self.served.use_stock_alltoall()
-
-    def _keep_faster(self, engine: EngineAllToAll) -> None:
-        """Times messages beside vLLM's own, and uses each for the numbers of tokens at which it is faster."""
-        from aurora_vllm.engine_alltoall import time_beside_engine
-
-        def exchange(hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> None:
-            with self.moe_layer(next(iter(engine.slots_LG)), index, False):
-                self.combine(self.dispatch(hidden, weights, index, engine.slots_LG.__getitem__)[0])
-
-        calibration = time_beside_engine(self.transport(), engine, exchange)
-        if self.rank == 0:
-            LOG.info("aurora: all-to-alls measured before serving, a dispatch and its combine: %s", calibration)
-        way_C = [calibration.method(size) for size in calibration.sizes_C]
-        tokens_C = calibration.sizes_C // engine.row.row_bytes
-        self._way_of = cache(lambda tokens: way_C[int(abs(np.log(tokens_C / max(tokens, 1))).argmin())])
-        if {*way_C} == {STOCK}:
-            self.served.use_stock_alltoall()
-
-    def _measured_orders(self, plan: Plan) -> OrderChoice:
-        """Returns the choice of the order of each all-to-all by messages, after orders have been timed."""
-        from aurora.runtime.order_calibration import calibrate, planned_method
-        from aurora.runtime.order_choice import OrderChoice
-
-        device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-        calibration = calibrate(self.transport(), plan.cluster, planned_method(plan), device)
-        if self.rank == 0:
-            LOG.info("aurora: all-to-alls measured before serving: %s", calibration)
-        return OrderChoice(calibration)
 
     # Records
 

@@ -67,7 +67,6 @@ def main(path: Path) -> None:
             ends_s += [time.perf_counter() - began] if outputs else []
             first_s = first_s or (ends_s[-1] if outputs else 0.0)
             done |= {output.request_id: output for output in outputs if output.finished}
-        path.with_name(f"rounds-{rank}").write_text(str(number + 1))
         times.append({"prefill": first_s, "decode": time.perf_counter() - began - first_s})
         passes_s.append(ends_s)
         for index in chosen:

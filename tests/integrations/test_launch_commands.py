@@ -80,17 +80,6 @@ def test_vllm_reads_the_settings_that_the_way_has(name, gpus, per_server):
         assert sorted(ranks) == sorted([*range(layout.data)] * (layout.copies if layout.data > 1 else len(ranks)))
 
 
-def test_vllm_and_the_plugin_read_the_commands_of_servers_that_take_turns():
-    from aurora_vllm.settings import Settings, read_settings
-
-    vllm, files = SERVING_ENGINES["vllm"], [Path("a folder", f"plan{number}.json") for number in range(2)]
-    lines = vllm.share(vllm.default(4, 8, 128), [MODEL, MODEL], files, [0.3, 0.6])
-    for number, ((arguments, found), file) in enumerate(zip(parsed_lines(lines), files, strict=True)):
-        assert (found.data_parallel_size, found.enable_expert_parallel, arguments.port) == (4, True, 8000 + number)
-        assert found.gpu_memory_utilization == [0.3, 0.6][number]
-        assert read_settings(found.additional_config["aurora"], {}) == Settings(plan=file, order="plan", colocate="both")
-
-
 def test_vllm_and_the_plugin_read_the_commands_of_the_gpu_checks():
     from aurora_vllm.settings import read_settings
     from vllm.engine.arg_utils import AsyncEngineArgs

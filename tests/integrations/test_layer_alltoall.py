@@ -1,8 +1,6 @@
 """The all-to-all as vLLM sees it: rows that a rank needs, with weights and experts; and sums that come back."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ import torch
 from aurora_vllm import layer_alltoall as module
 from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.served_plan import check_fit, read_checkpoint
-from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import PhaseClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +19,6 @@ from aurora.errors import BadInput
 from aurora.io import load_model_config
 from aurora.models.loading import load_model
 from aurora.planner.plan import make_plan
-from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Hierarchy, Network, PlanOptions, SyntheticOptions
 
@@ -35,11 +31,10 @@ EXPERTS, WIDTH, TOP_K = 6, 8, 2
     tokens=st.lists(st.integers(0, 5), min_size=3, max_size=3),
     planned=st.booleans(),
     servers=st.sampled_from([None, (0, 0, 0), (0, 1, 2), (0, 1, 0), (1, 0, 0)]),
-    slice_s=st.sampled_from([float("inf"), 50.0]),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=50)
-def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, planned, servers, slice_s, seed):
+def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, planned, servers, seed):
     """Expert e multiplies by e + 1: exact in float32, whatever the order of sums. Ranks may hold no expert and have no token.
 
     Every rank knows what each computes; the last row of a rank is padding, which does not count.
@@ -64,9 +59,8 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
 
     def serve(rank):
         orders = (order, order.reversed) if planned else None
-        time_slices = TimeSlices(thread_port_arbiters(1)[0], False, slice_s)
         layer = LayerAllToAll(
-            4, MemoryTransport(memory, rank), time_slices, slots_G, orders, hierarchy, None,
+            4, MemoryTransport(memory, rank), slots_G, orders, hierarchy, None,
             lambda *phase: reported.append(phase), PhaseClock(False), torch.device("cpu"),
         )  # fmt: skip
         rows, weights, index, batch = layer.dispatch(*batches[rank], slice(0, max(0, tokens[rank] - 1)))
@@ -89,33 +83,26 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
 
 
 class Counted(MemoryTransport):
-    """Notes the rows and the order of each exchange."""
+    """Notes the rows of each exchange."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.sent, self.orders = [], []
+        self.sent = []
 
     def exchange(self, order, sends, recvs, observe):
         self.sent.append([len(rows) for rows in sends])
-        self.orders.append(order)
         super().exchange(order, sends, recvs, observe)
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(2, 3), (60, 1), (60, 3)])
 def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_steps(tokens, chunks):
-    """Two servers of two ranks, every token needs all ranks; a batch of few bytes goes straight to the ranks, in one exchange.
-
-    An all-to-all is one time slice of the port, however many exchanges it has.
-    """
+    """Two servers of two ranks, every token needs all ranks; a batch of few bytes goes straight to the ranks, in one exchange."""
     memory, hierarchy = Memory(4, 10.0), Hierarchy(np.array([0, 1, 0, 1]), chunks)
 
     def serve(rank):
-        transport, slices = Counted(memory, rank), []
-        time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
-        granted = time_slices.arbiter.exchange
-        time_slices.arbiter.exchange = lambda: slices.append(len(transport.sent)) or granted()
+        transport = Counted(memory, rank)
         layer = LayerAllToAll(
-            0, transport, time_slices, ((0,), (1,), (2,), (3,)), None, hierarchy, None,
+            0, transport, ((0,), (1,), (2,), (3,)), None, hierarchy, None,
             lambda *_: None, PhaseClock(False), torch.device("cpu"),
         )  # fmt: skip
         hidden, index = torch.ones(tokens, 64), torch.arange(4, dtype=torch.int32).repeat(tokens, 1)
@@ -123,7 +110,6 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
         assert len(rows) == 4 * tokens
         assert batch.tokens_G.tolist() == [4 * tokens] * 4
         torch.testing.assert_close(layer.combine(rows, batch), 4 * hidden, rtol=0, atol=0)
-        assert slices == [0, len(transport.sent) // 2], "of the dispatch, and of the combine"
         return transport.sent
 
     with ThreadPoolExecutor(4) as pool:
@@ -133,26 +119,6 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
     apart_RR = hierarchy.server_G[:, None] != hierarchy.server_G
     across = sent_RXR.sum(axis=1)[apart_RR].sum()
     assert across == 2 * 4 * tokens * (2 if exchanges == 1 else 1)  # there and back, to both ranks of the other server or to it
-
-
-def test_a_batch_takes_the_order_that_was_measured_to_be_faster():
-    memory, hierarchy = Memory(4, 10.0), Hierarchy(np.array([0, 1, 0, 1]), 3)
-    choice = SimpleNamespace(order=lambda planned, *_: replace(planned, method="measured"))
-
-    def serve(rank):
-        transport = Counted(memory, rank)
-        layer = LayerAllToAll(
-            0, transport, TimeSlices(thread_port_arbiters(1)[0], False), ((0,), (1,), (2,), (3,)), None, hierarchy, None,
-            lambda *_: None, PhaseClock(False), torch.device("cpu"), choice,
-        )  # fmt: skip
-        index = torch.arange(4, dtype=torch.int32).repeat(60, 1)
-        rows, _, _, batch = layer.dispatch(torch.ones(60, 64), torch.ones(60, 4), index, slice(0, 60))
-        layer.combine(rows, batch)
-        return [order.method for order in transport.orders]
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(serve, range(4)))
-    assert found == [["measured"] * 2 * hierarchy.steps] * 4
 
 
 def test_a_checkpoint_is_known_by_its_routers(qwen):

@@ -11,7 +11,7 @@ import torch
 from aurora_vllm.served_plan import ServedPlan, served_hierarchy
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, hooks, worker_startup
-from aurora_vllm.vllm_internals.conditions import PART, PLUGIN, Asked, check_conditions, effective_order, unmet
+from aurora_vllm.vllm_internals.conditions import PART, PLUGIN, Asked, check_conditions, effective_settings, unmet
 from aurora_vllm.vllm_internals.eplb_policy import place_experts, policy_class
 from aurora_vllm.vllm_internals.hooks import set_redundant_experts
 from aurora_vllm.vllm_internals.patches import PatchedWorker, check_all_fused, check_kernel
@@ -187,7 +187,7 @@ def test_a_part_that_is_off_is_said_by_workers_and_ends_a_server_that_requires_i
     asked = Asked(Settings(**settings), config(**given))
     said = next(unmet(asked, *PART))
     assert said.startswith(found)
-    assert settings.get("order") is None or effective_order(asked) == "stock"
+    assert effective_settings(asked).order == "stock"
     check_conditions(asked.settings, asked.config)
     with pytest.raises(BadInput, match=found):
         check_conditions(Settings(required=True, **settings), asked.config)
@@ -224,18 +224,15 @@ def test_a_kernel_that_is_not_known_ends_the_server_before_it_answers(name, hono
 @pytest.mark.parametrize(
     ("settings", "graphs", "back_end", "used", "kept"),
     [
-        ({}, "NONE", "allgather_reducescatter", "auto", True),
-        ({}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "auto", True),
-        ({"fault_store": "here"}, "NONE", "allgather_reducescatter", "stock", True),
+        ({}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "stock", True),
         ({"order": "push"}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "push", True),
         ({"order": "plan"}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "plan", False),
         ({"order": "online"}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "online", False),
-        ({"colocate": "both"}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "auto", False),
-        ({"order": "plan"}, "FULL_AND_PIECEWISE", "deepep_low_latency", "stock", True),
+        ({"order": "plan", "all_to_all": "hierarchical"}, "FULL_AND_PIECEWISE", "deepep_low_latency", "stock", True),
     ],
 )
 def test_cuda_graphs_stay_unless_messages_are_asked_for(settings, graphs, back_end, used, kept, monkeypatch, caplog):
-    """That is told. By default there are no messages under graphs, but what is measured to be faster than vLLM's own."""
+    """That is told. By default, and where there is nothing to order, all-to-alls are vLLM's own."""
     use(Platform("cuda"), monkeypatch)
     given = config(graphs=graphs, back_end=back_end)
     given.parallel_config.distributed_executor_backend = "mp"
@@ -255,14 +252,15 @@ def test_cuda_graphs_stay_unless_messages_are_asked_for(settings, graphs, back_e
     ("planned", "servers", "given", "found"),
     [
         (None, (0, 0, 1, 1), {"order": "plan"}, None),
-        (3, (0, 0, 1, 1), {}, 3),
+        (3, (0, 0, 1, 1), {"order": "plan"}, 3),
         (3, (0, 0, 1, 1), {"order": "online"}, 3),
+        (3, (0, 0, 1, 1), {"order": "plan", "all_to_all": "flat"}, None),
         (3, (0, 0, 1, 1), {"all_to_all": "flat"}, None),
-        (3, (0, 0, 1, 1), {"order": "stock"}, None),
-        (3, (0, 0, 1, 1), {"all_to_all": "hierarchical"}, 3),
-        (None, (0, 0, 1, 1), {"all_to_all": "hierarchical"}, 4),
-        (None, (0, 0, 0, 0), {"all_to_all": "hierarchical"}, "found none"),
-        (None, None, {"all_to_all": "hierarchical"}, "found none"),
+        (3, (0, 0, 1, 1), {}, None),
+        (3, (0, 0, 1, 1), {"order": "plan", "all_to_all": "hierarchical"}, 3),
+        (None, (0, 0, 1, 1), {"order": "plan", "all_to_all": "hierarchical"}, 4),
+        (None, (0, 0, 0, 0), {"order": "plan", "all_to_all": "hierarchical"}, "found none"),
+        (None, None, {"order": "online", "all_to_all": "hierarchical"}, "found none"),
     ],
 )
 def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, servers, given, found):
@@ -280,19 +278,6 @@ def test_alltoalls_are_as_planned_unless_the_settings_say_otherwise(planned, ser
     made = served_hierarchy(plan, settings)
     assert (made and made.chunks) == found
     assert made is None or made.server_G.tolist() == list(servers)
-
-
-def test_two_hops_and_time_slices_need_an_alltoall_of_auroras(monkeypatch):
-    use(Platform("cuda"), monkeypatch)
-    asked = Asked(Settings(plan="plan.json", all_to_all="hierarchical"), config(graphs="FULL", eplb=True))
-    assert effective_order(asked) == "auto", "CUDA graphs are given up for it"
-    expected = "expected expert and data parallelism by allgather_reducescatter, found no all-to-all to"
-    for given, sentence in (
-        ({"all_to_all": "hierarchical"}, f"all_to_all: {expected} perform in two hops"),
-        ({"colocate": "both"}, f"colocate: {expected} take time slices for"),
-    ):
-        asked = Asked(Settings(order="online", plan="plan.json", **given), config(back_end="deepep_low_latency", eplb=True))
-        assert sentence in unmet(asked, *PLUGIN)
 
 
 class Policy:

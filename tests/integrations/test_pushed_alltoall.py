@@ -1,32 +1,24 @@
-"""All-to-alls of the plugin by push, between processes in Triton's interpreter, and messages timed beside vLLM's own."""
+"""All-to-alls of the plugin by push, between processes in Triton's interpreter."""
 
-import logging
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-from aurora_vllm import engine_alltoall, pushed_alltoall
-from aurora_vllm.engine_alltoall import PUSH, EngineAllToAll
-from aurora_vllm.pushed_alltoall import bytes_of_row, pushed_layers
+from aurora_vllm import pushed_alltoall
+from aurora_vllm.pushed_alltoall import EngineLayers, bytes_of_row, pushed_layers
 from aurora_vllm.settings import Settings
 from aurora_vllm.worker_integration import WorkerIntegration
 
-from aurora.algorithms.workload.synthetic import draw_profile
-from aurora.errors import BadInput
 from aurora.moe.permutation import MessageFormat
-from aurora.planner.plan import make_plan
-from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.transports import nvlink
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import default_process_group
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory, memory_of_peers
-from aurora.types import Cluster, Gpu, PlanOptions, SyntheticOptions
 from tests.profiler.nvml import Replay
 from tests.runtime.transports import drawn_pushes
 
@@ -54,9 +46,7 @@ def served_by_push(rank_info, buffer_bytes):
 def exchanges(rank, transport):
     wrong, rows_seen = 0, []
     make_memory = memory_of_peers(transport.gather, rank, 2, "cpu")
-    engine = EngineAllToAll(
-        lambda *_: None, SLOTS_LG, MessageFormat(WIDTH, TOP_K, torch.float32), MOST, True, torch.device("cpu")
-    )
+    engine = EngineLayers(SLOTS_LG, MessageFormat(WIDTH, TOP_K, torch.float32), MOST, torch.device("cpu"))
     push, layers = pushed_layers(transport, make_memory, engine, None)
     addresses = [push.table_L2.data_ptr(), *(each.rank_E.data_ptr() for each in layers.values())]
     for seed, (tokens_R, dtype) in enumerate(
@@ -113,69 +103,15 @@ def test_gpus_of_a_machine_without_nvml_are_no_peers(monkeypatch):
     assert not nvlink.linked_by_nvlink(["GPU-0", "GPU-1"])
 
 
-def plan_of_two():
-    shape = {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K, "hidden_size": WIDTH, "intermediate_size": 8}
-    shape |= {"num_hidden_layers": 2, "vocab_size": 64}
-    cluster = Cluster("c", tuple(Gpu(f"g{i}", "x", i, 1e9, 1e9, 10**12) for i in range(2)))
-    return make_plan(cluster, [draw_profile("uniform", shape, SyntheticOptions(sources=2))], PlanOptions(order="openshop"))
-
-
 @pytest.mark.parametrize(
-    ("engine_s", "messages_s", "graphs", "said"),
+    ("memory", "known", "lacks"),
     [
-        (0.0, 0.5, False, "by vLLM"),
-        (0.5, 0.0, False, "in the way that is measured to be fastest"),
-        (0.5, 0.0, True, "by vLLM"),
+        ("expected GPUs, found CPUs", True, "expected GPUs, found CPUs"),
+        (None, False, "expected MoE layers"),
+        (None, True, None),
     ],
-    ids=["vllm-is-faster", "messages-are-faster", "only-vllm-keeps-graphs"],
 )
-def test_vllms_own_is_timed_by_its_own_calls_and_kept_unless_another_is_faster(
-    engine_s, messages_s, graphs, said, monkeypatch, caplog
-):
-    """On all ranks alike; if it is kept, nothing of aurora's stands between it and the engine."""
-    monkeypatch.setattr(measuring, "SIZES", (1 << 10,))
-    monkeypatch.setattr(engine_alltoall, "TOKENS", (2,))
-    monkeypatch.setattr("aurora_vllm.worker_integration.Metrics", lambda *_: None)
-    caplog.set_level(logging.INFO, "vllm.aurora")
-    plan, memory, batches = plan_of_two(), Memory(2, 30.0), []
-    slots_LG = dict(enumerate(plan.models[0].placement.slots_LG))
-
-    def exchange(hidden, weights, index):
-        assert (weights.shape, index.dtype, index.max() < EXPERTS) == ((len(hidden), TOP_K), torch.int32, True)
-        batches.append(len(hidden))
-        time.sleep(engine_s)
-
-    def serve(rank):
-        integration = WorkerIntegration(Settings(), rank, 2, None, None)
-        integration.served.plan = plan
-        integration.connect(lambda: MemoryTransport(memory, rank, plan.cluster))
-        dispatch = integration.dispatch
-        integration.dispatch = lambda *batch: (time.sleep(messages_s), dispatch(*batch))[1]
-        row = MessageFormat(WIDTH, TOP_K, torch.float32)
-        engine = EngineAllToAll(exchange, slots_LG, row, 8, graphs, torch.device("cpu"))
-        integration.begin_serving(None, "m", {0: 0, 1: 1}, None, engine)
-        with integration.moe_layer(0, torch.zeros(3, TOP_K), False):
-            takes = integration.takes(lambda: [3, 5])
-        return takes, integration.served.order, integration.served.summary()
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(serve, range(2))
-    assert first == second
-    kept = said == "by vLLM"
-    assert first[:2] == ((False, "stock") if kept else (True, "auto"))
-    assert f"all-to-alls {said}, " in first[2]
-    lines = [line for line in caplog.messages if "measured before serving, a dispatch and its combine: " in line]
-    if graphs:
-        assert (batches, lines) == ([], [])
-        assert "aurora: all-to-alls are vLLM's own: messages need CUDA graphs off" in caplog.messages
-    else:
-        assert {*batches} == {2, 8}
-        assert "(ordered messages " in lines[0]
-        assert ", vLLM's own " in lines[0]
-
-
-@pytest.mark.parametrize("memory", ["expected GPUs, found CPUs", None])
-def test_push_is_vllms_own_where_there_are_no_peers(memory, monkeypatch):
+def test_push_is_vllms_own_where_there_are_no_peers_or_layers(memory, known, lacks, monkeypatch):
     """That is told; `required` then ends the server, as for all that it falls short of."""
     integration, said = WorkerIntegration(Settings(order="push"), 0, 2, None, None), []
     integration.status = SimpleNamespace(report_degraded=said.append, engaged=said.append)
@@ -184,17 +120,16 @@ def test_push_is_vllms_own_where_there_are_no_peers(memory, monkeypatch):
     monkeypatch.setattr("aurora_vllm.worker_integration.Metrics", lambda *_: None)
     monkeypatch.setattr("aurora_vllm.pushed_alltoall.pushed_layers", lambda *_: ("push", {0: "pushed"}))
     row = MessageFormat(WIDTH, TOP_K, torch.float32)
-    engine = EngineAllToAll(lambda *_: None, {0: ((0,), (1,))}, row, 8, True, torch.device("cpu"))
-    integration.begin_serving(None, "m", {0: 0}, None, engine)
+    engine = EngineLayers({0: ((0,), (1,))}, row, 8, torch.device("cpu"))
+    integration.begin_serving(None, "m", {0: 0}, None, engine if known else None)
     with integration.moe_layer(0, torch.zeros(3, TOP_K), False):
-        assert integration.takes(lambda: [3, 5]) is (memory is None)
-        assert memory is not None or integration._thread.in_flight.way == PUSH
-        assert memory is not None or integration._thread.in_flight.most_tokens == 5
-        if memory is None:  # push carries what travels along, if its slots are so large
+        assert integration.takes(lambda: [3, 5]) is (lacks is None)
+        assert integration._thread.in_flight.most_tokens == (0 if lacks else 5)
+        if lacks is None:  # push carries what travels along, if its slots are so large
             integration._push = SimpleNamespace(row_bytes=160, check_peers=None)
             assert [integration.takes(lambda: [3, 5], size) for size in (160, 161)] == [True, False]
-    assert ("order push: expected GPUs, found CPUs; all-to-alls are vLLM's own" in said) is (memory is not None)
-    assert said[-1].endswith(f"all-to-alls by {'vLLM' if memory else 'push'}, no record")
+    assert lacks is None or (said[0].startswith(f"order push: {lacks}") and said[0].endswith("; all-to-alls are vLLM's own"))
+    assert said[-1].endswith(f"all-to-alls by {'vLLM' if lacks else 'push'}, no record")
 
 
 @pytest.mark.parametrize(("fails", "said"), [(None, None), (0, "no driver"), (1, "expected ordered push to bring back")])
@@ -202,7 +137,7 @@ def test_a_rank_that_cannot_push_is_a_reason_for_all(fails, said, monkeypatch):
     """It has no symmetric memory, or its kernels bring what was not sent."""
     pytest.importorskip("triton", reason="the kernels need triton")
     row, memory = MessageFormat(WIDTH, TOP_K, torch.float32), Memory(2, 30.0)
-    engine = EngineAllToAll(lambda *_: None, SLOTS_LG, row, MOST, True, torch.device("cpu"))
+    engine = EngineLayers(SLOTS_LG, row, MOST, torch.device("cpu"))
 
     def dispatch(layer, hidden, weights, index, _most_tokens):
         assert index.max() < EXPERTS
@@ -231,8 +166,3 @@ def test_a_rank_that_cannot_push_is_a_reason_for_all(fails, said, monkeypatch):
     else:
         assert made[0] == made[1]
         assert said in made[0]
-
-
-def test_push_goes_by_no_messages():
-    with pytest.raises(BadInput, match="order: expected another than push with colocate"):
-        Settings(order="push", colocate="both")

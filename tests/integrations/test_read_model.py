@@ -134,23 +134,22 @@ def test_a_model_is_the_same_at_another_precision(tmp_path, dtype):
             other.identity.check_same(model.identity, "the plan")
 
 
-@pytest.mark.parametrize("order", ["auto", "plan"])
 @pytest.mark.parametrize("all_to_all", ["auto", "flat", "hierarchical"])
 @pytest.mark.parametrize("hierarchical", [False, True])
-def test_a_planned_order_is_for_the_alltoall_that_was_planned(tmp_path, hierarchical, all_to_all, order):
-    """Of another one each batch gets an order of its own, but where measurement chooses both."""
+def test_a_planned_order_is_for_the_alltoall_that_was_planned(tmp_path, hierarchical, all_to_all):
+    """Of another one each batch gets an order of its own."""
     folder = build("mixtral", tmp_path / "m")
     plan = planned(load_model(folder), Servers.of([0, 1], 1e8))
     if hierarchical:
         made = replace(plan.models[0], hierarchy=Hierarchy(np.array([0, 1])))
         plan = replace(plan, models=(made,))
     save(plan, tmp_path / "plan.json")
-    settings = Settings(plan=tmp_path / "plan.json", order=order, all_to_all=all_to_all)
+    settings = Settings(plan=tmp_path / "plan.json", order="plan", all_to_all=all_to_all)
     served = ServedPlan(settings, 0, 2, *read_model(str(folder)))
     assert served.load() is None
     two_hops = hierarchical if all_to_all == "auto" else all_to_all == "hierarchical"
     assert (served.hierarchy is not None) == two_hops == (" and in two hops over 2 servers" in served.summary())
-    assert (served.planned_orders(0) is not None) == (two_hops == hierarchical) == (served.order == order)
+    assert (served.planned_orders(0) is not None) == (two_hops == hierarchical) == (served.order == "plan")
 
 
 def test_a_model_is_the_same_by_its_folder_and_by_its_name_in_the_cache(tmp_path, monkeypatch):

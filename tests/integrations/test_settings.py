@@ -21,9 +21,8 @@ def test_an_empty_object_asks_for_the_defaults():
     assert read_settings({}, {}) == Settings()
 
 
-def test_a_plan_leaves_the_order_to_the_worker():
-    assert read_settings({"plan": "p.json"}, {}) == Settings(plan=Path("p.json"), order="auto")
-    assert read_settings({"plan": "p.json", "order": "stock"}, {}).order == "stock"
+def test_a_plan_places_experts_and_leaves_the_all_to_all():
+    assert read_settings({"plan": "p.json"}, {}) == Settings(plan=Path("p.json"), order="stock")
 
 
 def test_variables_fill_what_the_configuration_leaves_out():
@@ -39,30 +38,21 @@ def test_variables_fill_what_the_configuration_leaves_out():
         ({"speed": 3}, r"additional_config: aurora knows no 'speed'; expected plan, order"),
         ({"required": "perhaps"}, "required: expected true or false, found 'perhaps'"),
         ([1], r'expected "aurora" to be an object, found \[1\]'),
-        ({"order": "random"}, "`order`: expected one of auto, plan, online, push, stock, found 'random'"),
+        ({"order": "random"}, "`order`: expected one of plan, online, push, stock, found 'random'"),
         ({"order": "plan"}, 'order: expected a plan for "plan", found none'),
-        ({"order": "push", "colocate": "both"}, "order: expected another than push with colocate or hierarchical all-to-alls"),
-        ({"order": "push", "all_to_all": "hierarchical", "plan": "p"}, "order: expected another than push with colocate"),
+        (
+            {"order": "push", "all_to_all": "hierarchical", "plan": "p"},
+            "all_to_all: expected the order plan or online, .* 'push'",
+        ),
+        ({"all_to_all": "hierarchical", "plan": "p.json"}, "all_to_all: expected the order plan or online, .* found 'stock'"),
         ({"plan": 3}, "plan: expected a path, found 3"),
         ({"plan": None}, "plan: expected a path, found null; leave the name out for the default"),
         ({"record_every_s": 0}, "`record_every_s`: expected more than zero, found 0"),
         ({"record_every_s": True}, "record_every_s: expected a number, found True"),
-        ({"colocate": "both"}, "colocate: expected an order or a plan, found vLLM's own all-to-all"),
-        ({"colocate": "a/b", "order": "online"}, "colocate: expected a name of letters, digits, _ and -, found 'a/b'"),
-        ({"order": "online", "priority": "interactive"}, "priority: expected colocate, among whose servers 'interactive' goes"),
-        ({"order": "online", "colocate": "both", "priority": 1}, "priority: expected text, found 1"),
-        ({"slice_s": 0.01, "order": "online"}, "slice_s: expected a batch server with colocate"),
-        (
-            {"slice_s": 0.01, "order": "online", "colocate": "both", "priority": "interactive"},
-            "slice_s: expected a batch server with colocate",
-        ),
-        ({"slice_s": 0.01, "order": "online", "colocate": "both"}, "slice_s: expected a plan, .* found no plan"),
-        ({"slice_s": 0.01, "plan": "p", "colocate": "both"}, "slice_s: expected a plan, .* found 'auto'"),
         (
             {"all_to_all": "hierarchical", "order": "online"},
             "all_to_all: expected a plan, which says which ranks share a server",
         ),
-        ({"all_to_all": "hierarchical", "order": "stock", "plan": "p.json"}, "all_to_all: expected an order other than stock"),
         ({"adapt": True, "loss": 2}, "`loss`: expected a number from zero to below one, found 2"),
         ({"dry_run": True}, "dry_run: expected adapt, whose setting it is, found none"),
         ({"loss": 0.1}, "loss: expected adapt, whose setting it is, found none"),

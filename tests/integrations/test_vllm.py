@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from aurora.algorithms.gpu_slots import redundant_experts
 from aurora.io import save
 from aurora.planner.plan import order_model
 from aurora.profiler.merge_records import load_records
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
 from aurora.types.network import Servers
 from tests.integrations import engine
@@ -51,7 +49,6 @@ LIMIT_S = 600  # for one run of vLLM, which takes 5 to 30 s on two free cores
 FORKS = multiprocessing.get_context("forkserver")
 PROMPTS = [[random.Random(seed).randrange(1, 250) for _ in range(5 + 7 * seed)] for seed in range(6)]
 NEW = 8
-ROUNDS = 30
 OWN_MEMORY = """
 import os
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Shared
@@ -71,13 +68,6 @@ def free_port():
     from aurora_vllm.child_processes import free_ports
 
     return free_ports(1)[0]
-
-
-def wait_for(path, limit_s=LIMIT_S):
-    until = time.monotonic() + limit_s
-    while not path.exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    return path.exists()
 
 
 def fork(function, *arguments):
@@ -477,7 +467,7 @@ def test_two_ranks_answer_as_one_and_count_as_transformers(name, tmp_path, check
     assert (profile.top_k, profile.dispatch_bytes, profile.expert_bytes) == (moe.top_k, moe.row_bytes, moe.expert_bytes)
 
     save(scattered(checkpoint, 2), tmp_path / "plan.json")
-    settings = {"aurora": {"plan": str(tmp_path / "plan.json")}}
+    settings = {"aurora": {"plan": str(tmp_path / "plan.json"), "order": "plan"}}
     chunked = {"max_num_batched_tokens": 32, "idle": [1]}
     planned = Ranks(tmp_path / "planned", 2, model=str(checkpoint), dp=2, additional_config=settings, **chunked)
     check_same(planned.answers(), alone(name))
@@ -513,18 +503,6 @@ def test_all_to_alls_by_push_answer_as_one_rank(plan, tmp_path, checkpoints, alo
     assert "INFO" in said
 
 
-@slow
-def test_vllms_own_all_to_all_is_measured_with_the_others(tmp_path, checkpoints, alone):
-    """By its manager's own calls, by default and with a plan; answers stay whichever is kept."""
-    checkpoint = checkpoints("qwen3moe")
-    save(scattered(checkpoint, 2), tmp_path / "plan.json")
-    settings = {"plan": str(tmp_path / "plan.json"), "required": True}
-    ranks = Ranks(tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config={"aurora": settings})
-    check_same(ranks.answers(), alone("qwen3moe"))
-    (said,) = [line for log in ranks.said() for line in log.splitlines() if "a dispatch and its combine: " in line]
-    assert ", vLLM's own " in said
-
-
 @pytest.mark.parametrize(
     ("name", "ranks", "more"),
     [
@@ -540,7 +518,8 @@ def test_vllms_own_all_to_all_is_measured_with_the_others(tmp_path, checkpoints,
 def test_every_layout_answers_as_one_rank(name, ranks, more, tmp_path, checkpoints, alone):
     checkpoint = checkpoints(name)
     save(scattered(checkpoint, ranks), tmp_path / "plan.json")
-    settings = {"aurora": {"plan": str(tmp_path / "plan.json"), "record": str(tmp_path / "seen")}}
+    order = {"order": "plan"} if more["dp"] > 1 else {}
+    settings = {"aurora": {"plan": str(tmp_path / "plan.json"), "record": str(tmp_path / "seen"), **order}}
     run = Ranks(tmp_path / "run", ranks, model=str(checkpoint), additional_config=settings, commands=[["write"]], **more)
     check_same(run.answers(), alone(name))
     assert not run.warnings()
@@ -637,34 +616,6 @@ def test_a_rank_that_dies_is_named(tmp_path, checkpoints):
     assert codes[1] == -signal.SIGKILL
     assert codes[0] not in (0, None)
     assert "expert-parallel rank 1 is gone" in run.said()[0]
-
-
-@pytest.mark.parametrize(("ranks", "victim"), [(2, "mixtral"), pytest.param(4, "qwen3moe", marks=slow)], ids=["dp2", "tp2xdp2"])
-def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_path, checkpoints, alone):
-    """Both wait while a third has the port; one is killed, on all its ranks at once, while both serve."""
-    name = f"test-{ranks}-{os.getpid()}"
-    job = {"dp": 2, "additional_config": {"aurora": {"order": "online", "colocate": name}}}
-    checkpoint, other = str(checkpoints("qwen3moe")), str(checkpoints(victim))
-    dies = Ranks(tmp_path / "dies", ranks, model=other, repeat=100 * ROUNDS, **job)
-    try:
-        assert wait_for(dies.folder / "rounds-0"), "\n".join(log[-3000:] for log in dies.said())
-        stays = Ranks(tmp_path / "stays", ranks, model=checkpoint, repeat=ROUNDS, **job)
-        assert wait_for(stays.folder / "rounds-0"), "\n".join(log[-3000:] for log in stays.said())
-        third = ProcessPortArbiter(colocation_folder(name), 63)
-        with third.exchange():
-            before = [(each.folder / "rounds-0").read_text() for each in (stays, dies)]
-            time.sleep(1)
-            assert [(each.folder / "rounds-0").read_text() for each in (stays, dies)] == before
-        third.leave()
-    finally:
-        for process in dies.processes:
-            process.kill()
-    dies.wait()
-    assert int((stays.folder / "rounds-0").read_text()) < ROUNDS
-    check_same(stays.answers(), alone("qwen3moe"))
-    assert not stays.warnings()
-    assert not dies.warnings()
-    shutil.rmtree(colocation_folder(name))
 
 
 class Server:

@@ -168,7 +168,7 @@ def test_experts_of_a_models_own_class_are_recorded_and_not_placed_by_expert_map
         checkpoint=types.SimpleNamespace(layers=(1, 2), fingerprint="f"),
     )  # fmt: skip
     integration = types.SimpleNamespace(
-        served=served, settings=Settings(record=Path("seen")), rank=0, ranks=2, hold_gpu=None, watchdog=None,
+        served=served, settings=Settings(record=Path("seen")), rank=0, ranks=2, watchdog=None,
         begin_serving=lambda facts, _name, layers, choices, _engine: begun.append((facts, layers, choices)),
     )  # fmt: skip
     integration.status = PluginStatus(integration.settings, "m", 0, True, CollectorRegistry())

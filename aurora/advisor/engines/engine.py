@@ -291,8 +291,6 @@ class ServingEngine:
         dispatch_flags: settings that spread them in other ways.
         since: the first version that has an exchange, for those that came after the first of `versions`.
         pools: what joins pools that serve prefill and decode apart; empty: the commands do not join them.
-        share: function (way, models, plan files, part of a GPU's memory for each model) -> commands of servers that take turns
-            on the same GPUs, each with its plan and orders; None: the engine does not support this.
     """
 
     name: str
@@ -315,7 +313,6 @@ class ServingEngine:
     dispatch_flags: Sequence[DispatchFlag] = ()
     since: Mapping[str, str] = field(default_factory=dict)
     pools: str = ""
-    share: Callable[[ServingWay, Sequence[str], Sequence[Path], Sequence[float]], list[str]] | None = None
 
     def at(self, version: str) -> Self:
         """Returns the engine with the exchanges that a version has; all of them if `version` is empty.

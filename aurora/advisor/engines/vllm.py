@@ -58,7 +58,6 @@ from aurora.advisor.engines.engine import (
     ServingEngine,
     ServingWay,
     launch_lines,
-    launch_places,
 )
 from aurora.advisor.engines.exchanges import EXCHANGES
 
@@ -79,7 +78,6 @@ BACKENDS = {
 }
 PORT, RPC_PORT, HANDSHAKE_PORT = 8000, 29550, 5600
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-SHARED = "both"  # name of the GPUs that servers share
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
@@ -132,7 +130,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     if way.eplb:
         words += [f"--eplb-config.window_size {way.eplb.window} --eplb-config.step_interval {way.eplb.interval}"]
     if planned:
-        config = json.dumps({"aurora": {"plan": str(file), "order": "stock"}})
+        config = json.dumps({"aurora": {"plan": str(file)}})
         words += [f"--additional-config {shlex.quote(config)}"]
     if way.stage:
         transfer = {"kv_connector": "NixlConnector", "kv_role": ROLES[way.stage]}
@@ -145,27 +143,6 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
         return [*ends, *serve_words(way, model, place), *words]
 
     return launch_lines(way, at, PORT)
-
-
-def share(way: ServingWay, models: Sequence[str], files: Sequence[Path], memory: Sequence[float]) -> list[str]:
-    """Returns the shell commands of servers that share GPUs; aurora's plugin gives GPU and port to one server at a time.
-
-    Args:
-        way: the way in which every server serves, with all ranks on one machine.
-        models: names or paths of the models, one per server.
-        files: the plan of each model.
-        memory: the part of a GPU's memory that each server takes.
-    """
-    lines = []
-    for number, (model, file, part) in enumerate(zip(models, files, memory, strict=True)):
-        config = json.dumps({"aurora": {"plan": str(file), "order": "plan", "colocate": SHARED}})
-        words = [
-            f"--gpu-memory-utilization {part:.2f}",
-            f"--additional-config {shlex.quote(config)}",
-            f"--port {PORT + number}",
-        ]
-        lines.append(" ".join([*serve_words(way, model, next(launch_places(way))), *words]))
-    return lines
 
 
 def rank_words(words: Sequence[str], rank: int, size: int, port: int, meeting: tuple[str, int]) -> list[str]:
@@ -208,5 +185,4 @@ VLLM = ServingEngine(
     since={"moonep": "0.31"},
     pools="nixl, and a proxy that sends a request to a prefill server and then to a decode server "
     "(vLLM's docs/features/nixl_connector_usage.md)",
-    share=share,
 )

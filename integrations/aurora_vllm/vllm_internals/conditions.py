@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aurora.errors import BadInput
@@ -74,7 +74,6 @@ class Asked:
 
 
 # conditions: a sentence for what is found, and what finds it if the condition is not met
-_NEEDS = f"expected expert and data parallelism by {BACK_END}, found no all-to-all to"
 # fmt: off
 SERVER: tuple[tuple[str, Any], ...] = (  # without these no server starts
     ("fault_store: expected --enable-fault-tolerance, found none", lambda a: a.fault_store and not a.enable_fault_tolerance),
@@ -120,14 +119,13 @@ PLUGIN: tuple[tuple[str, Any], ...] = (  # without these vLLM serves without the
     ("a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {0}",
      lambda a: a.by_maps and a.other_kernel()),
     ("adapt: expected no pipeline parallelism, found it", lambda a: a.adapt and a.enable_eplb and a.pipeline_parallel_size > 1),
-    (f"colocate: {_NEEDS} take time slices for", lambda a: a.colocate and effective_order(a) == "stock"),
-    (f"all_to_all: {_NEEDS} perform in two hops", lambda a: a.all_to_all == "hierarchical" and effective_order(a) == "stock"),
     ("record: expected no pipeline parallelism, found it", lambda a: a.record and a.pipeline_parallel_size > 1),
     ("record: several ranks record with --enable-expert-parallel only",
      lambda a: a.record and not a.enable_expert_parallel and a.world_size * a.data_parallel_size > 1),
 )
 ORDER: tuple[tuple[str, Any], ...] = (
-    (f"order: {_NEEDS} order", lambda a: a.order not in ("auto", "stock") and not a.alltoall),
+    (f"order: expected expert and data parallelism by {BACK_END}, found no all-to-all to order",
+     lambda a: a.order != "stock" and not a.alltoall),
     ("order push: expected no fault_store and no --enable-dbo, found one",
      lambda a: a.order == "push" and (a.fault_store or a.enable_dbo)),
     ("order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs",
@@ -192,9 +190,6 @@ def expert_parallel_ranks(parallel: Any) -> int:
     return int(ranks * getattr(parallel, "prefill_context_parallel_size", 1))
 
 
-def effective_order(asked: Asked) -> str:
-    """Returns the strategy that orders a server's all-to-alls: "stock" where there is none that aurora could order."""
-    if not asked.alltoall or any(unmet(asked, *ORDER)):
-        return "stock"
-    measured = asked.plan is not None and asked.fault_store is None  # a rank that joins later has nobody to measure with
-    return "stock" if asked.order == "auto" and not measured else str(asked.order)
+def effective_settings(asked: Asked) -> Settings:
+    """Returns the settings, with vLLM's own all-to-all where there is none that aurora could order."""
+    return replace(asked.settings, order="stock", all_to_all="auto") if any(unmet(asked, *ORDER)) else asked.settings

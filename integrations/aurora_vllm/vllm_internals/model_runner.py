@@ -14,7 +14,7 @@ from aurora.errors import BadInput
 from aurora_vllm.stuck_rank import ENDED, MOVES, NO_BALANCER, READY, RESTS, STEP, WAITS
 from aurora_vllm.vllm_internals.api_checks import MOE, check_api, find, lacks
 from aurora_vllm.vllm_internals.expert_moves import TRANSFER
-from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engine_alltoall, within
+from aurora_vllm.vllm_internals.patches import PatchedWorker, engine_layers, within
 from aurora_vllm.vllm_internals.replaced import replace
 
 if TYPE_CHECKING:
@@ -115,20 +115,8 @@ def begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: Any
             choices = _choice_counter(patched, config, model, decoder_layers, facts)
         except (BadInput, ValueError) as error:
             integration.status.report_degraded(f"nothing is recorded: {error}")
-    engine = None
-    if integration.served.order != "stock" and integration.settings.order in ("auto", "push"):
-        most_tokens = config.scheduler_config.max_num_batched_tokens
-        engine = engine_alltoall(patched, most_tokens, cuda_graphs(config)) if patched.layers else None
-        if engine is None:
-            integration.served.use_stock_alltoall()
+    engine = engine_layers(patched) if integration.served.order == "push" else None
     integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, choices, engine)
-    if integration.settings.colocate is not None:
-
-        def release_gpu(*_args: Any) -> None:  # what a hook returns takes the place of the answer
-            integration.time_slices.release_gpu()
-
-        model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
-        model.register_forward_hook(release_gpu, always_call=True)
 
 
 def _choice_counter(

@@ -21,8 +21,9 @@ from aurora_vllm.vllm_internals.api_checks import LAYER_INDEX, MOE, find
 from aurora_vllm.vllm_internals.replaced import replace
 
 if TYPE_CHECKING:
-    from aurora_vllm.engine_alltoall import EngineAllToAll, Slots
     from aurora_vllm.eplb_mover import EplbMover
+    from aurora_vllm.layer_alltoall import Slots
+    from aurora_vllm.pushed_alltoall import EngineLayers
     from aurora_vllm.worker_integration import WorkerIntegration
 
 
@@ -71,7 +72,6 @@ class PatchedWorker:
         balancer: vLLM's EplbState, of the model whose experts follow the traffic.
         last_moves: the arguments of EPLB's last rearrangement; None: moves come all at once.
         balancer_does: what EPLB's background thread does, one of BALANCERS.
-        even: True: all ranks have equally many tokens now, as in timing runs. False: vLLM's forward context has the numbers.
         late_LP: (L, P) planned expert of each physical expert, if weights could not be loaded directly into them: EPLB moves
             them at its first rearrangement; None: all are in place.
     """
@@ -86,7 +86,6 @@ class PatchedWorker:
         self.balancer: Any = None
         self.last_moves: list[inspect.BoundArguments] | None = None
         self.balancer_does = RESTS
-        self.even = False
         self.late_LP: torch.Tensor | None = None
 
     def exchange(self, phase: str) -> AbstractContextManager[None]:
@@ -243,11 +242,6 @@ def _ordered(vllm_manager: Any, worker: PatchedWorker) -> Any:
     class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc]
         """Aurora's all-to-all if the layer's choices are known and all expert-parallel ranks take part; else vLLM's."""
 
-        def _get_sizes(self, num_local_tokens: int, comm_group: Any) -> Any:
-            if worker.even:
-                return [num_local_tokens] * comm_group.world_size
-            return super()._get_sizes(num_local_tokens, comm_group)
-
         @within(lambda: worker.exchange(DISPATCH))
         def dispatch_router_logits(self, *args: Any, **named: Any) -> Any:
             return super().dispatch_router_logits(*args, **named)
@@ -265,10 +259,7 @@ def _ordered(vllm_manager: Any, worker: PatchedWorker) -> Any:
             ):
                 received = integration.dispatch(hidden_states, topk_weights, topk_ids, worker.slots, extra_tensors)
             else:
-                was_held = integration.time_slices.release_gpu()
                 received = super().dispatch(*arguments, extra_tensors=extra_tensors)
-                if was_held:
-                    integration.time_slices.hold_gpu()
             integration.progress.leave()
             return received
 
@@ -292,10 +283,7 @@ def _ordered(vllm_manager: Any, worker: PatchedWorker) -> Any:
             if not integration.stock and integration.dispatched:
                 summed = integration.combine(hidden_states)
             else:
-                was_held = integration.time_slices.release_gpu()
                 summed = super().combine(hidden_states, is_sequence_parallel)
-                if was_held:
-                    integration.time_slices.hold_gpu()
             integration.progress.leave()
             return summed
 
@@ -313,37 +301,21 @@ def _ordered(vllm_manager: Any, worker: PatchedWorker) -> Any:
     return OrderedAll2AllManager
 
 
-def engine_alltoall(worker: PatchedWorker, most_tokens: int, graphs: bool) -> EngineAllToAll | None:
-    """Returns vLLM's own all-to-all of the loaded layers, for timing; None if some ranks do not use it. A collective call.
-
-    Args:
-        worker: state that the patches share.
-        most_tokens: largest number of tokens that a rank has in one batch.
-        graphs: True: vLLM captures CUDA graphs.
-    """
+def engine_layers(worker: PatchedWorker) -> EngineLayers | None:
+    """Returns the model's known MoE layers; None if there are none, or not all ranks take part in them. A collective call."""
     from aurora.moe.permutation import MessageFormat
-    from aurora_vllm.engine_alltoall import EngineAllToAll
+    from aurora_vllm.pushed_alltoall import EngineLayers
 
-    first, manager = worker.layers[0], worker.group.device_communicator.all2all_manager
-    shape, apart = first.moe_config, first.moe_config.is_sequence_parallel
-    if manager._get_comm_group(apart).world_size != manager.world_size:
+    if not worker.layers:
         return None
-
-    def exchange(hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> None:
-        worker.even = True
-        try:
-            rows = manager.dispatch(hidden, weights, index, apart)[0]
-            if rows.is_cuda and hasattr(manager, "combine_into_output"):
-                into = manager.allocate_combine_input(rows.shape, rows.dtype, rows.device, apart)
-                manager.combine_into_output(rows if into is None else into, torch.empty_like(hidden), apart)
-            else:
-                manager.combine(rows, apart)
-        finally:
-            worker.even = False
-
+    first, manager = worker.layers[0], worker.group.device_communicator.all2all_manager
+    shape = first.moe_config
+    if manager._get_comm_group(shape.is_sequence_parallel).world_size != manager.world_size:
+        return None
     slots_LG = {experts.aurora_layer: worker.slots(experts.aurora_layer) for experts in worker.layers}
     row = MessageFormat(shape.hidden_dim, first.top_k, worker.config.model_config.dtype)
-    return EngineAllToAll(exchange, slots_LG, row, most_tokens, graphs, next(first.parameters()).device)
+    most_tokens = worker.config.scheduler_config.max_num_batched_tokens
+    return EngineLayers(slots_LG, row, most_tokens, next(first.parameters()).device)
 
 
 def cuda_graphs(config: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from aurora.errors import BadInput
 from aurora_vllm.peer_ranks import Verdict, agree, folders_here, publish_folder
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.settings import SHARED_FOLDER, Settings
 from aurora_vllm.vllm_internals.api_checks import find
-from aurora_vllm.vllm_internals.conditions import EPLB, PART, PLUGIN, Asked, effective_order, unmet
+from aurora_vllm.vllm_internals.conditions import EPLB, PART, PLUGIN, Asked, effective_settings, unmet
 from aurora_vllm.vllm_internals.eplb_policy import register_policy
 from aurora_vllm.vllm_internals.joining_rank import joins
 from aurora_vllm.vllm_internals.model_runner import watch_steps
@@ -52,7 +51,7 @@ class WorkerStartup:
     def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
         self._config, self._refusal = config, refusal
         self._asked = Asked(settings, config)
-        self._settings = replace(settings, order=effective_order(self._asked))
+        self._settings = effective_settings(self._asked)
         self.patched = PatchedWorker(config)
 
     def install_patches(self) -> None:
@@ -63,9 +62,7 @@ class WorkerStartup:
         patch_all2all_manager(self.patched)
         if self._config.parallel_config.enable_eplb and not any(unmet(self._asked, *EPLB)):
             register_policy(self.patched)
-        settings = self._settings
-        by_messages = settings.order != "auto" or settings.colocate is not None or settings.all_to_all == "hierarchical"
-        if settings.order not in ("stock", "push") and by_messages and cuda_graphs(self._config):
+        if self._settings.order in ("plan", "online") and cuda_graphs(self._config):
             if self._reports:
                 LOG.warning("aurora: CUDA graphs are off: the sizes of ordered messages are known on the host alone")
             disable_cuda_graphs(self._config)
@@ -192,38 +189,7 @@ class WorkerStartup:
         key = f"aurora/{'-'.join(map(str, group.ranks))}"
         publish_folder(store, key, rank, os.environ.get(FOLDER, ""))
         verdict = agree(store, key, rank, ranks, integration.served.fingerprint, refusal, timeout_s)
-        folders = folders_here(store, key, ranks)
-        if verdict.refusal is None and self._settings.colocate is not None:
-            verdict = self._join_colocated_servers(integration, store, key, folders)
-        return verdict, folders
-
-    def _join_colocated_servers(
-        self, integration: WorkerIntegration, store: Any, key: str, folders: Mapping[int, str] | None
-    ) -> Verdict:
-        """Joins the servers of the same name, on all ranks or on none."""
-        from aurora.runtime.process_port_arbiter import colocation_folder
-        from aurora.types import PRIORITIES, SlicePolicy
-        from aurora_vllm.time_slices import TimeSlices, join_port_arbiter
-
-        settings, rank, refusal, arbiter = self._settings, integration.rank, None, None
-        finish = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-        try:
-            if folders is None or len(folders) < integration.ranks:
-                raise BadInput("colocate: expected all ranks on one machine")
-            folder, policy = (
-                colocation_folder(str(settings.colocate)),
-                SlicePolicy(interactive=settings.priority == PRIORITIES[0]),
-            )
-            arbiter = join_port_arbiter(store, key, rank, folder, settings.agree_s, finish, policy)
-            holds, slice_s = self._config.parallel_config.world_size == 1, settings.slice_s or float("inf")
-            integration.time_slices = TimeSlices(arbiter, holds, slice_s)
-        except BadInput as error:
-            refusal = str(error)
-        fingerprint = integration.served.fingerprint
-        verdict = agree(store, f"{key}/time-slices", rank, integration.ranks, fingerprint, refusal, settings.agree_s)
-        if verdict.refusal is not None and arbiter is not None:
-            arbiter.leave()
-        return verdict
+        return verdict, folders_here(store, key, ranks)
 
 
 def process_number(parallel: Any) -> int:
