@@ -7,7 +7,7 @@ from aurora_vllm.child_processes import describe_exit
 
 STARVED = 4  # times the seconds after which a silent rank is lost, if its processes only wait for a processor
 STOPPED = 0.5  # times the same seconds, after which a stopped process is lost: that it is stopped is seen, not inferred
-FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
+FAULT_S = 1.0  # of a rank that waits for a change, in which a rank that is lost is seen
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,8 @@ class ServingRanks:
         """Moves a restarted rank from `dead` to `alive`, and begins a change."""
         self.dead.remove(rank)
         self.alive, self.change = sorted([*self.alive, rank]), self.change + 1
-        self._processes.pop(rank)
-        self._answered_s.pop(rank)
-        self._runnable_s.pop(rank, None)
+        for of_rank in (self._processes, self._answered_s, self._runnable_s):  # of the server before
+            of_rank.pop(rank, None)
 
     def give_up(self, rank: int) -> None:
         """Moves a rank that failed to join back from `alive` to `dead`, and begins a change."""
@@ -110,12 +109,12 @@ class ServingRanks:
         self.change += 1
 
     def faulted(self, looks: dict[int, Look], now_s: float) -> bool:
-        """Returns True, and begins a change, if a rank that completed the last change has been unhealthy for FAULT_S.
+        """Returns True, and begins a change, if a step has failed: a rank has been unhealthy for FAULT_S since the last change.
 
         Args: as in `lost`.
         """
-        again = self.change > 0 and any(looks[r].status == "unhealthy" and looks[r].change == self.change for r in self.alive)
-        self._healthy_s = self._healthy_s if again else now_s
+        failed = any(looks[rank].status == "unhealthy" and looks[rank].change == self.change for rank in self.alive)
+        self._healthy_s = self._healthy_s if failed else now_s
         if fault := now_s - self._healthy_s > FAULT_S:
             self.change, self._healthy_s = self.change + 1, now_s
         return fault

@@ -208,11 +208,11 @@ def test_a_change_is_complete_when_all_that_are_left_have_made_it():
     assert ranks.complete(looks(rank1=Look(change=2)))
 
 
-def test_a_rank_that_faults_after_a_change_gets_another_one():
+def test_a_step_that_fails_gets_a_change_though_nobody_is_lost():
     ranks = ServingRanks(range(2), HANG_S)
     waits, serves = Look(status="unhealthy"), Look()
-    assert not any(ranks.faulted({0: waits, 1: serves}, now_s) for now_s in (0.0, 5.0))  # who is lost is not known yet
-    ranks.lost({0: serves, 1: Look(exit_code=1)}, 6.0)
+    assert [ranks.faulted({0: serves, 1: serves}, 0.0), ranks.faulted({0: waits, 1: serves}, 0.5)] == [False, False]
+    ranks.lost({0: serves, 1: Look(exit_code=1)}, 0.9)  # which has been the reason
     made, waits = Look(change=1), Look(status="unhealthy", change=1)
     told = [
         ranks.faulted({0: look}, now_s) for look, now_s in ((made, 6.0), (waits, 6.5), (made, 7.0), (waits, 7.5), (waits, 8.1))
@@ -220,6 +220,20 @@ def test_a_rank_that_faults_after_a_change_gets_another_one():
     assert told == [False] * 4 + [True]
     assert ranks.change == 2
     assert not ranks.faulted({0: waits}, 9.5)  # has not made it yet
+    ranks, failed = ServingRanks(range(2), HANG_S), {0: Look(status="unhealthy"), 1: serves}
+    looked = [({0: serves, 1: serves}, 3.0), (failed, 3.5), (failed, 4.1)]
+    assert [ranks.faulted(each, now_s) for each, now_s in looked] == [False, False, True]
+
+
+@pytest.mark.parametrize("first", [Look(), Look(exit_code=1)])
+def test_a_rank_that_ends_at_the_first_look_can_come_back(first):
+    ranks = ServingRanks(range(2), HANG_S)
+    ranks.lost({0: Look(), 1: first}, 0.0)
+    ranks.lost({rank: Look() if rank == 0 else Look(exit_code=1) for rank in ranks.alive}, 0.1)
+    ranks.join(1)
+    assert ranks.lost({0: Look(), 1: Look(exit_code=1)}, 0.2) == {1: "its server ended, exit code 1"}
+    ranks.join(1)
+    assert ranks.alive == [0, 1]
 
 
 def test_ports_of_servers_are_none_that_connections_take():
