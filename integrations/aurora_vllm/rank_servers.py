@@ -36,7 +36,7 @@ from aurora_vllm.child_processes import (
 )
 from aurora_vllm.keeper_and_router import Keeper, Router
 from aurora_vllm.model_files import ModelFiles
-from aurora_vllm.serving_changes import ServingChanges
+from aurora_vllm.serving_changes import STEP_FAILED, ServingChanges
 from aurora_vllm.serving_ranks import Look, ServingRanks
 from aurora_vllm.settings import JOINS, SECRET, SHARED_FOLDER
 
@@ -226,7 +226,7 @@ class RankServers:
             self.changes.begin(failed)
             self.changes.complete()
         if reasons or (self.survive and ranks.faulted(looks, time.monotonic())):
-            await self._begin_change(list(reasons), self._lost(*reasons) if reasons else "a step failed")
+            await self._begin_change(list(reasons), self._lost(*reasons) if reasons else STEP_FAILED)
         elif not self.changes.serving.is_set() and ranks.complete(looks):
             for rank in sorted(self._joined):
                 await self.router.tell("add", self.servers[rank].url)

@@ -7,6 +7,9 @@ import time
 from collections import Counter
 from typing import Protocol
 
+STEP_FAILED = "a step failed"  # and no rank is lost
+PATIENCE_S = 600.0  # for which requests wait at most until ranks serve again
+
 
 class Stream(Protocol):
     """Open answer stream of a client."""
@@ -22,7 +25,6 @@ class ServingChanges:
 
     Args:
         detected_s: longest time, in seconds, from a fault to its detection.
-        patience_s: longest time, in seconds, that requests wait until ranks serve again.
 
     Attributes:
         number: number of completed changes.
@@ -35,8 +37,8 @@ class ServingChanges:
         starts: how often each rank's server was started.
     """
 
-    def __init__(self, detected_s: float, patience_s: float = 600.0) -> None:
-        self._detected_s, self._patience_s = detected_s, patience_s
+    def __init__(self, detected_s: float) -> None:
+        self._detected_s = detected_s
         self.number, self.serving, self.ended = 0, asyncio.Event(), False
         self.why, self.streams = "", set[Stream]()
         self.resumed, self.losses, self.starts = 0, Counter[int](), Counter[int]()
@@ -54,7 +56,7 @@ class ServingChanges:
     async def after(self, number: int) -> bool:
         """Waits until ranks serve again after a change with a number above `number`. Returns False if there is none in time."""
         began = time.monotonic()
-        while not self.ended and (waited_s := time.monotonic() - began) < self._patience_s:
+        while not self.ended and (waited_s := time.monotonic() - began) < PATIENCE_S:
             if self.serving.is_set() and (self.number > number or waited_s > self._detected_s):
                 return self.number > number
             await asyncio.sleep(0.05)

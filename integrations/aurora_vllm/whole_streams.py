@@ -10,19 +10,21 @@ from aiohttp import ClientConnectionError, ClientError, ClientSession, ClientTim
 
 from aurora_vllm.client_paths import only_client_paths
 from aurora_vllm.ranks_metrics import metrics_page
-from aurora_vllm.serving_changes import ServingChanges
+from aurora_vllm.serving_changes import STEP_FAILED, ServingChanges
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RANK = "X-data-parallel-rank"  # header with which the user chooses the rank
 CHARACTERS = 4  # of a token of text, about
 DEFAULT_TOKENS = 16  # vLLM's max_tokens of completions
 DONE = b"data: [DONE]\n\n"
+NOT_AGAIN = "steps that compute this request fail, and it is not sent again"
 NO_REASON: dict[str, Any] = {}  # vLLM ends the stream of a request that it aborts before the first token without a chunk
 HOP_BY_HOP = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding", "keep-alive", "upgrade"}
 KEY_DROPPED = {  # paths on which vllm-router 0.1.17 drops the client's key
     "/v1/responses", "/v1/messages", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations",
 }  # fmt: skip
 LARGEST_BODY = 1 << 29
+MOST_FAILED = 3  # steps that may fail one after the other with a request that gets no token
 SAMPLING = (  # fields of a request that a resumed one keeps
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop_token_ids", "ignore_eos",
     "logit_bias", "skip_special_tokens", "spaces_between_special_tokens", "bad_words", "allowed_token_ids", "stream_options",
@@ -117,6 +119,11 @@ class ResumedStream:
         if (self._body.get("stream_options") or {}).get("include_usage"):
             events += [{**self._head, "choices": [], "usage": self._usage(len(self._tokens))}]
         return b"".join(map(event, events)) + DONE
+
+    @property
+    def told(self) -> int:
+        """Number of characters and tokens that the client has."""
+        return self._text + len(self._tokens)
 
     def _usage(self, answer: int) -> dict[str, int]:
         prompt = len(self._prompt)
@@ -236,6 +243,7 @@ class ResumingProxy:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         """Passes a request on as it is."""
+        response = None
         try:
             async with self._send(request, request.path_qs, data=await request.read(), allow_redirects=False) as answer:
                 headers = {"Content-Type": answer.headers.get("Content-Type", "")}
@@ -245,7 +253,11 @@ class ResumingProxy:
                     await response.write(part)
                 return response
         except ClientError as error:
-            return failure(502, f"no rank answers: {error}")
+            if response is None or not response.prepared:
+                return failure(502, f"no rank answers: {error}")
+            if request.transport is not None:
+                request.transport.close()  # so the client sees that this is not all
+            return response
         finally:
             self._prompts.pop(id(request), None)
 
@@ -263,7 +275,8 @@ class ResumingProxy:
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         """Answers in one piece. Nothing has reached the client before, so a request that a fault ended is sent anew."""
-        while True:
+        failed_steps = 0
+        while failed_steps < MOST_FAILED:
             number = self._changes.number
             try:
                 async with self._send(request, request.path_qs, json=body) as answer:
@@ -272,6 +285,8 @@ class ResumingProxy:
                 status, kind, text = 502, "text/plain", str(error).encode()
             if not (status >= 500 or was_aborted(text)) or not await self._changes.after(number):
                 return web.Response(status=status, body=text, content_type=kind)
+            failed_steps += self._changes.why == STEP_FAILED
+        return failure(500, NOT_AGAIN)
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         """Streams an answer, which is among the `streams` of changes while it is under way."""
@@ -284,16 +299,17 @@ class ResumingProxy:
 
     async def _stream_whole(self, request: web.Request, stream: ResumedStream) -> web.StreamResponse:
         """Streams an answer, over as many upstream streams as it takes."""
-        response = None
+        response, failed_steps = None, 0
         path, body = stream.first()
         while True:
-            number, failed = self._changes.number, failure(502, "no rank answers")
+            number, told_before, failed = self._changes.number, stream.told, failure(502, "no rank answers")
             try:
                 async with self._send(request, path, json=body) as answer:
                     if answer.status != 200:
                         failed = web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
-                        if answer.status < 500 and response is None:
-                            return failed
+                        if answer.status < 500:
+                            refused = f"the rest was refused: {failed.text}"
+                            return failed if response is None else await with_error(response, refused, answer.status)
                     else:
                         response = response or await opened(request)
                         if await told(stream, answer.content, response, lambda: self._prompts.pop(id(request), None)):
@@ -306,7 +322,11 @@ class ResumingProxy:
                 await response.write(stream.rest())
                 return response
             fault = stream.fault
-            if (resumed := stream.resumed() if await self._changes.after(number) else None) is not None:
+            resumed = stream.resumed() if await self._changes.after(number) else None
+            failed_steps = (failed_steps if stream.told == told_before else 0) + (self._changes.why == STEP_FAILED)
+            if resumed is not None and failed_steps >= MOST_FAILED:
+                return failure(500, NOT_AGAIN) if response is None else await with_error(response, NOT_AGAIN, 500)
+            if resumed is not None:
                 path, body = resumed
                 self._changes.resumed += response is not None
                 continue
@@ -315,11 +335,12 @@ class ResumingProxy:
             if fault is NO_REASON:  # of no lost rank
                 await response.write(DONE)
                 return response
-            why = self._changes.why if self._changes.number > number else "serving has ended"
-            lost = {"message": f"{why}, and this stream cannot be resumed", "type": "RankLost", "code": 503}
-            ended = fault if fault is not None and "error" in fault else {"error": lost}
-            await response.write(event(ended) + DONE)
-            return response
+            if fault is not None and "error" in fault:
+                await response.write(event(fault) + DONE)
+                return response
+            broken = "serving has ended" if self._changes.ended else "the rank's answer broke off"
+            why = self._changes.why if self._changes.number > number else broken
+            return await with_error(response, f"{why}, and this stream cannot be resumed", 503)
 
 
 async def opened(request: web.Request) -> web.StreamResponse:
@@ -329,9 +350,7 @@ async def opened(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def told(
-    stream: ResumedStream, content: StreamReader, response: web.StreamResponse, begun: Callable[[], object] = lambda: None
-) -> bool:
+async def told(stream: ResumedStream, content: StreamReader, response: web.StreamResponse, begun: Callable[[], object]) -> bool:
     """Forwards the chunks from upstream to the client. Returns True if the upstream stream ended regularly.
 
     Args:
@@ -379,9 +398,20 @@ def event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
 
+def api_error(status: int, message: str) -> dict[str, Any]:
+    """Returns an error in the form of OpenAI's API."""
+    return {"error": {"message": message, "type": "RankLost" if status > 500 else "RequestFailed", "code": status}}
+
+
 def failure(status: int, message: str) -> web.Response:
-    """Returns an HTTP response with an error in the form of OpenAI's API."""
-    return web.json_response({"error": {"message": message, "type": "RankLost", "code": status}}, status=status)
+    """Returns an HTTP response with an error."""
+    return web.json_response(api_error(status, message), status=status)
+
+
+async def with_error(response: web.StreamResponse, message: str, status: int) -> web.StreamResponse:
+    """Ends a stream with an error."""
+    await response.write(event(api_error(status, message)) + DONE)
+    return response
 
 
 async def chunks(content: StreamReader) -> AsyncIterator[dict[str, Any] | None]:

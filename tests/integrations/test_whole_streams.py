@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
-from aurora_vllm.serving_changes import ServingChanges
+from aurora_vllm.serving_changes import STEP_FAILED, ServingChanges
 from aurora_vllm.whole_streams import ResumingProxy
 
 CONTEXT, END = 64, 7
@@ -232,6 +232,33 @@ def test_an_error_without_a_lost_rank_is_passed_on():
     engine.answer = refuse
     assert ask(engine, prompt="hello")[0] == 500
     assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize(("delivered", "stream", "asked"), [([], True, 3), ([], False, 3), ([0, 0, 6], True, 5)])
+def test_a_request_with_which_steps_fail_is_not_sent_for_ever(delivered, stream, asked):
+    engine = Engine(*[(tokens, "abort") for tokens in [*delivered, *[0] * 9]])
+    engine.changes.why = STEP_FAILED
+    status, text = ask(engine, stream=stream, prompt="hello")
+    message = (streamed(text)[1][-1] if stream else json.loads(text))["error"]["message"]
+    assert (status, message) == (200 if stream else 500, "steps that compute this request fail, and it is not sent again")
+    assert len(engine.asked) == asked, "tokens are a reason to go on"
+
+
+def test_a_lost_rank_is_no_fault_of_the_request():
+    said, _, _ = streamed(ask(Engine(*[(0, "abort")] * 9), stream=True, prompt="hello")[1])
+    assert said == streamed(ask(Engine(), stream=True, prompt="hello")[1])[0]
+
+
+def test_why_the_rest_of_a_stream_is_refused_reaches_the_client():
+    engine = Engine((9, "abort"))
+    begins = engine.answer
+
+    async def answer(request):
+        return await begins(request) if not engine.asked else web.json_response({"detail": "too long"}, status=400)
+
+    engine.answer = answer
+    said = streamed(ask(engine, stream=True, prompt="hello")[1])[1][-1]["error"]
+    assert (said["code"], said["message"]) == (400, 'the rest was refused: {"detail": "too long"}')
 
 
 def test_without_ranks_that_serve_again_requests_end():
