@@ -22,8 +22,10 @@ ENDS_WITH_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit()
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execvp(sys.argv[1], sys.argv[1:])
+os.execvp(sys.argv[2], sys.argv[2:])
 """
 RECORDS_S = 10.0  # in which a server that ends writes its records
 FIRST_PORT, DRAWN = 10240, 200  # of ports for servers, below those of connections; and how many are tried
@@ -50,7 +52,7 @@ async def start_process(
 ) -> asyncio.subprocess.Process:  # fmt: skip
     """Starts a process in a group of its own, which ends with this one, and whose output goes to `log`."""
     with log.open("wb") as file:
-        first = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT]
+        first = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
         outputs = {"stdout": file, "stderr": file, **more}
         return await asyncio.create_subprocess_exec(*first, *words, env=environ, start_new_session=True, **outputs)
 

@@ -43,8 +43,10 @@ from aurora_vllm.settings import JOINS, SECRET, SHARED_FOLDER
 LOOK_S = 0.25  # between two looks at all ranks
 STALLED_S = 1.0  # by which a sleep of LOOK_S is longer if this process did not run: that time counts for no rank
 SILENT_S = 5.0  # after which start-up is told again
+GONE_S = 30.0  # for killed processes to be gone
 WITHIN_S = 40.0  # for survivors to wait for each other in a change: one may be in its first pass
 PAUSE_S, TRIES = 30.0, 3  # between two starts of a lost rank, and how many there are
+SETTLED_S = 60.0  # for which a rank that came back has to serve, else its start counts as one that failed
 SLOWER, LEAST_S = 3.0, 300.0  # of its starts, than the start of all was, until it counts as stalled; and seconds at least
 PATIENCE_S = 60.0  # of a rank that could join, while streams are under way that it would end
 STARTED, SERVES = "starting processes", "serving"
@@ -156,7 +158,8 @@ class RankServers:
         self._joined = set[int]()  # ranks that join in the present change
         self._tries, self._pause_until_s = Counter[int](), dict[int, float]()
         self._why = dict[int, str]()  # why ranks did not come back the last time
-        self._ranks_now, self._asked = ServingRanks(self.ranks, self.hang_s), set[str]()
+        self._settled_s = dict[int, float]()  # when they have come back
+        self._ranks_now, self._asked = ServingRanks((), self.hang_s), set[str]()  # none serves yet
         self._change_s = self._told_s = 0.0
         began_s = told_s = time.monotonic()
         before: dict[int, str] = {}
@@ -181,6 +184,7 @@ class RankServers:
         if changed := self.files.end():
             raise RankFailed(changed)
         self._patience_s = max(LEAST_S, SLOWER * (time.monotonic() - began_s))
+        self._ranks_now = ServingRanks(self.ranks, self.hang_s)
         if self.port is None:
             await self.router.start()
         self.changes.complete()
@@ -216,6 +220,10 @@ class RankServers:
         for rank, why in reasons.items():
             self.say(f"{self._name(rank)} is lost: {why}")
             kill(self.servers[rank].process)
+            if time.monotonic() < self._settled_s.get(rank, 0.0):
+                self._pause_until_s[rank] = time.monotonic() + PAUSE_S
+            else:
+                self._tries.pop(rank, None)
         self.changes.losses.update(reasons.keys())
         self._joined -= reasons.keys()
         if reasons and (not self.survive or not ranks.alive):
@@ -230,7 +238,7 @@ class RankServers:
         elif not self.changes.serving.is_set() and ranks.complete(looks):
             for rank in sorted(self._joined):
                 await self.router.tell("add", self.servers[rank].url)
-                self._tries.pop(rank)
+                self._settled_s[rank] = time.monotonic() + SETTLED_S
                 self._why.pop(rank, None)
             self._joined.clear()
             self.changes.complete()
@@ -242,6 +250,7 @@ class RankServers:
                         self.say(f"{self._name(rank)} is lost: it is stuck in a step, which a change does not end")
                         kill(self.servers[rank].process)
                         ranks.give_up(rank)
+                    self.changes.losses.update(stuck)
                     await self._begin_change(stuck, self._lost(*stuck))
                     return ""
                 return f"change {ranks.change} failed: {why}"
@@ -267,6 +276,7 @@ class RankServers:
             waits = rank in self._newcomers or now_s < self._pause_until_s.get(rank, 0.0)
             if self._tries[rank] < TRIES and not waits and self._has_memory(groups):
                 await self._start_again(rank, requests)
+                answers.pop(rank, None)  # of the server before
         ready = [rank for rank in list(self._newcomers) if self._is_ready(rank, requests, answers)]
         if not ready:
             return
@@ -334,20 +344,27 @@ class RankServers:
             kill(process)
 
     async def end(self) -> None:
-        """Ends all processes, after they have written their records, and waits for their end."""
+        """Ends all processes, after those that serve have written their records, and waits for their end."""
         self.changes.serving.clear()
         self.router.end()
-        servers, processes = [server.process for server in self.servers.values()], self._processes()
+        self._ranks_now = ServingRanks((), self.hang_s)
+        phases, processes = {server.process: server.phase for server in self.servers.values()}, self._processes()
         for process in processes:
+            if phases.get(process, SERVES) != SERVES:
+                kill(process)
+                continue
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT if process in servers else signal.SIGTERM)
+                process.send_signal(signal.SIGINT if process in phases else signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), RECORDS_S)
         self.kill()
         for process in processes:
             await process.wait()
-        while process_groups().keys() & {process.pid for process in processes}:
+        until_s = time.monotonic() + GONE_S
+        while (remaining := process_groups().keys() & {process.pid for process in processes}) and time.monotonic() < until_s:
             await asyncio.sleep(0.05)
+        if remaining:
+            self.say(f"process groups {', '.join(map(str, sorted(remaining)))} do not end although they were killed")
         self.servers.clear()
         for helped in self._helped:
             helped.helper = None

@@ -395,8 +395,11 @@ def test_clients_see_whole_streams_while_ranks_are_lost(tmp_path, monkeypatch):
     assert sum("serve on" in said for said in parent.said) == 2
 
 
-def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch):
+@pytest.mark.parametrize("settled_s", [0.0, 600.0])
+def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch, settled_s):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 3, rejoin=True)
+    for name, value in (("SETTLED_S", settled_s), ("PAUSE_S", 0.0), ("TRIES", 1)):
+        monkeypatch.setattr(rank_servers, name, value)
 
     async def course(servers, session, groups, watch):
         servers.changes.streams.add(ResumedStream("/v1/completions", {"n": 2}, 100))  # which a join would end
@@ -415,10 +418,14 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
         assert (await get(session, f"{servers.router.url}/health"))["added"] == [again.url]
         assert f"{JOINS}=1" in Path(f"/proc/{again.process.pid}/environ").read_text().split("\0")
         os.kill(engine_of(again.process.pid), signal.SIGKILL)
-        await until(lambda: servers.changes.number == 5)
+        await until(lambda: servers.changes.number == (4 if settled_s else 5))
+        await asyncio.sleep(1.0 if settled_s else 0.0)
+        assert servers.changes.starts[1] == (2 if settled_s else 3), (
+            "one that is lost soon after it came back has failed to start"
+        )
 
     parent.watched(course)
-    assert sum(said.startswith("3 of 3 ranks serve on") for said in parent.said) == 2
+    assert sum(said.startswith("3 of 3 ranks serve on") for said in parent.said) == (1 if settled_s else 2)
 
 
 @pytest.mark.parametrize("room", [2**60, 0])

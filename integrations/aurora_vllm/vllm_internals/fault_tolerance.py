@@ -19,7 +19,7 @@ Interface between the parent, which starts the servers and alone decides who is 
 
    `fault_store` (or AURORA_FAULT_STORE) turns all of this on. AURORA_COMMAND_SECRET, in the environment of every server, has a
    secret that the parent draws when it starts: servers obey commands alone that bring it. All servers must start: a loss
-   before `/health` of every rank answers 200 ends the start, and the parent starts anew.
+   before `/health` of every rank answers 200 ends the command.
 3. When ranks are lost, the parent kills their process groups, draws the next change number (1, 2, 3, ...; never again the same
    one), and posts to every survivor's server, idle or not, all at once:
 
@@ -41,7 +41,7 @@ Interface between the parent, which starts the servers and alone decides who is 
    and warms up without the others. Once its `/health` answers 200, a change has it in `alive` again, and is posted to it too.
 6. Fencing: an engine takes a change only once, and only one of a greater number than its last; one that finds itself in `dead`
    kills itself. Ranks that the parent has cut off have no connection to survivors, which have closed theirs.
-7. The last survivor serves alone. With no survivor left, the parent starts all servers anew; also where a change fails.
+7. The last survivor serves alone. With no survivor left, and where a change fails, the parent starts all servers anew, as in 2.
 """
 
 from __future__ import annotations
