@@ -19,6 +19,7 @@ from aurora_vllm.serving_ranks import STOPPED
 KEEPER = "aurora_vllm.vllm_internals.fault_tolerance"  # module that is run
 ASKED_EVERY_S = 0.25  # a router that starts
 PAUSE_S = 30.0  # after a router that did not start
+LONGEST_S = 7 * 86400  # of an answer through the router, which ends it otherwise after half an hour
 LOCAL = "127.0.0.1"
 Ask = Callable[[str, str, float], Any]  # (method, URL, seconds) -> awaitable answer, None if there is none
 
@@ -140,7 +141,7 @@ class Router:
         url, dealt = f"http://{LOCAL}:{port}", {*self._ranks().values()}
         words = [sys.executable, "-P", "-m", "vllm_router.launch_router", "--host", LOCAL, "--port", str(port)]
         words += ["--worker-urls", *dealt, "--policy", "round_robin", "--prometheus-port", str(metrics)]
-        words += ["--worker-startup-check-interval", "1"]
+        words += ["--worker-startup-check-interval", "1", "--request-timeout-secs", str(LONGEST_S)]
         log = self._new_log("router")
         self.helper = Helper("router", await start_process(words, log, dict(os.environ)), log)
         while self.helper.process.returncode is None and await self._ask("GET", f"{url}/health", 1.0) is None:

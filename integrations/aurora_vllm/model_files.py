@@ -52,7 +52,7 @@ class ModelFiles:
         """Compares the files in a thread, for a rank that has loaded them since `begin`.
 
         Returns:
-            Which file is not as the ranks that serve have loaded it, as a part of a sentence; "" if all are.
+            Which file has changed since the serving ranks loaded it, as a part of a sentence; "" if none has.
         """
         found: Future[str] = Future()
         threading.Thread(target=lambda: found.set_result(self._changed()), daemon=True).start()
@@ -63,8 +63,8 @@ class ModelFiles:
         now = self._states()
         differing = [name for name in sorted({*now, *self._loaded}) if now.get(name) != self._loaded.get(name)]
         if not self._loaded:
-            return "the model's files were not found, and so not compared"
-        return f"{differing[0]} is not as the ranks that serve have loaded it" if differing else ""
+            return "the model's files were not found, and so cannot be compared with those of the serving ranks"
+        return f"{differing[0]} has changed since the serving ranks loaded it" if differing else ""
 
     def _changed(self) -> str:
         now = self._states()

@@ -72,7 +72,8 @@ class RankServer:
 
     def new_lines(self) -> list[str]:
         """Returns the complete log lines since the last call, and updates `phase` from them."""
-        with self.log.open("rb") as file:
+        whole = b""
+        with suppress(FileNotFoundError), self.log.open("rb") as file:  # a user may remove it
             file.seek(self._read)
             whole, _, _ = file.read().rpartition(b"\n")
         self._read += len(whole) + bool(whole)
@@ -247,13 +248,13 @@ class RankServers:
             if not self._joined:
                 if (stuck := self._stuck(looks)) and len(stuck) < len(ranks.alive):
                     for rank in stuck:
-                        self.say(f"{self._name(rank)} is lost: it is stuck in a step, which a change does not end")
+                        self.say(f"{self._name(rank)} is lost: its step does not end, and the others wait for it")
                         kill(self.servers[rank].process)
                         ranks.give_up(rank)
                     self.changes.losses.update(stuck)
                     await self._begin_change(stuck, self._lost(*stuck))
                     return ""
-                return f"change {ranks.change} failed: {why}"
+                return f"the switch to {self._name(*ranks.alive)} failed: {why}"
             refused = [rank for rank in self._refused(looks) if rank in self._joined] or sorted(self._joined)
             for rank in refused:
                 self._give_up(rank, f"could not join: {why}")

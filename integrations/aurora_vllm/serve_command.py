@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 from aiohttp import ClientError, ClientSession, web
+from filelock import FileLock, Timeout
 
 from aurora.advisor.engines.vllm import rank_words
 from aurora.algorithms.gpu_slots import redundant_experts
@@ -39,7 +40,7 @@ from aurora.types.options import MOST_PORT
 from aurora_vllm.child_processes import free_ports
 from aurora_vllm.model_files import ModelFiles
 from aurora_vllm.rank_servers import RankServers
-from aurora_vllm.settings import read_settings
+from aurora_vllm.settings import PREFIX, read_settings
 from aurora_vllm.whole_streams import ResumingProxy
 
 ENOUGH_TOKENS = 50_000  # of traffic, after which it is told what a plan would bring
@@ -83,6 +84,8 @@ class ServeCommand:
         state: folder for logs, record and plan.
         survive: True: the other ranks continue when a rank is lost.
         cpu: True: ranks compute on CPUs.
+        by_tokens: True: the front port chooses the rank of each request.
+        lock: held on `state`, which one command uses at a time.
     """
 
     model: str
@@ -94,6 +97,8 @@ class ServeCommand:
     state: Path
     survive: bool
     cpu: bool
+    by_tokens: bool
+    lock: FileLock
 
     @property
     def api_key(self) -> str | None:
@@ -166,11 +171,12 @@ def prepare(
         raise MissingDependency('vllm is needed: pip install "aurora-moe[vllm]"')
     options, words = _read(words)
     if refused := [name for name in REFUSED if _has(words, name)]:
-        raise BadInput(f"{refused[0]}: expected none, since one server is started for each data-parallel rank")
+        one_each = "starts one server for each data-parallel rank, behind one port that speaks plain HTTP"
+        raise BadInput(f"{refused[0]}: expected none, as `aurora vllm` {one_each}")
     try:
         socket.create_server((options.host, options.port)).close()
     except OSError as error:
-        raise BadInput(f"--port: expected a free one on {options.host}, found {options.port}: {error.strerror}") from None
+        raise _no_port(options, error) from None
     if HUB_NAME.fullmatch(model) and not Path(model).exists() and not os.environ.get("HF_HUB_OFFLINE"):
         with suppress(Exception):  # then the next line says what is missing
             from huggingface_hub import hf_hub_download
@@ -186,7 +192,8 @@ def prepare(
     size, tensor, parallel = options.data_parallel_size, options.tensor_parallel_size or 1, "--pipeline-parallel-size"
     if size is None and options.tensor_parallel_size is None and not _has(words, parallel) and not _has(words, "-pp"):
         size = len(described or machine or range(CPU_RANKS))
-        say(f"{size} data-parallel ranks, one on each {'CPU rank' if cpu else 'GPU'}; --data-parallel-size chooses otherwise")
+        where = "on the CPU" if cpu else "on as many GPUs"
+        say(f"{size} data-parallel ranks {where}; --data-parallel-size chooses otherwise")
     size = size or 1
     first, local = options.data_parallel_start_rank, options.data_parallel_size_local or size
     whole = described or _cluster(machine, size * tensor)
@@ -207,6 +214,11 @@ def prepare(
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (state or base / "aurora-vllm" / f"{slug}-{size}x{tensor}").resolve()
     make_folder(folder / "seen")
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BadInput(f"`state`: expected a folder that no other `aurora vllm` uses, found {folder}") from None
     plan = folder / "recommended/plan.json" if apply and (folder / "recommended/plan.json").exists() else None
     if survive and plan is not None and not _survives(load_plan(plan)):
         plan = None
@@ -215,14 +227,23 @@ def prepare(
     settings = {"record": str(folder / "seen"), "record_every_s": RECORD_EVERY_S}
     settings |= {"plan": str(plan)} if plan else {}
     settings |= {"adapt": True} if apply and not survive and _has([*added, *words], "--enable-eplb") else {}
+    settings = {name: value for name, value in settings.items() if PREFIX + name.upper() not in os.environ}
     options.additional_config["aurora"] = settings | options.additional_config.get("aurora", {})
-    if getattr(read_settings(options.additional_config["aurora"], os.environ), "fault_store", None):
+    chosen = read_settings(options.additional_config["aurora"], os.environ)
+    assert chosen is not None
+    if chosen.fault_store is not None:
         raise BadInput("fault_store: expected --survive, which gives servers one, found it among the settings")
     for old in [*(folder / "seen").glob("rank-*.npz"), *folder.glob("*.log")]:
         old.unlink()
     save_cluster(whole, folder / "cluster.toml", [])
     ranks = range(first, first + local) if size > 1 else range(1)
-    return ServeCommand(served, options, (*added, *words), ranks, size, tensor, folder, survive, cpu)
+    by_tokens = chosen.requests != "stock"
+    return ServeCommand(served, options, (*added, *words), ranks, size, tensor, folder, survive, cpu, by_tokens, lock)
+
+
+def _no_port(options: argparse.Namespace, error: OSError) -> BadInput:
+    """Returns the error of a port that cannot be listened on."""
+    return BadInput(f"--port: expected a free one on {options.host}, found {options.port}: {error.strerror}")
 
 
 def _read(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -314,6 +335,7 @@ async def serve(
 
     Raises:
         RankFailed: if vLLM does not start.
+        BadInput: if the port was taken while ranks loaded.
         KeyboardInterrupt: after a second signal.
     """
     serving: Any = asyncio.current_task()
@@ -347,12 +369,14 @@ async def serve(
                 await servers.start()
                 if command.size > 1 and front is None:
                     context = await _context_tokens(session, servers.servers[command.ranks[0]].url, command.api_key)
-                    by_tokens = command.given.additional_config["aurora"].get("requests", "stock") != "stock"
-                    given = session, servers.changes, context, servers.urls, by_tokens
+                    given = session, servers.changes, context, servers.urls, command.by_tokens
                     proxy = ResumingProxy(lambda: servers.router.url, *given)
                     front = web.AppRunner(proxy.app(), shutdown_timeout=1.0)
                     await front.setup()
-                    await web.TCPSite(front, host, port).start()
+                    try:
+                        await web.TCPSite(front, host, port).start()
+                    except OSError as error:  # taken while ranks loaded
+                        raise _no_port(command.given, error) from None
                 say(f"ready on http://{host}:{port}")
                 advice = advice or asyncio.create_task(_advise_in_time(command, session, servers, after_s, as_json, say))
                 lost = await servers.watch()

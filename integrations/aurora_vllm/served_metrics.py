@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from aurora_vllm.rank_progress import FOLDER
+from aurora_vllm.settings import SHARED_FOLDER
 
 if TYPE_CHECKING:
     from aurora_vllm.prompt_steps import IntervalChanges
@@ -130,7 +131,7 @@ def open_status_folder() -> None:
     if FOLDER in os.environ:
         return
     try:
-        os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="aurora-vllm-")
+        os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="aurora-vllm-", dir=os.environ.get(SHARED_FOLDER))
     except OSError as error:
         LOG.warning("aurora: no watchdog, and no metrics with one API server: %s", error)
         return

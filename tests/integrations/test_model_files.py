@@ -58,7 +58,7 @@ def test_a_changed_file_is_named(folder, change, read):
     files = loaded(folder, read)
     assert compared(files) == files.touched() == ""
     change(folder / "model-2.safetensors")
-    expected = f"{folder / 'model-2.safetensors'} is not as the ranks that serve have loaded it"
+    expected = f"{folder / 'model-2.safetensors'} has changed since the serving ranks loaded it"
     assert compared(files) == files.touched() == expected
 
 
@@ -67,7 +67,7 @@ def test_another_file_is_a_change_unless_no_rank_loads_it(folder):
     (folder / "notes.md").write_text("other notes")
     assert compared(files) == ""
     (folder / "model-3.safetensors").touch()
-    assert compared(files).startswith(f"{folder / 'model-3.safetensors'} is not as")
+    assert compared(files).startswith(f"{folder / 'model-3.safetensors'} has changed since")
 
 
 def copy_again(path):
@@ -79,10 +79,10 @@ def copy_again(path):
 def test_an_equal_file_of_another_state_is_none_once_it_has_been_read(folder, change):
     files, unread = loaded(folder), loaded(folder, read=False)
     change(folder / "model-1.safetensors")
-    assert files.touched().startswith(f"{folder / 'model-1.safetensors'} is not as")
+    assert files.touched().startswith(f"{folder / 'model-1.safetensors'} has changed since")
     assert compared(files) == ""
     assert files.touched() == "", "the state is known now"
-    assert compared(unread).startswith(f"{folder / 'model-1.safetensors'} is not as")
+    assert compared(unread).startswith(f"{folder / 'model-1.safetensors'} has changed since")
 
 
 def test_files_that_change_and_change_back_while_a_rank_loads_are_seen(folder):
@@ -112,4 +112,8 @@ def test_a_folder_that_is_not_found_lets_no_rank_join(folder):
     files = ModelFiles(find)
     files.begin()
     assert files.end() == ""
-    assert compared(files) == files.touched() == "the model's files were not found, and so not compared"
+    assert (
+        compared(files)
+        == files.touched()
+        == "the model's files were not found, and so cannot be compared with those of the serving ranks"
+    )

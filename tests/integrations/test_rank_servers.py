@@ -469,13 +469,13 @@ def test_a_lost_rank_that_loads_other_weights_does_not_join(tmp_path, monkeypatc
         assert not watch.done()
         first, second = await told(session, servers.servers[0].url)
         assert [first["alive"], second["alive"]] == [[0, 2], [0]]
-        assert second["changed"] == f"{parent.weights} is not as the ranks that serve have loaded it"
+        assert second["changed"] == f"{parent.weights} has changed since the serving ranks loaded it"
 
     parent.watched(course)
     (refused,) = [each for each in parent.said if "could not join" in each]
     why = "the model's files changed while the rank loaded them"
     if when == "while it is lost":
-        why = f"{parent.weights} is not as the ranks that serve have loaded it"
+        why = f"{parent.weights} has changed since the serving ranks loaded it"
     assert refused == f"rank 1 could not join: {why}; it is left out"
 
 
@@ -580,7 +580,7 @@ def test_a_survivor_that_refuses_ends_the_watch(tmp_path, monkeypatch):
 
     async def course(servers, session, groups, watch):
         os.killpg(groups[0], signal.SIGKILL)
-        assert (await watch).startswith("change 1 failed: rank 2 refused it: no slot (see ")
+        assert (await watch).startswith("the switch to ranks 1, 2 failed: rank 2 refused it: no slot (see ")
 
     parent.watched(course)
 
@@ -598,7 +598,7 @@ def test_a_rank_that_is_stuck_in_a_step_is_lost_and_the_others_serve_on(tmp_path
         ]
 
     parent.watched(course)
-    assert any(said.startswith("rank 2 is lost: it is stuck in a step") for said in parent.said)
+    assert any(said.startswith("rank 2 is lost: its step does not end") for said in parent.said)
 
 
 def test_a_server_that_ends_while_it_starts_is_named_with_its_reason(tmp_path, monkeypatch):

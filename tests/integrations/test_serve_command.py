@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 
@@ -49,6 +50,7 @@ def command(tmp_path, monkeypatch):
 
     def made(*words, model=None, cluster=None, apply=False, survive=False):
         found = prepare(model or str(tmp_path / "model"), list(words), cluster, tmp_path / "state", apply, survive, said.append)
+        found.lock.release()  # as at its end
         return found, " ".join(said)
 
     return made
@@ -245,6 +247,27 @@ def test_bad_input_is_refused_before_anything_is_loaded(command, tmp_path, given
         command(*given, **named)
     assert message in str(refused.value)
     assert record.exists()
+
+
+def test_a_state_folder_is_that_of_one_command_at_a_time(command, tmp_path):
+    (tmp_path / "state/seen").mkdir(parents=True)
+    record = tmp_path / "state/seen/rank-0.npz"
+    record.touch()
+    with (
+        FileLock(tmp_path / "state/lock"),
+        pytest.raises(AuroraError, match="expected a folder that no other `aurora vllm` uses"),
+    ):
+        command("-dp", "2")
+    assert record.exists()
+
+
+def test_settings_of_the_environment_are_not_overridden(command, monkeypatch):
+    monkeypatch.setenv("AURORA_RECORD_EVERY_S", "3")
+    monkeypatch.setenv("AURORA_REQUESTS", "tokens")
+    found, _ = command("-dp", "2")
+    assert "record_every_s" not in settings(found)
+    assert found.by_tokens
+    assert not command("-dp", "2", "--additional-config", '{"aurora": {"requests": "stock"}}')[0].by_tokens
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(command):

@@ -51,12 +51,8 @@ class GroupConnections:
         self._newest = 0  # change that is known of
         self._kept: list[Any] = []
 
-    def begin(self, change: int, others: frozenset[int] | None = None) -> None:
+    def begin(self, change: int) -> None:
         """Assigns connections that are opened from now on to change number `change`; a second call for it does nothing.
-
-        Args:
-            change: number of the change.
-            others: if not None, the change also gets all present connections except those with these numbers (inodes).
 
         Raises:
             RankLost: if there is a newer change.
@@ -66,7 +62,7 @@ class GroupConnections:
                 raise RankLost(f"change {change} is given up, there is change {self._newest}")
             if change == self._change:  # an engine and the worker in its process
                 return
-            self._change, self._others = change, connection_numbers() if others is None else others
+            self._change, self._others = change, connection_numbers()
 
     @property
     def outdated(self) -> bool:

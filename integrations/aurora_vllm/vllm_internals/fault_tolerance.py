@@ -117,7 +117,7 @@ class RanksChange:
         """Returns the RanksChange in the parameters of a `change_ranks` instruction; `ranks`: number of ranks at the start."""
         try:
             dead, alive = (tuple(sorted({int(rank) for rank in params[name]})) for name in ("dead", "alive"))
-            within = timedelta(seconds=float(params.get("within_s", 20.0)))
+            within = timedelta(seconds=float(params["within_s"]))
             change = cls(int(params["change"]), dead, alive, within, str(params.get("changed", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{INSTRUCTION}: expected change, dead, alive and within_s, found {dict(params)}") from error
