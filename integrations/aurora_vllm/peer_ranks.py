@@ -12,6 +12,7 @@ import threading
 from typing import Any, NamedTuple
 
 ACCEPTED = "go"
+AGREE_S = 60.0  # that rank 0 waits for the others' reports, before models are built
 REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict than rank 0 waits for their reports
 
 

@@ -44,7 +44,6 @@ class Settings:
         record_every_s: seconds between two writes of the record.
         metrics_port: rank r serves its metrics at this port + r; None: only on vLLM's own /metrics, if that can show them.
         metrics_host: address that `metrics_port` listens on.
-        agree_s: seconds that ranks wait for each other's report on the plan before the model is built.
         adapt: True: adapt the placement to traffic, through EPLB (`--enable-eplb`).
         loss: with adapt: the present placement is kept while it costs the slowest GPUs at most this share of their time.
         dry_run: with adapt: True: move nothing, and log what would move.
@@ -64,7 +63,6 @@ class Settings:
     record_every_s: Seconds = 60.0
     metrics_port: Annotated[int | None, Limits(least=1, most=MOST_PORT)] = None
     metrics_host: str = "127.0.0.1"
-    agree_s: Seconds = 60.0
     adapt: bool = False
     loss: float = ControlOptions.loss
     dry_run: bool = False

@@ -229,11 +229,10 @@ class EngineFacts:
 
 
 class LayerMarks(NamedTuple):
-    """Times of one MoE layer in a forward pass, on one thread.
+    """Times of one MoE layer in a forward pass.
 
     Attributes:
         layer: the MoE layer's index.
-        thread: number of the thread. Overlapping micro-batches run in separate threads.
         shape_NK: number of rows on this rank, and number of experts that each row chooses.
         stock: True: the layer's all-to-all was vLLM's own.
         began: mark at the layer's beginning.
@@ -241,7 +240,6 @@ class LayerMarks(NamedTuple):
     """
 
     layer: int
-    thread: int
     shape_NK: Sequence[int]
     stock: bool
     began: Mark
@@ -260,14 +258,13 @@ class _Pass:
 
 
 def _timings(layers: Sequence[LayerMarks]) -> Iterator[tuple[int, str, Span | float, int, int]]:
-    """Yields the times between a thread's MoE layers, and those of the experts of layers whose all-to-all was vLLM's own."""
-    last_end: dict[int, Mark | None] = {}
-    for layer, thread, (rows, top_k), stock, began, ended in layers:
-        before = last_end.get(thread)
+    """Yields the times between MoE layers, and those of the experts of layers whose all-to-all was vLLM's own."""
+    before: Mark | None = None  # the end of the layer before
+    for layer, (rows, top_k), stock, began, ended in layers:
         for phase, start, end, tokens, active in (("gate", before, began, rows, 1), ("expert", began, ended, rows * top_k, 0)):
             if start is not None and end is not None and (phase == "gate" or stock):
                 yield layer, phase, end - start if isinstance(end, float) else Span(start, end), tokens, active
-        last_end[thread] = ended
+        before = ended
 
 
 class TrafficRecorder:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LayerInFlight:
-    """State of the MoE layer that a thread is computing at present."""
+    """State of the MoE layer that is computed at present."""
 
     layer: int  # the MoE layer's index
     own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
@@ -55,12 +53,6 @@ class LayerInFlight:
     index: torch.Tensor | None = None  # index and weights: (P, K), experts and weights of the dispatched rows
     weights: torch.Tensor | None = None
     exchanged: bool = False  # whether aurora performed the layer's all-to-all
-
-
-class _Thread(threading.local):
-    """State of one thread: vLLM may run several forward passes in threads."""
-
-    in_flight: LayerInFlight | None = None
 
 
 class WorkerIntegration:
@@ -103,9 +95,9 @@ class WorkerIntegration:
         self._recorded = False  # not in warm-up and dummy batches, of which CUDA graphs are captured
         self._timed = False  # of the recorded ones, see SAMPLED
         self.passes_by = False  # whether layers of this pass need no more than `RankProgress.layer`
-        self._layers: list[LayerMarks] = []  # of the pass that is recorded, as its threads leave them
+        self._layers: list[LayerMarks] = []  # of the pass that is recorded
         self._exchanges: deque[tuple[str, Span, IntArray]] = deque()  # phase, time, bytes of those that metrics do not show yet
-        self._thread = _Thread()
+        self._in_flight: LayerInFlight | None = None
 
     def connect(self, make_transport: Callable[[], Transport]) -> None:
         """Sets the function that creates the transport to the other ranks, which `transport` calls on first use."""
@@ -199,12 +191,12 @@ class WorkerIntegration:
             self.metrics.refresh()
 
     def enter_layer(self, layer: int) -> Mark | None:
-        """Called when this thread begins the MoE layer with index `layer`. Returns a time mark if the pass is recorded."""
+        """Called when the MoE layer with index `layer` begins. Returns a time mark if the pass is recorded."""
         self.progress.layer(layer)
         return self._clock.mark() if self._timed else None
 
     def leave_layer(self, layer: int, experts_NK: torch.Tensor, stock: bool, began: Mark | None) -> None:
-        """Called when this thread has computed a MoE layer; records its times.
+        """Called when a MoE layer is computed; records its times.
 
         Args:
             layer: the MoE layer's index.
@@ -214,7 +206,7 @@ class WorkerIntegration:
             began: the result of `enter_layer`; None: nothing is recorded.
         """
         if began is not None:
-            self._layers.append(LayerMarks(layer, get_ident(), experts_NK.shape, stock, began, self._clock.mark()))
+            self._layers.append(LayerMarks(layer, experts_NK.shape, stock, began, self._clock.mark()))
 
     @property
     def files(self) -> RankFiles | None:
@@ -228,7 +220,7 @@ class WorkerIntegration:
 
     @contextmanager
     def moe_layer(self, layer: int, experts_NK: torch.Tensor, sequence_parallel: bool) -> Iterator[None]:
-        """Context manager around this thread's computation of a MoE layer.
+        """Context manager around the computation of a MoE layer.
 
         Args:
             layer: the MoE layer's index.
@@ -238,15 +230,15 @@ class WorkerIntegration:
         Raises:
             RuntimeError: if aurora dispatched the layer's tokens, and vLLM did not let it combine them.
         """
-        thread, began = self._thread, self.enter_layer(layer)
-        thread.in_flight = in_flight = LayerInFlight(layer, self._own_rows(len(experts_NK), sequence_parallel), began)
+        began = self.enter_layer(layer)
+        self._in_flight = in_flight = LayerInFlight(layer, self._own_rows(len(experts_NK), sequence_parallel), began)
         try:
             yield
             if in_flight.batch is not None:
                 raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched by aurora and not combined by it")
             self.leave_layer(layer, experts_NK, not in_flight.exchanged, began)
         finally:
-            thread.in_flight = None
+            self._in_flight = None
 
     def _own_rows(self, rows: int, sequence_parallel: bool) -> slice:
         """Returns the slice of a layer's rows that are tokens of this rank: neither padding nor counted by another rank."""
@@ -260,14 +252,14 @@ class WorkerIntegration:
     # All-to-alls
 
     def takes(self, rows_of_ranks: Callable[[], Sequence[int]], extra_row_bytes: int | None = None) -> bool:
-        """Returns True if aurora, not vLLM, performs the all-to-all of the layer that this thread computes.
+        """Returns True if aurora, not vLLM, performs the all-to-all of the layer that is computed.
 
         Args:
             rows_of_ranks: returns the number of rows of each rank, which push needs.
             extra_row_bytes: size of a row if other tensors travel along, which push alone carries, if its slots are so large;
                 None: none do.
         """
-        in_flight = self._thread.in_flight
+        in_flight = self._in_flight
         if self.stock or in_flight is None:
             return False
         if self._push is None:
@@ -277,8 +269,8 @@ class WorkerIntegration:
 
     @property
     def dispatched(self) -> bool:
-        """True if this thread is between aurora's dispatch and combine."""
-        return self._thread.in_flight is not None and self._thread.in_flight.batch is not None
+        """True between aurora's dispatch and combine."""
+        return self._in_flight is not None and self._in_flight.batch is not None
 
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, slots_of_layer: Callable[[int], Slots],
@@ -296,7 +288,7 @@ class WorkerIntegration:
             (rows, weights, index): the P received rows (P, H), their weights (P, K) and experts (P, K); with `extra` also a
             list of its received rows.
         """
-        in_flight = self._thread.in_flight
+        in_flight = self._in_flight
         assert in_flight is not None
         layer = in_flight.layer
         if in_flight.batch is not None or in_flight.exchanged:
@@ -319,7 +311,7 @@ class WorkerIntegration:
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
         """Sends expert outputs `answers` (P, H) of the rows from `dispatch` back. Returns their sums by token, (N, H)."""
-        in_flight = self._thread.in_flight
+        in_flight = self._in_flight
         assert in_flight is not None
         batch = in_flight.batch
         assert batch is not None

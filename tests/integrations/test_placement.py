@@ -84,7 +84,7 @@ def config(**given):
         parallel_config=SimpleNamespace(
             enable_expert_parallel=True, data_parallel_size=2, all2all_backend=given["back_end"], enable_eplb=given["eplb"],
             eplb_config=SimpleNamespace(num_redundant_experts=2), enable_ep_weight_filter=given["filter"], tensor_parallel_size=1,
-            pipeline_parallel_size=given.get("stages", 1), enable_dbo=given.get("dbo", False),
+            pipeline_parallel_size=given.get("stages", 1), use_ubatching=given.get("dbo", False),
             enable_elastic_ep=given.get("elastic", False),
         ),
         aux_output_config=SimpleNamespace(enable_return_routed_experts=given.get("returned", False)),
@@ -173,11 +173,8 @@ def test_experts_follow_the_traffic_only_where_they_can(given, found, monkeypatc
     ("settings", "given", "found"),
     [
         ({"order": "push"}, {}, "order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs"),
-        (
-            {"order": "push"},
-            {"dbo": True},
-            "order push: expected no fault_store and no --enable-dbo",
-        ),
+        ({"order": "online"}, {"dbo": True}, "order: expected no micro-batches"),
+        ({"record": Path("seen")}, {"dbo": True}, "record: expected no micro-batches"),
         ({"order": "online"}, {"back_end": "deepep_low_latency"}, "order: expected expert and data parallelism by allgather"),
         ({"adapt": True}, {}, "adapt: expected --enable-eplb, found none"),
     ],
@@ -187,7 +184,7 @@ def test_a_part_that_is_off_is_said_by_workers_and_ends_a_server_that_requires_i
     asked = Asked(Settings(**settings), config(**given))
     said = next(unmet(asked, *PART))
     assert said.startswith(found)
-    assert effective_settings(asked).order == "stock"
+    assert (effective_settings(asked).order, effective_settings(asked).record) == ("stock", None)
     check_conditions(asked.settings, asked.config)
     with pytest.raises(BadInput, match=found):
         check_conditions(Settings(required=True, **settings), asked.config)

@@ -124,7 +124,7 @@ def test_push_is_vllms_own_where_there_are_no_peers_or_layers(memory, known, lac
     integration.begin_serving(None, "m", {0: 0}, None, engine if known else None)
     with integration.moe_layer(0, torch.zeros(3, TOP_K), False):
         assert integration.takes(lambda: [3, 5]) is (lacks is None)
-        assert integration._thread.in_flight.most_tokens == (0 if lacks else 5)
+        assert integration._in_flight.most_tokens == (0 if lacks else 5)
         if lacks is None:  # push carries what travels along, if its slots are so large
             integration._push = SimpleNamespace(row_bytes=160, check_peers=None)
             assert [integration.takes(lambda: [3, 5], size) for size in (160, 161)] == [True, False]

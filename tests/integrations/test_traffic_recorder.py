@@ -12,9 +12,7 @@ from aurora_vllm.traffic_recorder import (
     ChoiceCounter,
     EngineFacts,
     KeptCounter,
-    LayerMarks,
     PhaseClock,
-    _timings,
     span,
 )
 from aurora_vllm.worker_integration import WorkerIntegration
@@ -222,15 +220,6 @@ def test_layers_of_vllms_own_all_to_all_are_timed(gpu, tmp_path):
     integration.records._ended.set()
 
 
-def test_micro_batches_in_threads_are_timed_apart():
-    """Each thread's gate is between its own layers, and its rows are those of its micro-batch."""
-    marks = [(0, 1, 2, 0.0, 1.0), (0, 2, 3, 1.0, 3.0), (1, 1, 2, 3.5, 4.0), (1, 2, 3, 4.0, 4.5)]
-    layers = [LayerMarks(layer, thread, (rows, TOP_K), True, began, ended) for layer, thread, rows, began, ended in marks]
-    gates = [(layer, took, rows) for layer, phase, took, rows, _ in _timings(layers) if phase == "gate"]
-    assert gates == [(1, 2.5, 2), (1, 1.0, 3)]
-    assert [rows for _, phase, _, rows, _ in _timings(layers) if phase == "expert"] == [n * TOP_K for n in (2, 3, 2, 3)]
-
-
 @pytest.mark.parametrize("combined", [False, True], ids=["not-combined", "combined"])
 def test_a_dispatch_that_is_not_combined_is_an_error_at_the_layers_end(combined):
     integration = WorkerIntegration(Settings(order="online"), 0, 1, None, None)
@@ -240,5 +229,5 @@ def test_a_dispatch_that_is_not_combined_is_an_error_at_the_layers_end(combined)
         else (integration.moe_layer(0, torch.zeros(1, 1), False))
     ):
         with integration.moe_layer(1, torch.zeros(1, 1), False):
-            integration._thread.in_flight.batch = None if combined else object()
+            integration._in_flight.batch = None if combined else object()
         assert combined

@@ -581,7 +581,7 @@ def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpo
 )
 def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_path, checkpoints, alone):
     checkpoint, path, more = checkpoints("qwen3moe"), tmp_path / "plan.json", {}
-    settings = {"plan": str(path), "agree_s": 5 if fault == "a rank without the plugin" else 60}
+    settings = {"plan": str(path)}
     if fault == "other model":
         from tests.integrations.tiny import make
 
@@ -591,6 +591,7 @@ def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_pat
         save(scattered(checkpoint, 4 if fault == "other ranks" else 2), path)
     if fault == "a rank without the plugin":  # which needs the repairs for vLLM to serve on CPUs at all
         more = {"environ_1": {"VLLM_PLUGINS": "aurora-on-cpu"}}
+        more["before"] = "from aurora_vllm.vllm_internals import worker_startup; worker_startup.AGREE_S = 5"
     run = Ranks(tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config={"aurora": settings}, **more)
     check_same(run.answers(), alone("qwen3moe"))
     (warning,) = run.warnings()

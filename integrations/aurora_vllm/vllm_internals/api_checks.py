@@ -20,9 +20,7 @@ OLDEST = (0, 30)
 PLACE = re.compile(r"([\w.]+)(?:\((.*)\))?(?: by (\S+))?")  # "name.name(parameter, parameter) by module:caller"
 OBJECTS = ".self"  # after a class
 MOE = "vllm.model_executor.layers.fused_moe"
-ALL2ALL = "vllm.distributed.device_communicators.all2all"
 LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
-EPLB_STATE = "vllm.distributed.eplb.eplb_state:EplbState"
 
 
 @dataclass(frozen=True)

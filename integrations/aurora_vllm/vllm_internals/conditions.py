@@ -126,13 +126,16 @@ PLUGIN: tuple[tuple[str, Any], ...] = (  # without these vLLM serves without the
 ORDER: tuple[tuple[str, Any], ...] = (
     (f"order: expected expert and data parallelism by {BACK_END}, found no all-to-all to order",
      lambda a: a.order != "stock" and not a.alltoall),
-    ("order push: expected no fault_store and no --enable-dbo, found one",
-     lambda a: a.order == "push" and (a.fault_store or a.enable_dbo)),
+    ("order: expected no micro-batches (--enable-dbo), found them", lambda a: a.order != "stock" and a.use_ubatching),
+    ("order push: expected no fault_store, found one", lambda a: a.order == "push" and a.fault_store),
     ("order push: expected GPUs of one machine that NVLink connects, each to each, found CPUs",
      lambda a: a.order == "push" and find(PLATFORM).is_cpu() and os.environ.get("TRITON_INTERPRET") != "1"),
 )
+RECORD: tuple[tuple[str, Any], ...] = (  # halves of a batch write their choices to the same place
+    ("record: expected no micro-batches (--enable-dbo), found them", lambda a: a.record and a.use_ubatching),
+)
 # without these a part of the plugin is off
-PART = (*ORDER, ("adapt: expected --enable-eplb, found none", lambda a: a.adapt and not a.enable_eplb))
+PART = (*ORDER, *RECORD, ("adapt: expected --enable-eplb, found none", lambda a: a.adapt and not a.enable_eplb))
 # fmt: on
 
 
@@ -191,5 +194,8 @@ def expert_parallel_ranks(parallel: Any) -> int:
 
 
 def effective_settings(asked: Asked) -> Settings:
-    """Returns the settings, with vLLM's own all-to-all where there is none that aurora could order."""
-    return replace(asked.settings, order="stock", all_to_all="auto") if any(unmet(asked, *ORDER)) else asked.settings
+    """Returns the settings without what is off: orders where there is no all-to-all that has one, and records."""
+    settings = asked.settings
+    if any(unmet(asked, *ORDER)):
+        settings = replace(settings, order="stock", all_to_all="auto")
+    return replace(settings, record=None) if any(unmet(asked, *RECORD)) else settings

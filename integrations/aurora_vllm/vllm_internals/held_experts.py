@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
-from aurora_vllm.vllm_internals.api_checks import LAYER_INDEX, MOE, check_api, find
+from aurora_vllm.vllm_internals.api_checks import LAYER_INDEX, MOE, find
 
 EXPERT = re.compile(r"(?:^|\.)layers\.(\d+)\..*\bexperts\.((\d+)\..+|.+)")  # decoder layer, rest of the name, expert
 
@@ -112,11 +112,10 @@ def read_experts(worker: Any, held_NP: Mapping[int, IntArray], own: slice, layer
         layers: vLLM's MoE layers of the model.
 
     Raises:
-        BadInput: if this vLLM cannot reload weights, or the checkpoint does not have a weight for each expert.
+        BadInput: if vLLM's loader cannot read single experts, or the checkpoint does not have a weight for each expert.
     """
     if not held_NP:
         return
-    check_api("reload")
     reload, config = find("vllm.model_executor.model_loader.reload.layerwise:"), worker.vllm_config
     loader = find("vllm.model_executor.model_loader:get_model_loader")(config.load_config)
     if not hasattr(loader, "get_all_weights"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from aurora_vllm.peer_ranks import Verdict, agree, folders_here, publish_folder
+from aurora_vllm.peer_ranks import AGREE_S, Verdict, agree, folders_here, publish_folder
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.settings import SHARED_FOLDER, Settings
 from aurora_vllm.vllm_internals.api_checks import find
@@ -184,11 +184,11 @@ class WorkerStartup:
         refusal = self._refusal or next(unmet(asked, *PLUGIN), None)
         if group is None or integration.ranks == 1 or joins():
             return Verdict(refusal, self._reports), None
-        rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
+        rank, ranks = integration.rank, integration.ranks
         store = dist.distributed_c10d._get_default_store()
         key = f"aurora/{'-'.join(map(str, group.ranks))}"
         publish_folder(store, key, rank, os.environ.get(FOLDER, ""))
-        verdict = agree(store, key, rank, ranks, integration.served.fingerprint, refusal, timeout_s)
+        verdict = agree(store, key, rank, ranks, integration.served.fingerprint, refusal, AGREE_S)
         return verdict, folders_here(store, key, ranks)
 
 
