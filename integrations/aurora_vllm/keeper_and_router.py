@@ -37,11 +37,15 @@ class Helper:
     log: Path
     runs_s: float = field(default_factory=time.monotonic)
 
+    def runs(self, groups: ProcessGroups) -> bool:
+        """Returns whether it has neither ended nor been stopped."""
+        return self.process.returncode is None and not any(state.stopped for state in groups.get(self.process.pid, {}).values())
+
     def failed(self, groups: ProcessGroups, hang_s: float) -> str:
         """Returns why it does not run; empty if it runs, or has been stopped for less than STOPPED * `hang_s` seconds."""
         if (code := self.process.returncode) is not None:
             return f"the {self.name} ended, {describe_exit(code)}"
-        if not any(state.stopped for state in groups.get(self.process.pid, {}).values()):
+        if self.runs(groups):
             self.runs_s = time.monotonic()
         stopped_s = time.monotonic() - self.runs_s
         return f"the {self.name} is stopped for {stopped_s:.3g} s" if stopped_s >= STOPPED * hang_s else ""
@@ -50,11 +54,15 @@ class Helper:
 class Keeper:
     """The keeper. It listens on a socket of this process, which outlives it: a new keeper is reached where the old one was.
 
+    A spare one, which has loaded vLLM and serves nobody, takes the place of one that is lost.
+
     Args:
         new_log: returns the path of a new log by its name.
         shared: folder for the sockets of the coordinator, whose names are the same for all keepers.
 
     Attributes:
+        helper: the keeper.
+        spare: the spare one; None: there is none yet.
         renewed: True: the ranks have not yet met at the present keeper, which is a new one.
     """
 
@@ -62,6 +70,7 @@ class Keeper:
         self._new_log, self._shared, self.renewed = new_log, shared, False
         self._listener = socket.create_server((LOCAL, 0))
         self.helper: Helper | None = None
+        self.spare: Helper | None = None
         self._ready: asyncio.Task[bytes] | None = None  # its line
 
     @property
@@ -74,14 +83,31 @@ class Keeper:
         """True once the keeper serves."""
         return self._ready is not None and self._ready.done() and bool(self._ready.result())
 
-    async def start(self) -> None:
-        """Starts a keeper. Does not wait for it: ranks that come first wait for it at its socket."""
+    async def start(self, groups: ProcessGroups) -> None:
+        """Has the spare keeper serve, or starts one. Does not wait for it: ranks that come first wait for it at its socket."""
+        if self.spare is not None and not self.spare.runs(groups):
+            kill(self.spare.process)
+            self.spare = None
+        await self.keep_a_spare()
+        self.helper, self.spare = self.spare, None
+        assert self.helper is not None
+        assert self.helper.process.stdin is not None
+        assert self.helper.process.stdout is not None
+        self.helper.process.stdin.write(b"0\n")
+        self._ready = asyncio.create_task(self.helper.process.stdout.readline())
+
+    async def keep_a_spare(self) -> None:
+        """Starts a spare keeper unless there is one."""
+        if self.spare is None:
+            self.spare = await self._loading()
+
+    async def _loading(self) -> Helper:
+        """Returns a keeper that loads vLLM, and serves once it is told a number."""
         words = [sys.executable, "-P", "-m", KEEPER, str(self._listener.fileno()), self._shared]
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
         log = self._new_log("keeper")
         process = await start_process(words, log, dict(os.environ), **pipes, pass_fds=(self._listener.fileno(),))
-        assert process.stdout is not None
-        self.helper, self._ready = Helper("keeper", process, log), asyncio.create_task(process.stdout.readline())
+        return Helper("keeper", process, log)
 
     async def renew(self, groups: ProcessGroups, hang_s: float, say: Callable[[str], None]) -> str:
         """Starts a new keeper if the present one does not run. Returns why that cannot help: a new one never served; or "".
@@ -98,7 +124,7 @@ class Keeper:
             return f"{failed}: {reason(self.helper.log)}"
         say(f"{failed}; a new one is started, and the ranks change over to it")
         self.renewed = True
-        await self.start()
+        await self.start(groups)
         return ""
 
     def announce(self, change: int) -> None:

@@ -152,7 +152,7 @@ class RankServers:
         self.files.begin()
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
         if self._keeper is not None:
-            await self._keeper.start()
+            await self._keeper.start({})
         for rank, port in zip(self.ranks, ports, strict=True):
             await self._start_server(rank, port, {})
         self._newcomers = dict[int, Newcomer]()
@@ -231,6 +231,8 @@ class RankServers:
             return "; ".join(reasons.values())
         if self._keeper is not None and (failed := await self._keeper.renew(groups, self.hang_s, self.say)):
             return failed
+        if self._keeper is not None and self._keeper.ready:
+            await self._keeper.keep_a_spare()
         if (failed := self.router.renew(groups, self.say)) and self.changes.serving.is_set():
             self.changes.begin(failed)
             self.changes.complete()
@@ -367,8 +369,9 @@ class RankServers:
         if remaining:
             self.say(f"process groups {', '.join(map(str, sorted(remaining)))} do not end although they were killed")
         self.servers.clear()
-        for helped in self._helped:
-            helped.helper = None
+        self.router.helper = None
+        if self._keeper is not None:
+            self._keeper.helper = self._keeper.spare = None
 
     def close(self) -> None:
         """Removes what all processes share. Called after the last `end`."""
@@ -381,12 +384,8 @@ class RankServers:
         return {r: self.servers[r].url for r in self._ranks_now.alive if r in self.servers and r not in self._joined}
 
     def _processes(self) -> list[asyncio.subprocess.Process]:
-        helpers = [helped.helper.process for helped in self._helped if helped.helper is not None]
-        return [server.process for server in self.servers.values()] + helpers
-
-    @property
-    def _helped(self) -> list[Keeper | Router]:
-        return [self.router] + ([] if self._keeper is None else [self._keeper])
+        helpers = [self.router.helper] + ([] if self._keeper is None else [self._keeper.helper, self._keeper.spare])
+        return [each.process for each in (*self.servers.values(), *helpers) if each is not None]
 
     def _name(self, *ranks: int) -> str:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self.port is None else "vLLM"

@@ -62,14 +62,18 @@ class Command:
         )
 
     def find_servers(self) -> None:
-        """Finds each rank's newest server, the leader of its process group, and the keeper and the router, by their logs."""
+        """Finds each rank's newest server, the leader of its process group, and the keeper and the router, by their logs.
+
+        The spare keeper is younger than the one that serves.
+        """
+        self.helpers = {}
         for pid in sorted(children(self.process.pid)):
             with suppress(OSError):
                 name, *number = Path(f"/proc/{pid}/fd/2").readlink().stem.split("-")
                 if name == "rank":
                     self.servers[int(number[0])] = pid
                 else:
-                    self.helpers[name] = pid
+                    self.helpers.setdefault(name, pid)
 
     def stream(self, prompt: Sequence[int], tokens: int, times: list[float] | None = None) -> list[int]:
         """Returns the tokens of a streamed completion; adds the time of each to `times`."""

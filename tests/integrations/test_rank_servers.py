@@ -135,7 +135,8 @@ KEEPER = """
 import os, socket, sys
 
 assert socket.socket(fileno=os.dup(int(sys.argv[1]))).getsockname()[0] == "127.0.0.1"
-print("serves", flush=True)
+if sys.stdin.readline():
+    print("serves", flush=True)
 for line in sys.stdin:
     print(line.strip(), file=sys.stderr, flush=True)
 """

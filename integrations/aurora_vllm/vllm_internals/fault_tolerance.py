@@ -4,10 +4,11 @@ Interface between the parent, which starts the servers and alone decides who is 
 
 1. The parent starts the **keeper**, `python -m aurora_vllm.vllm_internals.fault_tolerance DESCRIPTOR FOLDER`, in vLLM's
    environment. It holds the TCP store at which survivors meet, on a listening socket that it inherits from the parent, and
-   vLLM's data-parallel coordinator, whose sockets are in FOLDER, so that no rank is special. It prints one line once it serves;
-   servers that come before wait. It ends when its stdin is closed, or on SIGTERM. A line with a change's number on its stdin
-   ("1"), before the change is posted, frees survivors that wait for a lost rank. If it ends, the parent starts another one with
-   the same socket and folder, to which all reconnect by themselves, and then a change, by which all run at the same time again.
+   vLLM's data-parallel coordinator, whose sockets are in FOLDER, so that no rank is special. It serves once the first line
+   comes on its stdin ("0"), and prints one then; servers that come before wait. It ends when its stdin is closed, or on
+   SIGTERM. A line with a change's number ("1"), before the change is posted, frees survivors that wait for a lost rank. If it
+   ends, the parent starts another one with the same socket and folder, to which all reconnect by themselves, and then a
+   change, by which all run at the same time again.
 2. For each rank r of N the parent starts one server, in a process group of its own, so that `os.killpg(pid, SIGKILL)` cuts a
    rank off whole (server, engine, workers):
 
@@ -408,18 +409,20 @@ def secured(validate: Any, secret: str) -> Any:
 
 
 def keep(descriptor: int, folder: str) -> None:
-    """Runs the store and vLLM's coordinator until stdin closes; announces change numbers read from stdin.
+    """Runs the store and vLLM's coordinator, from the first line on stdin until it closes; announces change numbers read there.
 
     Args:
         descriptor: file descriptor of the store's listening socket.
         folder: folder for the coordinator's sockets.
     """
     port = socket.socket(fileno=os.dup(descriptor)).getsockname()[1]
+    run = find("vllm.v1.engine.coordinator:DPCoordinatorProc.run_coordinator")  # loads vLLM
+    if not sys.stdin.readline():
+        return
     store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
     addresses = [f"ipc://{folder}/coordinator-{number}" for number in range(3)]
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
-    run = find("vllm.v1.engine.coordinator:DPCoordinatorProc.run_coordinator")
     threading.Thread(target=run, args=(EXPECTED, *addresses, writer), daemon=True).start()
     reader.recv()  # once its sockets are there
     store.set("coordinator", json.dumps(addresses))
