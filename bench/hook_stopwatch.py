@@ -60,13 +60,13 @@ BEGAN: dict[str, float] = {}
 
 
 def install(sampled: int) -> None:
-    """Runs the stopwatch for all that vLLM calls of the plugin, which is to time one pass of `sampled`.
+    """Runs the stopwatch for all that vLLM calls of the plugin, which is to time one pass of `sampled` (0: as it does).
 
     Called before vLLM's engine is made.
     """
     import aurora_vllm.traffic_recorder as recorder
 
-    recorder.SAMPLED = sampled  # before others import it
+    recorder.SAMPLED = sampled or recorder.SAMPLED  # before others import it
     import aurora_vllm.vllm_internals.worker as worker
     from aurora_vllm.vllm_internals.api_checks import find, needed
     from aurora_vllm.vllm_internals.patches import MANAGER
@@ -132,7 +132,6 @@ def save(path: str) -> None:
 
 
 def _thread_s(name: str) -> float:
-    """CPU seconds of a thread of this process."""
-    (ident,) = [each.ident for each in threading.enumerate() if each.name == name]
-    assert ident is not None
-    return time.clock_gettime(time.pthread_getcpuclockid(ident))
+    """CPU seconds of a thread of this process; 0 if there is none."""
+    idents = [each.ident for each in threading.enumerate() if each.name == name]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents if ident is not None)

@@ -9,11 +9,11 @@ compute. `stock` is vLLM's allgather and reduce-scatter with the same repairs of
 of processes of its own; within one, a prefill and NEW decode steps are timed by turns, and the slowest rank counts. Medians and
 ranges over repetitions, after one to warm up. Results: bench/results/vllm-DATE.md.
 
-`--hooks` instead: CPU time inside the plugin's hooks (hook_stopwatch.py) over the time of a step, on two ranks that record,
-with the watchdog on: of tiny models of 4 and 16 layers, and of the first with half and double of `SAMPLED`. A step counts as
-the CPU time of its process, which is less than its time on the wall. The share is that of the hooks that record in a decode
-step of DECODE_S; those that name stuck ranks, the threads of both, and the stopwatch's own time are shown apart. Results:
-bench/results/vllm-hooks-DATE.md.
+`--hooks` instead: CPU time inside the plugin's hooks (hook_stopwatch.py) over the time of a step, on two ranks with the
+watchdog on: of tiny models of 4 and 16 layers, without a record, with one, and with half and double of `SAMPLED`. Recording is
+what hooks take beyond those of the same model without a record; its share is that of a decode step of DECODE_S. The others
+name stuck ranks. A step counts as the CPU time of its process, which is less than its time on the wall. Threads and the
+stopwatch's own time are shown apart. Results: bench/results/vllm-hooks-DATE.md.
 """
 
 import argparse
@@ -43,7 +43,6 @@ from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 NEW = 8
 STEPS, WARM = 64, 17  # of --hooks: tokens of an answer, rounds before those that are measured: records are sampled by then
-RECORDS = ("execute_model", "sample_tokens", "execute_dummy_batch", "forward_modular", "capture")  # others name stuck ranks
 DECODE_S = 0.01  # of a step on a GPU, of which recording may take half a percent
 LIMIT_S = 1200
 ENGINE = HERE.parent / "tests" / "integrations" / "engine.py"
@@ -137,29 +136,32 @@ def row(name: str, times: list[dict[str, float]], base: list[dict[str, float]]) 
 
 def hooks(folder: Path) -> Iterator[str]:
     """Yields the rows of a table: the share of the plugin's hooks in steps, by model and rank."""
-    yield "| model | rank | steps | step, ms of CPU (wall) | record | stuck ranks, us | threads | share | stopwatch | by hook |"
+    yield "| model | rank | steps | step, ms of CPU (wall) | hooks, us | record, us | share | threads | stopwatch | by hook |"
     yield "|---" * 10 + "|"
+    without_s: dict[tuple[int, int], float] = {}
     watch = f"import sys; sys.path.append({str(HERE)!r}); import hook_stopwatch"
-    for layers, sampled in ((4, 16), (4, 8), (4, 32), (16, 16)):
-        name = f"{layers} layers, a pass of {sampled} timed"
+    for layers, sampled in ((4, 0), (4, 16), (4, 8), (4, 32), (16, 0), (16, 16)):
+        name = f"{layers} layers, " + (f"a pass of {sampled} timed" if sampled else "no record")
+        record = {"record": str(folder / f"{name} seen"), "record_every_s": 60} if sampled else {"required": True}
         model(folder / name, 64, 16, layers)
         job = {
             "model": str(folder / name), "prompts": [[1 + n] * 8 for n in range(8)], "repeat": 21, "new_tokens": STEPS,
             "before": f"{watch}; hook_stopwatch.install({sampled})",
             "between": f"import hook_stopwatch; number == {WARM} and hook_stopwatch.begin()",
             "after": f"import hook_stopwatch; hook_stopwatch.save({str(folder / name)!r})",
-            "additional_config": {"aurora": {"record": str(folder / f"{name} seen"), "record_every_s": 60}},
+            "additional_config": {"aurora": record},
         }  # fmt: skip
         run(folder / f"{name} run", None, 2, job)
         for rank in range(2):
             found = json.loads(Path(f"{folder / name}-{rank}.json").read_text())
             step_s, wall_s, threads_s = (found[each] / found["steps"] for each in ("cpu_s", "wall_s", "threads_s"))
             spent_s = {each: spent - found["stopwatch_s"][each] for each, spent in found["hooks_s"].items()}
-            own_s, record_s = sum(found["stopwatch_s"].values()), sum(spent_s.get(each, 0.0) for each in RECORDS)
+            own_s, hooks_s = sum(found["stopwatch_s"].values()), sum(spent_s.values())
+            without_s |= {} if sampled else {(layers, rank): hooks_s}
+            record_s = hooks_s - without_s[layers, rank]
             most = sorted(spent_s, key=spent_s.__getitem__, reverse=True)
-            cells = [name, rank, found["steps"], f"{step_s * 1e3:.1f} ({wall_s * 1e3:.1f})", f"{record_s * 1e6:.0f}"]
-            cells += [f"{(sum(spent_s.values()) - record_s) * 1e6:.0f}", f"{threads_s * 1e6:.0f}", f"{record_s / DECODE_S:.2%}"]
-            cells.append(f"{own_s * 1e6:.0f}")
+            cells = [name, rank, found["steps"], f"{step_s * 1e3:.1f} ({wall_s * 1e3:.1f})", f"{hooks_s * 1e6:.0f}"]
+            cells += [f"{record_s * 1e6:.0f}", f"{record_s / DECODE_S:.2%}", f"{threads_s * 1e6:.0f}", f"{own_s * 1e6:.0f}"]
             cells.append(", ".join(f"{each} {spent_s[each] * 1e6:.0f}" for each in most))
             yield f"| {' | '.join(map(str, cells))} |"
 
