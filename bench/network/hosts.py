@@ -13,7 +13,7 @@ from net import enter, retransmitted
 from aurora.algorithms.alltoall.registry import ORDER
 from aurora.profiler.link_timing import LinkMeasurements, time_links
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.order_calibration import OrderCalibration, calibrate, measured_network
+from aurora.runtime.order_calibration import OrderCalibration, calibrate
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Cluster, Gpu, Order
 
@@ -42,16 +42,6 @@ def measure(
     cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
     choice = calibrate(transport, cluster, PLANNED)
     return _spans(jobs, transport, cluster, choice, repetitions), str(choice)
-
-
-def measure_priced(
-    seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
-) -> tuple[list[list[Span]], list[Cluster]]:
-    """This rank's spans by job, and the network as found before and after; no job is AUTO."""
-    cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
-    before = measured_network(transport, cluster, "cpu")
-    spans = _spans(jobs, transport, cluster, None, repetitions)
-    return spans, [before, measured_network(transport, cluster, "cpu")]
 
 
 def _joined(seat: RankInfo, hosts: Sequence[str], meeting: str, rates_Bps: np.ndarray) -> tuple[Cluster, GlooTransport]:
