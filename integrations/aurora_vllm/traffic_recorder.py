@@ -58,13 +58,15 @@ class ChoiceCounter:
     """
 
     def __init__(self, chosen_NLK: torch.Tensor, decoder_layers: Mapping[int, int], layers: int, experts: int) -> None:
-        self._chosen_NLK, self._shape = chosen_NLK, (layers, experts)
-        self._sum: torch.Tensor | None = None
-        device = chosen_NLK.device
-        self._decoder_layer_L = torch.tensor(list(decoder_layers.values()), device=device)
-        self._first_L1 = (
-            torch.tensor(list(decoder_layers), device=device)[:, None] * experts
-        )  # of each layer in the flat counts
+        self._chosen_NLK, self._shape = chosen_NLK, (layers, experts + 2)  # counts begin and end with those of no expert
+        self._sum_LE: torch.Tensor | None = None
+        numbers, device = [*decoder_layers.values()], chosen_NLK.device
+        self._layers = slice(numbers[0], numbers[-1] + 1)  # a view, where they follow each other
+        self._layer_L: torch.Tensor | None = None
+        if numbers != [*range(self._layers.start, self._layers.stop)]:
+            self._layers, self._layer_L = slice(None), torch.tensor(numbers, device=device)
+        self._first_L1 = torch.tensor(list(decoder_layers), device=device)[:, None] * (experts + 2) + 1  # in the flat counts
+        self._one = torch.ones((), dtype=torch.int64, device=device)
 
     def count(self, rows: slice) -> ChoiceCounts:
         """Counts how often each expert was chosen in some rows of the last pass, and starts the copy to the host.
@@ -74,10 +76,10 @@ class ChoiceCounter:
         Args:
             rows: the rows that are counted; others are padding, or another rank counts them.
         """
-        counts_LE = self._add_to(self._zeros(), rows)[:-1].view(self._shape)
+        counts_LE = self._add_to(self._zeros(), rows)[:, 1:-1]
         if not counts_LE.is_cuda:
             return ChoiceCounts(counts_LE)
-        on_host = torch.empty(self._shape, dtype=torch.int64, pin_memory=True)
+        on_host = torch.empty(counts_LE.shape, dtype=torch.int64, pin_memory=True)
         on_host.copy_(counts_LE, non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
@@ -85,24 +87,25 @@ class ChoiceCounter:
 
     def add(self, rows: slice) -> None:
         """Adds the same counts to a sum on the device, which `take` reads out."""
-        if self._sum is None:
-            self._sum = self._zeros()
-        self._add_to(self._sum, rows)
+        if self._sum_LE is None:
+            self._sum_LE = self._zeros()
+        self._add_to(self._sum_LE, rows)
 
     def take(self) -> IntArray | None:
         """Returns the (L, E) sum of the passes added since the last call; None: there are none. Waits for the device."""
-        added, self._sum = self._sum, None
-        return None if added is None else added[:-1].view(self._shape).cpu().numpy()
+        added_LE, self._sum_LE = self._sum_LE, None
+        return None if added_LE is None else added_LE[:, 1:-1].cpu().numpy()
 
     def _zeros(self) -> torch.Tensor:
-        layers, experts = self._shape  # and one for no expert of the model
-        return torch.zeros(layers * experts + 1, dtype=torch.int64, device=self._chosen_NLK.device)
+        return torch.zeros(self._shape, dtype=torch.int64, device=self._chosen_NLK.device)
 
-    def _add_to(self, counts: torch.Tensor, rows: slice) -> torch.Tensor:
-        layers, experts = self._shape
-        chosen_NLK = self._chosen_NLK[rows].index_select(1, self._decoder_layer_L).long()
-        flat = torch.where((chosen_NLK >= 0) & (chosen_NLK < experts), chosen_NLK + self._first_L1, layers * experts).flatten()
-        return counts.scatter_add_(0, flat, torch.ones_like(flat))
+    def _add_to(self, counts_LE: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Adds the choices of some rows, in three launches: a launch takes longer than its work."""
+        chosen_NLK = self._chosen_NLK[rows, self._layers]
+        chosen_NLK = chosen_NLK if self._layer_L is None else chosen_NLK.index_select(1, self._layer_L)
+        flat = (chosen_NLK.clamp(-1, self._shape[1] - 2) + self._first_L1).flatten()
+        counts_LE.view(-1).scatter_add_(0, flat, self._one.expand(flat.shape))
+        return counts_LE
 
 
 class KeptCounter:

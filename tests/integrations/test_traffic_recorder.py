@@ -203,7 +203,10 @@ def test_layers_of_vllms_own_all_to_all_are_timed(gpu, tmp_path):
     """As those in `moe_layer`: the experts of each layer, and what is between two layers; an unrecorded pass is not."""
     integration = WorkerIntegration(Settings(order="stock", record=tmp_path, record_every_s=1e6), 0, 1, None, None)
     integration.begin_serving(
-        FACTS, "tiny", DECODER_LAYERS, ChoiceCounter(torch.zeros(ROWS, 3, TOP_K), DECODER_LAYERS, LAYERS, EXPERTS)
+        FACTS,
+        "tiny",
+        DECODER_LAYERS,
+        ChoiceCounter(torch.zeros(ROWS, 3, TOP_K, dtype=torch.int32), DECODER_LAYERS, LAYERS, EXPERTS),
     )
     integration._clock = PhaseClock(on_gpu=True)
     assert integration.stock
