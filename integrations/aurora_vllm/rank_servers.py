@@ -221,7 +221,7 @@ class RankServers:
         for rank, why in reasons.items():
             self.say(f"{self._name(rank)} is lost: {why}")
             kill(self.servers[rank].process)
-            if time.monotonic() < self._settled_s.get(rank, 0.0):
+            if rank in self._joined or time.monotonic() < self._settled_s.get(rank, 0.0):
                 self._pause_until_s[rank] = time.monotonic() + PAUSE_S
             else:
                 self._tries.pop(rank, None)

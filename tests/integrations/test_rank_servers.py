@@ -83,6 +83,8 @@ async def apply(request):
     if body.pop("secret", None) != os.environ["AURORA_COMMAND_SECRET"]:
         return web.json_response({}, status=403)
     told.append(body)
+    if sys.argv[3] == "dies" and "AURORA_RANK_JOINS" in os.environ:
+        os._exit(1)
     if sys.argv[3] in ("refuses", "sticks"):
         state.update(status="unhealthy" if sys.argv[3] == "refuses" else "healthy", ft_error=ERROR, last_ft_request_id="r")
     elif sys.argv[3] != "waits":
@@ -427,6 +429,21 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
 
     parent.watched(course)
     assert sum(said.startswith("3 of 3 ranks serve on") for said in parent.said) == (1 if settled_s else 2)
+
+
+def test_a_rank_that_dies_whenever_it_joins_is_left_out(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves", "dies", "serves"], rejoin=True)
+    for name, value in (("PAUSE_S", 0.0), ("TRIES", 2)):
+        monkeypatch.setattr(rank_servers, name, value)
+
+    async def course(servers, session, groups, watch):
+        os.killpg(groups[1], signal.SIGKILL)
+        await until(lambda: servers.changes.losses[1] == 3 and servers.changes.serving.is_set())
+        await asyncio.sleep(1.0)
+        assert servers.changes.starts[1] == 3
+        assert not watch.done()
+
+    parent.watched(course)
 
 
 @pytest.mark.parametrize("room", [2**60, 0])

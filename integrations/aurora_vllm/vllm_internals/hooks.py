@@ -93,6 +93,8 @@ def _checked(original: Any) -> Any:
 
 def _install(settings: Settings, config: Any, torchrun: bool, reports: bool) -> None:
     """Has vLLM make the plugin's worker and engine, and does what settings ask for in a server's first process."""
+    if SECRET in os.environ:
+        end_with_command()
     for lack in chain(lacks("server"), take_worker(config.parallel_config)):
         if settings.required:
             raise BadInput(lack)
@@ -103,8 +105,6 @@ def _install(settings: Settings, config: Any, torchrun: bool, reports: bool) -> 
     if torchrun and not replaced(UNFINISHED):
         replace(UNFINISHED, lambda original: staticmethod(within(lambda: naming_lost_ranks(status_files()))(original)))
     listen_on_loopback()
-    if SECRET in os.environ:
-        end_with_command()
     if settings.fault_store is not None:
         from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
 
