@@ -102,8 +102,22 @@ for text, sentence in (
 """
 
 
+INTERRUPTED = """
+import signal, zmq, pytest
+from vllm.utils.network_utils import get_open_zmq_ipc_path, zmq_socket_ctx
+def interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+with pytest.raises(KeyboardInterrupt), zmq_socket_ctx(get_open_zmq_ipc_path(), zmq.ROUTER, bind=True) as handshake:
+    handshake.poll(60_000)
+"""
+
+
 @pytest.mark.parametrize(
-    ("digit", "program"), [("1", LEAST), ("2", DEADLINE), ("3", FROM_A_FILE)], ids=["least", "deadline", "file"]
+    ("digit", "program"),
+    [("1", LEAST), ("2", DEADLINE), ("3", FROM_A_FILE), ("4", INTERRUPTED)],
+    ids=["least", "deadline", "file", "interrupt"],
 )
 def test_each_patch_does_what_it_says(digit, program, patched):
     run(patched(digit), program)
