@@ -118,7 +118,7 @@ class KeptCounter:
         self._shape, self._decoder_layers = (layers, experts), list(decoder_layers.values())
         self._first_L11 = np.array(list(decoder_layers))[:, None, None] * experts
         self._kept: dict[int, torch.Tensor] = {}
-        self._added: list[tuple[list[torch.Tensor], slice]] = []
+        self._added: list[list[torch.Tensor]] = []  # by pass and layer
         self._sum_LE: IntArray | None = None
 
     def keeper(self, decoder_layer: int) -> Callable[[torch.Tensor], None]:
@@ -136,8 +136,11 @@ class KeptCounter:
 
     def add(self, rows: slice) -> None:
         """Keeps the choices of some rows of the last pass, which `take` counts."""
-        self._added.append(([self._kept[layer] for layer in self._decoder_layers], rows))
-        if len(self._added[-1][0][0]) > FEW_ROWS:
+        chosen_LNK = [self._kept[layer] for layer in self._decoder_layers]
+        if (rows.start, rows.stop) != (0, len(chosen_LNK[0])):
+            chosen_LNK = [chosen_NK[rows] for chosen_NK in chosen_LNK]
+        self._added.append(chosen_LNK)
+        if len(chosen_LNK[0]) > FEW_ROWS:
             self._sum_LE = self.take()
 
     def take(self) -> IntArray | None:
@@ -145,7 +148,7 @@ class KeptCounter:
         before_LE, added, self._sum_LE, self._added = self._sum_LE, self._added, None, []
         if not added:
             return before_LE
-        counts_LE = self._counted(torch.cat([torch.stack(chosen)[:, rows] for chosen, rows in added], dim=1))
+        counts_LE = self._counted(torch.stack([torch.cat(of_layer) for of_layer in zip(*added, strict=True)]))
         return counts_LE if before_LE is None else counts_LE + before_LE
 
     def _counted(self, chosen_LNK: torch.Tensor) -> IntArray:
