@@ -107,8 +107,8 @@ class Served:
         return [each.pid for each in psutil.Process(self.process.pid).children(recursive=True)]
 
     def group_of(self, name):
-        """The process group of a rank's server ("rank-1"), the router or the keeper, by its log."""
-        for pid in self.children():
+        """The process group of a rank's server ("rank-1"), the router or the keeper, older than its spare, by its log."""
+        for pid in sorted(self.children()):
             with suppress(OSError):
                 if re.match(rf"{name}\b", Path(f"/proc/{pid}/fd/2").readlink().stem):
                     return os.getpgid(pid)
