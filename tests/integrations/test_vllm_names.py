@@ -39,6 +39,7 @@ LIBRARY = (
 OTHERS = {  # of objects that are not vLLM's, or that not every vLLM has: the plugin looks before it reads them
     "FakeStore": "torch.testing", "MAX": "torch's ReduceOp", "num_hidden_layers": "transformers", "stop": "range",
     "enable_migration_batching": "0.32", "get_expert_weights": "MegaMoE", "hidden_size": "MegaMoE", "value": "an enum", "attr": "ast",
+    "readline": "a text file",
 }  # fmt: skip
 MODULES = [
     (importlib.import_module(f"{api_checks.__package__}.{path.stem}"), ast.parse(path.read_text()))
