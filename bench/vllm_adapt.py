@@ -84,16 +84,10 @@ def noted(step, maps, under_way):
         LLMEngine.changes.append((began_s, time.perf_counter(), more or under_way(self), slots))
     return step_noted
 
-import aurora_vllm.vllm_internals.expert_moves as moves
-follow, live = moves.follow_traffic, []
-def follow_noted(worker, *args):
-    follow(worker, *args)
-    live.append(worker.live)
-moves.follow_traffic = follow_noted
 EplbState.step = noted(
     EplbState.step,
     lambda state: [each.physical_to_logical_map.numpy() for each in state.model_states.values()],
-    lambda state: any(each.rebalanced for each in state.model_states.values()) or any(each.under_way for each in live),
+    lambda state: any(each.rebalanced for each in state.model_states.values()),
 )
 """
 WRITTEN = """

@@ -1,24 +1,22 @@
 """Adapts the placement to traffic through EPLB: rank 0 decides after each of EPLB's windows, and broadcasts expert maps.
 
-EPLB applies one expert map per rebalance window. With synchronous moves a rebalance is split by layers; between two forward
-passes, as many layers change as lengthen a pass by at most a tenth, but at least one.
+EPLB makes the moves of a map itself: in the background, beside forward passes, or at once, while serving waits.
 
 Example: one layer of 4 experts, whose slots (physical experts) are on 2 ranks, 3 on each.
 
     physical_LP                 [[0, 1, 2, 3, 0, 1]]    rank 0 holds experts 0, 1, 2; rank 1 holds 3, 0, 1
     load_LE of the window       [[100, 100, 100, 900]]  rank 0: 50 + 50 + 100 = 200; rank 1: 900 + 50 + 50 = 1000
 
-1. `next_map`, after the window: rank 0 hands the loads to the controller, in a thread: Phase.DECIDES. Until it has decided,
-   `next_piece` returns the map in force, on all ranks.
-2. The controller wants [[3, 1, 2, 3, 0, 1]], a replica of expert 3 on rank 0: each rank then has 450 + 100 + 50 = 600.
-   Phase.MOVES: each `next_piece` returns the map after the next layers have changed, here the only one.
-3. `next_map`, after the next window: what vLLM holds is compared with what was wanted, and the controller decides again.
+1. Decide: `next_map`, after the window, hands the loads to rank 0's controller. It wants [[3, 1, 2, 3, 0, 1]], a replica of
+   expert 3 on rank 0: each rank then has 450 + 100 + 50 = 600. `next_map` returns this on all ranks: Phase.MOVES.
+2. Move: EPLB copies expert 3 to rank 0, inside `moving`, which measures the seconds.
+3. Settle: `next_map`, after the next window, compares what vLLM holds with what was wanted. If they are equal, the controller
+   learns what the moves took, else that they failed. Then it decides again.
 """
 
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -31,7 +29,6 @@ import torch
 
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
-from aurora.types.options import LENGTHENED
 from aurora.types.placement import EMPTY
 from aurora_vllm.plugin_status import ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
@@ -41,68 +38,15 @@ if TYPE_CHECKING:
     from aurora.algorithms.control.controller import Controller, Decision
 
 LOG = logging.getLogger("vllm.aurora")
-MOST_PASSES = 1000  # whose times are kept for a window
-RECENT = 8  # passes, of which the shortest tells how long moves between two of them may take
 PATIENCE_S = 2.0  # after which a decision is too late; one takes less than 0.1 s
-MARGIN = 0.7  # of the time that moves may take that they are meant to take
-GROWTH = 2  # times the last number of layers that the next one is at most
 
 
 class Phase(Enum):
-    """What rank 0 waits for."""
+    """What rank 0 waits for between two windows."""
 
     RESTS = "the next window"
-    DECIDES = "a decision"
     LATE = "a decision that will not be carried out"
     MOVES = "the moves of a decision"
-
-
-class PassTimes:
-    """Records start times of forward passes.
-
-    Args:
-        clock: returns the present time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began_s: deque[float] = deque(maxlen=MOST_PASSES)
-
-    def add(self) -> None:
-        """Adds a forward pass that begins now."""
-        self._began_s.append(self._clock())
-
-    def take_shortest_s(self) -> float:
-        """Returns the shortest seconds from start to start of the last RECENT passes, and forgets all; 0 if there are none."""
-        began_s_P, self._began_s = np.array(self._began_s), deque(maxlen=MOST_PASSES)
-        return float(np.diff(began_s_P)[-RECENT:].min()) if len(began_s_P) > 1 else 0.0
-
-
-class LayersPerPass:
-    """Chooses how many layers change between two passes, so that they lengthen a pass by no more than LENGTHENED.
-
-    Example:
-        >>> layers = LayersPerPass()
-        >>> layers.next(100, pass_s=1.0)
-        1
-        >>> layers.record(0.01)
-        >>> layers.next(99, pass_s=1.0)
-        2
-    """
-
-    def __init__(self) -> None:
-        self._most, self._last, self._per_s = 1, 1, 0.0
-
-    def next(self, left: int, pass_s: float) -> int:
-        """Returns the number of layers to change next, of those that are left; `pass_s`: seconds of a pass."""
-        self._most = max(min(int(self._per_s * pass_s * LENGTHENED * MARGIN), GROWTH * self._last), 1)
-        self._last = min(self._most, left)
-        return self._last
-
-    def record(self, seconds: float) -> None:
-        """Records the seconds of the layers that `next` returned last. If few were left, they tell nothing: they start up."""
-        if self._last == self._most or not self._per_s:
-            self._per_s = self._last / seconds
 
 
 class EplbMover:
@@ -126,10 +70,6 @@ class EplbMover:
     Attributes:
         layers: number of MoE layers of the model.
         heartbeat: HeartbeatThread that beats while no decision or move is stuck.
-        passes: the forward passes of this window.
-        in_pieces: True: EPLB moves experts in pieces and calls `next_piece` between passes. False: the map that `next_map`
-            returns contains all moves of a decision.
-        under_way: True: a decision is pending, or moves are left for the next pass; the same on all ranks.
         phase: what rank 0 waits for; RESTS on other ranks.
     """
 
@@ -145,18 +85,13 @@ class EplbMover:
         clock: Callable[[], float] = time.monotonic,
         profile: Profile | None = None,
     ) -> None:
-        self.layers, self.in_pieces, self.under_way, self.phase = facts.layers, False, False, Phase.RESTS
+        self.layers, self.phase = facts.layers, Phase.RESTS
         self._settings, self._facts, self._cluster, self._profile = settings, facts, cluster, profile
         self._broadcast, self._metrics, self._clock, self._stalls = broadcast, metrics, clock, stalls
-        self.heartbeat, self.passes = HeartbeatThread(self._beat, alive), PassTimes(clock)
+        self.heartbeat = HeartbeatThread(self._beat, alive)
         self._controller: Controller | None = None  # on rank 0, from the first window on
-        self._deciding: Future[Decision] = Future()  # in the phases DECIDES and LATE
-        self._asked_s = 0.0  # when it began
-        self._left: deque[int] = deque()  # layers that are left to change in the phase MOVES
-        self._expected_LGP: IntArray | None = None  # what vLLM holds between two pieces
-        self._layers_per_pass = LayersPerPass()
-        self._pass_s = self._piece_s = 0.0  # what a pass without moves takes, and what the last piece took
-        self._move_s, self._began_s = 0.0, clock()
+        self._deciding: Future[Decision] = Future()  # of the last window
+        self._move_s, self._began_s = 0.0, clock()  # seconds of moves in this window, and when it began
 
     def change_ranks(self, rank: int, ranks: int) -> None:
         """Continues as rank `rank` of `ranks` remaining ranks.
@@ -164,73 +99,66 @@ class EplbMover:
         A new controller starts from the experts that EPLB holds now, and assumes equal GPUs.
         """
         self._facts, self._cluster = replace(self._facts, rank=rank, ranks=ranks), None
-        self._controller, self.phase, self.under_way = None, Phase.RESTS, False
-        self._left.clear()
+        self._controller, self.phase = None, Phase.RESTS
 
     def next_map(self, load_LE: torch.Tensor, physical_LP: torch.Tensor) -> torch.Tensor:
         """Returns the next expert map, (L, P) int64: the expert that each slot must hold. Call it after each window.
 
-        A collective call with the same result on all ranks.
+        A collective call with the same result on all ranks. Rank 0 waits PATIENCE_S at most for its controller's thread.
 
         Args:
             load_LE: (L, E) tokens of each expert in the window, the same on all ranks.
             physical_LP: (L, P) the expert that each slot (physical expert) holds now, rank by rank.
         """
-        return self._agreed(lambda held_LGP: self._end_window(load_LE.numpy(), held_LGP), physical_LP)
-
-    def next_piece(self, physical_LP: torch.Tensor) -> torch.Tensor:
-        """Returns the expert map, (L, P) int64, after the next layers of the last decision have changed.
-
-        A collective call, to be made between passes while `under_way`; argument as in `next_map`.
-        """
-        return self._agreed(self._next_table, physical_LP)
-
-    @contextmanager
-    def moving(self) -> Iterator[None]:
-        """Context manager that times the moves of one map, which run inside it."""
-        began_s = self._clock()
-        with self.heartbeat.step():
-            yield
-        self._piece_s = self._clock() - began_s
-        self._move_s += self._piece_s
-
-    def _agreed(self, make: Callable[[IntArray], IntArray], physical_LP: torch.Tensor) -> torch.Tensor:
-        """The map that rank 0 makes of (L, G, P), the one in force, on all ranks; and whether more is to come."""
         with self.heartbeat.step():
             now_LP = physical_LP.to("cpu", torch.int64, copy=True)
-            message = torch.zeros(now_LP.numel() + 1, dtype=torch.int64)
+            next_LP = now_LP.clone()
             if self._facts.rank == 0:
                 held_LGP = now_LP.numpy().reshape(len(now_LP), self._facts.ranks, -1)
                 try:
-                    next_LGP = make(held_LGP)
+                    next_LP.copy_(torch.from_numpy(self._end_window(load_LE.numpy(), held_LGP)).view_as(next_LP))
                 except Exception as error:
-                    next_LGP = held_LGP
                     self._fail(error, held_LGP)
-                message = torch.from_numpy(np.append(next_LGP, len(self._left) + (self.phase is Phase.DECIDES)))
             try:
-                self._broadcast(message)
+                self._broadcast(next_LP)
             except Exception as error:  # the group is broken, so the engine will say more
                 self._fail(error, None)
-                self.under_way = False
                 return now_LP
-            self.under_way = bool(message[-1])
-            return message[:-1].view(now_LP.shape)
+            return next_LP
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Context manager that times moves, which run inside it."""
+        began_s = self._clock()
+        with self.heartbeat.step():
+            yield
+        self._move_s += self._clock() - began_s
 
     def _end_window(self, load_LE: IntArray, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the first map after a window, about which a thread decides from now on."""
-        if self.phase is Phase.DECIDES or self._left:  # vLLM asks for another reason
-            return self._next_table(held_LGP)
+        """(L, G, P) the map after a window: the one in force, if experts stay, the decision is late, or this is a dry run."""
         if self.phase is Phase.LATE and not self._deciding.done():
             self._metrics.failed()
             return held_LGP
-        controller = self._settle(held_LGP)
-        self._pass_s = self.passes.take_shortest_s()
-        self._asked_s, self._expected_LGP = self._clock(), held_LGP
-        period_s, self._began_s = max(self._asked_s - self._began_s, 1e-3), self._asked_s
-        self._deciding, self.phase = _in_thread(lambda: controller.window(load_LE, period_s)), Phase.DECIDES
-        if not self.in_pieces:
-            wait([self._deciding], PATIENCE_S)
-        return self._next_table(held_LGP)
+        controller, now_s = self._settle(held_LGP), self._clock()
+        period_s, self._began_s = max(now_s - self._began_s, 1e-3), now_s
+        self._deciding = _in_thread(lambda: controller.window(load_LE, period_s))
+        wait([self._deciding], PATIENCE_S)
+        if not self._deciding.done():
+            self.phase = Phase.LATE
+            self._metrics.failed()
+            LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
+            return held_LGP
+        decision = self._deciding.result()
+        self._metrics.tell(decision, self._settings.dry_run)
+        if decision.action == "keep":
+            return held_LGP
+        if self._settings.dry_run:
+            controller.moved()
+            return held_LGP
+        next_LGP = _filled(decision.held_LGP, held_LGP)
+        _check_all_held(next_LGP, self._facts.experts)
+        self.phase = Phase.MOVES
+        return next_LGP
 
     def _settle(self, held_LGP: IntArray) -> "Controller":
         """Returns the controller, which has been told what became of its last decision: what EPLB holds is in force."""
@@ -251,54 +179,6 @@ class EplbMover:
         self._move_s = 0.0
         return controller
 
-    def _next_table(self, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the next map, by what rank 0 waits for."""
-        if self._expected_LGP is None or not np.array_equal(held_LGP, self._expected_LGP):
-            raise RuntimeError("vLLM has other experts in place than were decided on")
-        match self.phase:
-            case Phase.DECIDES if self._deciding.done():
-                return self._begin_moves(self._deciding.result(), held_LGP)
-            case Phase.DECIDES if not self.in_pieces or self._clock() - self._asked_s >= PATIENCE_S:
-                self.phase = Phase.LATE
-                self._metrics.failed()
-                LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
-                return held_LGP
-            case Phase.MOVES:
-                return self._next_layers(held_LGP)
-            case Phase.DECIDES | Phase.LATE | Phase.RESTS:
-                return held_LGP
-
-    def _begin_moves(self, decision: "Decision", held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the first map by a decision: the one in force, if experts stay or this is a dry run."""
-        self.phase = Phase.RESTS
-        self._metrics.tell(decision, self._settings.dry_run)
-        if decision.action == "keep":
-            return held_LGP
-        if self._settings.dry_run:
-            assert self._controller is not None
-            self._controller.moved()
-            return held_LGP
-        self.phase = Phase.MOVES
-        next_LGP = _filled(decision.held_LGP, held_LGP)
-        _check_all_held(next_LGP, self._facts.experts)
-        if not self.in_pieces:
-            return next_LGP
-        self._left.extend(decision.layers)
-        self._piece_s = 0.0
-        return self._next_layers(held_LGP)
-
-    def _next_layers(self, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the map after as many of the layers that are left have changed as a pass may wait for."""
-        if self._piece_s:
-            self._layers_per_pass.record(self._piece_s)
-            self.passes.take_shortest_s()  # which had moves between them
-        next_LGP, wanted_LGP = held_LGP.copy(), self._deciding.result().held_LGP
-        for _ in range(self._layers_per_pass.next(len(self._left), self._pass_s)):
-            layer = self._left.popleft()
-            next_LGP[layer] = _filled(wanted_LGP[layer], held_LGP[layer])
-        self._expected_LGP = next_LGP
-        return next_LGP
-
     def _make_controller(self, held_LGP: IntArray) -> "Controller":
         from aurora.algorithms.control.controller import Controller, load_cost_G, slowest_port_Bps
 
@@ -312,10 +192,7 @@ class EplbMover:
 
     def _fail(self, error: Exception, held_LGP: IntArray | None) -> None:
         """Gives up a decision or its moves, and says so; experts stay in `held_LGP`, None: where they were before the moves."""
-        self._left.clear()
-        if self.phase in (Phase.DECIDES, Phase.LATE) and not self._deciding.done():
-            self.phase = Phase.LATE
-        elif self._controller is not None:
+        if self._controller is not None and (self.phase is not Phase.LATE or self._deciding.done()):
             self._controller.failed(held_LGP)
             self.phase, self._move_s = Phase.RESTS, 0.0
         self._metrics.failed()

@@ -163,8 +163,6 @@ class WorkerIntegration:
         """
         outer, self._real_tokens = self._real_tokens, real_tokens
         self._step += 1
-        if self.live is not None:
-            self.live.passes.add()
         if self._push is not None:
             self._push.check_peers(waits=False)
         with self.records.between_passes:

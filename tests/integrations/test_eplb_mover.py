@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from aurora_vllm import eplb_mover, plugin_status
-from aurora_vllm.eplb_mover import RECENT, EplbMover, LayersPerPass, PassTimes, Phase
+from aurora_vllm.eplb_mover import EplbMover, Phase
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
@@ -23,7 +23,6 @@ LAYERS, EXPERTS, RANKS, SLOTS = 2, 8, 2, 5
 FIRST_LP = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]] * LAYERS)
 ONE_LE = torch.tensor([[900, 800, 700, 600, 10, 20, 30, 40], [100] * EXPERTS])
 OTHER_LE = torch.tensor([[10, 20, 30, 40, 900, 800, 700, 600], [100] * EXPERTS])
-HOT_LE = ONE_LE[:1].repeat(LAYERS**2, 1)  # in all layers
 CLUSTER = Cluster("c", tuple(Gpu(f"g{rank}", "cpu", rank, 1e6, 1e6, 10**9) for rank in range(RANKS)))
 
 
@@ -37,14 +36,14 @@ class Clock:
 class Ranks:
     """The live placements of all ranks of an EPLB that moves at once; map_LP: what it holds."""
 
-    def __init__(self, monkeypatch, times=1, cluster=None, profile=None, **settings):
-        self.clock, self.map_LP, self.sent = Clock(), FIRST_LP.repeat(times, 1), None
+    def __init__(self, monkeypatch, cluster=None, profile=None, **settings):
+        self.clock, self.map_LP, self.sent = Clock(), FIRST_LP, None
         monkeypatch.setattr(eplb_mover, "HeartbeatThread", lambda beat, alive: heartbeat(beat))
         self.registries = [CollectorRegistry() for _ in range(RANKS)]
         self.ranks = [
             EplbMover(
                 Settings(adapt=True, **settings),
-                EngineFacts("m", "", "vllm", "cpu", rank, RANKS, 2, LAYERS * times, EXPERTS, 1, 1, 1000, 0),
+                EngineFacts("m", "", "vllm", "cpu", rank, RANKS, 2, LAYERS, EXPERTS, 1, 1, 1000, 0),
                 cluster or CLUSTER, True, self.broadcast, ControlMetrics("m", rank, self.registries[rank]), clock=self.clock,
                 profile=profile,
             )
@@ -60,12 +59,8 @@ class Ranks:
     def window(self, load_LE, arrives=True):
         """A window of 10 s; returns how many physical experts change."""
         self.clock.now_s += 10
-        return self.change(lambda rank: rank.next_map(load_LE, self.map_LP), arrives)
-
-    def change(self, ask, arrives=True):
-        """Asks all ranks for a map, and moves; returns how many physical experts change."""
         self.sent = None
-        maps = [ask(rank) for rank in self.ranks]
+        maps = [rank.next_map(load_LE, self.map_LP) for rank in self.ranks]
         assert torch.equal(*maps)
         assert all(set(physical_P.tolist()) == set(range(EXPERTS)) for physical_P in maps[0])
         for rank in self.ranks:
@@ -79,24 +74,6 @@ class Ranks:
     def decided(self):
         """Waits until the thread has decided, and returns the decision; nobody need take it over."""
         return self.ranks[0]._deciding.result(60)
-
-    def passes(self, seconds, count=4):
-        """Forward passes of all ranks."""
-        for _ in range(count):
-            self.clock.now_s += seconds
-            for rank in self.ranks:
-                rank.passes.add()
-
-    def pieces(self, arrives=True, decided=True):
-        """Goes on while moves are left; returns how many physical experts each piece changes."""
-        found = []
-        while any(rank.under_way for rank in self.ranks):
-            assert all(rank.under_way for rank in self.ranks)
-            if decided:
-                self.decided()
-            self.passes(1.0, 1)
-            found.append(self.change(lambda rank: rank.next_piece(self.map_LP), arrives))
-        return found
 
     def value(self, name, rank=0, **labels):
         return self.registries[rank].get_sample_value(
@@ -229,81 +206,6 @@ def test_moves_that_vllm_gave_up_are_decided_on_again(monkeypatch, caplog):
     assert ranks.value("move_seconds_total") == 0.5
 
 
-def in_pieces(monkeypatch, times=1):
-    ranks = Ranks(monkeypatch, times)
-    for rank in ranks.ranks:
-        rank.in_pieces = True
-    return ranks
-
-
-def test_between_two_passes_as_many_layers_change_as_a_pass_may_wait_for(monkeypatch):
-    """One at a time, as its moves take as long as a pass; more where passes take long. They end where all at once end."""
-    at_once = Ranks(monkeypatch, LAYERS)
-    changed = at_once.window(HOT_LE)
-    found = []
-    for pass_s in (0.5, 100.0):
-        ranks = in_pieces(monkeypatch, LAYERS)
-        ranks.passes(pass_s)
-        pieces = [ranks.window(HOT_LE), *ranks.pieces()]
-        assert torch.equal(ranks.map_LP, at_once.map_LP)
-        assert sum(pieces) == changed
-        assert ranks.value("decisions_total", kind="gain") == 1
-        assert ranks.window(HOT_LE) == 0
-        assert ranks.value("moved_bytes_total") == at_once.decided().bytes
-        assert ranks.value("move_seconds_total") == 0.5 * len(pieces)
-        assert ranks.value("failures_total") == 0
-        found.append(pieces)
-    one_by_one, growing = found
-    assert len([count for count in one_by_one if count]) == LAYERS**2
-    assert len(one_by_one) > len(growing)
-
-
-@pytest.mark.parametrize("fault", ["vLLM gives up", "planning"])
-def test_experts_stay_between_two_pieces_if_one_fails_and_follow_again(fault, monkeypatch, caplog):
-    ranks = in_pieces(monkeypatch, LAYERS)
-    ranks.window(HOT_LE)
-    ranks.decided()
-    assert ranks.change(lambda rank: rank.next_piece(ranks.map_LP)) > 0
-    assert ranks.ranks[1].under_way
-    if fault == "planning":
-        with monkeypatch.context() as patch:
-            patch.setattr(eplb_mover.LayersPerPass, "next", lambda *_: 1 / 0)
-            assert ranks.pieces() == [0]
-    else:
-        ranks.change(lambda rank: rank.next_piece(ranks.map_LP), arrives=False)
-        assert ranks.pieces() in ([], [0])
-    assert ranks.value("failures_total") == 1
-    for _ in range(3):
-        ranks.window(HOT_LE)
-        ranks.pieces()
-    assert ranks.window(HOT_LE) == 0
-    assert ranks.value("balancedness") > 0.97
-
-
-@pytest.mark.parametrize("comes", [True, False])
-def test_passes_go_on_while_rank_0_decides(comes, monkeypatch, caplog):
-    """When it has decided, experts move; what comes too late is not done, and one line and one count say so."""
-    ranks = in_pieces(monkeypatch)
-    goes_on, window = threading.Event(), Controller.window
-    with monkeypatch.context() as patch:
-        patch.setattr(Controller, "window", lambda *given: goes_on.wait(60) and window(*given))
-        assert ranks.window(ONE_LE) == 0
-        ranks.clock.now_s = ranks.ranks[0]._asked_s
-        assert all(rank.under_way for rank in ranks.ranks)
-        assert ranks.change(lambda rank: rank.next_piece(ranks.map_LP)) == 0
-        assert all(rank.under_way for rank in ranks.ranks)
-        if not comes:
-            assert sum(ranks.pieces(decided=False)) == 0
-        goes_on.set()
-        assert ranks.decided().action == "move"
-    if comes:
-        ranks.clock.now_s = ranks.ranks[0]._asked_s
-        assert sum(ranks.pieces()) > 0
-    assert ranks.value("failures_total") == (0 if comes else 1)
-    assert len([line for line in caplog.messages if "no decision within 2 s; vLLM serves on" in line]) == (not comes)
-    assert (ranks.window(ONE_LE) + sum(ranks.pieces()) > 0) is not comes
-
-
 def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     """One line, a count for each window, and no heartbeat; when it has come, the traffic is followed again."""
     monkeypatch.setattr(eplb_mover, "PATIENCE_S", 0.01)
@@ -317,6 +219,10 @@ def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
         assert [line for line in caplog.messages if "vLLM serves on" in line] == [
             "aurora: experts stay where they are: no decision within 0.01 s; vLLM serves on"
         ]
+        with monkeypatch.context() as broken:
+            for rank in ranks.ranks:
+                broken.setattr(rank, "_broadcast", lambda _: 1 / 0)
+            assert ranks.window(ONE_LE) == 0
         assert ranks.ranks[0].phase is Phase.LATE
         goes_on.set()
         assert ranks.decided().action == "move"
@@ -325,30 +231,6 @@ def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     assert ranks.value("heartbeat_timestamp_seconds") > 0
     assert ranks.window(ONE_LE) > 0
     assert ranks.window(ONE_LE) == 0
-
-
-def test_the_shortest_of_the_recent_passes_tells_and_those_before_are_forgotten():
-    clock = Clock()
-    times = PassTimes(clock)
-    assert times.take_shortest_s() == 0.0
-    for gap_s in (0, 0.5, *[1] * RECENT, 30):
-        clock.now_s += gap_s
-        times.add()
-    assert times.take_shortest_s() == 1.0
-    assert times.take_shortest_s() == 0.0
-
-
-def test_layers_of_a_pass_grow_to_a_tenth_of_it():
-    layers, found = LayersPerPass(), []
-    for _ in range(5):
-        found.append(layers.next(100, 1.0))
-        layers.record(0.01 * found[-1])
-    assert found == [1, 2, 4, 7, 7]
-    assert layers.next(3, 1.0) == 3
-    layers.record(1.0)  # of few
-    assert layers.next(100, 1.0) == 6
-    layers.record(6.0)
-    assert layers.next(100, 1.0) == 1, "one at least"
 
 
 def test_a_heart_beats_unless_a_step_is_stuck_or_what_it_watches_is_gone(caplog):

@@ -375,8 +375,7 @@ from tests.integrations.engine import slowest
 held_K, load_LE = moves.held_K, job["load_KLE"][kind]
 del held_K[kind + 1 :]
 held_K.append(moves.held())
-over = not moves.under_way() and slowest(load_LE, held_K[-1]) < 0.95 * slowest(load_LE, held_K[kind])
-moves.end_window()
+over = slowest(load_LE, held_K[-1]) < 0.95 * slowest(load_LE, held_K[kind])
 """
 SAVE_HELD = """
 import json, os
@@ -418,7 +417,6 @@ def follow_and_keep(worker, balancer, facts, *args):
     follow(worker, balancer, facts, *args)
     model, = balancer.model_states.values()
     moves.held = lambda: model.physical_to_logical_map.view(facts.layers, facts.ranks, -1).tolist()
-    moves.under_way, moves.end_window = lambda: worker.live.under_way, lambda: None
     moves.held_K = [moves.held()]
 moves.follow_traffic = follow_and_keep
 """

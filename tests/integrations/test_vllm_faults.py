@@ -111,15 +111,16 @@ import aurora_vllm.vllm_internals.expert_moves as moves
 follow = moves.follow_traffic
 def follow_and_die(*args):
     follow(*args)
-    from aurora_vllm.eplb_mover import EplbMover
-    ask, pieces = EplbMover.next_piece, []
-    def ask_and_die(self, held_LP):
-        next_LP = ask(self, held_LP)
-        pieces.extend([0] * bool((next_LP != held_LP).any()))
-        if len(pieces) == 2:
+    import vllm.distributed.eplb.rebalance_execute as execute
+    move, layers = execute.move_to_buffer, []
+    def move_or_die(**named):
+        if named["layer_idx"] == 0:
+            layers.clear()
+        layers.extend([0] * bool((named["old_indices"] != named["new_indices"]).any()))
+        if len(layers) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return next_LP
-    EplbMover.next_piece = ask_and_die
+        return move(**named)
+    execute.move_to_buffer = move_or_die
 moves.follow_traffic = follow_and_die
 """  # rank 1, when some experts have moved and others have not
 

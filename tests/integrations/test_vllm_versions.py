@@ -61,11 +61,11 @@ def test_the_page_shows_what_was_recorded():
 
 def test_a_version_that_lacks_something_says_so_in_the_cells_that_need_it():
     """A check that only EPLB makes is lacking in its cells alone."""
-    gone = needed("EPLB-of-V2", "pieces")
+    gone = needed("EPLB-of-V2", "balancer")
     found = vllm_versions.check_version(lambda check: f"{check.what}: gone" if check in gone else None)
     assert {cell for cell, lack in found["cells"]["V2"].items() if lack} == {"EPLB", "adapt"}
     assert not any(found["cells"]["V1"].values())
-    assert found["also"] == ["moves in pieces: gone"]
+    assert found["also"] == ["naming a stuck balancer: gone"]
     version = {"version": "9.0", "published": "2030-01-01", **found}
     shown = vllm_versions.table({"checked": "today", "places": 1, "installed": "8.0", "versions": [version]})
     assert (

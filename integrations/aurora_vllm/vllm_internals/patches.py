@@ -6,7 +6,6 @@ Until there is a WorkerIntegration, they behave as vLLM's own.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -69,8 +68,6 @@ class PatchedWorker:
         capturer: vLLM's object with the buffer to which routers write their choices; None: choices are not counted.
         layers: the model's MoE layers; empty until it is loaded.
         live: adapts EPLB's physical experts to traffic; None: no adaptation, or not before serving begins.
-        balancer: vLLM's EplbState, of the model whose experts follow the traffic.
-        last_moves: the arguments of EPLB's last rearrangement; None: moves come all at once.
         balancer_does: what EPLB's background thread does, one of BALANCERS.
         late_LP: (L, P) planned expert of each physical expert, if weights could not be loaded directly into them: EPLB moves
             them at its first rearrangement; None: all are in place.
@@ -83,8 +80,6 @@ class PatchedWorker:
         self.capturer: Any = None
         self.layers: list[Any] = []
         self.live: EplbMover | None = None
-        self.balancer: Any = None
-        self.last_moves: list[inspect.BoundArguments] | None = None
         self.balancer_does = RESTS
         self.late_LP: torch.Tensor | None = None
 

@@ -12,7 +12,6 @@ from aurora_vllm.rank_progress import naming_lost_ranks
 from aurora_vllm.settings import Settings, settings_of
 from aurora_vllm.vllm_internals.api_checks import find, lacks
 from aurora_vllm.vllm_internals.eplb_policy import place_experts
-from aurora_vllm.vllm_internals.expert_moves import moving_on
 from aurora_vllm.vllm_internals.joining_rank import begin_alone, joins
 from aurora_vllm.vllm_internals.local_stores import listen_on_loopback
 from aurora_vllm.vllm_internals.model_runner import begin_serving
@@ -104,10 +103,8 @@ def worker_class(vllm_worker: Any) -> Any:
             integration = self._aurora.integration
             tokens = scheduler_output.total_num_scheduled_tokens if self._aurora_warm else 0
             with naming_lost_ranks(integration.files):
-                if not tokens and self._aurora_warm and self._aurora.keeps_company:
-                    with integration.forward_pass(0), moving_on(self._aurora.patched):
-                        return super().execute_model(scheduler_output)
-                with integration.forward_pass(tokens) if tokens else nullcontext():
+                in_pass = tokens > 0 or (self._aurora_warm and self._aurora.keeps_company)
+                with integration.forward_pass(tokens) if in_pass else nullcontext():
                     return super().execute_model(scheduler_output)
 
         def sample_tokens(self, *args: Any, **named: Any) -> Any:
@@ -117,8 +114,7 @@ def worker_class(vllm_worker: Any) -> Any:
             integration = self._aurora.integration
             with naming_lost_ranks(integration.files):
                 integration.progress.leave()
-                with nullcontext() if self._aurora.patched.live is None else moving_on(self._aurora.patched):
-                    sampled = super().sample_tokens(*args, **named)
+                sampled = super().sample_tokens(*args, **named)
                 integration.progress.idle()
             return sampled
 
@@ -128,7 +124,7 @@ def worker_class(vllm_worker: Any) -> Any:
                 super().execute_dummy_batch()
                 return
             integration = self._aurora.integration
-            with naming_lost_ranks(integration.files), integration.forward_pass(0), moving_on(self._aurora.patched):
+            with naming_lost_ranks(integration.files), integration.forward_pass(0):
                 super().execute_dummy_batch()
 
         def shutdown(self) -> None:
