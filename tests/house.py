@@ -35,9 +35,9 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/advisor": (3012, 3012),
     "aurora/reports": (2031, 1440),
     "aurora/cli": (1_473, 1_100),
-    "integrations/aurora_vllm": (5617, 4300),
-    "product": (34_437, 31_370),
-    "tests": (30_184, 25_000),
+    "integrations/aurora_vllm": (5621, 4300),
+    "product": (34_441, 31_370),
+    "tests": (30_186, 25_000),
     "bench": (9340, 8900),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")

@@ -46,7 +46,7 @@ SILENT_S = 5.0  # after which start-up is told again
 GONE_S = 30.0  # for killed processes to be gone
 WITHIN_S = 40.0  # for survivors to wait for each other in a change: one may be in its first pass
 PAUSE_S, TRIES = 30.0, 3  # between two starts of a lost rank, and how many there are
-SETTLED_S = 60.0  # for which a rank that came back has to serve, else its start counts as one that failed
+SETTLED_S = 60.0  # for which a rank that came back has to serve: one that is lost before waits twice as long each time
 SLOWER, LEAST_S = 3.0, 300.0  # of its starts, than the start of all was, until it counts as stalled; and seconds at least
 PATIENCE_S = 60.0  # of a rank that could join, while streams are under way that it would end
 STARTED, SERVES = "starting processes", "serving"
@@ -160,6 +160,7 @@ class RankServers:
         self._tries, self._pause_until_s = Counter[int](), dict[int, float]()
         self._why = dict[int, str]()  # why ranks did not come back the last time
         self._settled_s = dict[int, float]()  # when they have come back
+        self._soon = Counter[int]()  # how often ranks were lost in a row before that
         self._ranks_now, self._asked = ServingRanks((), self.hang_s), set[str]()  # none serves yet
         self._change_s = self._told_s = 0.0
         began_s = told_s = time.monotonic()
@@ -221,10 +222,13 @@ class RankServers:
         for rank, why in reasons.items():
             self.say(f"{self._name(rank)} is lost: {why}")
             kill(self.servers[rank].process)
+            self._tries.pop(rank, None)
             if rank in self._joined or time.monotonic() < self._settled_s.get(rank, 0.0):
-                self._pause_until_s[rank] = time.monotonic() + PAUSE_S
+                pause_s = PAUSE_S * 2 ** self._soon[rank]
+                self._soon[rank], self._pause_until_s[rank] = self._soon[rank] + 1, time.monotonic() + pause_s
+                self.say(f"{self._name(rank)} was lost soon after it came back, and is started again after {pause_s:g} s")
             else:
-                self._tries.pop(rank, None)
+                self._soon.pop(rank, None)
         self.changes.losses.update(reasons.keys())
         self._joined -= reasons.keys()
         if reasons and (not self.survive or not ranks.alive):
