@@ -90,7 +90,7 @@ def test_every_engine_gets_a_command_and_files_that_it_reads(name, tmp_path):
     assert found.way.exchange == found.default.exchange == engine.default(4, 4).exchange
     if engine.form is None:
         settings = json.loads(words[words.index("--additional-config") + 1])
-        assert settings == {"aurora": {"plan": str(tmp_path / "out" / "plan.json"), "order": "stock"}}
+        assert settings == {"aurora": {"plan": str(tmp_path / "out" / "plan.json")}}
         return
     texts = [(tmp_path / "out" / file).read_text() for file in engine.files(found.best.way, tmp_path)]
     assert str(tmp_path / "out" / engine.file) in " ".join([*words, *texts])

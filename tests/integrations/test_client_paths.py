@@ -159,7 +159,7 @@ def served(tmp_path, monkeypatch, api_key, ask, again="never"):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2)
     (port,) = free_ports(1)
     command = SimpleNamespace(
-        given=SimpleNamespace(host="127.0.0.1", port=port, additional_config={"aurora": {}}, revision=None), api_key=api_key,
+        given=SimpleNamespace(host="127.0.0.1", port=port, revision=None), api_key=api_key, by_tokens=False,
         ranks=range(2), size=2, survive=True,
         tensor=1, state=tmp_path, model="m", command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
     )  # fmt: skip
