@@ -37,7 +37,7 @@ BUDGETS = {  # code lines: the budget, and the aim, to which issues that rewrite
     "aurora/cli": (1_473, 1_100),
     "integrations/aurora_vllm": (5621, 4300),
     "product": (34_441, 31_370),
-    "tests": (30_186, 25_000),
+    "tests": (30_204, 25_000),
     "bench": (9340, 8900),
 }
 NOUN_CLAUSE = re.compile(r"(What|Who|Which|That|Those|Whether|It|How|Where|When|Whose)\b")

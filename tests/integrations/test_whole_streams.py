@@ -6,7 +6,7 @@ import json
 import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
-from aiohttp import ClientSession, web
+from aiohttp import ClientPayloadError, ClientSession, web
 from aiohttp.test_utils import TestServer
 from aurora_vllm.serving_changes import STEP_FAILED, ServingChanges
 from aurora_vllm.whole_streams import ResumingProxy
@@ -334,3 +334,25 @@ def test_requests_whose_key_the_router_drops_go_to_a_rank():
         ("router", "/v1/embeddings", "Bearer k"),
         ("router", "/v1/embeddings", None),
     ]
+
+
+def test_a_client_sees_that_what_is_passed_on_has_broken_off():
+    async def breaks_off(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"the first part")
+        request.transport.close()
+        return response
+
+    async def go():
+        app = web.Application()
+        app.router.add_get("/v1/models", breaks_off)
+        async with TestServer(app) as rank, ClientSession() as session:
+            url = str(rank.make_url("")).rstrip("/")
+            proxy = ResumingProxy(lambda: url, session, Engine().changes, CONTEXT)
+            async with TestServer(proxy.app()) as front, session.get(front.make_url("/v1/models")) as answer:
+                assert answer.status == 200
+                with pytest.raises(ClientPayloadError):
+                    await answer.read()
+
+    asyncio.run(go())
